@@ -1,0 +1,35 @@
+"""GreenTrain: measure, lower and plan the energy and carbon of PyTorch training.
+
+* ``GreenSession``              any training loop, from one ``with`` line (``greentrain.session``)
+* ``greentrain.callbacks``      Lightning, Accelerate and Hugging Face Trainer
+* ``greentrain.power``          meters, the energy curve and its sampler
+* ``greentrain.carbon``         carbon-intensity signals
+* ``greentrain.report``         reports from run folders
+* ``greentrain.testing``        conformance suites for your own meters and signals
+"""
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "GreenSession": "greentrain.session",
+    "GreenConfig": "greentrain.config",
+}
+
+__all__ = ["GreenConfig", "GreenSession", "__version__"]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+if TYPE_CHECKING:
+    from greentrain.config import GreenConfig as GreenConfig
+    from greentrain.session import GreenSession as GreenSession
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'greentrain' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Interval by interval: joules, grid intensity and hardware to grams."""

@@ -1,0 +1,1 @@
+"""Carbon-intensity signals."""

@@ -1,0 +1,55 @@
+"""Every exception that GreenTrain raises on purpose.
+
+* GreenTrainError
+  * ConfigError          a key, value or combination in the configuration is wrong (also a ValueError)
+  * MissingExtraError    an optional dependency is not installed (also an ImportError)
+  * MeterError           a power meter that was asked for cannot be opened
+  * CarbonSignalError    a carbon signal that was asked for cannot be built
+    * UnknownZoneError   the place is not in the tables; the message lists the nearest names
+    * TraceError         a trace file is malformed
+  * RunFolderError       a run folder cannot be created, read or written
+  * SessionError         the session is used in an order that makes no sense
+
+All of them are raised before training starts or by tools that read a finished run. While training runs,
+faults become labelled gaps and one warning instead (``GreenTrainWarning``).
+"""
+
+
+class GreenTrainError(Exception):
+    """Base class of all exceptions raised by GreenTrain."""
+
+
+class ConfigError(GreenTrainError, ValueError):
+    """A configuration key or value is wrong; the message names key, value, bound and remedy."""
+
+
+class MissingExtraError(GreenTrainError, ImportError):
+    """An optional dependency is missing; the message names the extra to install."""
+
+
+class MeterError(GreenTrainError):
+    """A power meter that was asked for by name cannot be opened."""
+
+
+class CarbonSignalError(GreenTrainError):
+    """A carbon signal cannot be built from what was given."""
+
+
+class UnknownZoneError(CarbonSignalError, ValueError):
+    """A country, region or zone is not in the tables; the message lists the nearest names."""
+
+
+class TraceError(CarbonSignalError, ValueError):
+    """A carbon-intensity trace is malformed; the message names file, line, value and remedy."""
+
+
+class RunFolderError(GreenTrainError):
+    """A run folder cannot be created, read or written."""
+
+
+class SessionError(GreenTrainError, RuntimeError):
+    """A session method is called in an order that makes no sense."""
+
+
+class GreenTrainWarning(UserWarning):
+    """A fault while training runs: it was turned into a labelled gap and training goes on."""

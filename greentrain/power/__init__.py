@@ -1,0 +1,1 @@
+"""Power meters, the energy curve and its sampler."""

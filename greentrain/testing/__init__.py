@@ -1,0 +1,1 @@
+"""Conformance suites and fakes for third-party meters and signals."""

@@ -1,0 +1,239 @@
+"""Frozen values and small protocols that all rooms share.
+
+Time has two scales. ``t_s`` of a sample is seconds of a monotonic clock; ``t_unix_s`` is seconds since the
+epoch (UTC). A session anchors one to the other once, at its start.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol, runtime_checkable
+
+
+class Provenance(StrEnum):
+    """Where a joule comes from."""
+
+    MEASURED = "measured"
+    """Read from a hardware sensor."""
+    MODELLED = "modelled"
+    """Computed from load and a table of constants."""
+    MISSING = "missing"
+    """Not known. Never booked as 0: the seconds without knowledge are booked instead."""
+
+
+class DeviceKind(StrEnum):
+    """What kind of hardware a device is."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    DRAM = "dram"
+    FPGA = "fpga"
+    NODE = "node"
+
+
+class Phase(StrEnum):
+    """The phases that GreenTrain names itself; any other non-empty string is a user's phase."""
+
+    DATA = "data"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    EVAL = "eval"
+    CHECKPOINT = "checkpoint"
+    GENERATE = "generate"
+    REWARD = "reward"
+    REFERENCE = "reference"
+    OTHER = "other"
+    """Time inside the session but outside every named phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One piece of hardware whose energy is booked.
+
+    ``uid`` is unique on the node and stable over processes (NVML UUID, ``rapl:package-0``): two ranks that
+    see the same hardware see the same uid, which is what keeps it from being booked twice.
+    """
+
+    uid: str
+    kind: DeviceKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensor:
+    """How the energy of one device is obtained, and how well. Fixed while a meter is open."""
+
+    device: Device
+    provenance: Provenance
+    """MEASURED or MODELLED; MISSING for a device that is known to exist but cannot be read."""
+    method: str
+    """For people: ``NVML energy counter``, ``RAPL package``, ``TDP x load``."""
+    period_s: float
+    """Reading more often than this gives nothing new (s)."""
+    tick_s: float | None = None
+    """Refresh interval of a cumulative counter, as probed or documented (s); None: not a ticking counter."""
+    averaging_s: float = 0.0
+    """The power reading is the mean over this long before the read (s); 0 = instantaneous."""
+    read_cost_s: float | None = None
+    """Cost of one read as probed (s)."""
+    uncertainty: float | None = None
+    """Relative uncertainty of long totals (0.05 = 5 %), None where nobody states one."""
+    note: str = ""
+    """Remedy or caveat, in one sentence, with its source where there is one."""
+    shared: bool = True
+    """True: other processes on the node can read the same joules, so the device must be claimed.
+    False: the reading is of this process tree alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerSample:
+    """One reading of one device.
+
+    Either ``energy_j`` (a cumulative counter; only differences mean something) or ``power_w`` is set; with
+    neither, the sample says that the reading failed and ``note`` says why.
+    """
+
+    device_uid: str
+    t_s: float
+    """Monotonic time of the reading (s): the middle of the call where the call is slow."""
+    energy_j: float | None = None
+    power_w: float | None = None
+    note: str = ""
+
+    @property
+    def missing(self) -> bool:
+        """True if the reading failed."""
+        return self.energy_j is None and self.power_w is None
+
+
+@runtime_checkable
+class PowerMeter(Protocol):
+    """Reads the energy of one or several devices. One file a driver in ``greentrain.power``.
+
+    A meter is opened by its constructor, which raises MeterError when what the user asked for by name
+    cannot be opened. After that it never raises: a reading that fails is a sample that says so. It is read
+    from one thread at a time.
+    """
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """The devices and how each is read. Constant after construction but for probed figures."""
+        ...
+
+    def read(self) -> Sequence[PowerSample]:
+        """Read every device once, in the order of ``sensors``."""
+        ...
+
+    def close(self) -> None:
+        """Release the driver. Idempotent."""
+        ...
+
+
+class CarbonKind(StrEnum):
+    """How a carbon-intensity value came to be."""
+
+    ACTUAL = "actual"
+    ESTIMATED = "estimated"
+    FORECAST = "forecast"
+
+
+class CarbonBasis(StrEnum):
+    """Which plants a carbon-intensity value speaks of."""
+
+    AVERAGE = "average"
+    MARGINAL = "marginal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarbonPoint:
+    """The carbon intensity of the grid over one interval."""
+
+    t0_unix_s: float
+    t1_unix_s: float
+    g_per_kwh: float | None
+    """Time average over the interval (gCO2e/kWh); None where it is not known. Never 0 for unknown."""
+    zone: str
+    source: str
+    """Who says so, with year: printed beside every gram."""
+    kind: CarbonKind = CarbonKind.ESTIMATED
+    basis: CarbonBasis = CarbonBasis.AVERAGE
+    accounting: str = "unspecified"
+    """``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it."""
+
+
+@runtime_checkable
+class CarbonSignal(Protocol):
+    """The carbon intensity of one zone as a function of time. One file a provider in ``greentrain.carbon``."""
+
+    def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
+        """Return the time average over an interval, not its last value. Never blocks, never raises.
+
+        Args:
+            t0_unix_s: Start of the interval (s since the epoch, UTC).
+            t1_unix_s: End of the interval; equal to the start for the value at an instant.
+        """
+        ...
+
+    def describe(self) -> Mapping[str, str]:
+        """Return zone, source, kind, basis, accounting and terms for the report."""
+        ...
+
+
+FORMAT_VERSION: Final = 1
+"""Version of the run folder's files; raised when a reader of the old one would go wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceEnergy:
+    """The energy of one device over one ledger entry."""
+
+    energy_j: float
+    """Known energy (J), measured or modelled as ``provenance`` says."""
+    provenance: Provenance
+    missing_s: float = 0.0
+    """Seconds of the interval whose energy is not known. Negative where a counter, read again after a gap
+    that was already booked as missing, delivers the gap's energy late: the sum over the run is right."""
+    phases: Mapping[str, float]
+    """Exclusive energy by phase (J): each instant belongs to the phase entered last. Sums to energy_j."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """What one rank booked for one interval."""
+
+    t0_unix_s: float
+    t1_unix_s: float
+    devices: Mapping[str, DeviceEnergy]
+    """By device uid."""
+    phase_s: Mapping[str, float]
+    """Exclusive seconds by phase; sums to the interval."""
+    phase_inclusive_j: Mapping[str, float]
+    """Energy of all devices while the phase was open, nested phases included (J)."""
+    carbon: CarbonPoint
+    pue: float
+    operational_g: float | None
+    """energy_j x PUE x intensity (g); None where the intensity is not known."""
+    embodied_g: float | None
+    """Mid estimate of the devices' embodied share (g); None where no device has a value."""
+    steps: int = 0
+    tokens: int = 0
+    samples: int = 0
+    step_groups: Sequence[tuple[int, float, float, int]] = ()
+    """At most 64 runs of consecutive steps: (steps, t_unix_s of the last one's end, energy_j, tokens)."""
+
+    @property
+    def energy_j(self) -> float:
+        """Known energy of all devices (J)."""
+        return sum(d.energy_j for d in self.devices.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Where this process stands in the job."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    host: str = ""
