@@ -44,9 +44,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         _bound("run.book_s", self.book_s, 0.1, 10.0)
         for key, text in (("run.name", self.name), ("run.id", self.id)):
-            if text is not None and (
-                not text or text.startswith(".") or any(c in text for c in "/\\\0\n")
-            ):
+            if text is not None and (not text or text.startswith(".") or any(c in text for c in "/\\\0\n")):
                 raise ConfigError(
                     f"{key} is {text!r}, but it becomes a folder's name: use letters, digits, '-', '_' and '.'"
                     " only, not starting with '.'"

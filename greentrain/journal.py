@@ -1,0 +1,129 @@
+"""One append-only file of JSON lines a rank: the part of a run that survives crashes.
+
+A line is complete or it does not count: a torn last line (power cut, SIGKILL in a write) is closed with a
+newline before the next process appends, and skipped by the reader. While the disk is full or gone, lines wait
+in memory, bounded, and are written when it comes back.
+"""
+
+import json
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from greentrain.errors import GreenTrainWarning, RunFolderError
+
+WAITING_LINES = 4096
+"""Lines kept in memory while the disk refuses them: about 11 hours of 10 s intervals."""
+
+
+def rank_path(folder: Path, rank: int) -> Path:
+    """Return the journal of a rank in a run folder."""
+    return folder / f"rank-{rank:05d}.jsonl"
+
+
+class Journal:
+    """Appends JSON lines to one file and never raises after it is open.
+
+    Args:
+        path: The file; its folder is created when missing.
+        fsync: Force every line to the device, so that a power cut loses no more than a crash.
+
+    Raises:
+        RunFolderError: The folder or file cannot be created or written.
+    """
+
+    def __init__(self, path: Path, *, fsync: bool = True) -> None:
+        self.path = path
+        self.fsync = fsync
+        self.lost_lines = 0
+        self._waiting: deque[bytes] = deque()
+        self._warned = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write the run file {path}: {error.strerror}. Make the folder writable or set run.dir to one"
+                " that is"
+            ) from error
+        self._torn = self._ends_torn()
+
+    def append(self, record: Mapping[str, Any]) -> bool:
+        """Write one record as one line.
+
+        Returns:
+            False if the line could not be written yet; it is kept and tried again with the next one.
+        """
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        if len(self._waiting) >= WAITING_LINES:
+            self._waiting.popleft()
+            self.lost_lines += 1
+        self._waiting.append(line)
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Try to write every waiting line; return True if none is left."""
+        if self._fd < 0:
+            return False
+        try:
+            while self._waiting:
+                if self._torn:
+                    self._write(b"\n")
+                    self._torn = False
+                self._write(self._waiting[0])
+                self._waiting.popleft()
+            if self.fsync:
+                os.fsync(self._fd)
+        except OSError as error:
+            self._warn(error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Write what waits and close the file. Idempotent."""
+        if self._fd >= 0:
+            self.flush()
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, data: bytes) -> None:
+        written = os.write(self._fd, data)
+        if written < len(data):
+            self._torn = True
+            raise OSError(28, "No space left on device")
+
+    def _ends_torn(self) -> bool:
+        size = os.fstat(self._fd).st_size
+        return size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"GreenTrain cannot write {self.path} ({error.strerror}); up to {WAITING_LINES} intervals wait in"
+                " memory and training goes on",
+                GreenTrainWarning,
+                stacklevel=2,
+            )
+
+
+def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the complete records of a journal, skipping torn lines.
+
+    Raises:
+        RunFolderError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(record, dict) and "kind" in record:
+                    yield record
+    except OSError as error:
+        raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error
