@@ -1,0 +1,398 @@
+"""A fake NVIDIA driver: the real ``pynvml`` and whatever builds on it run on GPUs whose true energy is known.
+
+::
+
+    with FakeDriver([FakeGpu(power=(Wave(low_w=100, high_w=400, period_s=0.5),))]) as driver:
+        subprocess.run([sys.executable, "train.py"], env=driver.env())     # another process
+        with driver.installed():                                          # or this one
+            pynvml.nvmlInit()
+        driver.update(0, power=(Wave(low_w=250),))                         # while they run
+        driver.true_energy_j(0, t0_s, t1_s)                                # in closed form, time.monotonic()
+
+The driver itself is ``fake_nvml.c``, compiled by gcc; this module writes the state that all
+processes share (``fake_nvml_state.py``).
+"""
+
+import ctypes
+import math
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from greentrain.testing.fake_nvml_state import GPUS, JUMPS, MAGIC, MIGS, SEGMENTS, WAVES, ConfigState, energy_j
+
+SOURCE: Final = Path(__file__).with_name("fake_nvml.c")
+SONAME: Final = "libnvidia-ml.so.1"
+"""The name that nvidia-ml-py loads (pynvml.py, _LoadNvmlLibrary)."""
+LEAD_S: Final = 0.002
+"""A change takes effect this long after the call, so that no reader has already passed its moment."""
+
+
+class NvmlCode(IntEnum):
+    """The return codes a test is likely to want (nvml.h, nvmlReturn_t)."""
+
+    SUCCESS = 0
+    UNINITIALIZED = 1
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    DRIVER_NOT_LOADED = 9
+    GPU_IS_LOST = 15
+    LIB_RM_VERSION_MISMATCH = 18
+    UNKNOWN = 999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wave:
+    """A power: ``low_w``, or a square wave that starts each period at ``high_w``. Waves of one GPU add up."""
+
+    low_w: float
+    high_w: float = 0.0
+    period_s: float = 0.0
+    """0: constant at low_w."""
+    duty: float = 0.5
+    """Share of the period at high_w."""
+    phase_s: float = 0.0
+    """How far into its period the wave is when it begins (s)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeGpu:
+    """One GPU as the driver shows it. The defaults are those of an H100."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    uuid: str | None = None
+    """None: made from the position, GPU-00000000-0000-0000-0000-00000000000<position>."""
+    architecture: int = 9
+    """NVML_DEVICE_ARCH_*: 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
+    compute_capability: tuple[int, int] = (9, 0)
+    power: Sequence[Wave] = (Wave(low_w=300.0),)
+    tick_s: float = 0.1
+    """Refresh interval of the energy counter (s)."""
+    tick_phase_s: float = 0.0
+    """Ticks fall on multiples of tick_s of the monotonic clock plus this (s)."""
+    refresh_s: float = 0.02
+    """Refresh interval of the power readings (s)."""
+    averaging_s: float = 1.0
+    """What power usage averages over (s); 0: instantaneous, and no average field (GA100 and older)."""
+    window_s: float = 0.0
+    """The sensor sees only this much before each tick (s) and takes it for the whole tick; 0: sees everything."""
+    counter_start_j: float = 1e6
+    mig_uuids: Sequence[str] = ()
+    """UUIDs of MIG devices; any: MIG mode is on."""
+    mig_supported: bool = True
+    grace_hopper: bool = False
+    may_set: bool = True
+    """False: setters answer NO_PERMISSION, as for an ordinary user."""
+    limits_w: tuple[float, float, float] = (200.0, 700.0, 700.0)
+    """Power limit: minimum, maximum, default (W)."""
+    utilisation: int = 90
+    temperature_c: int = 60
+    pid: int = 0
+    """Process shown on the GPU; 0: none."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Function name to return code, from the start on."""
+    delays: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Function name to (sleep, busy CPU) seconds per call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """What programs have set on a GPU."""
+
+    power_limit_w: float
+    power_limit_sets: int
+    persistence: bool
+    gpu_clocks_mhz: tuple[int, int]
+    memory_clocks_mhz: tuple[int, int]
+
+
+class FakeDriver:
+    """A compiled fake driver and its state. A context manager; leaves nothing behind.
+
+    Args:
+        gpus: The GPUs, or how many default ones.
+        library: A library from :func:`build_library` to use again; None compiles one (0.3 s).
+        init_error: What nvmlInit returns, NvmlCode.SUCCESS for success.
+        driver_version: What nvmlSystemGetDriverVersion says.
+
+    Raises:
+        RuntimeError: There is no C compiler, or it failed.
+        ValueError: More GPUs, waves or slices than the driver holds, or an unknown function name.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[FakeGpu] | int = 1,
+        *,
+        library: Path | None = None,
+        init_error: int = NvmlCode.SUCCESS,
+        driver_version: str = "580.65.06",
+    ) -> None:
+        fleet = [FakeGpu() for _ in range(gpus)] if isinstance(gpus, int) else list(gpus)
+        _at_most("GPUs", len(fleet), GPUS)
+        self._folder = tempfile.TemporaryDirectory(prefix="fake-nvml-")
+        folder = Path(self._folder.name)
+        try:
+            self.library = library if library is not None else build_library(folder)
+            self._lib = ctypes.CDLL(str(self.library))
+            self._function = _function_numbers(self._lib)
+            self.state_file = folder / "state"
+            self._map = _shared_map(self.state_file)
+            self._state = ConfigState.from_buffer(self._map)
+            self.epoch_s = time.monotonic()
+            """Monotonic time at which the GPUs began (s)."""
+            for position, gpu in enumerate(fleet):
+                self._write_gpu(position, gpu)
+        except BaseException:
+            self._folder.cleanup()
+            raise
+        self._state.gpus = len(fleet)
+        self._state.init_code = init_error
+        self._state.driver_version = driver_version.encode()
+        self._state.magic = MAGIC
+        _write_nvidia_smi(folder / "bin" / "nvidia-smi", fleet)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the files. Processes that still run keep what they have mapped. Idempotent."""
+        if not self._map.closed:
+            del self._state
+            self._map.close()
+            self._folder.cleanup()
+
+    def env(self, base: Mapping[str, str] | None = None, *, nvidia_smi: bool = True) -> dict[str, str]:
+        """Return an environment in which child processes find this driver.
+
+        Args:
+            base: Variables to start from; None: those of this process, without CUDA_VISIBLE_DEVICES.
+            nvidia_smi: Whether to put an ``nvidia-smi`` on PATH, which codecarbon wants to see.
+        """
+        env = dict(os.environ if base is None else base)
+        if base is None:
+            env.pop("CUDA_VISIBLE_DEVICES", None)
+        env["FAKE_NVML_CONFIG"] = str(self.state_file)
+        env["LD_LIBRARY_PATH"] = _prepend(self.library.parent, env.get("LD_LIBRARY_PATH"))
+        if nvidia_smi:
+            env["PATH"] = _prepend(self.state_file.parent / "bin", env.get("PATH", os.defpath))
+        return env
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Make ``pynvml`` of this process use this driver in the block, whatever it used before."""
+        import pynvml
+
+        before = pynvml.nvmlLib, dict(pynvml._nvmlGetFunctionPointer_cache)
+        self._configure(str(self.state_file).encode())
+        pynvml.nvmlLib = self._lib
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        try:
+            yield
+        finally:
+            pynvml.nvmlLib = before[0]
+            pynvml._nvmlGetFunctionPointer_cache.clear()
+            pynvml._nvmlGetFunctionPointer_cache.update(before[1])
+            self._configure(None)
+
+    @property
+    def init_depth(self) -> int:
+        """Calls of nvmlInit minus nvmlShutdown in this process."""
+        return int(self._lib.fake_nvml_init_depth())
+
+    def uuid(self, device: int) -> str:
+        """Return the UUID of a GPU."""
+        return bytes(self._gpu(device).uuid).decode()
+
+    def update(
+        self,
+        device: int,
+        *,
+        power: Sequence[Wave] | None = None,
+        errors: Mapping[str, int] | None = None,
+        delays: Mapping[str, tuple[float, float]] | None = None,
+        counter_jump_j: float | None = None,
+        lost: bool | None = None,
+        at_s: float | None = None,
+    ) -> float:
+        """Reprogram a GPU while programs use it.
+
+        Args:
+            device: Position of the GPU.
+            power: New waves; the energy so far stays.
+            errors: Function or field name to NVML return code from then on; NvmlCode.SUCCESS heals.
+            delays: Function or field name to (sleep, busy CPU) seconds per call, at once.
+            counter_jump_j: Added to the energy counter, not to the truth (J). A reloaded driver is a large
+                negative value: the counter stops at 0.
+            lost: Every call answers GPU_IS_LOST; False brings the GPU back.
+            at_s: Monotonic time of the change (s), LEAD_S from now at the earliest.
+
+        Returns:
+            The monotonic time at which the change takes effect (s).
+
+        Raises:
+            ValueError: Too many changes, or an unknown function name.
+        """
+        gpu = self._gpu(device)
+        when_s = max(time.monotonic() + LEAD_S, at_s or 0.0)
+        if power is not None:
+            self._append(gpu, when_s, power)
+        for name, code in (errors or {}).items():
+            self._behaviour(gpu, name, code=code, from_s=when_s)
+        for name, (sleep_s, busy_s) in (delays or {}).items():
+            self._behaviour(gpu, name, sleep_s=sleep_s, busy_s=busy_s)
+        if counter_jump_j is not None:
+            _at_most("counter jumps", gpu.jumps + 1, JUMPS)
+            gpu.jump[gpu.jumps].at_s, gpu.jump[gpu.jumps].delta_j = when_s, counter_jump_j
+            gpu.jumps += 1
+        if lost is not None:
+            gpu.lost_at_s = when_s if lost else math.inf
+        return when_s
+
+    def true_energy_j(self, device: int, t0_s: float, t1_s: float) -> float:
+        """Return what a GPU really used between two monotonic times (J), exactly."""
+        gpu = self._gpu(device)
+        return energy_j(gpu, t1_s) - energy_j(gpu, t0_s)
+
+    def calls(self, device: int, function: str) -> int:
+        """Return how often all processes have called a function (or read a field) of a GPU."""
+        return int(self._gpu(device).calls[self._number(function)])
+
+    def state(self, device: int) -> GpuState:
+        """Return what programs have set on a GPU."""
+        gpu = self._gpu(device)
+        return GpuState(
+            power_limit_w=gpu.limit_mw / 1000,
+            power_limit_sets=gpu.limit_sets,
+            persistence=bool(gpu.persistence),
+            gpu_clocks_mhz=(gpu.gpu_clock_min_mhz, gpu.gpu_clock_max_mhz),
+            memory_clocks_mhz=(gpu.memory_clock_min_mhz, gpu.memory_clock_max_mhz),
+        )
+
+    def _configure(self, path: bytes | None) -> None:
+        code = self._lib.fake_nvml_configure(path)
+        if code:
+            raise RuntimeError(f"the fake driver cannot map its state {path!r}: code {code}")
+
+    def _gpu(self, device: int) -> Any:
+        if not 0 <= device < GPUS:
+            raise ValueError(f"device is {device}; the fake driver holds 0 to {GPUS - 1}")
+        return self._state.gpu[device]
+
+    def _number(self, function: str) -> int:
+        if function not in self._function:
+            raise ValueError(f"{function!r} cannot be programmed; known: {', '.join(sorted(self._function))}")
+        return self._function[function]
+
+    def _behaviour(self, gpu: Any, name: str, **values: float) -> None:
+        behaviour = gpu.behaviour[self._number(name)]
+        behaviour.until_s = math.inf
+        for key, value in values.items():
+            setattr(behaviour, key, value)
+
+    def _append(self, gpu: Any, start_s: float, power: Sequence[Wave]) -> None:
+        _at_most("power changes", gpu.segments + 1, SEGMENTS)
+        _at_most("waves", len(power), WAVES)
+        segment = gpu.segment[gpu.segments]
+        segment.base_j = energy_j(gpu, start_s) if gpu.segments else 0.0
+        segment.start_s = start_s
+        segment.waves = len(power)
+        for slot, wave in zip(segment.wave, power, strict=False):
+            slot.low_w, slot.high_w, slot.period_s = wave.low_w, wave.high_w, wave.period_s
+            slot.duty, slot.phase_s = wave.duty, wave.phase_s
+        gpu.segments += 1
+
+    def _write_gpu(self, position: int, source: FakeGpu) -> None:
+        gpu = self._gpu(position)
+        _at_most("MIG devices", len(source.mig_uuids), MIGS)
+        gpu.name = source.name.encode()
+        gpu.uuid = (source.uuid or f"GPU-00000000-0000-0000-0000-{position:012d}").encode()
+        gpu.bus_id = f"00000000:{position + 1:02X}:00.0".encode()
+        for slot, uuid in enumerate(source.mig_uuids):
+            gpu.mig_uuid[slot].text = uuid.encode()
+        gpu.migs, gpu.mig_supported, gpu.c2c = len(source.mig_uuids), source.mig_supported, source.grace_hopper
+        gpu.architecture, (gpu.compute_major, gpu.compute_minor) = source.architecture, source.compute_capability
+        gpu.tick_s, gpu.tick_phase_s, gpu.refresh_s = source.tick_s, source.tick_phase_s, source.refresh_s
+        gpu.averaging_s, gpu.window_s, gpu.counter_start_j = source.averaging_s, source.window_s, source.counter_start_j
+        gpu.lost_at_s = math.inf
+        gpu.limit_min_mw, gpu.limit_max_mw, gpu.limit_default_mw = (round(1000 * w) for w in source.limits_w)
+        gpu.limit_mw, gpu.may_set = gpu.limit_default_mw, source.may_set
+        gpu.gpu_clock_min_mhz, gpu.gpu_clock_max_mhz = 210, 1410
+        gpu.memory_clock_min_mhz, gpu.memory_clock_max_mhz = 1593, 1593
+        gpu.utilisation, gpu.temperature_c, gpu.pid = source.utilisation, source.temperature_c, source.pid
+        gpu.memory_total, gpu.memory_used = 80 << 30, 40 << 30
+        self._append(gpu, self.epoch_s, source.power)
+        for name, code in source.errors.items():
+            self._behaviour(gpu, name, code=code)
+        for name, (sleep_s, busy_s) in source.delays.items():
+            self._behaviour(gpu, name, sleep_s=sleep_s, busy_s=busy_s)
+
+
+def build_library(folder: Path) -> Path:
+    """Compile the fake driver into a folder and return its path.
+
+    Raises:
+        RuntimeError: There is no C compiler, or it failed; the message carries what it said.
+    """
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        raise RuntimeError("the fake NVIDIA driver needs a C compiler: install gcc")
+    target = folder / SONAME
+    options = ["-O1", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", f"-Wl,-soname,{SONAME}"]
+    command = [compiler, *options, "-o", str(target), str(SOURCE), "-lm", "-lpthread"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"compiling {SOURCE} failed:\n{done.stderr}")
+    return target
+
+
+def _function_numbers(lib: ctypes.CDLL) -> dict[str, int]:
+    lib.fake_nvml_config_size.restype = ctypes.c_int64
+    lib.fake_nvml_function_name.restype = ctypes.c_char_p
+    lib.fake_nvml_configure.argtypes = [ctypes.c_char_p]
+    size = lib.fake_nvml_config_size()
+    if size != ctypes.sizeof(ConfigState):
+        raise RuntimeError(f"fake_nvml.c has a state of {size} bytes, fake_nvml.py of {ctypes.sizeof(ConfigState)}")
+    numbers: dict[str, int] = {}
+    while (name := lib.fake_nvml_function_name(len(numbers))) is not None:
+        numbers[name.decode()] = len(numbers)
+    return numbers
+
+
+def _shared_map(path: Path) -> mmap.mmap:
+    with path.open("w+b") as file:
+        file.truncate(ctypes.sizeof(ConfigState))
+        return mmap.mmap(file.fileno(), ctypes.sizeof(ConfigState))
+
+
+def _at_most(what: str, count: int, bound: int) -> None:
+    if count > bound:
+        raise ValueError(
+            f"{count} {what}, but the fake driver holds at most {bound}: raise the bound in fake_nvml.c too"
+        )
+
+
+def _prepend(folder: Path, path: str | None) -> str:
+    return f"{folder}{os.pathsep}{path}" if path else str(folder)
+
+
+def _write_nvidia_smi(path: Path, gpus: Sequence[FakeGpu]) -> None:
+    lines = "\n".join(f"GPU {i}: {gpu.name}" for i, gpu in enumerate(gpus))
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\n", encoding="utf-8")
+    path.chmod(0o755)
