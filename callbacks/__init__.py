@@ -1,1 +1,1 @@
-"""Thin adapters from a framework's hooks to GreenSession, imported by name: greentrain.callbacks.lightning and so on."""
+"""Thin adapters from the hooks of a framework to GreenSession; import them by name, greentrain.callbacks.NAME."""

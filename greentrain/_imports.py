@@ -13,7 +13,7 @@ from types import TracebackType
 from greentrain.errors import MissingExtraError
 
 
-class try_import:  # noqa: N801  (reads as a statement, like contextlib.suppress)
+class try_import:
     """Swallow an ImportError in the block and raise it, with the remedy, from :meth:`check`.
 
     Args:

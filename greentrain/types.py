@@ -73,6 +73,8 @@ class Sensor:
     """Reading more often than this gives nothing new (s)."""
     tick_s: float | None = None
     """Refresh interval of a cumulative counter, as probed or documented (s); None: not a ticking counter."""
+    tick_edge_s: float | None = None
+    """Monotonic time of one tick, where the probe saw it (s)."""
     averaging_s: float = 0.0
     """The power reading is the mean over this long before the read (s); 0 = instantaneous."""
     read_cost_s: float | None = None

@@ -1,0 +1,122 @@
+"""One interval at a time: curves x timeline x grid intensity x PUE -> a ledger entry."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from greentrain.accounting.embodied import EmbodiedRate
+from greentrain.accounting.operational import operational_g
+from greentrain.accounting.timeline import Floats, Mark, Slice, Timeline
+from greentrain.power.curve import EnergyCurve
+from greentrain.types import CarbonSignal, DeviceEnergy, LedgerEntry, Provenance, Sensor
+from greentrain.units import S_PER_HOUR
+
+STEP_GROUPS = 64
+"""Most step records an entry; more steps than that are merged evenly, so a line stays small."""
+
+
+class Bookkeeper:
+    """Cuts the run into ledger entries.
+
+    Args:
+        t0_s: Monotonic start of the books (s).
+        unix_offset_s: Unix time minus monotonic time (s), fixed at the start.
+        signal: Carbon intensity.
+        pue: Facility energy / IT energy.
+    """
+
+    def __init__(self, *, t0_s: float, unix_offset_s: float, signal: CarbonSignal, pue: float) -> None:
+        self._offset_s = unix_offset_s
+        self._signal = signal
+        self._pue = pue
+        self.timeline = Timeline(t0_s)
+        self._step_j = 0.0
+        self._booked_j = 0.0
+
+    @property
+    def t_s(self) -> float:
+        """Monotonic time up to which the books are closed (s)."""
+        return self.timeline.t_s
+
+    def book(
+        self,
+        t1_s: float,
+        curves: Mapping[str, EnergyCurve],
+        unread: Sequence[Sensor] = (),
+        embodied: Mapping[str, EmbodiedRate] | None = None,
+    ) -> LedgerEntry:
+        """Close the interval from the last call to ``t1_s``.
+
+        Args:
+            t1_s: End of the interval (s); every curve should be known up to it.
+            curves: By device uid.
+            unread: Devices that are known to exist but cannot be read: booked as missing.
+            embodied: Embodied rate by device uid, of the devices that have one.
+        """
+        t0_s = self.t_s
+        cut = self.timeline.cut(t1_s)
+        devices: dict[str, DeviceEnergy] = {}
+        inclusive: dict[str, float] = {}
+        opened = _opened(cut)
+        step_t = np.array([mark.t_s for mark in cut.steps])
+        step_cum = np.zeros(len(cut.steps))
+        for uid, curve in curves.items():
+            energy, missing = curve.at(cut.bounds_s)
+            by_phase = np.bincount(cut.phase, weights=np.diff(energy), minlength=len(cut.names))
+            devices[uid] = DeviceEnergy(
+                energy_j=float(energy[-1] - energy[0]),
+                provenance=curve.sensor.provenance,
+                missing_s=float(missing[-1] - missing[0]),
+                phases={cut.names[i]: float(by_phase[i]) for i in np.unique(cut.phase)},
+            )
+            for name, times in opened.items():
+                spans, _ = curve.at(times)
+                inclusive[name] = inclusive.get(name, 0.0) + float(np.sum(spans[:, 1] - spans[:, 0]))
+            if len(step_t):
+                step_cum += curve.at(step_t)[0] - energy[0]
+        for sensor in unread:
+            devices[sensor.device.uid] = DeviceEnergy(
+                energy_j=0.0, provenance=Provenance.MISSING, missing_s=t1_s - t0_s, phases={}
+            )
+        seconds = np.bincount(cut.phase, weights=np.diff(cut.bounds_s), minlength=len(cut.names))
+        carbon = self._signal.mean(t0_s + self._offset_s, t1_s + self._offset_s)
+        energy_j = sum(device.energy_j for device in devices.values())
+        groups = self._group_steps(cut.steps, step_cum)
+        self._booked_j += energy_j
+        rates = [rate for uid, rate in (embodied or {}).items() if uid in devices]
+        hours = (t1_s - t0_s) / S_PER_HOUR
+        return LedgerEntry(
+            t0_unix_s=t0_s + self._offset_s,
+            t1_unix_s=t1_s + self._offset_s,
+            devices=devices,
+            phase_s={cut.names[i]: float(seconds[i]) for i in np.unique(cut.phase)},
+            phase_inclusive_j=inclusive,
+            carbon=carbon,
+            pue=self._pue,
+            operational_g=operational_g(energy_j, carbon, self._pue),
+            embodied_g=sum(rate.mid_g_per_h for rate in rates) * hours if rates else None,
+            steps=len(cut.steps),
+            tokens=sum(mark.tokens for mark in cut.steps),
+            samples=sum(mark.samples for mark in cut.steps),
+            step_groups=groups,
+        )
+
+    def _group_steps(self, steps: Sequence[Mark], cumulative_j: Floats) -> list[tuple[int, float, float, int]]:
+        if not steps:
+            return []
+        ends = np.unique(np.linspace(0, len(steps), min(len(steps), STEP_GROUPS) + 1).astype(int))
+        groups = []
+        for start, end in zip(ends[:-1], ends[1:], strict=True):
+            total_j = self._booked_j + float(cumulative_j[end - 1])
+            tokens = sum(mark.tokens for mark in steps[start:end])
+            t_s = round(steps[end - 1].t_s + self._offset_s, 4)
+            groups.append((int(end - start), t_s, round(total_j - self._step_j, 6), tokens))
+            self._step_j = total_j
+        return groups
+
+
+def _opened(cut: Slice) -> dict[str, Floats]:
+    times: dict[str, list[tuple[float, float]]] = {}
+    for name, start_s, end_s in cut.open_s:
+        times.setdefault(name, []).append((start_s, end_s))
+    return {name: np.array(spans) for name, spans in times.items()}

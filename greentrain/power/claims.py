@@ -1,0 +1,101 @@
+"""One booking process a device and node.
+
+Every rank that sees a GPU or a RAPL package could book it; summed over ranks that counts a node several times.
+A process books a device only while it holds the lock of the device's uid in a folder of the node. The kernel
+drops the lock when the process dies, so a crash leaves nothing behind and another rank takes over.
+
+Locks are per user: two users' jobs on one node are two nodes to this module.
+"""
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+ENV_DIR = "GREENTRAIN_CLAIMS_DIR"
+
+
+def claims_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the node's folder of claims: $GREENTRAIN_CLAIMS_DIR, else one a user in the temporary folder."""
+    env = os.environ if environ is None else environ
+    if env.get(ENV_DIR):
+        return Path(env[ENV_DIR])
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"greentrain-claims-{user}"
+
+
+class Claims:
+    """The device locks that this process holds.
+
+    Args:
+        folder: Folder of the node's claims; where it cannot be written, every claim is granted and
+            ``degraded`` says why.
+        owner: What to tell others about this process: run id, rank.
+    """
+
+    def __init__(self, folder: Path, owner: Mapping[str, str | int]) -> None:
+        self._folder = folder
+        self._owner = {"pid": os.getpid(), **owner}
+        self._locks: dict[str, BaseFileLock] = {}
+        self.degraded = ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.degraded = f"no claims: cannot write {folder} ({error.strerror})"
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Uids that this process books."""
+        return frozenset(self._locks)
+
+    def take(self, uid: str) -> bool:
+        """Try to become the one process that books a device; return True if it is."""
+        if uid in self._locks or self.degraded:
+            return True
+        lock = FileLock(self._path(uid, ".lock"), thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        except OSError as error:
+            self.degraded = f"no claims: {self._path(uid, '.lock')}: {error.strerror}"
+            return True
+        self._locks[uid] = lock
+        with contextlib.suppress(OSError):
+            self._path(uid, ".json").write_text(json.dumps(self._owner), encoding="utf-8")
+        return True
+
+    def holder(self, uid: str) -> Mapping[str, str | int]:
+        """Return what the last holder of a device said about itself; empty if nothing is known."""
+        try:
+            data = json.loads(self._path(uid, ".json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    def release(self) -> None:
+        """Give every device back. Idempotent."""
+        for uid, lock in self._locks.items():
+            with contextlib.suppress(OSError):
+                self._path(uid, ".json").unlink(missing_ok=True)
+            lock.release()
+        self._locks.clear()
+
+    def _path(self, uid: str, suffix: str) -> Path:
+        return self._folder / (re.sub(r"[^A-Za-z0-9._-]", "_", uid) + suffix)
+
+
+def preferred(position: int, visible: int, local_rank: int, local_world_size: int) -> bool:
+    """Return True if a rank should claim the device at ``position`` of its visible list at once.
+
+    Ranks that see all GPUs of the node share them out by position; a rank that sees fewer devices than there are
+    ranks sees only its own. What is left over goes to whoever asks later.
+    """
+    if visible < local_world_size:
+        return True
+    return position % local_world_size == local_rank

@@ -1,0 +1,373 @@
+"""GreenSession: measure any training loop from one ``with`` line.
+
+Example::
+
+    with GreenSession("green.yaml") as green:      # no argument = measure only
+        green.watch(model, optimizer)
+        for batch in loader:
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+            green.step(tokens=batch.numel())
+    print(green.totals())
+
+The calls on the training thread only append a timestamp to a queue: no sensor is read, nothing is synchronised,
+no file is written. A background thread does the rest.
+"""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from greentrain.carbon.detect import open_signal
+from greentrain.clock import Clock, SystemClock
+from greentrain.config import GreenConfig
+from greentrain.errors import ConfigError, SessionError
+from greentrain.ledger import Totals
+from greentrain.live import LiveLine
+from greentrain.power.detect import open_meters
+from greentrain.runfolder import ENV_RUN_ID, launch_run_id, new_run_id
+from greentrain.runtime import ActiveRun, wait_for_ranks
+from greentrain.shutdown import ShutdownHook
+from greentrain.topology import topology_from_env
+from greentrain.types import CarbonSignal, PowerMeter, Topology
+from greentrain.watch import Watcher
+
+STATE_FORMAT = 1
+_CLOSE_WAIT_S = 5.0
+
+
+class GreenSession(contextlib.ContextDecorator):
+    """Measures the energy and carbon of what runs between ``start`` and ``close``.
+
+    Use it as a context manager, as a decorator of a training function, or through one of the callbacks. It can be
+    started again after it was closed; each start is a run of its own unless a checkpoint's state was loaded.
+
+    Args:
+        config: Path of a YAML file, mapping, GreenConfig, or None for the defaults (measure only).
+        topology: Place of this process in the job; None reads the launcher's variables at each start.
+        meter: Power meter to use instead of those the configuration names; closed with the run.
+        signal: Carbon signal to use instead of the one the configuration names.
+        clock: Time, for tests and replays.
+
+    Raises:
+        ConfigError: The configuration is wrong. Raised here, before training starts.
+    """
+
+    def __init__(
+        self,
+        config: "str | Path | Mapping[str, Any] | GreenConfig | None" = None,
+        *,
+        topology: Topology | None = None,
+        meter: PowerMeter | None = None,
+        signal: CarbonSignal | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = GreenConfig.load(config)
+        self._topology = topology
+        self._meter = meter
+        self._signal = signal if signal is not None else open_signal(self.config.carbon)
+        self._clock: Clock = clock or SystemClock()
+        self._now: Callable[[], float] = self._clock.monotonic_s
+        self._mark: Callable[[tuple[Any, ...]], None] = _ignore
+        self._tokens = itertools.count(1)
+        self._run: ActiveRun | None = None
+        self._last: ActiveRun | None = None
+        self._hook: ShutdownHook | None = None
+        self._live: LiveLine | None = None
+        self._watcher = Watcher(self)
+        self._resume: dict[str, Any] | None = None
+        self._starts = 0
+        self.parameters: int | None = None
+        """Number of parameters of the watched model, for carbon per parameter."""
+        self.report_path: Path | None = None
+        """report.html of the last closed run (rank 0)."""
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def start(self, topology: Topology | None = None) -> "GreenSession":
+        """Open the meters and the run folder and begin to measure.
+
+        Args:
+            topology: Place of this process, where the caller (a framework's callback) knows better than the
+                environment.
+
+        Raises:
+            SessionError: The session is running already.
+            MeterError: A meter that was asked for by name cannot be opened.
+            RunFolderError: The run folder cannot be written.
+        """
+        if self._run is not None:
+            raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
+        place = topology or self._topology or topology_from_env()
+        self._starts += 1
+        self.report_path = None
+        meter = self._meter if self._meter is not None else open_meters(self.config.power, topology=place)
+        try:
+            run = ActiveRun(
+                config=self.config,
+                topology=place,
+                meter=meter,
+                signal=self._signal,
+                clock=self._clock,
+                run_id=self._run_id(place),
+                carried=Totals.from_dict(self._resume["totals"]) if self._resume else None,
+                parameters=self.parameters,
+                on_second=self._each_second,
+            )
+            run.start()
+        except BaseException:
+            meter.close()
+            raise
+        self._resume = None
+        self._run = run
+        self._last = run
+        self._mark = run.marks.append
+        self._hook = ShutdownHook(self._shut)
+        self._hook.install()
+        if self.config.run.live and place.rank == 0:
+            self._live = LiveLine.open()
+        return self
+
+    def close(self, reason: str = "finished") -> None:
+        """End the run: book the rest and, on rank 0, write the report. Idempotent; never raises.
+
+        Args:
+            reason: ``finished``, ``exception``, ``sigterm`` or ``exit``; kept in the journal.
+        """
+        run, self._run = self._run, None
+        if run is None:
+            return
+        self._mark = _ignore
+        self._watcher.release()
+        if self._hook is not None:
+            self._hook.remove()
+        run.close(reason)
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+        if run.topology.rank == 0 and self.config.run.report:
+            self._report(run, wait=reason == "finished")
+
+    def __enter__(self) -> "GreenSession":
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close("finished" if exc_type is None else "exception")
+
+    @property
+    def running(self) -> bool:
+        """True between start and close."""
+        return self._run is not None
+
+    @property
+    def run(self) -> ActiveRun | None:
+        """The run being measured, for tools; None when closed."""
+        return self._run
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the current or last run; None before the first start."""
+        return None if self._last is None else self._last.folder
+
+    # -- hot path ----------------------------------------------------------------------------------------------
+
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        """Mark the end of an optimizer step.
+
+        Args:
+            tokens: Tokens of this rank's batches since the last step. Pass a number known on the host: a shape
+                or ``numel()``, not a reduction on the device.
+            samples: Samples of the same batches.
+        """
+        self._mark((self._now(), "step", "", 0, tokens, samples))
+
+    def begin(self, name: str) -> int:
+        """Enter a phase, for frameworks whose hooks come in pairs; phases may nest and overlap.
+
+        Returns:
+            A token that pairs this begin with its ``end``.
+        """
+        token = next(self._tokens)
+        self._mark((self._now(), "begin", name, token))
+        return token
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase: the one of the token, or the one of this name that was entered last."""
+        self._mark((self._now(), "end", name, token))
+
+    def phase(self, name: str) -> "PhaseSpan":
+        """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
+        return PhaseSpan(self, name)
+
+    # -- results -----------------------------------------------------------------------------------------------
+
+    def totals(self) -> Totals:
+        """Return the totals of this rank, resumed parts included, as of the last booking. Reads no sensor.
+
+        After ``close`` they are final.
+        """
+        return Totals() if self._last is None else self._last.ledger.totals
+
+    def metrics(self) -> dict[str, float]:
+        """Return this rank's figures for a logger: ``green/energy_j`` and so on. What is not known is left out."""
+        if self._last is None:
+            return {}
+        totals, entry = self.totals(), self._last.last_entry
+        out: dict[str, float] = {}
+        if totals.by_device:
+            out["green/energy_j"] = totals.energy_j
+        if totals.operational_g or not totals.unpriced_j:
+            out["green/emissions_g"] = totals.emissions_g
+        if entry is not None and any(not device.missing_s for device in entry.devices.values()):
+            out["green/power_w"] = entry.energy_j / max(entry.t1_unix_s - entry.t0_unix_s, 1e-9)
+        if totals.energy_j > 0 and totals.tokens:
+            out["green/tokens_per_j"] = totals.tokens / totals.energy_j
+            if "green/emissions_g" in out:
+                out["green/g_per_ktoken"] = 1000 * totals.emissions_g / totals.tokens
+        elif totals.energy_j > 0 and totals.samples:
+            out["green/samples_per_j"] = totals.samples / totals.energy_j
+        return out
+
+    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
+        """Return the energy by device uid (J) between two ``time.monotonic()`` times of the last half hour.
+
+        Args:
+            t0_s: Start (s).
+            t1_s: End (s).
+            wait_s: How long to wait for the sensors to report past ``t1_s`` (s).
+
+        Returns:
+            None if the window is not (or no longer) known, or holds a gap.
+        """
+        deadline_s = time.monotonic() + wait_s
+        while self._last is not None:
+            found = self._last.window(t0_s, t1_s)
+            if found is not None:
+                return found[0] if found[1] == 0 else None
+            if time.monotonic() >= deadline_s or self._run is None:
+                return None
+            time.sleep(0.02)
+        return None
+
+    # -- training state ----------------------------------------------------------------------------------------
+
+    def watch(self, model: Any = None, optimizer: Any = None) -> None:
+        """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
+
+        A DeepSpeed engine may be passed as model: its forward, backward and step are followed, and each real
+        optimizer step is counted (then do not call ``step`` yourself, but for tokens).
+
+        Raises:
+            ConfigError: The objects are no torch module, optimizer or engine.
+        """
+        self._watcher.watch(model, optimizer)
+
+    def checkpoint(self) -> None:
+        """Note in the journal that a checkpoint was taken now."""
+        if self._run is not None:
+            self._run.event("checkpoint", f"checkpoint after {self.totals().steps} steps", steps=self.totals().steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a training checkpoint must hold to continue the totals: plain JSON types."""
+        return {
+            "format": STATE_FORMAT,
+            "run_id": None if self._last is None else self._last.run_id,
+            "totals": self.totals().to_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the run of a checkpoint at the next start.
+
+        If the run's folder is still there, its journal counts, lost work after the checkpoint included; otherwise
+        the totals of the checkpoint are carried.
+
+        Raises:
+            ConfigError: The state is of a newer format.
+            SessionError: The session is running.
+        """
+        if not state or state.get("run_id") is None:
+            return
+        if int(state.get("format", 0)) > STATE_FORMAT:
+            raise ConfigError(
+                f"the checkpoint's GreenTrain state has format {state['format']}, this version reads up to"
+                f" {STATE_FORMAT}: upgrade greentrain-torch"
+            )
+        if self._run is not None:
+            raise SessionError("load_state_dict() must come before start(): the run folder is open already")
+        self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"])}
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _run_id(self, place: Topology) -> str:
+        fixed = (self._resume or {}).get("run_id") or self.config.run.id or os.environ.get(ENV_RUN_ID)
+        if fixed:
+            return str(fixed)
+        name = self.config.run.name
+        if place.world_size == 1:
+            return new_run_id(name, self._clock.unix_s())
+        return _agreed_run_id(name, place, self._starts, self._clock) or launch_run_id(name, place, self._starts)
+
+    def _each_second(self, run: ActiveRun) -> None:
+        if self._live is not None:
+            self._live.update(run)
+
+    def _shut(self, reason: str) -> None:
+        self.close(reason)
+
+    def _report(self, run: ActiveRun, wait: bool) -> None:
+        from greentrain.report import write_report
+
+        if run.topology.world_size > 1 and wait:
+            wait_for_ranks(run.folder, run.topology.world_size, _CLOSE_WAIT_S)
+        try:
+            self.report_path = write_report(run.folder)
+        except Exception as error:
+            run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
+
+
+class PhaseSpan:
+    """The block of one ``with session.phase(name)``; an instance may be entered again, not nested in itself."""
+
+    __slots__ = ("_name", "_session", "_token")
+
+    def __init__(self, session: GreenSession, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._token = 0
+
+    def __enter__(self) -> None:
+        self._token = self._session.begin(self._name)
+
+    def __exit__(self, *exc: object) -> None:
+        self._session.end(self._name, self._token)
+
+
+def _ignore(mark: tuple[Any, ...]) -> None:
+    """Stand in for the queue while no run is open: a stray step outside a session is no error."""
+
+
+def _agreed_run_id(name: str, place: Topology, nth: int, clock: Clock) -> str | None:
+    """Ask torch.distributed's key-value store, if it is up, so that all ranks get rank 0's id. No collective."""
+    import sys
+    from datetime import timedelta
+
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    key = f"greentrain/run_id/{nth}"
+    try:
+        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()  # type: ignore[attr-defined]
+        if place.rank == 0:
+            store.set(key, new_run_id(name, clock.unix_s()))
+        store.wait([key], timedelta(seconds=10))
+        return str(store.get(key).decode())
+    except Exception:
+        return None

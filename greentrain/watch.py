@@ -1,0 +1,110 @@
+"""Phases from hooks on torch objects. Hooks only mark timestamps; numbers in the model are not touched."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from greentrain.errors import ConfigError
+from greentrain.types import Phase
+
+if TYPE_CHECKING:
+    from greentrain.session import GreenSession
+
+
+class Watcher:
+    """Holds the hooks of one session and takes them off again.
+
+    Args:
+        session: Where phases and steps are marked.
+    """
+
+    def __init__(self, session: "GreenSession") -> None:
+        self._session = session
+        self._undo: list[Callable[[], None]] = []
+
+    def watch(self, model: Any, optimizer: Any) -> None:
+        """Hook a model and an optimizer; a DeepSpeed engine as model brings its own optimizer.
+
+        Raises:
+            ConfigError: An object is neither.
+        """
+        if model is not None:
+            if _is_engine(model):
+                self._watch_engine(model)
+            elif not hasattr(model, "register_forward_pre_hook"):
+                raise ConfigError(
+                    f"watch(model=...) got a {type(model).__name__}; pass a torch.nn.Module or a DeepSpeed engine"
+                )
+            else:
+                self._watch_module(model)
+        if optimizer is not None:
+            if not hasattr(optimizer, "register_step_pre_hook"):
+                raise ConfigError(
+                    f"watch(optimizer=...) got a {type(optimizer).__name__}; pass a torch.optim.Optimizer"
+                )
+            self._watch_optimizer(optimizer)
+
+    def release(self) -> None:
+        """Take every hook off. Idempotent."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _watch_module(self, module: Any) -> None:
+        session = self._session
+        session.parameters = sum(p.numel() for p in module.parameters())
+        open_tokens: list[tuple[str, int]] = []
+
+        def before(module: Any, args: Any) -> None:
+            name = Phase.FORWARD.value if module.training else Phase.EVAL.value
+            open_tokens.append((name, session.begin(name)))
+
+        def after(module: Any, args: Any, output: Any) -> None:
+            if open_tokens:
+                session.end(*open_tokens.pop())
+
+        self._undo.append(module.register_forward_pre_hook(before).remove)
+        self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+
+    def _watch_optimizer(self, optimizer: Any) -> None:
+        session = self._session
+        name = Phase.OPTIMIZER.value
+        self._undo.append(optimizer.register_step_pre_hook(lambda *_: _drop(session.begin(name))).remove)
+        self._undo.append(optimizer.register_step_post_hook(lambda *_: session.end(name)).remove)
+
+    def _watch_engine(self, engine: Any) -> None:
+        self._watch_module(engine)
+        self._wrap(engine, "backward", Phase.BACKWARD.value)
+        self._wrap(engine, "step", Phase.OPTIMIZER.value, steps=lambda: int(engine.global_steps))
+
+    def _wrap(self, engine: Any, method: str, phase: str, steps: Callable[[], int] | None = None) -> None:
+        session, original = self._session, getattr(engine, method)
+        own = method in vars(engine)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            before = steps() if steps else 0
+            token = session.begin(phase)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                session.end(phase, token)
+                if steps and steps() > before:
+                    session.step()
+
+        def undo() -> None:
+            if own:
+                setattr(engine, method, original)
+            else:
+                vars(engine).pop(method, None)
+
+        setattr(engine, method, wrapped)
+        self._undo.append(undo)
+
+
+def _is_engine(model: Any) -> bool:
+    # DeepSpeedEngine (deepspeed/runtime/engine.py): counts micro batches and calls its optimizer inside step().
+    return all(hasattr(model, name) for name in ("micro_steps", "global_steps", "backward", "step"))
+
+
+def _drop(value: object) -> None:
+    """Return None, as optimizer hooks must."""

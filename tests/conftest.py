@@ -1,0 +1,68 @@
+"""Hygiene for every test: no thread, child process or environment variable is left behind."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Threads that libraries keep for the life of the process, not ours: torch's inductor and tqdm's monitor.
+_FOREIGN_THREADS = ("tqdm", "TQDM", "pydevd", "Dummy", "QueueFeeder", "ThreadPool", "asyncio")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process or a changed environment variable."""
+    environ = dict(os.environ)
+    threads = set(threading.enumerate())
+    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    os.environ["GREENTRAIN_CLAIMS_DIR"] = str(tmp_path_factory.mktemp("claims"))
+    before = dict(os.environ)
+    yield
+    after = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "KMP_"))}
+    os.environ.clear()
+    os.environ.update(environ)
+    changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k) and k not in _OWN_VARIABLES}
+    changed = {k for k in changed if not k.startswith(("PYTEST_", "KMP_"))}
+    deadline_s = time.monotonic() + 3.0
+    while time.monotonic() < deadline_s and (_new_threads(threads) or _new_children(children)):
+        time.sleep(0.02)
+    assert not changed, f"environment variables changed: {sorted(changed)}"
+    assert not _new_threads(threads), f"threads left: {_new_threads(threads)}"
+    assert not _new_children(children), f"processes left: {_new_children(children)}"
+
+
+_OWN_VARIABLES = {"TOKENIZERS_PARALLELISM", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS", "COLUMNS"}
+
+
+def _new_threads(before: set[threading.Thread]) -> list[str]:
+    return [
+        t.name
+        for t in threading.enumerate()
+        if t not in before and t.is_alive() and not any(word in t.name for word in _FOREIGN_THREADS)
+    ]
+
+
+def _new_children(before: set[int]) -> list[str]:
+    out = []
+    for child in psutil.Process().children(recursive=True):
+        if child.pid in before:
+            continue
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(child.cmdline()):
+                out.append(" ".join(child.cmdline())[:200])
+        except psutil.NoSuchProcess:
+            continue
+    return out
+
+
+@pytest.fixture
+def traces() -> Path:
+    """Folder of the shared grid traces, beside the checkout."""
+    folder = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
+    if not folder.is_dir():
+        pytest.skip("the shared grid traces are not beside this checkout")
+    return folder

@@ -1,0 +1,149 @@
+"""The energy curve: exact on what it knows, labelled on what it does not."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from greentrain.power.curve import CAPACITY, EnergyCurve
+from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+
+GPU = Device(uid="GPU-1", kind=DeviceKind.GPU, name="Fake GPU")
+
+
+def _curve(
+    t0_s: float = 0.0, period_s: float = 0.1, averaging_s: float = 0.0
+) -> tuple[EnergyCurve, list[tuple[str, str]]]:
+    events: list[tuple[str, str]] = []
+    sensor = Sensor(
+        device=GPU, provenance=Provenance.MEASURED, method="test", period_s=period_s, averaging_s=averaging_s
+    )
+    return EnergyCurve(sensor, t0_s, lambda name, text: events.append((name, text))), events
+
+
+def _counter(curve: EnergyCurve, *points: tuple[float, float]) -> None:
+    for t_s, energy_j in points:
+        curve.append(PowerSample(device_uid="GPU-1", t_s=t_s, energy_j=energy_j))
+
+
+def _power(curve: EnergyCurve, *points: tuple[float, float]) -> None:
+    for t_s, power_w in points:
+        curve.append(PowerSample(device_uid="GPU-1", t_s=t_s, power_w=power_w))
+
+
+def test_counter_differences_are_interpolated() -> None:
+    curve, _ = _curve()
+    _counter(curve, (0.0, 1000.0), (1.0, 1100.0), (2.0, 1400.0))
+    assert curve.between(0.5, 1.5) == (pytest.approx(50 + 150), 0.0)
+    assert curve.between(0.0, 2.0) == (pytest.approx(400), 0.0)
+
+
+def test_two_power_samples_one_second_apart_are_a_trapezoid() -> None:
+    curve, _ = _curve()
+    _power(curve, (0.0, 100.0), (1.0, 100.0), (2.0, 300.0))
+    assert curve.between(0.0, 1.0) == (pytest.approx(100), 0.0)
+    assert curve.between(1.0, 2.0) == (pytest.approx(200), 0.0)
+
+
+def test_a_constant_power_that_is_read_late_still_counts_from_the_start() -> None:
+    curve, _ = _curve(t0_s=10.0)
+    _power(curve, (10.4, 300.0), (10.8, 300.0))
+    assert curve.between(10.0, 10.8)[0] == pytest.approx(240)
+
+
+def test_a_running_average_is_dated_to_its_middle() -> None:
+    curve, _ = _curve(averaging_s=1.0)
+    truth_w = 500.0
+    for i in range(60):
+        t_s = i * 0.1
+        _power(curve, (t_s, truth_w * min(max(t_s - 2.0, 0.0), 1.0)))  # a step at 2 s, seen through a 1 s mean
+    curve.finish(5.9)
+    assert curve.between(0.0, 5.9)[0] == pytest.approx(truth_w * 3.9, rel=0.02)
+
+
+def test_a_counter_that_is_read_again_after_a_gap_delivers_it_late() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 0.0), (1.0, 100.0))
+    curve.append(PowerSample(device_uid="GPU-1", t_s=2.0, note="GPU is lost"))
+    curve.advance_missing(7.0)
+    assert curve.between(0.0, 7.0) == (pytest.approx(100), pytest.approx(6.0))
+    _counter(curve, (8.0, 800.0))
+    assert curve.between(0.0, 8.0) == (pytest.approx(800), pytest.approx(0.0))
+    assert [name for name, _ in events] == ["gap", "recovered"]
+    assert "GPU is lost" in events[0][1]
+
+
+def test_power_that_is_read_again_after_a_gap_leaves_the_gap_missing() -> None:
+    curve, events = _curve()
+    _power(curve, (0.0, 100.0), (1.0, 100.0), (9.0, 100.0), (10.0, 100.0))
+    assert curve.between(0.0, 10.0) == (pytest.approx(200), pytest.approx(8.0))
+    assert events[0][0] == "gap"
+
+
+def test_a_counter_that_runs_backwards_is_a_gap_and_never_negative() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 5000.0), (1.0, 5100.0), (2.0, 3.0), (3.0, 103.0))
+    assert curve.between(0.0, 3.0) == (pytest.approx(200), pytest.approx(1.0))
+    assert "backwards" in events[0][1]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -5.0])
+def test_impossible_power_is_a_gap(value: float) -> None:
+    curve, events = _curve()
+    _power(curve, (0.0, 100.0), (1.0, value), (2.0, 100.0))
+    energy_j, missing_s = curve.between(0.0, 2.0)
+    assert (energy_j, missing_s) == (pytest.approx(0.0), pytest.approx(2.0))
+    assert events[0][0] == "gap"
+
+
+def test_a_clock_that_runs_backwards_drops_the_reading() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 0.0), (2.0, 200.0), (1.0, 150.0), (3.0, 300.0))
+    assert curve.between(0.0, 3.0) == (pytest.approx(300), 0.0)
+    assert events[0][0] == "warning"
+
+
+def test_finish_extends_a_ticking_counter_to_the_end() -> None:
+    curve, _ = _curve()
+    curve.use_tick(0.1, edge_s=0.0)
+    for i in range(1, 31):
+        t_s = i * 0.097
+        _counter(curve, (t_s, 300.0 * 0.1 * math.floor(t_s / 0.1 + 1e-9)))
+    curve.finish(2.95)
+    assert curve.between(0.0, 2.95)[0] == pytest.approx(300 * 2.95, rel=0.01)
+
+
+def test_an_idle_counter_does_not_hold_the_books_back() -> None:
+    curve, _ = _curve()
+    curve.use_tick(0.1, edge_s=0.0)
+    for i in range(1, 60):
+        _counter(curve, (i * 0.097, 7.0))
+    assert curve.frontier_s > 4.0
+    assert curve.between(0.5, 4.0) == (pytest.approx(0.0), 0.0)
+
+
+def test_old_points_make_room_and_recent_windows_stay_right() -> None:
+    curve, _ = _curve()
+    n = CAPACITY + 1000
+    _counter(curve, *((i * 0.1, i * 10.0) for i in range(n)))
+    end_s = (n - 1) * 0.1
+    assert curve.oldest_s > 0
+    assert curve.between(end_s - 60, end_s)[0] == pytest.approx(6000, rel=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 1000.0)), min_size=3, max_size=40),
+    st.lists(st.floats(0.0, 1.0), min_size=1, max_size=10),
+)
+def test_parts_sum_to_the_whole_and_the_curve_is_monotone(steps: list[tuple[float, float]], cuts: list[float]) -> None:
+    curve, _ = _curve()
+    t_s = 0.0
+    for dt_s, power_w in steps:
+        t_s += dt_s
+        _power(curve, (t_s, power_w))
+    bounds = np.array([0.0, *sorted(cuts), 1.0]) * t_s
+    energy, _ = curve.at(bounds)
+    assert np.all(np.diff(energy) >= -1e-9)
+    assert np.sum(np.diff(energy)) == pytest.approx(curve.between(0.0, t_s)[0], abs=1e-6)

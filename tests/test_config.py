@@ -1,0 +1,69 @@
+"""Every wrong key and value is refused with what, where, bound and remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greentrain.config import GreenConfig
+from greentrain.errors import ConfigError
+
+
+def test_defaults_measure_only() -> None:
+    config = GreenConfig.load(None)
+    assert config.carbon.zone == "world"
+    assert config.power.meters == "auto"
+
+
+def test_yaml_and_mapping_give_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "green.yaml"
+    path.write_text(
+        "run: {dir: out, tags: {team: a}}\npower:\n  meters: [rapl, cpu_model]\ncarbon: {zone: FRA, pue: 2}\n"
+    )
+    mapping = {
+        "run": {"dir": "out", "tags": {"team": "a"}},
+        "power": {"meters": ["rapl", "cpu_model"]},
+        "carbon": {"zone": "FRA", "pue": 2.0},
+    }
+    assert GreenConfig.load(path) == GreenConfig.load(str(path)) == GreenConfig.load(mapping)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"carbn": {}}, ["carbn", "Did you mean 'carbon'"]),
+        ({"carbon": {"zon": "FR"}}, ["carbon.zon", "zone"]),
+        ({"carbon": {"pue": 0.5}}, ["carbon.pue", "0.5", "between 1 and 5"]),
+        ({"carbon": {"pue": float("nan")}}, ["carbon.pue", "nan"]),
+        ({"carbon": {"signal": "trace"}}, ["trace_csv"]),
+        ({"carbon": {"signal": "typical", "g_per_kwh": 100}}, ["g_per_kwh", "typical"]),
+        ({"carbon": {"g_per_kwh": -1}}, ["g_per_kwh", "-1"]),
+        ({"power": {"meters": ["rapel"]}}, ["rapel", "Did you mean 'rapl'"]),
+        ({"power": {"meters": []}}, ["empty"]),
+        ({"power": {"meters": ["replay"]}}, ["replay_csv"]),
+        ({"power": {"sample_s": 0}}, ["power.sample_s", "0.005"]),
+        ({"power": {"sample_s": "fast"}}, ["power.sample_s", "fast"]),
+        ({"power": {"sample_s": True}}, ["power.sample_s", "True"]),
+        ({"run": {"name": "../x"}}, ["run.name", "../x"]),
+        ({"run": {"id": ""}}, ["run.id"]),
+        ({"run": {"book_s": 60}}, ["run.book_s", "10"]),
+        ({"run": 3}, ["run", "section"]),
+    ],
+)
+def test_bad_input(data: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        GreenConfig.load(data)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("a: [", "not valid YAML"), ("- 1", "expected sections"), (None, "cannot read")]
+)
+def test_bad_files_are_named(tmp_path: Path, text: str | None, word: str) -> None:
+    path = tmp_path / "green.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=word) as caught:
+        GreenConfig.load(path)
+    assert "green.yaml" in str(caught.value)
