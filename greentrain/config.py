@@ -102,6 +102,8 @@ class CarbonConfig:
     """A number instead of a place, for ``constant``."""
     trace_csv: str | None = None
     """File for ``trace``: columns timestamp_utc, g_per_kwh."""
+    trace_max_gap_h: float = 0.0
+    """Holes in the trace up to this long (h) are bridged by a straight line and marked as estimated."""
     pue: float = 1.0
     """Power usage effectiveness of the facility: facility energy / IT energy, at least 1."""
     market_g_per_kwh: float | None = None
@@ -115,6 +117,7 @@ class CarbonConfig:
         _choice("carbon.signal", self.signal, SIGNALS)
         _bound("carbon.pue", self.pue, 1.0, 5.0)
         _bound("carbon.lifetime_years", self.lifetime_years, 0.1, 50.0)
+        _bound("carbon.trace_max_gap_h", self.trace_max_gap_h, 0.0, 48.0)
         for key in ("g_per_kwh", "market_g_per_kwh"):
             value = getattr(self, key)
             if value is not None:

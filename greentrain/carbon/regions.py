@@ -1,0 +1,262 @@
+"""The annual carbon intensity of places: world, countries, states, provinces, bidding zones, cloud regions.
+
+Values are those of the tables in the codecarbon wheel (MIT), each with its original source, and of the EIA
+zones of ``typical.json``. A place that is not in the tables is an error that lists the nearest names.
+"""
+
+import difflib
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from greentrain.carbon.codecarbon_data import CodecarbonData
+from greentrain.carbon.iso import ALPHA_2
+from greentrain.carbon.typical import ATTRIBUTION, BASIS, load_profiles
+from greentrain.config import WORLD
+from greentrain.errors import UnknownZoneError
+from greentrain.units import g_per_kwh_from_lb_per_mwh
+
+OWID: Final = "Our World in Data, Carbon intensity of electricity generation (Ember; Energy Institute), CC BY 4.0"
+EGRID: Final = "US EPA eGRID, annual CO2e total output emission rate (STC2ERTA), public domain"
+IEA: Final = "IEA Global Energy & CO2 Status Report, world average"
+CER: Final = "generation mix of the province (codecarbon's table of 2023) x fossil factors"
+MEE: Final = "Ministry of Ecology and Environment and National Bureau of Statistics of China, Announcement 2025 No. 47"
+ENTSOE: Final = "ENTSO-E Transparency, generation per type (A75), derived by Khepri, doi:10.5281/zenodo.22285397"
+GOOGLE: Final = "Google Cloud, carbon data by region, https://cloud.google.com/sustainability/region-carbon"
+
+_FOSSIL_G_PER_KWH: Final = {"coal": 995.725971, "petroleum": 816.6885263, "naturalGas": 743.8415916}
+"""Direct emissions by fuel that codecarbon 3.3.2 applies to the Canadian mixes (core/emissions.py,
+from https://github.com/responsibleproblemsolving/energy-usage#conversion-to-co2); other sources count 0."""
+
+_COUNTRY_ALIASES: Final = {
+    "GBR": ("UK", "Great Britain"),
+    "USA": ("United States of America", "America"),
+    "CZE": ("Czech Republic",),
+    "CPV": ("Cabo Verde",),
+    "CIV": ("Ivory Coast",),
+    "KOR": ("Korea",),
+    "MAC": ("Macau",),
+    "NLD": ("Holland",),
+    "RUS": ("Russian Federation",),
+    "TLS": ("Timor-Leste",),
+    "TUR": ("Turkiye",),
+    "VNM": ("Viet Nam",),
+}
+_CANADA: Final = {
+    "alberta": "AB",
+    "british columbia": "BC",
+    "manitoba": "MB",
+    "new brunswick": "NB",
+    "newfoundland and labrador": "NL",
+    "northwest territories": "NT",
+    "nova scotia": "NS",
+    "nunavut": "NU",
+    "ontario": "ON",
+    "prince edward island": "PE",
+    "quebec": "QC",
+    "saskatchewan": "SK",
+    "yukon": "YT",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The annual average carbon intensity of one place."""
+
+    zone: str
+    """Canonical code: ``FRA``, ``US-CA``, ``CA-QC``, ``SE3``, ``gcp:europe-west1``, ``US-CAL-CISO``, ``world``."""
+    name: str
+    g_per_kwh: float
+    year: int | None
+    """Year that the value describes (for ``world``: of the report); None where the source does not say."""
+    source: str
+    accounting: str
+    """``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it."""
+    aliases: Sequence[str] = field(default=())
+    """Other spellings that mean the same place."""
+
+    @property
+    def citation(self) -> str:
+        """Source and year, as printed beside every gram."""
+        return f"{self.source}, {self.year}" if self.year is not None else f"{self.source}, year not stated"
+
+
+def lookup(zone: str, data: CodecarbonData | None = None) -> Place:
+    """Return the annual carbon intensity of a place.
+
+    Case, accents and underscores do not matter. A bare name that means two places is refused.
+
+    Args:
+        zone: ``world``, an ISO code or name of a country, ``US-CA`` or a state's name, ``CA-QC``, ``CN-BJ``,
+            ``SE3``, ``gcp:europe-west1``, or a grid zone such as ``US-CAL-CISO``.
+        data: Tables to use; None takes those of the installed codecarbon.
+
+    Raises:
+        UnknownZoneError: The place is not in the tables, or the name is ambiguous; the message lists candidates.
+        CarbonSignalError: codecarbon is missing or its tables changed.
+    """
+    table = list(places(data or CodecarbonData.installed()))
+    key = _key(zone)
+    found = [place for place in table if key == _key(place.zone)]
+    found = found or [place for place in table if key in map(_key, place.aliases)]
+    found = found or [place for place in table if key == _key(place.name)]
+    if not found:
+        raise UnknownZoneError(_unknown(zone, table))
+    if len(found) > 1:
+        codes = " or ".join(f"{place.zone!r} ({place.name})" for place in found)
+        raise UnknownZoneError(f"carbon.zone {zone!r} is ambiguous: say {codes}")
+    if found[0].g_per_kwh <= 0:
+        raise UnknownZoneError(
+            f"carbon.zone {zone!r}: {found[0].citation} gives {found[0].g_per_kwh:g} g/kWh for {found[0].name}, which"
+            " is no life-cycle value of any grid; give a number with carbon.g_per_kwh"
+        )
+    return found[0]
+
+
+def places(data: CodecarbonData) -> Iterator[Place]:
+    """Yield every place of the tables.
+
+    Raises:
+        CarbonSignalError: A table is gone or has another layout.
+    """
+    for read, name in (
+        (_world, "private_infra/carbon_intensity_per_source.json"),
+        (_countries, "private_infra/global_energy_mix.json"),
+        (_us_states, "private_infra/2023/usa_emissions.json"),
+        (_canada, "private_infra/2023/canada_energy_mix.json"),
+        (_china, "private_infra/2023/china_provincial_emissions.json"),
+        (_nordic, "private_infra/nordic_emissions.json"),
+        (_google, "cloud/impact.csv"),
+    ):
+        try:
+            yield from read(data, name)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise data.changed(name, f"{type(error).__name__}: {error}") from error
+    for profile in load_profiles():
+        yield Place(
+            zone=profile.zone,
+            name=profile.name,
+            g_per_kwh=profile.mean_g_per_kwh,
+            year=profile.year,
+            source=ATTRIBUTION,
+            accounting=BASIS,
+            aliases=profile.aliases,
+        )
+
+
+def _world(data: CodecarbonData, name: str) -> Iterator[Place]:
+    value = float(data.read_json(name)["world_average"])
+    yield Place(zone=WORLD, name="World", g_per_kwh=value, year=2019, source=IEA, accounting="production")
+
+
+def _countries(data: CodecarbonData, name: str) -> Iterator[Place]:
+    for code, row in data.read_json(name).items():
+        short = (ALPHA_2[code],) if code in ALPHA_2 else ()
+        yield Place(
+            zone=code,
+            name=row["country_name"],
+            g_per_kwh=float(row["carbon_intensity"]),
+            year=int(row["year"]),
+            source=OWID,
+            accounting="production, life cycle",
+            aliases=(*short, *_COUNTRY_ALIASES.get(code, ())),
+        )
+
+
+def _us_states(data: CodecarbonData, name: str) -> Iterator[Place]:
+    table = data.read_json(name)
+    if table["_unit"]["emissions"] != "lbs/MWh":
+        raise ValueError(f"the unit is {table['_unit']['emissions']!r}, expected 'lbs/MWh'")
+    for state, row in table.items():
+        if not state.startswith("_"):
+            yield Place(
+                zone=f"US-{row['regionCode']}",
+                name=state.title(),
+                g_per_kwh=g_per_kwh_from_lb_per_mwh(float(row["emissions"])),
+                year=int(table["_source"]["year"]),
+                source=EGRID,
+                accounting="production, direct",
+                aliases=(f"US-{state}",),
+            )
+
+
+def _canada(data: CodecarbonData, name: str) -> Iterator[Place]:
+    for province, mix in data.read_json(name).items():
+        weighted = sum(float(mix[fuel]) * factor for fuel, factor in _FOSSIL_G_PER_KWH.items())
+        yield Place(
+            zone=f"CA-{_CANADA[province]}",
+            name=province.title(),
+            g_per_kwh=weighted / float(mix["total"]),
+            year=None,
+            source=CER,
+            accounting="production, direct, fossil fuels only",
+            aliases=(f"CA-{province}",),
+        )
+
+
+def _china(data: CodecarbonData, name: str) -> Iterator[Place]:
+    for code, row in data.read_json(name)["data"].items():
+        yield Place(
+            zone=code,
+            name=row["description"],
+            g_per_kwh=float(row["emission_factor"]),
+            year=int(row["year"]),
+            source=MEE,
+            accounting="consumption, direct CO2 only",
+            aliases=tuple(row["names"]),
+        )
+
+
+def _nordic(data: CodecarbonData, name: str) -> Iterator[Place]:
+    for code, row in data.read_json(name)["data"].items():
+        if code in ALPHA_2.values():
+            continue  # Finland as a whole: the table of countries has it, with a stated source
+        yield Place(
+            zone=code,
+            name=row["description"],
+            g_per_kwh=float(row["emission_factor"]),
+            year=int(row["year"]),
+            source=f"{ENTSOE}, covers {row['coverage'].split()[0]} of generation",
+            accounting="production, life cycle",
+            aliases=(f"{code[:2]}-{code}",),
+        )
+
+
+def _google(data: CodecarbonData, name: str) -> Iterator[Place]:
+    for row in data.read_csv(name):
+        region = row["region"].replace("cenrtal", "central")  # typing error in codecarbon 3.3.2: me-cenrtal1
+        yield Place(
+            zone=f"{row['provider']}:{region}",
+            name=f"{row['providerName']}, {row['city'] or row['country_name']}",
+            g_per_kwh=float(row["impact"]),
+            year=None,
+            source=GOOGLE,
+            accounting="location-based, as published by the provider",
+        )
+
+
+def _key(text: str) -> str:
+    plain = unicodedata.normalize("NFKD", text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+    plain = plain.encode("ascii", "ignore").decode()
+    return " ".join(plain.casefold().replace("_", " ").split())
+
+
+def _unknown(zone: str, table: Sequence[Place]) -> str:
+    key = _key(zone)
+    if key.split(":")[0] in ("aws", "azure"):
+        return (
+            f"carbon.zone {zone!r}: of the cloud providers the tables have Google only (as in 'gcp:europe-west1'); name"
+            " the country, state or grid zone in which the region stands, for example 'US-VA' or 'IRL'"
+        )
+    spellings = {_key(text): place for place in table for text in (place.zone, place.name, *place.aliases)}
+    near = [spellings[text] for text in difflib.get_close_matches(key, spellings, n=5, cutoff=0.6)]
+    country = spellings.get(key.split("-")[0]) if "-" in key else None
+    if country is not None:
+        near.append(country)
+    names = dict.fromkeys(f"{place.zone} ({place.name})" for place in near)
+    hint = f"the nearest are {', '.join(names)}" if names else "nothing there has a similar name"
+    return (
+        f"carbon.zone {zone!r} is in none of the tables; {hint}. Give an ISO country code, a region such as 'US-CA',"
+        " 'CA-QC', 'SE3' or 'gcp:europe-west1', 'world' for the world average, or a number with carbon.g_per_kwh"
+    )

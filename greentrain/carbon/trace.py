@@ -1,0 +1,255 @@
+"""A carbon intensity recorded as a CSV file: columns ``timestamp_utc`` and ``g_per_kwh``.
+
+Each value holds from its timestamp to the next one; the last holds for one regular step. The mean over an
+interval is the exact integral of that staircase, by prefix sums and bisection. Outside the file nothing is known.
+"""
+
+import csv
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import accumulate, pairwise
+from pathlib import Path
+from statistics import mode
+from typing import Final
+
+from greentrain.errors import TraceError
+from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
+from greentrain.units import S_PER_HOUR
+
+TIME: Final = "timestamp_utc"
+VALUE: Final = "g_per_kwh"
+_GAP_STEPS: Final = 1.5
+"""Two rows further apart than this many regular steps have a hole between them."""
+_MAX_G_PER_KWH: Final = 5000.0
+"""No grid emits more; a larger number is in another unit (gCO2/MWh, say)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRows:
+    """The checked content of a trace file."""
+
+    t_unix_s: "array[float]"
+    g_per_kwh: "array[float]"
+    line: "array[int]"
+    step_s: float
+    """The regular step: the most frequent distance between two rows (s)."""
+
+
+def read_trace(path: Path | str) -> TraceRows:
+    """Read and check a trace file. Gaps are left to the caller.
+
+    Raises:
+        TraceError: The file cannot be read, lacks a column, has fewer than two rows, a time without a zone, times
+            that do not increase, or a value that is negative, infinite or not a number. Names file, line and remedy.
+    """
+    path = Path(path)
+    times, values, lines = array("d"), array("d"), array("L")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            if TIME not in header or VALUE not in header:
+                raise TraceError(f"{path}:1: the columns are {header}; a trace needs {TIME!r} and {VALUE!r}")
+            i_time, i_value = header.index(TIME), header.index(VALUE)
+            for row in reader:
+                if not row:
+                    continue
+                where = f"{path}:{reader.line_num}"
+                if len(row) <= max(i_time, i_value):
+                    raise TraceError(
+                        f"{where}: {row} has {len(row)} of {len(header)} columns; complete or remove the line"
+                    )
+                t_s = _time(row[i_time], where)
+                if times and not t_s > times[-1]:
+                    raise TraceError(
+                        f"{where}: {TIME} {row[i_time]!r} is not after that of line {lines[-1]}; sort the rows and"
+                        " remove duplicates"
+                    )
+                times.append(t_s)
+                values.append(_value(row[i_value], where))
+                lines.append(reader.line_num)
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}; check carbon.trace_csv") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path} is no CSV text in UTF-8: {error}") from error
+    if len(times) < 2:
+        raise TraceError(f"{path} has {len(times)} rows of data; a trace needs two or more, to know its step")
+    return TraceRows(
+        t_unix_s=times,
+        g_per_kwh=values,
+        line=lines,
+        step_s=mode(round(b - a, 3) for a, b in pairwise(times)),
+    )
+
+
+def _time(text: str, where: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise TraceError(f"{where}: {TIME} {text!r} is no ISO 8601 time; write it like 2022-01-01T00:00Z") from error
+    if moment.tzinfo is None:
+        raise TraceError(
+            f"{where}: {TIME} {text!r} has no time zone; append Z if it is UTC, or its offset, as in"
+            f" {text.strip()}+01:00"
+        )
+    return moment.timestamp()
+
+
+def _value(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise TraceError(f"{where}: {VALUE} is {text!r}, not a number; remove the line to leave a gap") from error
+    if not (math.isfinite(value) and 0 <= value <= _MAX_G_PER_KWH):
+        raise TraceError(
+            f"{where}: {VALUE} is {text!r}; it must be between 0 and {_MAX_G_PER_KWH:g} gCO2e/kWh. Remove the line to"
+            " leave a gap, or convert the unit"
+        )
+    return value
+
+
+class TraceSignal:
+    """The carbon intensity in a CSV file.
+
+    Args:
+        csv_path: The file; times carry ``Z`` or an offset.
+        zone: Place that it is of; None takes the file's name.
+        source: Who says so, with year; None names the file.
+        max_gap_h: Holes up to this long (h) are bridged by a straight line and marked as estimated; 0 accepts none.
+        start_unix_s: Replay: the trace's first point is moved to this time (s since the epoch). None keeps its times.
+        kind: What the values are.
+        basis: Average or marginal.
+        accounting: ``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it.
+
+    Raises:
+        TraceError: The file is malformed or has a hole longer than ``max_gap_h``.
+    """
+
+    def __init__(
+        self,
+        csv_path: Path | str,
+        *,
+        zone: str | None = None,
+        source: str | None = None,
+        max_gap_h: float = 0.0,
+        start_unix_s: float | None = None,
+        kind: CarbonKind = CarbonKind.ACTUAL,
+        basis: CarbonBasis = CarbonBasis.AVERAGE,
+        accounting: str = "unspecified",
+    ) -> None:
+        path = Path(csv_path)
+        rows = read_trace(path)
+        self.zone = zone if zone is not None else path.stem
+        self.kind = kind if start_unix_s is None else CarbonKind.ESTIMATED
+        self.basis = basis
+        self.accounting = accounting
+        self.source = source if source is not None else f"trace {path.name}"
+        if start_unix_s is not None:
+            self.source += f", replayed from {_iso(rows.t_unix_s[0])}"
+        self.step_s = rows.step_s
+        self._steps = _staircase(path, rows, max_gap_h)
+        self.start_unix_s = rows.t_unix_s[0] if start_unix_s is None else float(start_unix_s)
+        self.end_unix_s = self.start_unix_s + self._steps.t_s[-1]
+
+    def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
+        """Return the time average; ``g_per_kwh`` is None where the trace does not cover the whole interval."""
+        value, filled = self._steps.mean(t0_unix_s - self.start_unix_s, t1_unix_s - self.start_unix_s)
+        return CarbonPoint(
+            t0_unix_s=t0_unix_s,
+            t1_unix_s=t1_unix_s,
+            g_per_kwh=value,
+            zone=self.zone,
+            source=self.source,
+            kind=CarbonKind.ESTIMATED if filled else self.kind,
+            basis=self.basis,
+            accounting=self.accounting,
+        )
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what the report says about the signal."""
+        return {
+            "signal": "trace",
+            "zone": self.zone,
+            "source": self.source,
+            "kind": str(self.kind),
+            "basis": str(self.basis),
+            "accounting": self.accounting,
+            "resolution": f"{self.step_s:g} s",
+            "covers": f"{_iso(self.start_unix_s)} to {_iso(self.end_unix_s)}",
+            "bridged_h": f"{self._steps.filled_s / S_PER_HOUR:g}",
+            "terms": "those of the file's source",
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staircase:
+    """A function that is ``g[i]`` from ``t_s[i]`` to ``t_s[i + 1]``, and unknown outside."""
+
+    t_s: "array[float]"
+    """n + 1 edges (s), the first at 0."""
+    g: "array[float]"
+    """n values."""
+    integral: "array[float]"
+    """n + 1 integrals from 0 to each edge."""
+    filled_before: "array[int]"
+    """n + 1 numbers of bridged values before each edge."""
+    filled_s: float
+
+    @classmethod
+    def of(cls, t_s: "array[float]", g: "array[float]", filled: "array[int]") -> "_Staircase":
+        widths = [b - a for a, b in pairwise(t_s)]
+        areas = (value * width for value, width in zip(g, widths, strict=True))
+        return cls(
+            t_s=t_s,
+            g=g,
+            integral=array("d", accumulate(areas, initial=0.0)),
+            filled_before=array("L", accumulate(filled, initial=0)),
+            filled_s=sum(width for width, bridged in zip(widths, filled, strict=True) if bridged),
+        )
+
+    def mean(self, t0: float, t1: float) -> tuple[float | None, bool]:
+        """Return the mean from t0 to t1 and whether a bridged value is in it."""
+        t = self.t_s
+        if not (0 <= t0 <= t1 <= t[-1] and t0 < t[-1]):
+            return None, False
+        i0 = bisect_right(t, t0) - 1
+        i1 = max(i0, bisect_left(t, t1) - 1)
+        filled = self.filled_before[i1 + 1] > self.filled_before[i0]
+        if i0 == i1:
+            return self.g[i0], filled
+        inner = self.integral[i1] - self.integral[i0 + 1]
+        area = self.g[i0] * (t[i0 + 1] - t0) + inner + self.g[i1] * (t1 - t[i1])
+        return area / (t1 - t0), filled
+
+
+def _staircase(path: Path, rows: TraceRows, max_gap_h: float) -> _Staircase:
+    start_s, step_s = rows.t_unix_s[0], rows.step_s
+    t_s, g, filled = array("d"), array("d"), array("b")
+    for i, t0 in enumerate(rows.t_unix_s):
+        t_s.append(t0 - start_s)
+        g.append(rows.g_per_kwh[i])
+        filled.append(0)
+        if i + 1 == len(rows.t_unix_s) or rows.t_unix_s[i + 1] - t0 <= _GAP_STEPS * step_s:
+            continue
+        t1 = rows.t_unix_s[i + 1]
+        gap_h = (t1 - t0 - step_s) / S_PER_HOUR
+        if gap_h > max_gap_h:
+            raise TraceError(
+                f"{path}:{rows.line[i + 1]}: a gap of {gap_h:g} h from {_iso(t0 + step_s)} to {_iso(t1)} (the trace's"
+                f" step is {step_s:g} s). Fill it, or accept gaps up to this length, bridged by a straight line and"
+                f" marked as estimated, with max_gap_h={math.ceil(gap_h * 100) / 100:g} (carbon.trace_max_gap_h)"
+            )
+        for k in range(1, math.ceil((t1 - t0) / step_s - 0.001)):
+            t_s.append(t0 + k * step_s - start_s)
+            g.append(rows.g_per_kwh[i] + (rows.g_per_kwh[i + 1] - rows.g_per_kwh[i]) * k * step_s / (t1 - t0))
+            filled.append(1)
+    t_s.append(rows.t_unix_s[-1] + step_s - start_s)
+    return _Staircase.of(t_s, g, filled)
+
+
+def _iso(t_unix_s: float) -> str:
+    return datetime.fromtimestamp(t_unix_s, UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
