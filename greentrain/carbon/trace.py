@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import mode
+from statistics import median_low
 from typing import Final
 
 from greentrain.errors import TraceError
@@ -36,7 +36,7 @@ class TraceRows:
     g_per_kwh: "array[float]"
     line: "array[int]"
     step_s: float
-    """The regular step: the most frequent distance between two rows (s)."""
+    """The regular step: the median distance between two rows (s)."""
 
 
 def read_trace(path: Path | str) -> TraceRows:
@@ -82,7 +82,7 @@ def read_trace(path: Path | str) -> TraceRows:
         t_unix_s=times,
         g_per_kwh=values,
         line=lines,
-        step_s=mode(round(b - a, 3) for a, b in pairwise(times)),
+        step_s=median_low(round(b - a, 3) for a, b in pairwise(times)),
     )
 
 
