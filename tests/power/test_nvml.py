@@ -1,0 +1,507 @@
+"""NvmlMeter with the real pynvml on the fake driver; the truth is known in closed form."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greentrain.clock import SystemClock
+from greentrain.errors import MeterError
+from greentrain.power.nvml import AVERAGE, COUNTER, INSTANT, STUCK_S, USAGE, NvmlMeter, survey_nvml
+from greentrain.power.nvml_probe import SPAN_S, poll, tick_of
+from greentrain.testing.fake_nvml import SONAME, FakeDriver, FakeGpu, NvmlCode, Wave, build_library
+from greentrain.types import DeviceKind, PowerMeter, Provenance, Sensor
+
+ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
+POWER = "nvmlDeviceGetPowerUsage"
+INSTANT_FIELD = "NVML_FI_DEV_POWER_INSTANT"
+AVERAGE_FIELD = "NVML_FI_DEV_POWER_AVERAGE"
+NO = NvmlCode.NOT_SUPPORTED
+UUID = "GPU-00000000-0000-0000-0000-{:012d}"
+
+Install = Callable[..., FakeDriver]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def install(library: Path) -> Iterator[Install]:
+    with ExitStack() as stack:
+
+        def start(*gpus: FakeGpu, **options: Any) -> FakeDriver:
+            driver = stack.enter_context(FakeDriver(list(gpus), library=library, **options))
+            stack.enter_context(driver.installed())
+            return driver
+
+        yield start
+
+
+class SteppedClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = time.monotonic()
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+
+def only(meter: NvmlMeter) -> Sensor:
+    (sensor,) = meter.sensors
+    return sensor
+
+
+def wait_for(t_s: float) -> None:
+    time.sleep(max(0.0, t_s - time.monotonic()) + 0.002)
+
+
+def test_the_counter_of_every_gpu_follows_the_truth_to_one_tick(install: Install) -> None:
+    driver = install(
+        FakeGpu(power=(Wave(low_w=100, high_w=400, period_s=0.13, duty=0.3),)),
+        FakeGpu(name="NVIDIA L4", power=(Wave(low_w=30), Wave(low_w=0, high_w=40, period_s=0.05)), tick_phase_s=0.03),
+    )
+    meter = NvmlMeter({})
+    assert isinstance(meter, PowerMeter)
+    first = meter.read()
+    time.sleep(0.35)
+    second = meter.read()
+    assert [sensor.device.uid for sensor in meter.sensors] == [UUID.format(0), UUID.format(1)]
+    assert [sensor.device.name for sensor in meter.sensors] == ["NVIDIA H100 80GB HBM3", "NVIDIA L4"]
+    for position, (a, b) in enumerate(zip(first, second, strict=True)):
+        assert meter.sensors[position].method == COUNTER
+        assert meter.sensors[position].device.kind is DeviceKind.GPU
+        assert meter.sensors[position].shared
+        assert a.device_uid == UUID.format(position)
+        assert a.energy_j is not None and b.energy_j is not None
+        truth_j = driver.true_energy_j(position, a.t_s, b.t_s)
+        largest_w = (400.0, 70.0)[position]
+        assert truth_j > 5
+        assert abs(b.energy_j - a.energy_j - truth_j) <= largest_w * 0.1 + 0.01
+    meter.close()
+
+
+def test_the_time_of_a_sample_lies_inside_its_call(install: Install) -> None:
+    install(FakeGpu(delays={ENERGY: (0.02, 0.0)}))
+    meter = NvmlMeter({})
+    before_s = time.monotonic()
+    (sample,) = meter.read()
+    assert 0.009 < sample.t_s - before_s < time.monotonic() - before_s - 0.009
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "positions"),
+    [
+        (UUID.format(2), [2]),
+        (f"{UUID.format(2)},{UUID.format(0)}", [2, 0]),
+        ("GPU-a1b2", [3]),
+        ("3,1", [3, 1]),
+        ("MIG-slice-b", [1]),
+        ("MIG-slice-b,MIG-slice-a", [1]),
+        ("1,0,9,2", [1, 0]),
+    ],
+)
+def test_only_the_visible_gpus_are_read_also_by_uuid(install: Install, text: str, positions: list[int]) -> None:
+    driver = install(
+        FakeGpu(), FakeGpu(mig_uuids=["MIG-slice-a", "MIG-slice-b"]), FakeGpu(), FakeGpu(uuid="GPU-a1b2c3d4-0-0-0-0")
+    )
+    meter = NvmlMeter({"CUDA_VISIBLE_DEVICES": text})
+    meter.read()
+    assert [sensor.device.uid for sensor in meter.sensors] == [driver.uuid(position) for position in positions]
+    assert [driver.calls(position, ENERGY) > 0 for position in range(4)] == [p in positions for p in range(4)]
+    meter.close()
+
+
+def test_the_environment_of_the_process_counts(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(FakeGpu(), FakeGpu())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID.format(1))
+    meter = NvmlMeter()
+    assert only(meter).device.uid == UUID.format(1)
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("errors", "method", "averaging_s"),
+    [
+        ({}, COUNTER, 0.0),
+        ({ENERGY: NO}, INSTANT, 0.0),
+        ({ENERGY: NO, INSTANT_FIELD: NO}, AVERAGE, 1.0),
+        ({ENERGY: NO, INSTANT_FIELD: NO, AVERAGE_FIELD: NO}, USAGE, 1.0),
+        ({ENERGY: NvmlCode.UNKNOWN, "nvmlDeviceGetFieldValues": NvmlCode.UNKNOWN}, USAGE, 1.0),
+    ],
+)
+def test_the_best_method_that_answers_is_taken(
+    install: Install, errors: dict[str, int], method: str, averaging_s: float
+) -> None:
+    install(FakeGpu(power=(Wave(low_w=250),), errors=errors))
+    meter = NvmlMeter({})
+    sensor = only(meter)
+    assert (sensor.method, sensor.averaging_s, sensor.provenance) == (method, averaging_s, Provenance.MEASURED)
+    (sample,) = meter.read()
+    if method == COUNTER:
+        assert sample.energy_j == pytest.approx(1e6, rel=1e-3)
+        assert sample.power_w is None
+    else:
+        assert "energy counter: " in sensor.note
+        assert sample.power_w == pytest.approx(250)
+        assert sample.energy_j is None
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("capability", "averaging_s"), [((7, 0), 0.0), ((7, 5), 0.0), ((8, 0), 0.0), ((8, 6), 1.0), ((10, 0), 1.0)]
+)
+def test_power_usage_is_an_average_only_after_ga100(
+    install: Install, capability: tuple[int, int], averaging_s: float
+) -> None:
+    install(FakeGpu(compute_capability=capability, errors={ENERGY: NO, "nvmlDeviceGetFieldValues": NO}))
+    meter = NvmlMeter({})
+    assert (only(meter).method, only(meter).averaging_s) == (USAGE, averaging_s)
+    meter.close()
+
+
+def test_instant_power_follows_a_square_wave_and_the_average_does_not(install: Install) -> None:
+    wave = (Wave(low_w=100, high_w=500, period_s=0.2),)
+    install(FakeGpu(power=wave, errors={ENERGY: NO}), FakeGpu(power=wave, errors={ENERGY: NO, INSTANT_FIELD: NO}))
+    meter = NvmlMeter({})
+    instant: list[float] = []
+    average: list[float] = []
+    for _ in range(20):
+        a, b = meter.read()
+        instant.append(a.power_w or 0)
+        average.append(b.power_w or 0)
+        time.sleep(0.02)
+    assert set(instant) == {100.0, 500.0}
+    assert all(260 <= power_w <= 340 for power_w in average)
+    meter.close()
+
+
+def test_a_gpu_that_cannot_be_read_is_missing_and_says_why(install: Install) -> None:
+    denied = {ENERGY: NvmlCode.NO_PERMISSION, "nvmlDeviceGetFieldValues": NO, POWER: NvmlCode.NO_PERMISSION}
+    driver = install(FakeGpu(errors=denied), FakeGpu())
+    meter = NvmlMeter({})
+    bad, good = meter.sensors
+    assert (bad.provenance, good.provenance) == (Provenance.MISSING, Provenance.MEASURED)
+    assert "Insufficient Permissions" in bad.note
+    calls = driver.calls(0, ENERGY)
+    missing, sample = meter.read()
+    assert missing.missing and "Insufficient Permissions" in missing.note
+    assert not sample.missing
+    assert driver.calls(0, ENERGY) == calls
+    meter.probe()
+    assert meter.sensors[0] == bad
+    meter.close()
+
+
+def test_a_slice_is_booked_as_its_whole_gpu_and_says_so(install: Install) -> None:
+    driver = install(FakeGpu(mig_uuids=["MIG-a", "MIG-b"], power=(Wave(low_w=300),)))
+    meter = NvmlMeter({"CUDA_VISIBLE_DEVICES": "MIG-a"})
+    sensor = only(meter)
+    assert sensor.device.uid == driver.uuid(0)
+    assert sensor.provenance is Provenance.MEASURED
+    assert sensor.shared
+    assert "per slice" in sensor.note and "whole GPU" in sensor.note
+    assert meter.read()[0].energy_j is not None
+    meter.close()
+
+
+def test_a_slice_whose_gpu_cannot_be_read_is_missing_never_zero(install: Install) -> None:
+    code = NvmlCode.NO_PERMISSION
+    install(FakeGpu(mig_uuids=["MIG-a"], errors={ENERGY: code, "nvmlDeviceGetFieldValues": code, POWER: code}))
+    meter = NvmlMeter({"CUDA_VISIBLE_DEVICES": "MIG-a"})
+    assert only(meter).provenance is Provenance.MISSING
+    assert "MIG" in only(meter).note and "prometheus" in only(meter).note
+    assert meter.read()[0].missing
+    meter.close()
+
+
+def test_a_lost_gpu_is_missing_for_ever_and_not_asked_again(install: Install) -> None:
+    driver = install(FakeGpu(), FakeGpu())
+    meter = NvmlMeter({})
+    assert not any(sample.missing for sample in meter.read())
+    wait_for(driver.update(0, lost=True))
+    lost, alive = meter.read()
+    assert lost.missing and "lost" in lost.note
+    assert not alive.missing
+    calls = driver.calls(0, ENERGY)
+    wait_for(driver.update(0, lost=False))
+    for _ in range(3):
+        again, alive = meter.read()
+        assert again.missing and "lost" in again.note
+        assert not alive.missing
+    meter.probe()
+    assert driver.calls(0, ENERGY) == calls
+    meter.close()
+
+
+def test_a_gpu_lost_before_the_start_is_known_but_missing(install: Install) -> None:
+    driver = install(FakeGpu(), FakeGpu())
+    wait_for(driver.update(1, lost=True))
+    meter = NvmlMeter({})
+    assert [sensor.provenance for sensor in meter.sensors] == [Provenance.MEASURED, Provenance.MISSING]
+    assert "lost" in meter.sensors[1].note
+    assert meter.sensors[1].device.uid == "nvml:1"
+    meter.close()
+
+
+def test_a_passing_error_is_a_missing_sample_and_then_reading_goes_on(install: Install) -> None:
+    driver = install(FakeGpu())
+    meter = NvmlMeter({})
+    wait_for(driver.update(0, errors={ENERGY: NvmlCode.UNKNOWN}))
+    (sample,) = meter.read()
+    assert sample.missing and "Unknown Error" in sample.note
+    wait_for(driver.update(0, errors={ENERGY: NvmlCode.SUCCESS}))
+    assert meter.read()[0].energy_j is not None
+    meter.close()
+
+
+def test_a_counter_that_runs_backwards_is_handed_on_as_it_is(install: Install) -> None:
+    # The curve turns the fall into a gap: tests/power/test_curve.py.
+    driver = install(FakeGpu(tick_s=0.01))
+    meter = NvmlMeter({})
+    (before,) = meter.read()
+    wait_for(driver.update(0, counter_jump_j=-999_000.0) + 0.02)
+    (after,) = meter.read()
+    assert before.energy_j is not None and after.energy_j is not None
+    assert 900 < after.energy_j < 1100 < before.energy_j
+    meter.close()
+
+
+def test_a_counter_that_stands_still_is_not_booked_as_zero(install: Install) -> None:
+    install(FakeGpu(power=(Wave(low_w=0),)))
+    clock = SteppedClock()
+    meter = NvmlMeter({}, clock=clock)
+    for _ in range(5):
+        assert not meter.read()[0].missing
+        clock.now_s += STUCK_S / 5
+    clock.now_s += 0.1
+    (sample,) = meter.read()
+    assert sample.missing and "has stood at" in sample.note
+    meter.close()
+
+
+@pytest.mark.parametrize("tick_s", [0.02, 0.05, 0.1])
+def test_the_probe_measures_the_tick_and_when_it_falls(install: Install, tick_s: float) -> None:
+    install(FakeGpu(tick_s=tick_s, tick_phase_s=0.007), FakeGpu(tick_s=tick_s, tick_phase_s=0.013))
+    meter = NvmlMeter({})
+    assert [sensor.tick_s for sensor in meter.sensors] == [0.1, 0.1]
+    assert [sensor.tick_edge_s for sensor in meter.sensors] == [None, None]
+    for _ in range(5):  # a loaded machine may need another look
+        meter.probe()
+        if not any(sensor.tick_s is None for sensor in meter.sensors):
+            break
+    for sensor, phase_s in zip(meter.sensors, (0.007, 0.013), strict=True):
+        assert sensor.tick_s == pytest.approx(tick_s, rel=0.06)
+        assert sensor.tick_edge_s is not None
+        off_s = (sensor.tick_edge_s - phase_s + tick_s / 2) % tick_s - tick_s / 2
+        assert abs(off_s) < 0.3 * tick_s
+        assert sensor.period_s >= 0.9 * tick_s
+    meter.close()
+
+
+def test_a_tick_too_slow_for_the_probe_is_not_invented(install: Install) -> None:
+    install(FakeGpu(tick_s=60.0))
+    meter = NvmlMeter({})
+    meter.probe()
+    assert only(meter).tick_s is None
+    assert "could not be measured" in only(meter).note
+    meter.close()
+
+
+def test_the_probe_tells_waiting_from_working_and_reading_slows_down(install: Install) -> None:
+    install(FakeGpu(delays={ENERGY: (0.012, 0.0)}), FakeGpu(delays={ENERGY: (0.0, 0.002)}))
+    meter = NvmlMeter({})
+    meter.probe()
+    waiting, working = meter.sensors
+    assert waiting.read_cost_s is not None and working.read_cost_s is not None
+    assert waiting.read_cost_s < 0.001
+    assert "one read takes 1" in waiting.note
+    assert waiting.period_s >= 0.2
+    assert 0.0019 < working.read_cost_s < 0.01
+    assert working.period_s >= 1.9
+    meter.close()
+
+
+def test_power_methods_state_a_cost_and_no_tick(install: Install) -> None:
+    install(FakeGpu(errors={ENERGY: NO}))
+    meter = NvmlMeter({})
+    meter.probe()
+    assert only(meter).tick_s is None
+    assert only(meter).tick_edge_s is None
+    assert only(meter).read_cost_s is not None
+    meter.close()
+
+
+def test_closing_shuts_nvml_down_once_and_later_reads_are_missing(install: Install) -> None:
+    driver = install(FakeGpu())
+    first, second = NvmlMeter({}), NvmlMeter({})
+    assert driver.init_depth == 2
+    first.close()
+    first.close()
+    assert driver.init_depth == 1
+    assert first.read()[0].missing and "closed" in first.read()[0].note
+    first.probe()
+    assert not second.read()[0].missing
+    second.close()
+    assert driver.init_depth == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (NvmlCode.DRIVER_NOT_LOADED, ["Driver Not Loaded", "modprobe nvidia"]),
+        (NvmlCode.LIB_RM_VERSION_MISMATCH, ["mismatch", "reboot"]),
+        (NvmlCode.NO_PERMISSION, ["Permissions", "/dev/nvidia"]),
+        (NvmlCode.UNKNOWN, ["Unknown Error", "dmesg"]),
+    ],
+)
+def test_a_driver_that_does_not_start_is_an_error_with_a_remedy(install: Install, code: int, words: list[str]) -> None:
+    install(FakeGpu(), init_error=code)
+    with pytest.raises(MeterError) as caught:
+        NvmlMeter({})
+    assert all(word in str(caught.value) for word in words)
+    assert all(word in survey_nvml({}).problem for word in words)
+
+
+def test_no_driver_library_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", absent)
+    with pytest.raises(MeterError, match=r"libnvidia-ml\.so\.1 is not found: install the NVIDIA driver"):
+        NvmlMeter({})
+
+
+def test_no_bindings_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(MeterError, match="pip install nvidia-ml-py"):
+        NvmlMeter({})
+
+
+@pytest.mark.parametrize("text", ["", "-1", "GPU-unknown", "7"])
+def test_no_visible_gpu_is_an_error_that_names_the_variable(install: Install, text: str) -> None:
+    driver = install(FakeGpu())
+    with pytest.raises(MeterError, match="CUDA_VISIBLE_DEVICES") as caught:
+        NvmlMeter({"CUDA_VISIBLE_DEVICES": text})
+    assert repr(text) in str(caught.value) and driver.uuid(0) in str(caught.value)
+    assert driver.init_depth == 0
+
+
+def test_a_driver_without_gpus_is_an_error(install: Install) -> None:
+    driver = install()
+    with pytest.raises(MeterError, match="no GPU"):
+        NvmlMeter({})
+    assert driver.init_depth == 0
+
+
+def test_a_gpu_that_the_job_may_not_touch_is_left_out_as_in_cuda(install: Install) -> None:
+    driver = install(FakeGpu(errors={"nvmlDeviceGetHandleByIndex_v2": NvmlCode.NO_PERMISSION}), FakeGpu())
+    meter = NvmlMeter({"CUDA_VISIBLE_DEVICES": "0"})
+    assert only(meter).device.uid == driver.uuid(1)
+    meter.close()
+    survey = survey_nvml({}, probe=False)
+    assert [gpu.hidden for gpu in survey.gpus] == [True, False]
+
+
+def test_unlike_gpus_by_index_carry_a_warning(install: Install) -> None:
+    install(FakeGpu(), FakeGpu(name="NVIDIA L4"))
+    doubtful = NvmlMeter({"CUDA_VISIBLE_DEVICES": "0"})
+    sure = NvmlMeter({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in only(doubtful).note
+    assert "CUDA_DEVICE_ORDER" not in only(sure).note
+    doubtful.close()
+    sure.close()
+
+
+def test_caveats_of_the_hardware_are_stated(install: Install) -> None:
+    install(FakeGpu(), FakeGpu(compute_capability=(8, 9), name="NVIDIA L4"), FakeGpu(grace_hopper=True))
+    meter = NvmlMeter({})
+    h100, l4, grace = (sensor.note for sensor in meter.sensors)
+    assert "25 %" in h100 and "25 %" not in l4
+    assert "Grace Hopper" in grace and "Grace Hopper" not in h100
+    meter.close()
+
+
+def test_the_survey_describes_driver_gpus_and_sensors(install: Install) -> None:
+    driver = install(FakeGpu(), FakeGpu(mig_uuids=["MIG-a"]))
+    survey = survey_nvml({"CUDA_VISIBLE_DEVICES": "1"})
+    assert survey.problem == ""
+    assert survey.driver_version == "580.65.06"
+    assert [(gpu.uid, gpu.slices) for gpu in survey.gpus] == [(driver.uuid(0), ()), (driver.uuid(1), ("MIG-a",))]
+    (sensor,) = survey.sensors
+    assert sensor.device.uid == driver.uuid(1)
+    assert sensor.read_cost_s is not None
+    hidden = survey_nvml({"CUDA_VISIBLE_DEVICES": ""})
+    assert "CUDA_VISIBLE_DEVICES=''" in hidden.problem and len(hidden.gpus) == 2
+    assert driver.init_depth == 0
+
+
+def test_a_child_process_finds_the_driver_by_its_name_and_needs_no_nvidia_smi(library: Path) -> None:
+    code = (
+        "from greentrain.power.nvml import NvmlMeter\n"
+        "meter = NvmlMeter()\n"
+        "print([(s.device.uid, s.method) for s in meter.sensors], meter.read()[0].energy_j > 0)\n"
+        "meter.close()"
+    )
+    with FakeDriver(2, library=library) as driver:
+        env = driver.env(nvidia_smi=False) | {"CUDA_VISIBLE_DEVICES": UUID.format(1), "PATH": ""}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert library.name == SONAME
+    assert done.stdout == f"[('{UUID.format(1)}', '{COUNTER}')] True\n", done.stderr
+
+
+def test_the_module_loads_neither_bindings_nor_numpy() -> None:
+    code = "import sys, greentrain.power.nvml; print([m for m in ('pynvml', 'numpy', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("edges", "tick_s"),
+    [
+        ([], None),
+        ([(1.0, 0.001)], None),
+        ([(1.0, 0.001), (1.05, 0.001), (1.1, 0.001)], 0.05),
+        ([(1.0, 0.001), (1.1003, 0.001), (1.2, 0.001)], 0.1),
+        ([(1.0, 0.001), (1.06, 0.001), (1.15, 0.04), (1.24, 0.001)], 0.06),
+        ([(1.0, 0.001), (1.15, 0.04), (1.24, 0.001)], None),
+        ([(1.0, 0.02), (1.11, 0.02), (1.19, 0.02)], 0.1),
+        ([(1.0, 0.02), (1.06, 0.02)], None),
+    ],
+)
+def test_the_tick_is_stated_only_where_the_changes_tell_it(
+    edges: list[tuple[float, float]], tick_s: float | None
+) -> None:
+    found_s, edge_s = tick_of(edges)
+    assert found_s == (None if tick_s is None else pytest.approx(tick_s, rel=0.02))
+    assert (edge_s is None) == (tick_s is None)
+
+
+def test_polling_ends_in_time() -> None:
+    clock = SystemClock()
+    start_s = clock.monotonic_s()
+    (polled,) = poll([lambda: 1.0], clock)
+    assert SPAN_S <= polled.span_s <= clock.monotonic_s() - start_s
+    assert SPAN_S <= 0.4
+
+
+def test_polling_a_reading_that_fails_tells_nothing_and_raises_nothing() -> None:
+    def broken() -> float:
+        raise RuntimeError("no")
+
+    (polled,) = poll([broken], SystemClock(), span_s=0.01)
+    assert (polled.tick_s, polled.edge_s, polled.cpu_s, polled.wall_s) == (None, None, None, None)
