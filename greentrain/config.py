@@ -16,6 +16,7 @@ from typing import Any
 
 from greentrain.errors import ConfigError
 
+T = typing.TypeVar("T")
 METERS = ("nvml", "rapl", "cpu_model", "prometheus", "replay", "null")
 SIGNALS = ("constant", "typical", "trace")
 CPU_SCOPES = ("process_tree", "machine")
@@ -201,7 +202,7 @@ def _nearest(word: str, known: typing.Iterable[str]) -> str:
     return f". Did you mean {near[0]!r}?" if near else ""
 
 
-def _build(cls: type[Any], data: Mapping[str, Any], where: str) -> Any:
+def _build(cls: type[T], data: Mapping[str, Any], where: str) -> T:
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for key, value in data.items():

@@ -5,8 +5,10 @@ newline before the next process appends, and skipped by the reader. While the di
 in memory, bounded, and are written when it comes back.
 """
 
+import contextlib
 import json
 import os
+import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -29,15 +31,16 @@ class Journal:
 
     Args:
         path: The file; its folder is created when missing.
-        fsync: Force every line to the device, so that a power cut loses no more than a crash.
+        fsync_s: Force the lines to the device this often (s), so that a power cut loses little more than a crash.
 
     Raises:
         RunFolderError: The folder or file cannot be created or written.
     """
 
-    def __init__(self, path: Path, *, fsync: bool = True) -> None:
+    def __init__(self, path: Path, *, fsync_s: float = 10.0) -> None:
         self.path = path
-        self.fsync = fsync
+        self._fsync_s = fsync_s
+        self._synced_s = time.monotonic()
         self.lost_lines = 0
         self._waiting: deque[bytes] = deque()
         self._warned = False
@@ -75,8 +78,8 @@ class Journal:
                     self._torn = False
                 self._write(self._waiting[0])
                 self._waiting.popleft()
-            if self.fsync:
-                os.fsync(self._fd)
+            if time.monotonic() - self._synced_s >= self._fsync_s:
+                self._sync()
         except OSError as error:
             self._warn(error)
             return False
@@ -86,8 +89,14 @@ class Journal:
         """Write what waits and close the file. Idempotent."""
         if self._fd >= 0:
             self.flush()
+            with contextlib.suppress(OSError):
+                self._sync()
             os.close(self._fd)
             self._fd = -1
+
+    def _sync(self) -> None:
+        self._synced_s = time.monotonic()
+        os.fsync(self._fd)
 
     def _write(self, data: bytes) -> None:
         written = os.write(self._fd, data)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from greentrain.accounting.bookkeeper import Bookkeeper
-from greentrain.accounting.embodied import EmbodiedRate, embodied_rate
+from greentrain.accounting.embodied import EmbodiedRate, embodied_rates
 from greentrain.accounting.timeline import Mark
 from greentrain.clock import Clock
 from greentrain.config import GreenConfig
@@ -49,7 +49,7 @@ MAX_MARKS = 1 << 18
 MAX_LAG_S = 5.0
 """A sensor that is silent for longer is booked as missing, so that the others' energy is not held back."""
 FIRST_BOOK_S = 1.0
-"""First ledger interval (s); intervals grow to ``run.book_s`` over the first minutes."""
+"""First ledger interval (s); they grow with the run to ``run.book_s``."""
 
 
 class ActiveRun:
@@ -108,6 +108,7 @@ class ActiveRun:
         self._curves: dict[str, EnergyCurve] = {}
         self._candidates: dict[str, EnergyCurve] = {}
         self._unread: list[Sensor] = []
+        self._node_rates = embodied_rates([sensor.device for sensor in meter.sensors], config.carbon)
         self._rates: dict[str, EmbodiedRate] = {}
         self._claim_at_start()
         self._books = Bookkeeper(t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=signal, pue=config.carbon.pue)
@@ -209,7 +210,8 @@ class ActiveRun:
     def _close(self, reason: str, stopped: bool) -> None:
         t1_s = self._clock.monotonic_s()
         if stopped:
-            self._sampler.read()
+            time.sleep(min(0.15, max((curve.wait_s for curve in self._curves.values()), default=0.0)))
+            self._sampler.read(final=True)
         self._claim_rest()
         for curve in self._curves.values():
             curve.finish(t1_s)
@@ -241,7 +243,7 @@ class ActiveRun:
             if t1_s > self._books.t_s:
                 self._record(t1_s)
         elapsed_s = now_s - self.t0_s
-        self._next_book_s = now_s + min(self.config.run.book_s, max(FIRST_BOOK_S, elapsed_s / 60))
+        self._next_book_s = now_s + min(self.config.run.book_s, max(FIRST_BOOK_S, elapsed_s / 10))
 
     def _record(self, t1_s: float) -> None:
         marks = []
@@ -269,7 +271,7 @@ class ActiveRun:
                     self._unread.append(sensor)
                     self._rate(sensor)
                 continue
-            mine = not sensor.shared or self._claims.degraded
+            mine = not sensor.shared or bool(self._claims.degraded)
             if sensor.shared and kind is DeviceKind.GPU:
                 mine = preferred(position, totals[kind], self.topology.local_rank, self.topology.local_world_size)
             elif sensor.shared:
@@ -280,22 +282,26 @@ class ActiveRun:
                 self._candidates[sensor.device.uid] = curve
 
     def _claim_rest(self) -> None:
+        # What nobody booked since the start is ours from the start on; a device that somebody held is taken over now.
+        first = self._books.t_s == self.t0_s
         for uid, curve in list(self._candidates.items()):
+            name = f"{curve.sensor.device.name} ({uid})"
             if self._claims.take(uid):
                 del self._candidates[uid]
-                if self._books.t_s > self.t0_s:
-                    fresh = EnergyCurve(curve.sensor, self._books.t_s, self.event)
-                    self.event("claim", f"{curve.sensor.device.name} ({uid}) is booked by this rank from here on")
-                    curve = fresh
+                if not first or self._claims.free_since_s(uid) > self.t0_s:
+                    curve = EnergyCurve(curve.sensor, self._books.t_s, self.event)
+                    self.event("claim", f"{name} is booked by this rank from here on")
+                    if self.closed:
+                        continue
                 self._own(curve)
                 self._write_sensors()
-            elif self._books.t_s == self.t0_s:
+            elif first:
                 holder = self._claims.holder(uid)
                 if holder.get("run_id") not in (None, self.run_id):
                     self.event(
                         "warning",
-                        f"{curve.sensor.device.name} ({uid}) is booked by another run, {holder.get('run_id')} (pid"
-                        f" {holder.get('pid')}): its energy is in that run's report, not in this one's",
+                        f"{name} is booked by another run, {holder.get('run_id')} (pid {holder.get('pid')}): its energy"
+                        " is in that run's report, not in this one's",
                     )
 
     def _own(self, curve: EnergyCurve) -> None:
@@ -303,8 +309,9 @@ class ActiveRun:
         self._rate(curve.sensor)
 
     def _rate(self, sensor: Sensor) -> None:
-        rate = embodied_rate(sensor.device, self.config.carbon)
-        if rate is not None:
+        # A modelled CPU has a sensor in every rank, but the node was made once.
+        rate = self._node_rates.get(sensor.device.uid)
+        if rate is not None and (sensor.shared or self.topology.local_rank == 0):
             self._rates[sensor.device.uid] = rate
 
     # -- files -------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger import Totals
 from greentrain.live import LiveLine
-from greentrain.power.detect import open_meters
 from greentrain.runfolder import ENV_RUN_ID, launch_run_id, new_run_id
 from greentrain.runtime import ActiveRun, wait_for_ranks
 from greentrain.shutdown import ShutdownHook
@@ -107,7 +106,7 @@ class GreenSession(contextlib.ContextDecorator):
         place = topology or self._topology or topology_from_env()
         self._starts += 1
         self.report_path = None
-        meter = self._meter if self._meter is not None else open_meters(self.config.power, topology=place)
+        meter = self._meter if self._meter is not None else self._open_meters(place)
         try:
             run = ActiveRun(
                 config=self.config,
@@ -306,6 +305,11 @@ class GreenSession(contextlib.ContextDecorator):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
+    def _open_meters(self, place: Topology) -> PowerMeter:
+        from greentrain.power.detect import open_meters
+
+        return open_meters(self.config.power, topology=place)
+
     def _run_id(self, place: Topology) -> str:
         fixed = (self._resume or {}).get("run_id") or self.config.run.id or os.environ.get(ENV_RUN_ID)
         if fixed:
@@ -364,7 +368,7 @@ def _agreed_run_id(name: str, place: Topology, nth: int, clock: Clock) -> str | 
         return None
     key = f"greentrain/run_id/{nth}"
     try:
-        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()  # type: ignore[attr-defined]
+        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
         if place.rank == 0:
             store.set(key, new_run_id(name, clock.unix_s()))
         store.wait([key], timedelta(seconds=10))

@@ -9,9 +9,11 @@ Locks are per user: two users' jobs on one node are two nodes to this module.
 
 import contextlib
 import json
+import math
 import os
 import re
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,6 +44,7 @@ class Claims:
         self._folder = folder
         self._owner = {"pid": os.getpid(), **owner}
         self._locks: dict[str, BaseFileLock] = {}
+        self._free_since_s: dict[str, float] = {}
         self.degraded = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -66,11 +69,18 @@ class Claims:
             self.degraded = f"no claims: {self._path(uid, '.lock')}: {error.strerror}"
             return True
         self._locks[uid] = lock
-        with contextlib.suppress(OSError):
-            self._path(uid, ".json").write_text(json.dumps(self._owner), encoding="utf-8")
+        self._free_since_s[uid] = self._last_end_s(uid)
+        self._tell(uid, self._owner)
         return True
 
-    def holder(self, uid: str) -> Mapping[str, str | int]:
+    def free_since_s(self, uid: str) -> float:
+        """Return the monotonic time up to which somebody else has booked a device that this process took (s).
+
+        Minus infinity if nobody did; the time of taking it if the last holder died without a word.
+        """
+        return self._free_since_s.get(uid, -math.inf)
+
+    def holder(self, uid: str) -> Mapping[str, str | int | float]:
         """Return what the last holder of a device said about itself; empty if nothing is known."""
         try:
             data = json.loads(self._path(uid, ".json").read_text(encoding="utf-8"))
@@ -79,12 +89,22 @@ class Claims:
         return data if isinstance(data, dict) else {}
 
     def release(self) -> None:
-        """Give every device back. Idempotent."""
+        """Give every device back, leaving word up to when it is booked. Idempotent."""
         for uid, lock in self._locks.items():
-            with contextlib.suppress(OSError):
-                self._path(uid, ".json").unlink(missing_ok=True)
+            self._tell(uid, {**self._owner, "until_s": time.monotonic()})
             lock.release()
         self._locks.clear()
+
+    def _tell(self, uid: str, words: Mapping[str, str | int | float]) -> None:
+        with contextlib.suppress(OSError):
+            self._path(uid, ".json").write_text(json.dumps(words), encoding="utf-8")
+
+    def _last_end_s(self, uid: str) -> float:
+        last, now_s = self.holder(uid), time.monotonic()
+        if not last:
+            return -math.inf
+        until_s = float(last.get("until_s", now_s))
+        return until_s if until_s <= now_s else -math.inf  # a later time is of an earlier boot
 
     def _path(self, uid: str, suffix: str) -> Path:
         return self._folder / (re.sub(r"[^A-Za-z0-9._-]", "_", uid) + suffix)

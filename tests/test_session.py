@@ -1,0 +1,320 @@
+"""GreenSession: books what was used, survives what can go wrong, and never touches the training."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greentrain import GreenSession
+from greentrain.carbon.constant import ConstantSignal
+from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError, SessionError
+from greentrain.journal import read_journal
+from greentrain.ledger import read_run
+from greentrain.types import CarbonPoint, Device, DeviceKind, PowerSample, Provenance, Sensor, Topology
+
+SIGNAL = ConstantSignal(360.0, zone="test", source="test")
+T0_S = time.monotonic()
+
+
+class FlatMeter:
+    """A GPU of constant power with a counter, and a CPU of constant power without."""
+
+    def __init__(self, gpu_w: float = 200.0, cpu_w: float = 50.0, shared: bool = True) -> None:
+        gpu = Device(uid="GPU-a", kind=DeviceKind.GPU, name="Fake GPU")
+        cpu = Device(uid="model:cpu", kind=DeviceKind.CPU, name="Fake CPU")
+        self.sensors: Sequence[Sensor] = (
+            Sensor(device=gpu, provenance=Provenance.MEASURED, method="counter", period_s=0.02, shared=shared),
+            Sensor(device=cpu, provenance=Provenance.MODELLED, method="model", period_s=0.02, shared=False),
+        )
+        self.gpu_w, self.cpu_w = gpu_w, cpu_w
+        self.fail: Callable[[], None] = lambda: None
+        self.closed = 0
+
+    def read(self) -> list[PowerSample]:
+        self.fail()
+        t_s = time.monotonic()
+        return [
+            PowerSample(device_uid="GPU-a", t_s=t_s, energy_j=self.gpu_w * (t_s - T0_S)),
+            PowerSample(device_uid="model:cpu", t_s=t_s, power_w=self.cpu_w),
+        ]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def _session(tmp_path: Path, meter: FlatMeter | None = None, **run: Any) -> GreenSession:
+    config = {"run": {"dir": str(tmp_path), "report": False, **run}, "power": {"sample_s": 0.02}}
+    return GreenSession(config, meter=meter or FlatMeter(), signal=SIGNAL)
+
+
+def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    t0_s = time.monotonic()
+    with green:
+        for _ in range(5):
+            with green.phase("forward"):
+                time.sleep(0.02)
+                with green.phase("attention"):
+                    time.sleep(0.01)
+            with green.phase("backward"):
+                time.sleep(0.03)
+            green.step(tokens=100)
+    wall_s = time.monotonic() - t0_s
+    totals = green.totals()
+    assert totals.energy_j == pytest.approx(250.0 * wall_s, rel=0.1)
+    assert sum(totals.by_phase.values()) == pytest.approx(totals.energy_j, rel=1e-9)
+    assert sum(totals.by_device.values()) == pytest.approx(totals.energy_j, rel=1e-9)
+    assert totals.by_provenance["measured"] == pytest.approx(4 * totals.by_provenance["modelled"], rel=0.05)
+    assert totals.by_phase["backward"] == pytest.approx(250 * 0.15, rel=0.15)
+    forward_j = totals.by_phase["forward"] + totals.by_phase["attention"]
+    assert totals.by_phase_inclusive["forward"] == pytest.approx(forward_j, rel=1e-6)
+    assert (totals.steps, totals.tokens) == (5, 500)
+    assert totals.operational_g == pytest.approx(totals.energy_j / 1e4)
+    entries = read_run(green.folder or "").ranks[0].entries
+    steps_j = sum(group[2] for entry in entries for group in entry.step_groups)
+    assert steps_j == pytest.approx(totals.energy_j, rel=0.05)
+    metrics = green.metrics()
+    assert metrics["green/energy_j"] == totals.energy_j
+    assert metrics["green/tokens_per_j"] == pytest.approx(500 / totals.energy_j)
+
+
+def test_what_is_read_back_is_what_was_booked(tmp_path: Path) -> None:
+    with _session(tmp_path, tags={"team": "a"}) as green:
+        time.sleep(0.05)
+    assert green.folder is not None
+    run = read_run(green.folder)
+    assert run.totals.energy_j == pytest.approx(green.totals().energy_j)
+    assert run.run["tags"] == {"team": "a"}
+    assert run.ranks[0].close is not None and run.ranks[0].close["reason"] == "finished"
+    assert run.ranks[0].sensors["GPU-a"]["provenance"] == "measured"
+
+
+def test_two_runs_in_a_row_are_separate(tmp_path: Path) -> None:
+    meter = FlatMeter()
+    green = _session(tmp_path, meter)
+    folders, energies = set(), []
+    for _ in range(2):
+        with green:
+            time.sleep(0.1)
+        folders.add(green.folder)
+        energies.append(green.totals().energy_j)
+    assert len(folders) == 2
+    assert energies[1] == pytest.approx(energies[0], rel=0.3)
+    assert meter.closed == 2
+
+
+def test_it_is_a_decorator(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+
+    @green
+    def train(x: int) -> int:
+        time.sleep(0.02)
+        return x + 1
+
+    assert train(1) == 2
+    assert green.totals().energy_j > 0
+
+
+def test_an_exception_is_booked_and_passed_on(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    with pytest.raises(ZeroDivisionError), green:
+        time.sleep(0.02)
+        raise ZeroDivisionError
+    assert green.folder is not None
+    close = read_run(green.folder).ranks[0].close
+    assert close is not None and close["reason"] == "exception"
+    assert not green.running
+
+
+def test_a_checkpoint_continues_the_folder(tmp_path: Path) -> None:
+    first = _session(tmp_path)
+    with first:
+        time.sleep(0.05)
+        first.checkpoint()
+    state = json.loads(json.dumps(first.state_dict()))
+    second = _session(tmp_path)
+    second.load_state_dict(state)
+    with second:
+        time.sleep(0.05)
+    assert second.folder == first.folder
+    assert second.totals().energy_j > 1.5 * first.totals().energy_j
+    run = read_run(second.folder or "")
+    assert run.totals.energy_j == pytest.approx(second.totals().energy_j)
+    assert {event["name"] for event in run.ranks[0].events} == {"checkpoint", "resume"}
+
+
+def test_a_checkpoint_without_its_folder_carries_the_totals(tmp_path: Path) -> None:
+    first = _session(tmp_path / "a")
+    with first:
+        time.sleep(0.05)
+    second = _session(tmp_path / "b")
+    second.load_state_dict(first.state_dict())
+    with second:
+        time.sleep(0.02)
+    assert second.totals().energy_j > first.totals().energy_j
+    assert read_run(second.folder or "").totals.energy_j == pytest.approx(second.totals().energy_j)
+
+
+def test_bad_states_are_refused(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    green.load_state_dict({})
+    with pytest.raises(ConfigError, match="upgrade"):
+        green.load_state_dict({"format": 99, "run_id": "x", "totals": {}})
+    with green:
+        with pytest.raises(SessionError, match="before start"):
+            green.load_state_dict({"format": 1, "run_id": "x", "totals": {}})
+        with pytest.raises(SessionError, match="running already"):
+            green.start()
+
+
+def test_a_meter_that_fails_mid_run_is_a_gap_and_one_warning(tmp_path: Path) -> None:
+    meter = FlatMeter()
+    green = _session(tmp_path, meter)
+
+    def lost() -> None:
+        raise OSError("bus error")
+
+    with pytest.warns(GreenTrainWarning) as caught, green:
+        time.sleep(0.1)
+        meter.fail = lost
+        time.sleep(0.1)
+    assert len([w for w in caught if "bus error" in str(w.message)]) >= 1
+    totals = green.totals()
+    assert totals.missing_s["GPU-a"] == pytest.approx(0.1, abs=0.06)
+    assert totals.by_device["GPU-a"] == pytest.approx(200 * 0.1, rel=0.4)
+    assert any(event["name"] == "gap" for event in read_run(green.folder or "").ranks[0].events)
+
+
+def test_a_meter_that_never_answers_gives_missing_and_no_zero(tmp_path: Path) -> None:
+    meter = FlatMeter()
+
+    def lost() -> None:
+        raise OSError("no driver")
+
+    meter.fail = lost
+    green = _session(tmp_path, meter)
+    with pytest.warns(GreenTrainWarning), green:
+        time.sleep(0.05)
+    totals = green.totals()
+    assert totals.missing_s["GPU-a"] > 0.03
+    assert "green/power_w" not in green.metrics()
+
+
+def test_unknown_intensity_is_unpriced(tmp_path: Path) -> None:
+    class Unknown:
+        def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
+            return CarbonPoint(t0_unix_s=t0_unix_s, t1_unix_s=t1_unix_s, g_per_kwh=None, zone="XX", source="nobody")
+
+        def describe(self) -> dict[str, str]:
+            return {"zone": "XX"}
+
+    config = {"run": {"dir": str(tmp_path), "report": False}}
+    green = GreenSession(config, meter=FlatMeter(), signal=Unknown())
+    with green:
+        time.sleep(0.05)
+    assert green.totals().unpriced_j == pytest.approx(green.totals().energy_j)
+    assert "green/emissions_g" not in green.metrics()
+
+
+def test_a_read_only_run_folder_fails_before_training(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file, not a folder")
+    meter = FlatMeter()
+    with pytest.raises(RunFolderError, match=r"run\.dir"):
+        _session(tmp_path / "runs", meter).start()
+    assert meter.closed == 1
+
+
+def test_a_disk_that_fills_up_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    green = _session(tmp_path, book_s=0.1)
+    import os as real_os
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with pytest.warns(GreenTrainWarning, match="No space left"), green:
+        time.sleep(0.05)
+        monkeypatch.setattr(real_os, "write", full)
+        time.sleep(0.3)
+        monkeypatch.undo()
+        time.sleep(0.2)
+    run = read_run(green.folder or "")
+    assert run.totals.energy_j == pytest.approx(green.totals().energy_j)
+
+
+def test_windows_come_from_the_curve(tmp_path: Path) -> None:
+    with _session(tmp_path) as green:
+        time.sleep(0.1)
+        t0_s = time.monotonic()
+        time.sleep(0.2)
+        t1_s = time.monotonic()
+        window = green.energy(t0_s, t1_s, wait_s=1.0)
+        assert green.energy(t0_s, t1_s + 100) is None
+    assert window is not None
+    assert window["GPU-a"] == pytest.approx(200 * (t1_s - t0_s), rel=0.02)
+
+
+def test_marks_outside_a_run_are_ignored(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    green.step(tokens=5)
+    with green.phase("forward"):
+        pass
+    assert green.totals().steps == 0
+    with green:
+        green.step(tokens=7)
+    green.step(tokens=5)
+    assert green.totals().tokens == 7
+
+
+def test_two_ranks_share_a_node_without_counting_it_twice(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path), "report": False, "id": "job"}, "power": {"sample_s": 0.02}}
+    ranks = [
+        GreenSession(
+            config,
+            meter=FlatMeter(),
+            signal=SIGNAL,
+            topology=Topology(rank=r, world_size=2, local_rank=r, local_world_size=2, host="h"),
+        )
+        for r in range(2)
+    ]
+    t0_s = time.monotonic()
+    ranks[1].start()
+    ranks[0].start()
+    time.sleep(0.3)
+    ranks[1].close()
+    ranks[0].close()
+    wall_s = time.monotonic() - t0_s
+    run = read_run(tmp_path / "job")
+    assert len(run.ranks) == 2
+    assert run.totals.by_device["GPU-a"] == pytest.approx(200 * wall_s, rel=0.15)
+    assert sum("GPU-a" in rank.sensors for rank in run.ranks) == 1
+
+
+def test_another_run_on_the_same_gpu_is_told_so(tmp_path: Path) -> None:
+    with _session(tmp_path):
+        other = _session(tmp_path)
+        with pytest.warns(GreenTrainWarning, match="booked by another run"), other:
+            time.sleep(0.05)
+        assert "GPU-a" not in other.totals().by_device
+
+
+def test_a_dead_ranks_device_is_taken_over(tmp_path: Path) -> None:
+    first, second = _session(tmp_path, book_s=0.1, id="job"), _session(tmp_path / "x", book_s=0.1, id="job")
+    first.start()
+    second.start()
+    time.sleep(0.3)
+    first.close()
+    time.sleep(0.5)
+    second.close()
+    assert second.totals().by_device["GPU-a"] == pytest.approx(200 * 0.45, rel=0.5)
+    assert any(event["name"] == "claim" for event in read_run(second.folder or "").ranks[0].events)
+
+
+def test_the_journal_is_written_while_running(tmp_path: Path) -> None:
+    with _session(tmp_path, book_s=0.1) as green:
+        time.sleep(0.5)
+        assert green.folder is not None
+        kinds = [record["kind"] for record in read_journal(green.folder / "rank-00000.jsonl")]
+    assert kinds.count("entry") >= 2
