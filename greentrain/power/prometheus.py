@@ -1,0 +1,249 @@
+"""Energy counters that a Prometheus server has scraped, by default those of Kepler.
+
+A thread of the meter asks the server about twice a scrape interval; ``read`` returns what it last learned, so
+neither the sampler nor the training ever waits for the network. A sample has the time at which Prometheus scraped
+it, mapped to the monotonic clock through the machine's wall clock.
+
+HTTP API: https://prometheus.io/docs/prometheus/latest/querying/api/ (read 2026-11-21). An instant query of a range
+(``x[60s]``) gives the scraped samples with their own times; one of an instant vector gives the time of the query.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from greentrain._imports import try_import
+from greentrain.clock import Clock, SystemClock
+from greentrain.errors import MeterError
+from greentrain.power.kepler import QUERY, kepler_device, kepler_provenance, node_of, pick_node, series_device
+from greentrain.power.rapl import UNCERTAINTY
+from greentrain.types import Device, PowerSample, Provenance, Sensor
+
+with try_import("prometheus") as _imports:
+    import httpx
+
+FIRST_WINDOW_S: Final = 300.0
+"""How far the first query looks back: Prometheus's own lookback for instant vectors."""
+DEFAULT_SCRAPE_S: Final = 60.0
+"""Assumed where a series has one sample yet: Prometheus's default global.scrape_interval."""
+MAX_REPLY_BYTES: Final = 8_000_000
+_SELECTOR = re.compile(r"[A-Za-z_:][\w:]*(\{.*\})?|\{.*\}", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+    """(unix s, joules), oldest first."""
+
+
+class PrometheusMeter:
+    """Follows cumulative joules in a Prometheus server.
+
+    Args:
+        url: The server, for example ``http://prometheus:9090``.
+        query: PromQL whose result is cumulative joules, one series a device; None asks for Kepler's node counters
+            of this node. A plain selector keeps the scrape times; of any other expression the time is that of the
+            query.
+        node: Name of this node among Kepler's; None takes $NODE_NAME, else the host name.
+        timeout_s: Longest wait for one answer (s).
+        transport: An httpx transport, for tests.
+        clock: Time.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+        MeterError: The server does not answer, or has no such series; says what to check.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        query: str | None = None,
+        *,
+        node: str | None = None,
+        timeout_s: float = 2.0,
+        transport: "httpx.BaseTransport | None" = None,
+        clock: Clock | None = None,
+    ) -> None:
+        _imports.check()
+        self._clock = clock or SystemClock()
+        self._url = url.rstrip("/")
+        self._query = query.strip() if query is not None else None
+        self._node = node or os.environ.get("NODE_NAME") or socket.gethostname()
+        self._timeout_s = timeout_s
+        self._problem = ""
+        self._latest: dict[str, PowerSample] = {}
+        self._seen: dict[str, tuple[float, float]] = {}
+        self._lost_j: dict[str, float] = {}
+        self._client = httpx.Client(timeout=timeout_s, transport=transport)
+        self._stop = threading.Event()
+        try:
+            found = self._select(self._ask(FIRST_WINDOW_S))
+            if not found:
+                what = (
+                    query or "Kepler's node counters (kepler_node_cpu_joules_total or kepler_node_package_joules_total)"
+                )
+                raise MeterError(f"{self._url} has no series for {what}: check that it scrapes Kepler on this node")
+            self._scrape_s = _scrape_s(found)
+            self._sensors = [_sensor(device, labels, self._scrape_s, query) for device, labels in _devices(found)]
+            self._take(found)
+        except _ReplyError as error:
+            self._client.close()
+            raise MeterError(f"Prometheus at {self._url}: {error}; check power.prometheus_url") from error
+        except BaseException:
+            self._client.close()
+            raise
+        self._poll_s = min(max(self._scrape_s / 2, 0.25), 15.0)
+        self._window_s = max(5 * self._scrape_s, 10.0)
+        self._stale_s = 3 * self._scrape_s + self._poll_s + timeout_s
+        self._thread = threading.Thread(target=self._run, name="greentrain-prometheus", daemon=True)
+        self._thread.start()
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """The devices found when the meter was opened."""
+        return self._sensors
+
+    def read(self) -> Sequence[PowerSample]:
+        """Return the newest known sample of each device; one too old to be true is a failed reading."""
+        now_s = self._clock.monotonic_s()
+        latest, closed = self._latest, self._stop.is_set()
+        samples = []
+        for sensor in self._sensors:
+            uid = sensor.device.uid
+            sample = latest.get(uid)
+            if closed or sample is None or now_s - sample.t_s > self._stale_s:
+                age = "never" if sample is None else f"{now_s - sample.t_s:.0f} s ago"
+                note = (
+                    "the meter is closed" if closed else f"last sample {age}; {self._problem or 'the target is down'}"
+                )
+                sample = PowerSample(device_uid=uid, t_s=now_s, note=note)
+            samples.append(sample)
+        return samples
+
+    def close(self) -> None:
+        """Stop asking; waits at most a little longer than the timeout. Idempotent."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join(self._timeout_s + 1.0)
+        if not self._thread.is_alive():
+            with contextlib.suppress(Exception):
+                self._client.close()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._poll_s):
+            try:
+                self._take(self._select(self._ask(self._window_s)))
+                self._problem = ""
+            except Exception as error:
+                self._problem = str(error) or repr(error)
+
+    def _ask(self, window_s: float) -> list[_Series]:
+        query = QUERY if self._query is None else self._query
+        if _SELECTOR.fullmatch(query):
+            query = f"{query}[{math.ceil(window_s)}s]"
+        give_up_s = self._clock.monotonic_s() + self._timeout_s
+        body = bytearray()
+        try:
+            with self._client.stream("GET", f"{self._url}/api/v1/query", params={"query": query}) as reply:
+                for chunk in reply.iter_bytes():
+                    body += chunk
+                    if len(body) > MAX_REPLY_BYTES:
+                        raise _ReplyError(f"the answer is longer than {MAX_REPLY_BYTES} bytes; narrow the query")
+                    if self._stop.is_set() or self._clock.monotonic_s() > give_up_s:
+                        raise _ReplyError(f"no complete answer within {self._timeout_s:g} s")
+                status = reply.status_code
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _ReplyError(f"no answer ({str(error) or type(error).__name__})") from error
+        return _parse(bytes(body), status)
+
+    def _select(self, series: list[_Series]) -> list[tuple[Device, _Series]]:
+        if self._query is not None:
+            return [(series_device(s.labels), s) for s in series]
+        nodes = sorted({node for s in series if (node := node_of(s.labels))})
+        if len(nodes) > 1:
+            mine = pick_node(nodes, self._node)
+            if mine is None:
+                raise MeterError(
+                    f"{self._url} has Kepler series of {len(nodes)} nodes ({', '.join(nodes[:5])}), none named like"
+                    f" this host, {self._node!r}: set NODE_NAME to its name or give power.prometheus_query a matcher"
+                )
+            series = [s for s in series if node_of(s.labels) == mine]
+        found = ((kepler_device(s.labels), s) for s in series)
+        return [(device, s) for device, s in found if device is not None]
+
+    def _take(self, found: Sequence[tuple[Device, _Series]]) -> None:
+        """Make samples of the newest points; the series of one device (idle, dynamic) are added up."""
+        offset_s = self._clock.monotonic_s() - self._clock.unix_s()
+        newest: dict[str, list[tuple[float, float]]] = {}
+        for device, series in found:
+            newest.setdefault(device.uid, []).append(series.points[-1])
+        latest = dict(self._latest)
+        for uid, points in newest.items():
+            unix_s, value_j = max(t for t, _ in points), sum(v for _, v in points)
+            before_unix_s, before_j = self._seen.get(uid, (-math.inf, 0.0))
+            if unix_s <= before_unix_s or unix_s - min(t for t, _ in points) > 1e-3 or not math.isfinite(value_j):
+                continue
+            if value_j < before_j:
+                self._lost_j[uid] = self._lost_j.get(uid, 0.0) + before_j
+            self._seen[uid] = (unix_s, value_j)
+            t_s = min(unix_s + offset_s, self._clock.monotonic_s())
+            if uid in latest:
+                t_s = max(t_s, latest[uid].t_s)
+            latest[uid] = PowerSample(device_uid=uid, t_s=t_s, energy_j=value_j + self._lost_j.get(uid, 0.0))
+        self._latest = latest
+
+
+class _ReplyError(Exception):
+    """The server did not answer, or not as Prometheus does."""
+
+
+def _parse(body: bytes, status: int) -> list[_Series]:
+    try:
+        reply: Any = json.loads(body)
+        if reply["status"] != "success":
+            raise _ReplyError(f"HTTP {status}: {reply.get('error', 'unknown error')}")
+        data = reply["data"]
+        if data["resultType"] not in ("matrix", "vector"):
+            raise _ReplyError(f"the query gives a {data['resultType']}, not series of joules")
+        out = []
+        for item in data["result"]:
+            pairs = item["values"] if data["resultType"] == "matrix" else [item["value"]]
+            points = [(float(t), float(v)) for t, v in pairs]
+            if points:
+                out.append(_Series({str(k): str(v) for k, v in item["metric"].items()}, points))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _ReplyError(f"HTTP {status}, and the answer is not that of a Prometheus server") from error
+    return out
+
+
+def _scrape_s(found: Sequence[tuple[Device, _Series]]) -> float:
+    gaps = sorted(b[0] - a[0] for _, s in found for a, b in zip(s.points, s.points[1:], strict=False))
+    return max(gaps[len(gaps) // 2], 0.1) if gaps else DEFAULT_SCRAPE_S
+
+
+def _devices(found: Sequence[tuple[Device, _Series]]) -> list[tuple[Device, Mapping[str, str]]]:
+    by_uid = {device.uid: (device, series.labels) for device, series in reversed(found)}
+    return [by_uid[uid] for uid in sorted(by_uid)]
+
+
+def _sensor(device: Device, labels: Mapping[str, str], scrape_s: float, query: str | None) -> Sensor:
+    node = node_of(labels)
+    provenance = kepler_provenance(labels) if query is None else Provenance.MEASURED
+    measured = provenance is Provenance.MEASURED
+    return Sensor(
+        device=device,
+        provenance=provenance,
+        method="Kepler through Prometheus" if query is None else "PromQL query",
+        period_s=scrape_s,
+        uncertainty=UNCERTAINTY.get(device.kind) if query is None and measured else None,
+        note=f"Scraped every {scrape_s:.3g} s{f' on node {node}' if node else ''}; all processes of the machine",
+    )
