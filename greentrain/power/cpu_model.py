@@ -21,7 +21,7 @@ would charge a node with eight ranks 80 W. A rate per GB adds up over processes.
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -54,7 +54,7 @@ class CpuModelMeter:
         tdp_w: Thermal design power of all packages (W); None looks it up in codecarbon's table.
         local_world_size: Ranks on this node that share the CPUs; each is charged its part of the idle power.
         excluded_pids: Called at each read: processes whose own meters book them, left out with their descendants.
-        note: Said by the CPU sensor, for example why it is modelled.
+        notes: Said first by the sensor of a kind, for example why it is modelled.
         proc: Where procfs is mounted; where it does not exist, psutil is asked.
         clock: Time.
 
@@ -71,7 +71,7 @@ class CpuModelMeter:
         tdp_w: float | None = None,
         local_world_size: int = 1,
         excluded_pids: Callable[[], Collection[int]] = frozenset,
-        note: str = "",
+        notes: Mapping[DeviceKind, str] | None = None,
         proc: str = "/proc",
         clock: Clock | None = None,
     ) -> None:
@@ -79,7 +79,6 @@ class CpuModelMeter:
             raise MeterError(f"cpu model: scope is {scope!r}; known: {', '.join(SCOPES)}")
         self._clock = clock or SystemClock()
         self._closed = False
-        self._read_cost_s: float | None = None
         pid = os.getpid() if root_pid is None else root_pid
         linux = Path(proc, "stat").exists()
         self._load: _TreeLoad | _MachineLoad | _PsutilLoad
@@ -101,10 +100,17 @@ class CpuModelMeter:
         self._j_per_cpu_s = (power.tdp_w - idle_w) / threads
         self._t0_s = self._clock.monotonic_s()
         self._sensors = [s for s in _sensors(power.model, scope, power.uncertainty) if s.device.kind in kinds]
-        about = f"{power.note}; idle {self._idle_w:.3g} W charged here, {self._j_per_cpu_s:.3g} J per CPU second"
-        self._annotate(DeviceKind.CPU, f"{note}. {about}" if note else about)
         used = "resident memory, shared pages once a process" if scope == "process_tree" else "used memory"
-        self._annotate(DeviceKind.DRAM, f"{RAM_W_PER_GB} W per GB of {used} (codecarbon before 3.0: 3 W per 8 GB)")
+        about = {
+            DeviceKind.CPU: f"{power.note}; idle {self._idle_w:.3g} W charged here, {self._j_per_cpu_s:.3g} J per CPU"
+            " second",
+            DeviceKind.DRAM: f"{RAM_W_PER_GB} W per GB of {used} (3 W per 8 GB, codecarbon before 3.0)",
+        }
+        said = [(notes or {}).get(s.device.kind, "") for s in self._sensors]
+        self._sensors = [
+            dataclasses.replace(s, note=f"{why}. {about[s.device.kind]}" if why else about[s.device.kind])
+            for s, why in zip(self._sensors, said, strict=True)
+        ]
 
     @property
     def sensors(self) -> Sequence[Sensor]:
@@ -139,9 +145,6 @@ class CpuModelMeter:
     def close(self) -> None:
         """Stop reading. Idempotent."""
         self._closed = True
-
-    def _annotate(self, kind: DeviceKind, note: str) -> None:
-        self._sensors = [dataclasses.replace(s, note=note) if s.device.kind is kind else s for s in self._sensors]
 
 
 class _TreeLoad:
