@@ -1,0 +1,117 @@
+"""Everything that went into a report besides measurements: name, value, source."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the assumptions behind a summary, each with value and source.
+
+    Args:
+        summary: The summary so far.
+        run: run.json, for the settings.
+    """
+    config = run.get("config") or {}
+    carbon_config = config.get("carbon") or {}
+    pue = summary["energy"]["pue"]
+    rows = [
+        _row(
+            "PUE (facility energy / IT energy)",
+            f"{pue:g}",
+            "carbon.pue in the configuration"
+            if pue != 1.0
+            else "default 1: cooling and power conversion of the building are not counted",
+        )
+    ]
+    rows += _intensity(summary["carbon"])
+    if carbon_config.get("market_g_per_kwh") is not None:
+        rows.append(
+            _row(
+                "Contracted carbon intensity",
+                f"{carbon_config['market_g_per_kwh']:g} g/kWh",
+                "carbon.market_g_per_kwh in the configuration; GHG Protocol scope 2, market-based",
+            )
+        )
+    if summary["carbon"]["embodied_g"]["mid"] is not None and "lifetime_years" in carbon_config:
+        rows.append(
+            _row(
+                "Life of a device",
+                f"{carbon_config['lifetime_years']:g} years",
+                "carbon.lifetime_years; low and high estimates use 6 and 3 years",
+            )
+        )
+    rows += _devices(summary)
+    for rank in summary["ranks"]:
+        for item in rank["excluded"]:
+            rows.append(_row(f"Left out: {item.get('name') or item.get('uid')}", "not counted", item.get("reason", "")))
+    return _unique(rows)
+
+
+def _intensity(carbon: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = []
+    for source in carbon["sources"]:
+        rows.append(
+            _row(
+                f"Carbon intensity of {source['zone']}",
+                _range(carbon) if len(carbon["sources"]) == 1 else "by interval",
+                f"{source['source']} ({source['kind']}, {source['basis']}, {source['accounting']})",
+            )
+        )
+    signal = carbon["signal"]
+    if signal.get("resolution"):
+        rows.append(_row("Time resolution of the intensity", signal["resolution"], signal.get("source", "")))
+    if carbon["unpriced_j"]:
+        rows.append(_row("Energy without a carbon intensity", f"{carbon['unpriced_j']:.4g} J", "in no figure of grams"))
+    return rows
+
+
+def _range(carbon: Mapping[str, Any]) -> str:
+    low, high = carbon["intensity_min_g_per_kwh"], carbon["intensity_max_g_per_kwh"]
+    if low is None:
+        return "unknown"
+    return f"{low:.4g} g/kWh" if high - low < 1e-3 * max(high, 1e-9) else f"{low:.4g} to {high:.4g} g/kWh"
+
+
+def _devices(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = []
+    without: list[str] = []
+    for device in summary["devices"]:
+        if device["provenance"] in ("modelled", "mixed"):
+            rows.append(
+                _row(f"Power model of {device['name']}", device["method"] or "model", device["note"] or "not measured")
+            )
+        rate = device["embodied_g_per_h"]
+        if rate:
+            rows.append(
+                _row(
+                    f"Embodied carbon of {device['name']}",
+                    f"{rate['mid']:.3g} g/h ({rate['low']:.3g} to {rate['high']:.3g})",
+                    rate.get("source", ""),
+                )
+            )
+        elif device["name"] not in without:
+            without.append(device["name"])
+    if without:
+        rows.append(
+            _row(
+                "Devices without an embodied figure of their own",
+                ", ".join(without),
+                "not counted, unless part of an accelerator's server share; set carbon.embodied_kg to add one",
+            )
+        )
+    return rows
+
+
+def _row(name: str, value: object, source: object) -> dict[str, str]:
+    return {"name": name, "value": str(value), "source": str(source)}
+
+
+def _unique(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    seen: set[tuple[str, str, str]] = set()
+    out = []
+    for row in rows:
+        key = (row["name"], row["value"], row["source"])
+        if key not in seen:
+            seen.add(key)
+            out.append(row)
+    return out

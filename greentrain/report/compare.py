@@ -1,0 +1,182 @@
+"""Two or more runs side by side: what each used relative to the first, and what makes that unfair."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from greentrain.errors import GreenTrainError
+from greentrain.report import units_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_FIGURES = (
+    ("energy", "energy", "energy_j", units_text.energy),
+    ("emissions", "carbon", "emissions_g", units_text.carbon),
+    ("electricity's emissions", "carbon", "operational_location_g", units_text.carbon),
+    ("energy per token", "work", "j_per_token", units_text.joules),
+    ("emissions per 1\N{THIN SPACE}000 tokens", "work", "g_per_ktoken", units_text.carbon),
+    ("energy per sample", "work", "j_per_sample", units_text.joules),
+    ("energy per step", "work", "j_per_step", units_text.joules),
+    ("tokens", "work", "tokens", units_text.count),
+    ("time", "time", "wall_s", units_text.duration),
+    ("mean power", "power", "mean_w", units_text.power),
+)
+_FAR = 0.02
+"""Relative difference from which a share or factor is worth a caveat."""
+
+
+def compare(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare runs with the first one.
+
+    Args:
+        summaries: At least two, from ``summarize``.
+
+    Returns:
+        ``names``; ``sentences``, the relation of each later run to the first in words; ``rows``, of name, section
+        (total, phase, device kind), values, texts and ratios to the first (null where unknown); ``caveats``, why a
+        ratio may not mean what it seems to.
+
+    Raises:
+        GreenTrainError: Fewer than two runs.
+    """
+    if len(summaries) < 2:
+        raise GreenTrainError(f"comparing takes two runs or more, {len(summaries)} given: greentrain report A B")
+    rows = [
+        _row("total", name, [summary[group][key] for summary in summaries], text) for name, group, key, text in _FIGURES
+    ]
+    rows += _by(summaries, "phase", "phases", "name")
+    rows += _by(summaries, "device kind", "devices", "kind")
+    return {
+        "names": [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(summaries))],
+        "runs": [summary["run"]["run_id"] for summary in summaries],
+        "sentences": [_sentence(summaries, i) for i in range(1, len(summaries))],
+        "rows": [row for row in rows if any(value is not None for value in row["values"])],
+        "caveats": [text for i in range(1, len(summaries)) for text in _caveats(summaries, i)],
+    }
+
+
+def render(comparison: Mapping[str, Any]) -> "RenderableType":
+    """Return a rich renderable: the relation first, then the table, then caveats."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    names = comparison["names"]
+    parts: list[Any] = [Text(text, style="bold") for text in comparison["sentences"]]
+    parts += [Text(f"{name} = {run}", style="dim") for name, run in zip(names, comparison["runs"], strict=True)]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    for name in names[1:]:
+        table.add_column(f"{name} / {names[0]}", justify="right", style="bold")
+    section = ""
+    for row in comparison["rows"]:
+        if row["section"] != section and row["section"] != "total":
+            table.add_row(f"[dim]energy by {row['section']}[/]")
+        section = row["section"]
+        table.add_row(escape(row["name"]), *row["texts"], *[_times(ratio) for ratio in row["ratios"][1:]])
+    parts.append(table)
+    parts += [Text(f"Caveat: {text}", style="yellow") for text in comparison["caveats"]]
+    return Group(*parts)
+
+
+def _row(section: str, name: str, values: Sequence[float | None], text: Any) -> dict[str, Any]:
+    first = values[0]
+    ratios = [value / first if value is not None and first else None for value in values]
+    return {
+        "section": section,
+        "name": name,
+        "values": list(values),
+        "texts": [text(value) for value in values],
+        "ratios": ratios,
+    }
+
+
+def _by(summaries: Sequence[Mapping[str, Any]], section: str, group: str, key: str) -> list[dict[str, Any]]:
+    sums: list[dict[str, float]] = []
+    for summary in summaries:
+        found: dict[str, float] = {}
+        for item in summary[group]:
+            if item["energy_j"] is not None:
+                name = str(item[key] or "other")
+                found[name] = found.get(name, 0.0) + item["energy_j"]
+        sums.append(found)
+    names = sorted({name for found in sums for name in found}, key=lambda name: -max(f.get(name, 0.0) for f in sums))
+    return [_row(section, name, [found.get(name) for found in sums], _energy_or_none) for name in names]
+
+
+def _energy_or_none(energy_j: float | None) -> str:
+    return "none" if energy_j is None else units_text.energy(energy_j)
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{units_text.significant(ratio)}x"
+
+
+def _sentence(summaries: Sequence[Mapping[str, Any]], i: int) -> str:
+    first, other = summaries[0], summaries[i]
+    names = "A", chr(ord("A") + i)
+    for group, key, what in (
+        ("work", "j_per_token", "energy per token"),
+        ("work", "j_per_sample", "energy per sample"),
+        ("energy", "energy_j", "energy"),
+    ):
+        a, b = first[group][key], other[group][key]
+        if a and b is not None:
+            text = f"{names[1]} used {_times(b / a)} {names[0]}'s {what}"
+            grams = _grams(first, other, key)
+            return text + (f" and emitted {_times(grams)} the grams" if grams is not None else "") + "."
+    return f"{names[1]} and {names[0]} cannot be compared: the energy of one of them is unknown."
+
+
+def _grams(first: Mapping[str, Any], other: Mapping[str, Any], key: str) -> float | None:
+    group, name = {
+        "j_per_token": ("work", "g_per_ktoken"),
+        "j_per_sample": ("work", "g_per_ksample"),
+        "energy_j": ("carbon", "emissions_g"),
+    }[key]
+    a, b = first[group][name], other[group][name]
+    return b / a if a and b is not None else None
+
+
+def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
+    first, other, name = summaries[0], summaries[i], chr(ord("A") + i)
+    out = []
+    a, b = first["energy"]["modelled_share"], other["energy"]["modelled_share"]
+    if a is not None and b is not None and abs(a - b) > _FAR:
+        out.append(
+            f"{units_text.percent(b)} of {name}'s energy is modelled, {units_text.percent(a)} of A's: a model's error"
+            " is in the ratio"
+        )
+    ways = [_ways(first), _ways(other)]
+    if ways[0] != ways[1]:
+        out.append(f"A and {name} do not read the same devices in the same way: {ways[0]} against {ways[1]}")
+    if abs(first["energy"]["pue"] - other["energy"]["pue"]) > 1e-9:
+        out.append(
+            f"PUE is {first['energy']['pue']:g} in A and {other['energy']['pue']:g} in {name}: grams differ by it"
+        )
+    zones = [sorted({source["zone"] for source in s["carbon"]["sources"]}) for s in (first, other)]
+    if zones[0] != zones[1]:
+        texts = [", ".join(zone) or "unknown" for zone in zones]
+        out.append(f"the grid is {texts[0]} in A and {texts[1]} in {name}: compare joules, not grams")
+    a, b = (s["energy"]["missing_share_of_device_time"] for s in (first, other))
+    if a is not None and b is not None and abs(a - b) > _FAR:
+        out.append(
+            f"{units_text.percent(a)} of A's and {units_text.percent(b)} of {name}'s device time has no reading: the"
+            " energy of the one with more is too low"
+        )
+    if (first["carbon"]["embodied_g"]["mid"] is None) != (other["carbon"]["embodied_g"]["mid"] is None):
+        out.append(f"only one of A and {name} has an embodied figure: compare electricity's emissions")
+    for letter, summary in (("A", first), (name, other)):
+        if not summary["carbon"]["complete"] and summary["energy"]["energy_j"] is not None:
+            out.append(f"part of {letter}'s energy has no carbon intensity: its grams are a lower bound")
+        if not summary["state"]["finished"]:
+            out.append(f"{letter} did not finish ({summary['state']['word']})")
+    return out
+
+
+def _ways(summary: Mapping[str, Any]) -> str:
+    ways = sorted({f"{d['kind']} {d['provenance']} ({d['method']})" for d in summary["devices"]})
+    return ", ".join(ways) or "no device"

@@ -1,0 +1,183 @@
+"""report.html: one file that opens from disk, without network, with charts of its own."""
+
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain.report import charts, units_text
+from greentrain.report.files import write_atomic
+from greentrain.report.series import RunSeries
+
+_KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
+
+
+def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
+    """Return the page.
+
+    Args:
+        summary: From ``summarize``.
+        series: Curves of the same run; None draws no chart over time.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    package = files("greentrain.report")
+    text = {
+        name: package.joinpath(name).read_text(encoding="utf-8") for name in ("report.html", "report.css", "report.js")
+    }
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(
+        energy=units_text.energy,
+        joules=units_text.joules,
+        mass=units_text.mass,
+        co2=units_text.carbon,
+        power=units_text.power,
+        intensity=units_text.intensity,
+        percent=units_text.percent,
+        duration=units_text.duration,
+        count=units_text.count,
+        number=units_text.significant,
+    )
+    drawn = _charts(summary, series)
+    return environment.from_string(text["report.html"]).render(
+        s=summary,
+        css=text["report.css"],
+        js=text["report.js"],
+        charts={chart.key: chart for chart in drawn},
+        tips={chart.key: chart.tip for chart in drawn},
+        headline=headline(summary),
+        rows=_bar_rows(summary),
+        width=charts.WIDTH,
+    )
+
+
+def write_html(summary: Mapping[str, Any], series: RunSeries | None, folder: Path) -> Path:
+    """Write report.html and return its path.
+
+    Raises:
+        RunFolderError: The folder cannot be written.
+    """
+    return write_atomic(folder / "report.html", render_html(summary, series))
+
+
+def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the texts of the first screen; the same figures as summary.json, with units."""
+    energy, carbon, work = summary["energy"], summary["carbon"], summary["work"]
+    return {
+        "energy": units_text.energy(energy["energy_j"]),
+        "emissions": ("at least " if not carbon["complete"] and carbon["emissions_g"] is not None else "")
+        + units_text.carbon(carbon["emissions_g"]),
+        "per": _per(work),
+        "provenance": provenance_sentence(summary),
+        "dominates": _dominates(summary),
+    }
+
+
+def provenance_sentence(summary: Mapping[str, Any]) -> str:
+    """Say how much of the energy is measured and modelled, and how much device time is unknown."""
+    energy = summary["energy"]
+    if energy["energy_j"] is None:
+        return "No energy is known: no device of this run could be read or modelled."
+    text = (
+        f"{units_text.percent(energy['measured_share'])} of this energy was read from hardware,"
+        f" {units_text.percent(energy['modelled_share'])} is modelled."
+        if energy["energy_j"]
+        else "The known energy is zero."
+    )
+    if energy["missing_device_s"] <= 0:
+        return text + " No reading is missing."
+    blind = [d for d in summary["devices"] if d["missing_s"] > 0]
+    names = [
+        f"{charts.short_name(d, summary['devices'])}"
+        f" ({'all' if d['energy_j'] is None else units_text.duration(d['missing_s'])})"
+        for d in blind[:3]
+    ]
+    more = f" and {len(blind) - 3} more" if len(blind) > 3 else ""
+    share = units_text.percent(energy["missing_share_of_device_time"])
+    return f"{text} For {share} of device time nothing is known and nothing is counted: {', '.join(names)}{more}."
+
+
+def _per(work: Mapping[str, Any]) -> dict[str, str]:
+    for one, many, key in (("token", "tokens", "tokens"), ("sample", "samples", "samples")):
+        if work[f"j_per_{one}"] is not None:
+            grams = work[f"g_per_k{one}"]
+            return {
+                "title": f"Per {one}",
+                "value": f"{units_text.joules(work[f'j_per_{one}'])}/{one}",
+                "detail": f"{units_text.significant(work[f'{key}_per_j'])} {many}/J",
+                "grams": "" if grams is None else f"{units_text.carbon(grams)} per 1\N{THIN SPACE}000 {many}",
+            }
+    if work["j_per_step"] is not None:
+        value = f"{units_text.joules(work['j_per_step'])}/step"
+        return {"title": "Per step", "value": value, "detail": "tokens and samples were not counted", "grams": ""}
+    return {"title": "Per token", "value": units_text.UNKNOWN, "detail": "no energy or no tokens counted", "grams": ""}
+
+
+def _dominates(summary: Mapping[str, Any]) -> dict[str, str]:
+    total_j = summary["energy"]["energy_j"]
+    phase = summary["headline"]["phase"]
+    if not total_j or phase is None:
+        return {"phase": units_text.UNKNOWN, "phase_share": "", "kinds": ""}
+    kinds: dict[str, float] = {}
+    for device in summary["devices"]:
+        if device["energy_j"]:
+            name = _KIND_NAMES.get(device["kind"], device["kind"] or "other")
+            kinds[name] = kinds.get(name, 0.0) + device["energy_j"]
+    ordered = sorted(kinds.items(), key=lambda item: -item[1])
+    return {
+        "phase": str(phase["name"]),
+        "phase_share": f"{units_text.percent(phase['share'])} of the energy",
+        "kinds": ", ".join(f"{name} {units_text.percent(value / total_j)}" for name, value in ordered[:4]),
+    }
+
+
+def _charts(summary: Mapping[str, Any], series: RunSeries | None) -> list[charts.Chart]:
+    if series is None or summary["energy"]["energy_j"] is None:
+        return []
+    drawn = [
+        charts.power_chart(summary, series),
+        charts.energy_chart(summary, series),
+        charts.emissions_chart(summary, series),
+    ]
+    return [chart for chart in drawn if chart is not None]
+
+
+def _bar_rows(summary: Mapping[str, Any]) -> dict[str, Any]:
+    phases = summary["phases"]
+    top_phase = max([row["inclusive_j"] or 0.0 for row in phases] + [row["energy_j"] or 0.0 for row in phases] + [0.0])
+    devices = summary["devices"]
+    top_device = max([(d["energy_j"] or 0.0) * (1 + (d["uncertainty"] or 0.0)) for d in devices] + [0.0])
+    hosts = {device["host"] for device in devices}
+    colours = charts.device_colours(summary)
+    rows = []
+    for device in devices:
+        spread = (device["energy_j"] or 0.0) * (device["uncertainty"] or 0.0)
+        rows.append(
+            {
+                **device,
+                "label": charts.short_name(device, devices) + (f" on {device['host']}" if len(hosts) > 1 else ""),
+                "css": colours[(device["host"], device["uid"])],
+                "bar": _share(device["energy_j"], top_device),
+                "low": _share((device["energy_j"] or 0.0) - spread, top_device),
+                "high": _share((device["energy_j"] or 0.0) + spread, top_device),
+            }
+        )
+    embodied = summary["carbon"]["embodied_g"]
+    grams = [summary["carbon"]["operational_location_g"], summary["carbon"]["operational_market_g"], *embodied.values()]
+    top_g = max([g for g in grams if g is not None] + [0.0])
+    return {
+        "phases": [
+            {**row, "bar": _share(row["energy_j"], top_phase), "inclusive": _share(row["inclusive_j"], top_phase)}
+            for row in phases
+        ],
+        "devices": rows,
+        "carbon": {
+            "location": _share(grams[0], top_g),
+            "market": _share(grams[1], top_g),
+            **{name: _share(value, top_g) for name, value in embodied.items()},
+        },
+    }
+
+
+def _share(value: float | None, top: float) -> float:
+    return round(100 * max(value or 0.0, 0.0) / top, 2) if top > 0 else 0.0

@@ -1,0 +1,394 @@
+"""A run in one dict: what it used, where that is known from, what it emitted, per token and by the standards.
+
+Schema, ``"format": 1``. Keys are only ever added. Every quantity carries its unit in its name; a figure that is
+not known is null, never 0. ``energy_j`` without another word is known IT energy, measured plus modelled, without
+PUE; ``facility_`` means times PUE. Grams are operational (location-based, PUE included) unless the key says
+otherwise.
+
+======================  =================================================================================
+run                     run_id, name, tags, command, versions, world_size, parameters
+state                   word (finished, exception, sigterm, exit, killed, running), text, resumes
+time                    start and end (unix s and UTC), wall_s booked, elapsed_s from start to end
+energy                  energy_j, kWh, facility, PUE, by_provenance, shares, coverage, uncertainty
+power                   mean_w, peak_w over peak_window_s
+devices                 one a device: energy, provenance, sensor's figures, missing seconds, embodied rate
+phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams
+hosts, ranks            the same energy by place
+carbon                  operational (location, market), embodied low/mid/high, emissions_g, intensity, sources
+work                    steps, tokens, samples and the ratios to joules, grams and seconds
+sci, scope2             the standards' own fields
+equivalents             comparisons a person can feel, each with its factor and source
+assumptions             every constant that went in: name, value, source
+gaps, events            where knowledge is missing; what happened
+headline                what dominates
+======================  =================================================================================
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain import __version__
+from greentrain.ledger import RankRecord, RunRecord, Totals
+from greentrain.report import standards
+from greentrain.report.assumptions import assumptions
+from greentrain.report.files import write_atomic
+from greentrain.report.series import RunSeries, build_series
+from greentrain.report.tally import DeviceTally, Tally
+from greentrain.units import J_PER_KWH, S_PER_HOUR, kwh_from_j
+
+SUMMARY_FORMAT: Final = 1
+ALIVE_S: Final = 60.0
+"""A rank without a last line counts as running while its last interval is younger than this (s)."""
+MAX_EVENTS: Final = 500
+_STATE_TEXT: Final = {
+    "finished": "The run finished.",
+    "exception": "The run ended with an exception; everything up to it is booked.",
+    "sigterm": "The run was ended by SIGTERM; everything up to it is booked.",
+    "exit": "The process exited before the session was closed; everything up to it is booked.",
+    "killed": "The run was killed: at most the last interval (10 s) before that is lost.",
+    "running": "The run is still going; these are the figures so far.",
+}
+
+
+def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s: float | None = None) -> dict[str, Any]:
+    """Reduce a run to the documented dict.
+
+    Args:
+        record: From ``read_run``.
+        series: Curves of the same run, if they exist already.
+        now_unix_s: Present time (s), to tell a running process from a killed one.
+    """
+    tally = Tally.of(record)
+    totals = record.totals
+    series = series if series is not None else build_series(record)
+    now_s = time.time() if now_unix_s is None else now_unix_s
+    energy = _energy(record, totals, tally)
+    carbon = _carbon(record, totals, tally, energy)
+    work = _work(record, totals, energy, carbon)
+    devices = [_device(device, tally, energy["energy_j"]) for device in tally.devices.values()]
+    devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
+    phases = _phases(totals, tally, energy["energy_j"])
+    out: dict[str, Any] = {
+        "format": SUMMARY_FORMAT,
+        "greentrain_version": __version__,
+        "run": _run(record),
+        "state": _state(record, now_s),
+        "time": _time(record, tally),
+        "energy": energy,
+        "power": _power(record, energy, series),
+        "devices": devices,
+        "phases": phases,
+        "hosts": _hosts(record, tally),
+        "ranks": [_rank(rank, now_s) for rank in record.ranks],
+        "carbon": carbon,
+        "work": work,
+        "headline": {"device": _largest(devices, "name"), "phase": _largest(phases, "name")},
+        "gaps": tally.gaps,
+        "gap_count": tally.gap_count,
+        "events": _events(record)[:MAX_EVENTS],
+    }
+    out["sci"] = standards.sci_fields(out)
+    out["scope2"] = standards.scope2_fields(out)
+    out["equivalents"] = standards.comparisons(out)
+    out["assumptions"] = assumptions(out, record.run)
+    return out
+
+
+def write_summary(summary: Mapping[str, Any], folder: Path) -> Path:
+    """Write summary.json into a run folder, atomically, and return its path.
+
+    Raises:
+        RunFolderError: The folder cannot be written.
+    """
+    text = json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False)
+    return write_atomic(folder / "summary.json", text + "\n")
+
+
+def _run(record: RunRecord) -> dict[str, Any]:
+    run = record.run
+    first = record.ranks[0].opens[0]
+    return {
+        "run_id": record.run_id,
+        "name": run.get("name") or record.run_id,
+        "tags": dict(run.get("tags") or {}),
+        "created_unix_s": run.get("created_unix_s"),
+        "command": list(run.get("command") or []),
+        "python": run.get("python"),
+        "platform": run.get("platform"),
+        "packages": dict(run.get("packages") or {}),
+        "greentrain_version": run.get("greentrain_version"),
+        "world_size": run.get("world_size") or first.get("world_size"),
+        "ranks_read": len(record.ranks),
+        "parameters": run.get("parameters"),
+    }
+
+
+def _rank_state(rank: RankRecord, now_s: float) -> str:
+    if rank.close is not None:
+        return str(rank.close.get("reason") or "finished")
+    last_s = max([rank.opens[-1].get("t", 0.0), *(entry.t1_unix_s for entry in rank.entries[-1:])])
+    return "running" if now_s - last_s < ALIVE_S else "killed"
+
+
+def _state(record: RunRecord, now_s: float) -> dict[str, Any]:
+    words = [_rank_state(rank, now_s) for rank in record.ranks]
+    worst = next((word for word in ("exception", "sigterm", "killed", "exit") if word in words), None)
+    word = worst or ("running" if set(words) == {"running"} else "finished")
+    missing = (record.run.get("world_size") or len(words)) - len(words)
+    text = _STATE_TEXT.get(word, f"The run ended: {word}.")
+    if missing > 0:
+        text += f" The files of {missing} rank(s) are not in the folder: their energy is not in these figures."
+    return {
+        "word": word,
+        "text": text,
+        "finished": word == "finished",
+        "resumes": max(len(rank.opens) for rank in record.ranks) - 1,
+        "ranks_without_file": max(missing, 0),
+    }
+
+
+def _time(record: RunRecord, tally: Tally) -> dict[str, Any]:
+    opens = [opened["t"] for rank in record.ranks for opened in rank.opens[:1] if "t" in opened]
+    start_s = tally.t0_unix_s if tally.t0_unix_s is not None else min(opens, default=None)
+    end_s = tally.t1_unix_s if tally.t1_unix_s is not None else start_s
+    return {
+        "start_unix_s": start_s,
+        "end_unix_s": end_s,
+        "start_utc": _utc(start_s),
+        "end_utc": _utc(end_s),
+        "wall_s": record.wall_s or None,
+        "elapsed_s": end_s - start_s if start_s is not None and end_s is not None else None,
+    }
+
+
+def _utc(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _energy(record: RunRecord, totals: Totals, tally: Tally) -> dict[str, Any]:
+    known = any(device.energy_j is not None for device in tally.devices.values())
+    carried_j = sum(rank.carried.energy_j for rank in record.ranks)
+    energy_j = totals.energy_j if known or carried_j > 0 else None
+    booked_s = sum(device.booked_s for device in tally.devices.values())
+    missing_s = max(sum(max(device.missing_s, 0.0) for device in tally.devices.values()), 0.0)
+    pue = _pue(record, tally)
+    facility_j = None if energy_j is None else tally.facility_j + (energy_j - tally.entries_j) * pue
+    shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
+    return {
+        "energy_j": energy_j,
+        "energy_kwh": None if energy_j is None else kwh_from_j(energy_j),
+        "facility_energy_j": facility_j,
+        "facility_energy_kwh": None if facility_j is None else kwh_from_j(facility_j),
+        "pue": pue,
+        "carried_j": carried_j,
+        "by_provenance_j": {name: None if energy_j is None else value for name, value in shares.items()},
+        "measured_share": shares["measured"] / energy_j if energy_j else None,
+        "modelled_share": shares["modelled"] / energy_j if energy_j else None,
+        "device_s": booked_s,
+        "missing_device_s": missing_s,
+        "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
+        "uncertainty": _uncertainty(tally, energy_j),
+    }
+
+
+def _pue(record: RunRecord, tally: Tally) -> float:
+    if tally.entries_j > 0:
+        return round(tally.facility_j / tally.entries_j, 9)
+    for rank in record.ranks:
+        for entry in rank.entries:
+            return entry.pue
+    return float((record.run.get("config") or {}).get("carbon", {}).get("pue") or 1.0)
+
+
+def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:
+    """Worst case: relative uncertainties of all devices in the same direction; None if one states none."""
+    if not energy_j:
+        return None
+    total = 0.0
+    for device in tally.devices.values():
+        if device.energy_j:
+            stated = device.sensor.get("uncertainty")
+            if stated is None:
+                return None
+            total += stated * device.energy_j
+    return total / energy_j
+
+
+def _power(record: RunRecord, energy: Mapping[str, Any], series: RunSeries | None) -> dict[str, Any]:
+    wall_s = record.wall_s
+    return {
+        "mean_w": energy["energy_j"] / wall_s if energy["energy_j"] is not None and wall_s > 0 else None,
+        "peak_w": series.peak_w if series is not None and energy["energy_j"] is not None else None,
+        "peak_window_s": series.window_s if series is not None else None,
+    }
+
+
+def _device(device: DeviceTally, tally: Tally, total_j: float | None) -> dict[str, Any]:
+    sensor = device.sensor
+    energy_j = device.energy_j
+    rate = sensor.get("embodied_g_per_h")
+    hours = device.booked_s / S_PER_HOUR
+    provenances = [name for name, value in device.by_provenance.items() if value > 0]
+    provenance = provenances[0] if len(provenances) == 1 else "mixed" if provenances else sensor.get("provenance")
+    return {
+        "host": device.host,
+        "uid": device.uid,
+        "rank": device.rank,
+        "name": sensor.get("name") or device.uid,
+        "kind": sensor.get("kind"),
+        "provenance": "missing" if energy_j is None else provenance,
+        "energy_j": energy_j,
+        "by_provenance_j": dict(device.by_provenance) if energy_j is not None else {},
+        "share": energy_j / total_j if energy_j is not None and total_j else None,
+        "operational_g": tally.device_g.get((device.host, device.uid)),
+        "booked_s": device.booked_s,
+        "missing_s": max(device.missing_s, 0.0),
+        "coverage": device.known_s / device.booked_s if device.booked_s > 0 and energy_j is not None else 0.0,
+        "mean_power_w": energy_j / device.known_s if energy_j is not None and device.known_s > 0 else None,
+        "peak_power_w": device.peak_w if energy_j is not None else None,
+        "method": sensor.get("method"),
+        "uncertainty": sensor.get("uncertainty"),
+        "period_s": sensor.get("period_s"),
+        "tick_s": sensor.get("tick_s"),
+        "averaging_s": sensor.get("averaging_s"),
+        "read_cost_s": sensor.get("read_cost_s"),
+        "note": sensor.get("note") or "",
+        "embodied_g": {k: rate[k] * hours for k in ("low", "mid", "high")} if rate else None,
+        "embodied_g_per_h": dict(rate) if rate else None,
+    }
+
+
+def _phases(totals: Totals, tally: Tally, total_j: float | None) -> list[dict[str, Any]]:
+    names = sorted(set(totals.phase_s) | set(totals.by_phase) | set(totals.by_phase_inclusive))
+    rows = []
+    for name in names:
+        energy_j = totals.by_phase.get(name, 0.0) if total_j is not None else None
+        seconds = totals.phase_s.get(name)
+        rows.append(
+            {
+                "name": name,
+                "energy_j": energy_j,
+                "share": energy_j / total_j if energy_j is not None and total_j else None,
+                "inclusive_j": totals.by_phase_inclusive.get(name, energy_j) if total_j is not None else None,
+                "rank_seconds": seconds,
+                "operational_g": tally.phase_g.get(name),
+            }
+        )
+    return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
+
+
+def _hosts(record: RunRecord, tally: Tally) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for rank in record.ranks:
+        row = rows.setdefault(rank.host, {"host": rank.host, "energy_j": None, "ranks": []})
+        row["ranks"].append(rank.rank)
+    for device in tally.devices.values():
+        if device.energy_j is not None:
+            row = rows[device.host]
+            row["energy_j"] = (row["energy_j"] or 0.0) + device.energy_j
+    return list(rows.values())
+
+
+def _rank(rank: RankRecord, now_s: float) -> dict[str, Any]:
+    totals = rank.totals
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "state": _rank_state(rank, now_s),
+        "starts": len(rank.opens),
+        "energy_j": totals.energy_j if totals.by_provenance else None,
+        "devices": sorted(totals.by_device),
+        "steps": totals.steps,
+        "tokens": totals.tokens or None,
+        "samples": totals.samples or None,
+        "wall_s": totals.duration_s,
+        "excluded": [dict(item) for item in rank.opens[-1].get("excluded") or []],
+    }
+
+
+def _carbon(record: RunRecord, totals: Totals, tally: Tally, energy: Mapping[str, Any]) -> dict[str, Any]:
+    energy_j = energy["energy_j"]
+    priced_j = totals.energy_j - totals.unpriced_j
+    operational_g = totals.operational_g if energy_j is not None and (priced_j > 0 or energy_j == 0) else None
+    carried = any(rank.carried.embodied_g > 0 for rank in record.ranks)
+    mid = totals.embodied_g if tally.has_embodied or carried else None
+    ratio = tally.embodied_ratio()
+    embodied = {
+        "low": None if mid is None or ratio is None else mid * ratio[0],
+        "mid": mid,
+        "high": None if mid is None or ratio is None else mid * ratio[1],
+    }
+    market = ((record.run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
+    facility_kwh = energy["facility_energy_kwh"]
+    carried_g = sum(rank.carried.operational_g for rank in record.ranks)
+    priced_facility_j = tally.priced_facility_j
+    grams_here = totals.operational_g - carried_g
+    return {
+        "operational_location_g": operational_g,
+        "operational_market_g": None if market is None or facility_kwh is None else market * facility_kwh,
+        "market_g_per_kwh": market,
+        "embodied_g": embodied,
+        "devices_without_embodied": sum(
+            1 for device in tally.devices.values() if not device.sensor.get("embodied_g_per_h")
+        ),
+        "emissions_g": None if operational_g is None else operational_g + (mid or 0.0),
+        "emissions_include": ["operational"] + (["embodied (mid)"] if mid is not None else []),
+        "complete": energy_j is not None and totals.unpriced_j == 0,
+        "unpriced_j": totals.unpriced_j if energy_j is not None else None,
+        "intensity_g_per_kwh": grams_here / priced_facility_j * J_PER_KWH if priced_facility_j > 0 else None,
+        "intensity_min_g_per_kwh": tally.intensity_min,
+        "intensity_max_g_per_kwh": tally.intensity_max,
+        "sources": [
+            {"zone": z, "source": s, "kind": k, "basis": b, "accounting": a, "energy_j": joules}
+            for (z, s, k, b, a), joules in sorted(tally.zones.items(), key=lambda item: -item[1])
+        ],
+        "signal": dict(record.run.get("carbon") or {}),
+    }
+
+
+def _work(record: RunRecord, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:
+    tokens, samples = totals.tokens or None, totals.samples or None
+    energy_j, emissions_g = energy["energy_j"], carbon["emissions_g"]
+    wall_s = record.wall_s or None
+    return {
+        "steps": totals.steps or None,
+        "tokens": tokens,
+        "samples": samples,
+        "tokens_per_j": _ratio(tokens, energy_j),
+        "samples_per_j": _ratio(samples, energy_j),
+        "j_per_token": _ratio(energy_j, tokens),
+        "j_per_sample": _ratio(energy_j, samples),
+        "j_per_step": _ratio(energy_j, totals.steps or None),
+        "g_per_ktoken": _ratio(emissions_g, tokens / 1000 if tokens else None),
+        "g_per_ksample": _ratio(emissions_g, samples / 1000 if samples else None),
+        "tokens_per_s": _ratio(tokens, wall_s),
+        "samples_per_s": _ratio(samples, wall_s),
+    }
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def _largest(rows: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
+    rows = [row for row in rows if row["share"] is not None]
+    if not rows:
+        return None
+    return {"name": rows[0][key], "share": rows[0]["share"], "energy_j": rows[0]["energy_j"]}
+
+
+def _events(record: RunRecord) -> list[dict[str, Any]]:
+    rows = []
+    for rank in record.ranks:
+        for event in rank.events:
+            rows.append({"rank": rank.rank, **{k: v for k, v in event.items() if k != "kind"}})
+        for opened in rank.opens[1:]:
+            if "t" in opened:
+                rows.append(
+                    {"rank": rank.rank, "t": opened["t"], "name": "start", "text": "The process started again."}
+                )
+    return sorted(rows, key=lambda event: float(event.get("t", 0.0)))

@@ -1,0 +1,99 @@
+"""A summary as a table for the terminal."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from greentrain.report import units_text
+from greentrain.report.charts import short_name
+from greentrain.report.html import headline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+def render(summary: Mapping[str, Any]) -> "RenderableType":
+    """Return a rich renderable: headline, devices, phases."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = headline(summary)
+    state = summary["state"]
+    run = summary["run"]
+    title = Text.assemble(
+        (str(run["name"]), "bold"), f"  {run['run_id']}  ", (state["word"], "green" if state["finished"] else "yellow")
+    )
+    parts: list[Any] = [title, _headline(summary, head), Text(head["provenance"], style="dim")]
+    if not state["finished"] or state["ranks_without_file"]:
+        parts.append(Text(state["text"], style="yellow"))
+    parts += [_devices(summary), _phases(summary)]
+    return Group(*parts)
+
+
+def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
+    from rich.table import Table
+
+    energy, carbon = summary["energy"], summary["carbon"]
+    embodied = carbon["embodied_g"]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(style="bold")
+    table.add_column()
+    joules = units_text.joules(energy["energy_j"])
+    facility = units_text.energy(energy["facility_energy_j"])
+    table.add_row("Energy", head["energy"], f"{joules}; {facility} with PUE {energy['pue']:g}")
+    table.add_row(
+        "Emissions",
+        head["emissions"],
+        f"electricity {units_text.mass(carbon['operational_location_g'])} at"
+        f" {units_text.intensity(carbon['intensity_g_per_kwh'])}; embodied {units_text.mass(embodied['mid'])}"
+        + (
+            ""
+            if embodied["low"] is None
+            else f" ({units_text.mass(embodied['low'])} to {units_text.mass(embodied['high'])})"
+        ),
+    )
+    per = head["per"]
+    table.add_row(per["title"], per["value"], "; ".join(text for text in (per["detail"], per["grams"]) if text))
+    wall = units_text.duration(summary["time"]["wall_s"])
+    table.add_row("Time", wall, f"mean power {units_text.power(summary['power']['mean_w'])}")
+    return table
+
+
+def _devices(summary: Mapping[str, Any]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Energy by device", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name, right in (("Device", False), ("Source", False), ("Energy", True), ("Share", True), ("Mean", True)):
+        table.add_column(name, justify="right" if right else "left")
+    table.add_column("Missing", justify="right")
+    for device in summary["devices"]:
+        provenance = device["provenance"]
+        style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(provenance, "red")
+        table.add_row(
+            escape(short_name(device, summary["devices"])),
+            f"[{style}]{provenance}[/] {escape(device['method'] or '')}",
+            units_text.energy(device["energy_j"]),
+            units_text.percent(device["share"]) if device["share"] is not None else "",
+            units_text.power(device["mean_power_w"]) if device["mean_power_w"] is not None else "",
+            "all" if device["energy_j"] is None else units_text.duration(device["missing_s"] or 0.0),
+        )
+    return table
+
+
+def _phases(summary: Mapping[str, Any]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="Energy by phase", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("Phase", "Exclusive", "Share", "Inclusive"):
+        table.add_column(name, justify="left" if name == "Phase" else "right")
+    for phase in summary["phases"]:
+        table.add_row(
+            escape(phase["name"]),
+            units_text.energy(phase["energy_j"]),
+            units_text.percent(phase["share"]) if phase["share"] is not None else "",
+            units_text.energy(phase["inclusive_j"]),
+        )
+    return table
