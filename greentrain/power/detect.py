@@ -1,6 +1,7 @@
 """Which meters a machine has: opens those of a configuration, and says why the others cannot be used."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,18 +91,7 @@ def survey(config: PowerConfig | None = None, *, environ: Mapping[str, str] | No
     measured = {f.uid.partition(":")[2].partition("-")[0] for f in findings if f.usable and f.meter == "rapl"}
     stand_in = "used for what has no sensor" if len(measured) < 2 else "not needed, RAPL measures CPU and memory"
     for finding in _survey_one("cpu_model", config, environ):
-        detail = f"{finding.detail} ({stand_in})"
-        findings.append(
-            Finding(
-                meter=finding.meter,
-                device=finding.device,
-                usable=finding.usable,
-                provenance=finding.provenance,
-                detail=detail,
-                uncertainty=finding.uncertainty,
-                uid=finding.uid,
-            )
-        )
+        findings.append(dataclasses.replace(finding, detail=f"{finding.detail} ({stand_in})"))
     for name, value in (("prometheus", config.prometheus_url), ("replay", config.replay_csv)):
         if value is not None:
             findings.extend(_survey_one(name, config, environ))

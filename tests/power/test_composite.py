@@ -1,0 +1,157 @@
+import dataclasses
+import warnings
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from greentrain.errors import GreenTrainWarning
+from greentrain.power.composite import CompositeMeter
+from greentrain.testing.meter_contract import MeterContract
+from greentrain.types import Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+
+class Fake:
+    """A meter of some uids whose every read adds a joule."""
+
+    def __init__(self, *uids: str, period_s: float = 0.1, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
+        self.reads = 0
+        self.closed = 0
+        self.error: Exception | None = None
+        self._sensors = [
+            Sensor(
+                device=Device(uid=uid, kind=DeviceKind.GPU, name=uid),
+                provenance=Provenance.MEASURED,
+                method="fake",
+                period_s=period_s,
+            )
+            for uid in uids
+        ]
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        return self._sensors
+
+    def read(self) -> Sequence[PowerSample]:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        now_s = self.clock.now_s
+        return [PowerSample(device_uid=s.device.uid, t_s=now_s, energy_j=float(self.reads)) for s in self._sensors]
+
+    def close(self) -> None:
+        self.closed += 1
+        if self.error is not None:
+            raise self.error
+
+
+class Probed(Fake):
+    def probe(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self._sensors = [dataclasses.replace(s, tick_s=0.1, read_cost_s=0.001) for s in self._sensors]
+
+
+class TestCompositeContract(MeterContract):
+    all_at_once = False
+
+    @pytest.fixture
+    def meter(self) -> Iterator[PowerMeter]:
+        self.clock = FakeClock()
+        self.members = (Fake("a", "b", clock=self.clock), Fake("c", period_s=1.0, clock=self.clock))
+        meter = CompositeMeter(self.members, clock=self.clock)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GreenTrainWarning)
+            yield meter
+            meter.close()
+
+    def advance(self) -> None:
+        self.clock.now_s += 0.3
+
+    def vanish(self) -> None:
+        for member in self.members:
+            member.error = OSError("gone")
+
+
+def uids(samples: Sequence[PowerSample]) -> list[str]:
+    return [sample.device_uid for sample in samples]
+
+
+def test_members_are_read_at_their_own_period() -> None:
+    clock = FakeClock()
+    fast, slow = Fake("fast", period_s=0.1, clock=clock), Fake("slow", period_s=1.0, clock=clock)
+    meter = CompositeMeter([fast, slow], clock=clock)
+    for _ in range(31):
+        meter.read()
+        clock.now_s += 0.097
+    assert fast.reads == 31
+    assert slow.reads in (3, 4)
+    assert uids(meter.read_all()) == ["fast", "slow"]
+
+
+def test_first_of_two_equal_uids_wins() -> None:
+    first, second = Fake("x", "y"), Fake("y", "z")
+    first.reads = 10
+    meter = CompositeMeter([first, second])
+    assert [s.device.uid for s in meter.sensors] == ["x", "y", "z"]
+    assert [(s.device_uid, s.energy_j) for s in meter.read()] == [("x", 11.0), ("y", 11.0), ("z", 1.0)]
+
+
+def test_a_member_without_own_devices_is_not_read_but_closed() -> None:
+    first, second = Fake("x"), Fake("x")
+    meter = CompositeMeter([first, second])
+    meter.read()
+    meter.close()
+    assert (second.reads, second.closed) == (0, 1)
+
+
+def test_a_member_that_raises_gives_failed_samples_and_one_warning() -> None:
+    good, bad = Fake("good"), Fake("bad1", "bad2")
+    meter = CompositeMeter([bad, good])
+    bad.error = RuntimeError("driver fell over")
+    with pytest.warns(GreenTrainWarning, match="driver fell over") as caught:
+        samples = meter.read()
+        meter.read_all()
+        meter.close()
+    assert len(caught) == 1
+    assert uids(samples) == ["bad1", "bad2", "good"]
+    assert [s.missing for s in samples] == [True, True, False]
+    assert "driver fell over" in samples[0].note
+    assert good.closed == 1
+
+
+def test_warnings_as_errors_do_not_break_the_read() -> None:
+    bad = Fake("bad")
+    meter = CompositeMeter([bad])
+    bad.error = RuntimeError("driver fell over")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert meter.read()[0].missing
+        meter.close()
+
+
+def test_probe_reaches_members_that_have_one() -> None:
+    probed, plain, broken = Probed("p"), Fake("q"), Probed("r")
+    meter = CompositeMeter([probed, plain, broken])
+    broken.error = RuntimeError("no")
+    with pytest.warns(GreenTrainWarning, match="probing"):
+        meter.probe()
+    assert [s.tick_s for s in meter.sensors] == [0.1, None, None]
+
+
+def test_no_members() -> None:
+    meter = CompositeMeter([])
+    assert list(meter.sensors) == []
+    assert list(meter.read()) == []
+    meter.close()
