@@ -68,10 +68,9 @@ class _Watch:
         after_cpu_s, after_s = time.thread_time(), self._clock.monotonic_s()
         self.cpu_s.append(after_cpu_s - before_cpu_s)
         self.wall_s.append(after_s - before_s)
-        t_s = (before_s + after_s) / 2
         if self._last is not None and value != self._last:
-            self.edges.append(((self._last_s + t_s) / 2, (t_s - self._last_s) / 2))
-        self._last, self._last_s = value, t_s
+            self.edges.append(((self._last_s + after_s) / 2, (after_s - self._last_s) / 2))
+        self._last, self._last_s = value, before_s
 
     @property
     def is_sure(self) -> bool:
@@ -130,6 +129,8 @@ def tick_of(edges: Sequence[tuple[float, float]]) -> tuple[float | None, float |
     unit_s = statistics.mean(clean_s)
     ticks = sum(1 if changes == 1 else max(changes, round(gap_s / unit_s)) for gap_s, changes in gaps)
     tick_s = sum(gap_s for gap_s, _ in gaps) / ticks
+    if 2 * max(edges[i][1] for i in sharp) > 0.8 * tick_s:
+        return None, None  # polled too slowly: one change may be two ticks
     error_s = (edges[sharp[0]][1] + edges[sharp[-1]][1]) / ticks
     if abs(tick_s - USUAL_TICK_S) <= error_s <= SNAP_ERROR * USUAL_TICK_S:
         return USUAL_TICK_S, sharpest_s
