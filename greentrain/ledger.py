@@ -14,6 +14,7 @@ from typing import Any
 
 from greentrain.errors import RunFolderError
 from greentrain.journal import Journal, read_journal
+from greentrain.thinning import thin
 from greentrain.types import (
     FORMAT_VERSION,
     CarbonBasis,
@@ -264,8 +265,13 @@ class RunRecord:
         return max((rank.totals.duration_s for rank in self.ranks), default=0.0)
 
 
-def read_run(folder: Path | str) -> RunRecord:
+def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
     """Read a run folder.
+
+    Args:
+        folder: The run's folder.
+        most: Merge neighbouring entries to about so many a rank (``greentrain.thinning``): sums stay exact,
+            memory stays bounded. None keeps every entry.
 
     Raises:
         RunFolderError: The folder does not exist, holds no rank file, holds rank files of another run, or was
@@ -282,7 +288,7 @@ def read_run(folder: Path | str) -> RunRecord:
             run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunFolderError(f"cannot read {folder / 'run.json'}: {error}") from error
-    ranks = [_read_rank(path) for path in paths]
+    ranks = [_read_rank(path, most) for path in paths]
     record = RunRecord(folder=folder, run=run, ranks=[rank for rank in ranks if rank is not None])
     if not record.ranks:
         raise RunFolderError(f"{folder}: no rank file has a complete line; the run died before it booked anything")
@@ -290,14 +296,14 @@ def read_run(folder: Path | str) -> RunRecord:
     return record
 
 
-def _read_rank(path: Path) -> RankRecord | None:
+def _read_rank(path: Path, most: int | None) -> RankRecord | None:
     opens: list[dict[str, Any]] = []
     sensors: dict[str, Mapping[str, Any]] = {}
     entries: list[LedgerEntry] = []
     events: list[dict[str, Any]] = []
     close: dict[str, Any] | None = None
     carried = Totals()
-    for record in read_journal(path):
+    for record in read_journal(path) if most is None else thin(path, most):
         kind = record["kind"]
         if kind == "open":
             if record["format"] > FORMAT_VERSION:

@@ -1,8 +1,12 @@
 """Reports from run folders: summary.json, emissions.csv, model_card.yaml, boamps.json and report.html."""
 
 from pathlib import Path
+from typing import Final
 
 from greentrain.ledger import read_run
+
+MOST_ENTRIES: Final = 4000
+"""Entries a rank that are kept apart: 11 hours of 10 s intervals; longer runs are merged while they are read."""
 
 
 def write_report(folder: Path | str) -> Path:
@@ -21,7 +25,7 @@ def write_report(folder: Path | str) -> Path:
     from greentrain.report.summary import summarize, write_summary
 
     folder = Path(folder)
-    record = read_run(folder)
+    record = read_run(folder, most=MOST_ENTRIES)
     series = build_series(record)
     summary = summarize(record, series=series)
     write_summary(summary, folder)

@@ -43,7 +43,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         s=summary,
         css=text["report.css"],
         js=text["report.js"],
-        charts={chart.key: chart for chart in drawn},
+        charts={"power": None, "energy": None, "emissions": None} | {chart.key: chart for chart in drawn},
         tips={chart.key: chart.tip for chart in drawn},
         headline=headline(summary),
         rows=_bar_rows(summary),

@@ -24,6 +24,7 @@ headline                what dominates
 ======================  =================================================================================
 """
 
+import dataclasses
 import json
 import time
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain import __version__
+from greentrain._version import __version__
 from greentrain.ledger import RankRecord, RunRecord, Totals
 from greentrain.report import standards
 from greentrain.report.assumptions import assumptions
@@ -63,12 +64,14 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         now_unix_s: Present time (s), to tell a running process from a killed one.
     """
     tally = Tally.of(record)
-    totals = record.totals
+    by_rank = [rank.totals for rank in record.ranks]
+    totals = dataclasses.replace(sum(by_rank, Totals()), steps=max((part.steps for part in by_rank), default=0))
+    wall_s = max((part.duration_s for part in by_rank), default=0.0)
     series = series if series is not None else build_series(record)
     now_s = time.time() if now_unix_s is None else now_unix_s
     energy = _energy(record, totals, tally)
     carbon = _carbon(record, totals, tally, energy)
-    work = _work(record, totals, energy, carbon)
+    work = _work(wall_s, totals, energy, carbon)
     devices = [_device(device, tally, energy["energy_j"]) for device in tally.devices.values()]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
     phases = _phases(totals, tally, energy["energy_j"])
@@ -77,13 +80,13 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "greentrain_version": __version__,
         "run": _run(record),
         "state": _state(record, now_s),
-        "time": _time(record, tally),
+        "time": _time(record, tally, wall_s),
         "energy": energy,
-        "power": _power(record, energy, series),
+        "power": _power(wall_s, energy, series),
         "devices": devices,
         "phases": phases,
         "hosts": _hosts(record, tally),
-        "ranks": [_rank(rank, now_s) for rank in record.ranks],
+        "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
         "work": work,
         "headline": {"device": _largest(devices, "name"), "phase": _largest(phases, "name")},
@@ -151,7 +154,7 @@ def _state(record: RunRecord, now_s: float) -> dict[str, Any]:
     }
 
 
-def _time(record: RunRecord, tally: Tally) -> dict[str, Any]:
+def _time(record: RunRecord, tally: Tally, wall_s: float) -> dict[str, Any]:
     opens = [opened["t"] for rank in record.ranks for opened in rank.opens[:1] if "t" in opened]
     start_s = tally.t0_unix_s if tally.t0_unix_s is not None else min(opens, default=None)
     end_s = tally.t1_unix_s if tally.t1_unix_s is not None else start_s
@@ -160,7 +163,7 @@ def _time(record: RunRecord, tally: Tally) -> dict[str, Any]:
         "end_unix_s": end_s,
         "start_utc": _utc(start_s),
         "end_utc": _utc(end_s),
-        "wall_s": record.wall_s or None,
+        "wall_s": wall_s or None,
         "elapsed_s": end_s - start_s if start_s is not None and end_s is not None else None,
     }
 
@@ -218,8 +221,7 @@ def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:
     return total / energy_j
 
 
-def _power(record: RunRecord, energy: Mapping[str, Any], series: RunSeries | None) -> dict[str, Any]:
-    wall_s = record.wall_s
+def _power(wall_s: float, energy: Mapping[str, Any], series: RunSeries | None) -> dict[str, Any]:
     return {
         "mean_w": energy["energy_j"] / wall_s if energy["energy_j"] is not None and wall_s > 0 else None,
         "peak_w": series.peak_w if series is not None and energy["energy_j"] is not None else None,
@@ -293,8 +295,7 @@ def _hosts(record: RunRecord, tally: Tally) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _rank(rank: RankRecord, now_s: float) -> dict[str, Any]:
-    totals = rank.totals
+def _rank(rank: RankRecord, totals: Totals, now_s: float) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "host": rank.host,
@@ -350,10 +351,9 @@ def _carbon(record: RunRecord, totals: Totals, tally: Tally, energy: Mapping[str
     }
 
 
-def _work(record: RunRecord, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:
+def _work(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:
     tokens, samples = totals.tokens or None, totals.samples or None
     energy_j, emissions_g = energy["energy_j"], carbon["emissions_g"]
-    wall_s = record.wall_s or None
     return {
         "steps": totals.steps or None,
         "tokens": tokens,

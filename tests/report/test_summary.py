@@ -1,0 +1,248 @@
+"""The summary says what the journals say, and says unknown where they do."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greentrain.errors import RunFolderError
+from greentrain.ledger import Totals, read_run
+from greentrain.report.summary import summarize, write_summary
+from greentrain.types import Provenance
+from tests.report.run_folders import CPU, DRAM, GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
+
+LATER_S = T0_S + 1e6
+
+
+def _summary(folder: Path, now_unix_s: float = LATER_S) -> dict[str, Any]:
+    return summarize(read_run(folder), now_unix_s=now_unix_s)
+
+
+def test_one_rank_adds_up(tmp_path: Path) -> None:
+    s = _summary(one_rank(tmp_path))
+    assert s["energy"]["energy_j"] == pytest.approx(63_000)
+    assert s["energy"]["facility_energy_kwh"] == pytest.approx(0.021)
+    assert s["energy"]["by_provenance_j"] == pytest.approx({"measured": 54_000, "modelled": 9_000})
+    assert s["energy"]["measured_share"] == pytest.approx(54 / 63)
+    assert s["carbon"]["operational_location_g"] == pytest.approx(0.021 * 400)
+    assert s["carbon"]["intensity_g_per_kwh"] == pytest.approx(400)
+    assert s["carbon"]["embodied_g"] == pytest.approx({"low": 0.15, "mid": 1.25, "high": 2.0})
+    assert s["carbon"]["emissions_g"] == pytest.approx(8.4 + 1.25)
+    assert s["carbon"]["operational_market_g"] is None
+    assert s["power"]["mean_w"] == pytest.approx(350)
+    assert s["power"]["peak_w"] == pytest.approx(350)
+    assert s["work"]["tokens_per_j"] == pytest.approx(90_000 / 63_000)
+    assert s["work"]["g_per_ktoken"] == pytest.approx(9.65 / 90)
+    assert s["energy"]["uncertainty"] == pytest.approx((54 * 0.05 + 9 * 0.4) / 63)
+    assert s["state"]["word"] == "finished"
+    assert s["sci"]["value_g"] == pytest.approx(9.65 / 90_000)
+    assert s["scope2"]["scope2_location_g"] == pytest.approx(8.4)
+    assert s["headline"]["phase"]["name"] == "backward"
+
+
+def test_phases_sum_to_the_whole_and_inclusive_ones_do_not_hide(tmp_path: Path) -> None:
+    s = _summary(one_rank(tmp_path))
+    assert sum(phase["energy_j"] for phase in s["phases"]) == pytest.approx(s["energy"]["energy_j"])
+    assert sum(phase["operational_g"] or 0 for phase in s["phases"]) == pytest.approx(8.4)
+    epoch = next(phase for phase in s["phases"] if phase["name"] == "epoch")
+    assert epoch["energy_j"] == 0.0
+    assert epoch["inclusive_j"] == pytest.approx(63_000)
+
+
+def test_ranks_of_a_host_are_added_once(tmp_path: Path) -> None:
+    s = _summary(four_ranks(tmp_path))
+    expected_j = 12 * (4 * 3000 + 600 + 500)
+    assert s["energy"]["energy_j"] == pytest.approx(expected_j)
+    assert [host["energy_j"] for host in s["hosts"]] == pytest.approx([expected_j])
+    assert sum(rank["energy_j"] for rank in s["ranks"]) == pytest.approx(expected_j)
+    assert len(s["devices"]) == 5
+    assert s["work"]["tokens"] == 48_000
+    assert s["work"]["steps"] == 120
+    assert s["power"]["mean_w"] == pytest.approx(expected_j / 120)
+    assert s["power"]["peak_w"] == pytest.approx(expected_j / 120)
+
+
+def test_the_same_uid_on_two_hosts_is_two_devices(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, world_size=2)
+    for rank, host in enumerate(("a", "b")):
+        entries = [entry(T0_S, T0_S + 10, {"cpu": device(100.0 * (rank + 1), Provenance.MODELLED)})]
+        folder.rank(rank, [CPU], entries, host=host)
+    s = _summary(folder.path)
+    assert {(d["host"], d["energy_j"]) for d in s["devices"]} == {("a", 100.0), ("b", 200.0)}
+    assert {h["host"]: h["energy_j"] for h in s["hosts"]} == {"a": 100.0, "b": 200.0}
+
+
+def test_unknown_intensity_is_null_not_zero(tmp_path: Path) -> None:
+    s = _summary(one_rank(tmp_path, g_per_kwh=None))
+    assert s["energy"]["energy_j"] == pytest.approx(63_000)
+    assert s["carbon"]["operational_location_g"] is None
+    assert s["carbon"]["emissions_g"] is None
+    assert s["carbon"]["intensity_g_per_kwh"] is None
+    assert s["carbon"]["unpriced_j"] == pytest.approx(63_000)
+    assert not s["carbon"]["complete"]
+    assert s["sci"] is None
+    assert s["work"]["g_per_ktoken"] is None
+
+
+def test_partly_unknown_intensity_is_a_lower_bound(tmp_path: Path) -> None:
+    entries = [
+        entry(T0_S, T0_S + 10, {"GPU-0": device(3600.0)}, g_per_kwh=500, pue=1.0),
+        entry(T0_S + 10, T0_S + 20, {"GPU-0": device(3600.0)}, g_per_kwh=None, pue=1.0),
+    ]
+    s = _summary(Folder(tmp_path).rank(0, [GPU], entries).path)
+    assert s["carbon"]["operational_location_g"] == pytest.approx(0.5)
+    assert s["carbon"]["unpriced_j"] == pytest.approx(3600)
+    assert s["carbon"]["intensity_g_per_kwh"] == pytest.approx(500)
+    assert not s["carbon"]["complete"]
+
+
+def test_mean_intensity_is_weighted_by_energy(tmp_path: Path) -> None:
+    entries = [
+        entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0)}, g_per_kwh=100),
+        entry(T0_S + 10, T0_S + 20, {"GPU-0": device(3000.0)}, g_per_kwh=900),
+    ]
+    s = _summary(Folder(tmp_path).rank(0, [GPU], entries).path)
+    assert s["carbon"]["intensity_g_per_kwh"] == pytest.approx(700)
+    assert (s["carbon"]["intensity_min_g_per_kwh"], s["carbon"]["intensity_max_g_per_kwh"]) == (100, 900)
+
+
+def test_a_device_without_reading_is_null_and_its_seconds_are_told(tmp_path: Path) -> None:
+    blind = sensor("rapl:1", "cpu", "CPU package 1", "missing", uncertainty=None)
+    entries = [
+        entry(
+            T0_S + 10 * i,
+            T0_S + 10 * (i + 1),
+            {
+                "GPU-0": device(0.0 if i == 1 else 3000.0, missing_s=10.0 if i == 1 else 0.0),
+                "rapl:1": device(0.0, Provenance.MISSING, missing_s=10.0),
+            },
+        )
+        for i in range(4)
+    ]
+    s = _summary(Folder(tmp_path).rank(0, [GPU, blind], entries).path)
+    by_uid = {d["uid"]: d for d in s["devices"]}
+    assert by_uid["rapl:1"]["energy_j"] is None
+    assert by_uid["rapl:1"]["provenance"] == "missing"
+    assert by_uid["GPU-0"]["coverage"] == pytest.approx(0.75)
+    assert by_uid["GPU-0"]["mean_power_w"] == pytest.approx(300)
+    assert s["energy"]["missing_device_s"] == pytest.approx(50)
+    assert s["energy"]["missing_share_of_device_time"] == pytest.approx(50 / 80)
+    gap = next(gap for gap in s["gaps"] if gap["uid"] == "GPU-0")
+    assert (gap["start_unix_s"], gap["missing_s"]) == (T0_S + 10, 10)
+    assert s["gap_count"] == 2
+
+
+def test_energy_delivered_late_after_a_gap_nets_out(tmp_path: Path) -> None:
+    entries = [
+        entry(T0_S, T0_S + 10, {"GPU-0": device(0.0, missing_s=10.0)}),
+        entry(T0_S + 10, T0_S + 20, {"GPU-0": device(6000.0, missing_s=-10.0)}),
+    ]
+    s = _summary(Folder(tmp_path).rank(0, [GPU], entries).path)
+    assert s["devices"][0]["missing_s"] == 0
+    assert s["devices"][0]["mean_power_w"] == pytest.approx(300)
+    assert s["power"]["peak_w"] == pytest.approx(300)
+
+
+def test_nothing_measured_is_null(tmp_path: Path) -> None:
+    s = _summary(Folder(tmp_path).rank(0, [], [entry(T0_S, T0_S + 10, {})]).path)
+    assert s["energy"]["energy_j"] is None
+    assert s["energy"]["facility_energy_kwh"] is None
+    assert s["carbon"]["emissions_g"] is None
+    assert s["power"]["mean_w"] is None
+    assert s["equivalents"] == []
+    assert s["scope2"] is None
+
+
+def test_no_tokens_is_null(tmp_path: Path) -> None:
+    s = _summary(one_rank(tmp_path, tokens=0, samples=0))
+    assert s["work"]["tokens"] is None
+    assert s["work"]["tokens_per_j"] is None
+    assert s["work"]["j_per_step"] == pytest.approx(350)
+
+
+def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
+    entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(3000.0)})]
+    path = Folder(tmp_path).rank(0, [GPU], entries, reason=None).path
+    assert _summary(path)["state"]["word"] == "killed"
+    assert _summary(path, now_unix_s=T0_S + 20)["state"]["word"] == "running"
+
+
+def test_a_rank_that_left_no_file_is_told(tmp_path: Path) -> None:
+    entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(3000.0)})]
+    s = _summary(Folder(tmp_path, world_size=4).rank(0, [GPU], entries).path)
+    assert s["state"]["ranks_without_file"] == 3
+    assert "3 rank(s)" in s["state"]["text"]
+
+
+def test_a_resumed_run_counts_both_parts_and_not_the_pause(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(3000.0)})], reason=None)
+    later = [entry(T0_S + 100, T0_S + 110, {"GPU-0": device(3000.0)})]
+    folder.rank(0, [GPU], later, segment=1)
+    s = _summary(folder.path)
+    assert s["energy"]["energy_j"] == pytest.approx(6000)
+    assert s["time"]["wall_s"] == pytest.approx(20)
+    assert s["time"]["elapsed_s"] == pytest.approx(110)
+    assert s["power"]["mean_w"] == pytest.approx(300)
+    assert s["state"] == {**s["state"], "word": "finished", "resumes": 1}
+
+
+def test_carried_totals_are_in_every_sum(tmp_path: Path) -> None:
+    carried = Totals(
+        energy_j=3600.0, duration_s=10.0, operational_g=1.0, embodied_g=0.1, tokens=100,
+        by_device={"GPU-0": 3600.0}, by_phase={"forward": 3600.0}, by_provenance={"measured": 3600.0},
+    )  # fmt: skip
+    entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(3600.0)}, pue=1.2, tokens=100, embodied_g=0.1)]
+    s = _summary(Folder(tmp_path).rank(0, [GPU], entries, carried=carried).path)
+    assert s["energy"]["energy_j"] == pytest.approx(7200)
+    assert s["energy"]["facility_energy_j"] == pytest.approx(8640)
+    assert s["energy"]["carried_j"] == pytest.approx(3600)
+    assert s["work"]["tokens"] == 200
+    assert s["carbon"]["operational_location_g"] == pytest.approx(1.0 + 3600 * 1.2 / 3.6e6 * 400)
+    assert s["carbon"]["intensity_g_per_kwh"] == pytest.approx(400)
+    assert s["carbon"]["embodied_g"]["mid"] == pytest.approx(0.2)
+
+
+def test_market_grams_follow_the_contract(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, config={"carbon": {"market_g_per_kwh": 0.0, "pue": 1.2}})
+    s = _summary(folder.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(3.6e6)})]).path)
+    assert s["carbon"]["operational_market_g"] == 0.0
+    assert s["scope2"]["scope2_market_g"] == 0.0
+
+
+def test_every_assumption_has_a_source(tmp_path: Path) -> None:
+    entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0), "dram": device(1.0, Provenance.MODELLED)}, embodied_g=0.1)]
+    s = _summary(Folder(tmp_path).rank(0, [GPU, DRAM], entries).path)
+    names = " ".join(row["name"] for row in s["assumptions"])
+    assert all(row["name"] and row["value"] and row["source"] for row in s["assumptions"])
+    assert "PUE" in names and "Carbon intensity of FRA" in names and "Power model of Memory 64 GB" in names
+
+
+def test_summary_json_holds_the_same_figures(tmp_path: Path) -> None:
+    folder = one_rank(tmp_path)
+    s = _summary(folder)
+    assert json.loads(write_summary(s, folder).read_text(encoding="utf-8")) == json.loads(json.dumps(s))
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-00000.jsonl", "run.json", "summary.json"]
+
+
+def test_no_figure_is_nan_or_infinite(tmp_path: Path) -> None:
+    def numbers(value: Any) -> list[float]:
+        if isinstance(value, dict):
+            return [n for item in value.values() for n in numbers(item)]
+        if isinstance(value, list):
+            return [n for item in value for n in numbers(item)]
+        return [value] if isinstance(value, float) else []
+
+    instant = Folder(tmp_path).rank(0, [GPU], [entry(T0_S, T0_S, {"GPU-0": device(0.0)})]).path
+    assert all(math.isfinite(n) for n in numbers(_summary(instant)))
+
+
+def test_a_folder_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:
+    folder = one_rank(tmp_path)
+    (folder / "summary.json").mkdir()
+    with pytest.raises(RunFolderError, match="Make the folder writable"):
+        write_summary(_summary(folder), folder)
+    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob(".*.part"))

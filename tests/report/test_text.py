@@ -1,0 +1,124 @@
+"""Units, ticks, the terminal's table and comparisons."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from greentrain.errors import GreenTrainError
+from greentrain.ledger import read_run
+from greentrain.report import compare, table, units_text
+from greentrain.report.axes import time_ticks, value_ticks
+from greentrain.report.summary import summarize
+from greentrain.types import Provenance
+from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, four_ranks, one_rank
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    return summarize(read_run(folder))
+
+
+def _text(renderable: Any) -> str:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(renderable)
+    console.file.close()
+    return console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (units_text.energy(63_000), "17.5 Wh"),
+        (units_text.energy(3.6e6), "1.00 kWh"),
+        (units_text.energy(3.5999e6), "1.00 kWh"),
+        (units_text.energy(0.0), "0 Wh"),
+        (units_text.energy(None), "unknown"),
+        (units_text.joules(0.197), "197 mJ"),
+        (units_text.mass(0.00015), "150 \N{MICRO SIGN}g"),
+        (units_text.mass(6894.0), "6.89 kg"),
+        (units_text.power(2445.2), "2.45 kW"),
+        (units_text.percent(0.9999), "> 99.9 %"),
+        (units_text.percent(0.0), "0 %"),
+        (units_text.percent(0.00001), "< 0.1 %"),
+        (units_text.duration(0.0003), "300 \N{MICRO SIGN}s"),
+        (units_text.duration(180.0), "3 min"),
+        (units_text.duration(59.97), "60.0 s"),
+        (units_text.duration(20_580.0), "5 h 43 min"),
+        (units_text.duration(90_000.0), "1 d 1 h"),
+        (units_text.count(2_551_920), "2.55 M"),
+        (units_text.significant(999.9), "1\N{THIN SPACE}000"),
+        (units_text.significant(9.996), "10.0"),
+    ],
+)
+def test_figures_have_three_digits_and_a_unit(text: str, expected: str) -> None:
+    assert text == expected
+
+
+@pytest.mark.parametrize("top", [1e-9, 0.07, 1.0, 2.61, 9.99, 350.0, 1e7])
+def test_value_ticks_cover_the_top_evenly(top: float) -> None:
+    ticks = value_ticks(top)
+    assert ticks[0] == 0
+    assert top <= ticks[-1] * (1 + 1e-9) < 2 * top + 1e-12
+    assert 2 <= len(ticks) <= 7
+
+
+@pytest.mark.parametrize("span_s", [0.5, 12.0, 180.0, 21_600.0, 604_800.0, 3e7])
+def test_time_ticks_stay_within_the_run(span_s: float) -> None:
+    ticks = time_ticks(span_s)
+    assert ticks[0] == (0.0, "0")
+    assert ticks[-1][0] <= span_s * (1 + 1e-9)
+    assert 2 <= len(ticks) <= 16
+
+
+def test_the_table_has_the_headline_and_every_device(tmp_path: Path) -> None:
+    text = _text(table.render(_summary(four_ranks(tmp_path))))
+    for word in ("gpt-small", "finished", "GPU-3", "modelled TDP x load", "backward", "kWh" if "kWh" in text else "Wh"):
+        assert word in text
+
+
+def test_the_table_does_not_read_markup_of_users(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, name="[red]x[/red]").rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0)})])
+    assert "[red]x[/red]" in _text(table.render(_summary(folder.path)))
+
+
+def test_the_relation_comes_first(tmp_path: Path) -> None:
+    a = _summary(one_rank(tmp_path / "a", tokens=5000))
+    b = _summary(one_rank(tmp_path / "b", tokens=6000))
+    result = compare.compare([a, b])
+    assert result["sentences"] == ["B used 0.833x A's energy per token and emitted 0.833x the grams."]
+    assert result["caveats"] == []
+    energy = next(row for row in result["rows"] if row["name"] == "energy")
+    assert energy["ratios"] == [1.0, 1.0]
+    assert next(row for row in result["rows"] if row["name"] == "gpu")["ratios"][1] == pytest.approx(1.0)
+    assert _text(compare.render(result)).lstrip().startswith("B used 0.833x")
+    json.dumps(result, allow_nan=False)
+
+
+def test_what_makes_a_ratio_unfair_is_said(tmp_path: Path) -> None:
+    a = _summary(one_rank(tmp_path / "a"))
+    other = entry(T0_S, T0_S + 10, {"cpu": device(500.0, Provenance.MODELLED)}, zone="DEU", pue=1.5, tokens=10)
+    b = _summary(Folder(tmp_path / "b").rank(0, [CPU], [other], reason="sigterm").path)
+    caveats = " | ".join(compare.compare([a, b])["caveats"])
+    for words in (
+        "is modelled",
+        "PUE is 1.2 in A and 1.5 in B",
+        "FRA in A and DEU in B",
+        "B did not finish",
+        "same way",
+    ):
+        assert words in caveats
+
+
+def test_an_unknown_side_gives_no_ratio(tmp_path: Path) -> None:
+    a = _summary(one_rank(tmp_path / "a"))
+    b = _summary(Folder(tmp_path / "b").rank(0, [], [entry(T0_S, T0_S + 10, {})]).path)
+    result = compare.compare([a, b])
+    assert "cannot be compared" in result["sentences"][0]
+    assert next(row for row in result["rows"] if row["name"] == "energy")["ratios"] == [1.0, None]
+
+
+def test_one_run_is_not_a_comparison(tmp_path: Path) -> None:
+    with pytest.raises(GreenTrainError, match="two runs or more, 1 given"):
+        compare.compare([_summary(one_rank(tmp_path))])
