@@ -11,7 +11,7 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from greentrain._version import __version__
 
 _LAZY = {
     "GreenSession": "greentrain.session",

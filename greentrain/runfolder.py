@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from greentrain import __version__
+from greentrain._version import __version__
 from greentrain.config import GreenConfig
 from greentrain.types import FORMAT_VERSION, Topology
 

@@ -120,6 +120,7 @@ class ActiveRun:
             sample_s=config.power.sample_s,
             clock=clock,
             on_tick=self._tick,
+            tick_s=min(1.0, config.run.book_s),
             on_probe=self._write_sensors,
         )
 
@@ -212,6 +213,7 @@ class ActiveRun:
         if stopped:
             time.sleep(min(0.15, max((curve.wait_s for curve in self._curves.values()), default=0.0)))
             self._sampler.read(final=True)
+            self._sampler.settle()
         self._claim_rest()
         for curve in self._curves.values():
             curve.finish(t1_s)

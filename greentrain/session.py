@@ -16,6 +16,7 @@ no file is written. A background thread does the rest.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -30,6 +31,7 @@ from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger import Totals
 from greentrain.live import LiveLine
+from greentrain.power.claims import claims_dir, other_pids
 from greentrain.runfolder import ENV_RUN_ID, launch_run_id, new_run_id
 from greentrain.runtime import ActiveRun, wait_for_ranks
 from greentrain.shutdown import ShutdownHook
@@ -308,7 +310,8 @@ class GreenSession(contextlib.ContextDecorator):
     def _open_meters(self, place: Topology) -> PowerMeter:
         from greentrain.power.detect import open_meters
 
-        return open_meters(self.config.power, topology=place)
+        others = functools.partial(other_pids, claims_dir())
+        return open_meters(self.config.power, topology=place, excluded_pids=others, clock=self._clock)
 
     def _run_id(self, place: Topology) -> str:
         fixed = (self._resume or {}).get("run_id") or self.config.run.id or os.environ.get(ENV_RUN_ID)

@@ -7,7 +7,7 @@ epoch (UTC). A session anchors one to the other once, at its start.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 
 class Provenance(StrEnum):
@@ -88,9 +88,8 @@ class Sensor:
     False: the reading is of this process tree alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PowerSample:
-    """One reading of one device.
+class PowerSample(NamedTuple):
+    """One reading of one device. A tuple, as a dataclass would cost more than the reading itself.
 
     Either ``energy_j`` (a cumulative counter; only differences mean something) or ``power_w`` is set; with
     neither, the sample says that the reading failed and ``note`` says why.

@@ -2,13 +2,28 @@
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
 
-if TYPE_CHECKING:
-    from greentrain.session import GreenSession
+
+class Marks(Protocol):
+    """The part of a session that hooks use."""
+
+    parameters: int | None
+
+    def begin(self, name: str) -> int:
+        """Enter a phase."""
+        ...
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase."""
+        ...
+
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        """Mark the end of a step."""
+        ...
 
 
 class Watcher:
@@ -18,7 +33,7 @@ class Watcher:
         session: Where phases and steps are marked.
     """
 
-    def __init__(self, session: "GreenSession") -> None:
+    def __init__(self, session: Marks) -> None:
         self._session = session
         self._undo: list[Callable[[], None]] = []
 

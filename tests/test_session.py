@@ -52,8 +52,8 @@ def _session(tmp_path: Path, meter: FlatMeter | None = None, **run: Any) -> Gree
 
 def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
     green = _session(tmp_path)
-    t0_s = time.monotonic()
     with green:
+        t0_s = time.monotonic()
         for _ in range(5):
             with green.phase("forward"):
                 time.sleep(0.02)
@@ -62,7 +62,7 @@ def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
             with green.phase("backward"):
                 time.sleep(0.03)
             green.step(tokens=100)
-    wall_s = time.monotonic() - t0_s
+        wall_s = time.monotonic() - t0_s
     totals = green.totals()
     assert totals.energy_j == pytest.approx(250.0 * wall_s, rel=0.1)
     assert sum(totals.by_phase.values()) == pytest.approx(totals.energy_j, rel=1e-9)

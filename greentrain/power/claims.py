@@ -17,9 +17,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 from filelock import BaseFileLock, FileLock, Timeout
 
 ENV_DIR = "GREENTRAIN_CLAIMS_DIR"
+_PROCESS = "process-"
 
 
 def claims_dir(environ: Mapping[str, str] | None = None) -> Path:
@@ -29,6 +31,18 @@ def claims_dir(environ: Mapping[str, str] | None = None) -> Path:
         return Path(env[ENV_DIR])
     user = os.getuid() if hasattr(os, "getuid") else "user"
     return Path(tempfile.gettempdir()) / f"greentrain-claims-{user}"
+
+
+def other_pids(folder: Path, own_pid: int | None = None) -> frozenset[int]:
+    """Return the processes of the node that book for themselves, so that a process tree leaves them out.
+
+    Args:
+        folder: The node's folder of claims.
+        own_pid: Process to leave out of the answer; None is this one.
+    """
+    own = os.getpid() if own_pid is None else own_pid
+    pids = (int(path.stem.removeprefix(_PROCESS)) for path in folder.glob(f"{_PROCESS}*.pid"))
+    return frozenset(pid for pid in pids if pid != own and psutil.pid_exists(pid))
 
 
 class Claims:
@@ -45,9 +59,11 @@ class Claims:
         self._owner = {"pid": os.getpid(), **owner}
         self._locks: dict[str, BaseFileLock] = {}
         self._free_since_s: dict[str, float] = {}
+        self._announcement = folder / f"{_PROCESS}{os.getpid()}.pid"
         self.degraded = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._announcement.touch()
         except OSError as error:
             self.degraded = f"no claims: cannot write {folder} ({error.strerror})"
 
@@ -94,6 +110,8 @@ class Claims:
             self._tell(uid, {**self._owner, "until_s": time.monotonic()})
             lock.release()
         self._locks.clear()
+        with contextlib.suppress(OSError):
+            self._announcement.unlink(missing_ok=True)
 
     def _tell(self, uid: str, words: Mapping[str, str | int | float]) -> None:
         with contextlib.suppress(OSError):

@@ -15,6 +15,15 @@ from greentrain.types import PowerMeter, PowerSample, Sensor
 MAX_SHARE = 0.001
 """Highest share of one core that reading may cost; a slow sensor is read less often."""
 
+MAX_WAKE_S = 10.0
+"""Longest time between two readings (s), whatever they cost."""
+STRIDE = 3
+"""Ticks a reading while every counter's power is steady: between two readings on a line nothing is lost."""
+FULL_EVERY = 8
+"""Every so many rounds of readings are taken at every tick, so that a period of ``STRIDE`` ticks cannot hide."""
+SHORT_S = 0.12
+"""Longest sleep that stop() waits for (s)."""
+
 
 class Sampler:
     """Reads a meter periodically into curves.
@@ -24,7 +33,8 @@ class Sampler:
         curves: By device uid; samples of other devices are dropped. May be changed by ``on_tick``.
         sample_s: Sampling period of hardware sensors (s).
         clock: Time.
-        on_tick: Called after every read, in this thread, with the time (s).
+        on_tick: Called in this thread, with the time (s), after readings were worked into the curves.
+        tick_s: How often that is (s).
     """
 
     def __init__(
@@ -35,6 +45,7 @@ class Sampler:
         sample_s: float,
         clock: Clock,
         on_tick: Callable[[float], None],
+        tick_s: float = 1.0,
         on_probe: Callable[[], None] = lambda: None,
     ) -> None:
         self._meter = meter
@@ -43,16 +54,19 @@ class Sampler:
         self._clock = clock
         self._on_tick = on_tick
         self._on_probe = on_probe
+        self._tick_s = tick_s
         self._running = threading.Lock()
         self._running.acquire()
         self._thread: threading.Thread | None = None
         self._warned = False
+        self._unsorted: list[PowerSample] = []
         self.busy_s = 0.0
         """CPU seconds that the thread has used."""
 
     def start(self) -> None:
         """Take the first reading now, in the caller's thread, then go on in the background."""
         self.read()
+        self.settle()
         self._thread = threading.Thread(target=self._run, name="greentrain-sampler", daemon=True)
         self._thread.start()
 
@@ -78,6 +92,11 @@ class Sampler:
             self._warn(f"the power meter failed ({error!r})")
             now_s = self._clock.monotonic_s()
             samples = [PowerSample(device_uid=uid, t_s=now_s, note=f"meter failed: {error!r}") for uid in self._curves]
+        self._unsorted.extend(samples)
+
+    def settle(self) -> None:
+        """Put what was read since the last call into the curves. Cheap in a batch, dear one by one: cold caches."""
+        samples, self._unsorted = self._unsorted, []
         for sample in samples:
             curve = self._curves.get(sample.device_uid)
             if curve is not None:
@@ -89,19 +108,38 @@ class Sampler:
         except Exception as error:
             self._warn(f"the probe of the sensors failed ({error!r})")
         wake_s = wake_period_s(self._meter.sensors, self._sample_s)
-        due_s = self._clock.monotonic_s() + wake_s
-        # A lock that stop() releases: waiting on it costs half of what an Event does.
-        while not self._running.acquire(timeout=max(0.0, due_s - self._clock.monotonic_s())):
+        monotonic_s = self._clock.monotonic_s
+        due_s = settle_s = monotonic_s() + wake_s
+        rounds, stride = 0, 1
+        while self._sleep(due_s - monotonic_s()):
             self.read()
-            now_s = self._clock.monotonic_s()
-            try:
-                self._on_tick(now_s)
-            except Exception as error:
-                self._warn(f"a background task failed ({error!r})")
+            now_s = monotonic_s()
             due_s += wake_s
             if due_s < now_s:
                 due_s = now_s + wake_s
+            if now_s < settle_s:
+                due_s += (stride - 1) * wake_s
+                continue
+            settle_s = now_s + self._tick_s
+            rounds += 1
+            try:
+                self.settle()
+                stride = STRIDE if rounds % FULL_EVERY and self._is_steady() else 1
+                self._on_tick(now_s)
+            except Exception as error:
+                self._warn(f"a background task failed ({error!r})")
             self.busy_s = time.thread_time()
+
+    def _is_steady(self) -> bool:
+        curves = list(self._curves.values())
+        return bool(curves) and all(curve.is_steady for curve in curves)
+
+    def _sleep(self, wait_s: float) -> bool:
+        # A plain sleep costs half of what a wait with a time-out does, but only the latter can be cut short.
+        if 0 < wait_s <= SHORT_S:
+            time.sleep(wait_s)
+            return self._running.locked()
+        return not self._running.acquire(timeout=max(0.0, wait_s))
 
     def _probe(self) -> None:
         probe = getattr(self._meter, "probe", None)
@@ -129,8 +167,13 @@ def wake_period_s(sensors: Iterable[Sensor], sample_s: float) -> float:
     if not listed:
         return max(sample_s, 1.0)
     wake_s = max(sample_s, min(sensor.period_s for sensor in listed))
-    cost_s = sum(sensor.read_cost_s or 0.0 for sensor in listed)
-    wake_s = min(max(wake_s, cost_s / MAX_SHARE), 10.0)
+    while _cost(listed, wake_s) > MAX_SHARE and wake_s < MAX_WAKE_S:
+        wake_s *= 1.25
     if any(sensor.tick_s and 0.8 * wake_s <= sensor.tick_s <= 1.25 * wake_s for sensor in listed):
         wake_s *= VERNIER
-    return wake_s
+    return min(wake_s, MAX_WAKE_S)
+
+
+def _cost(sensors: Iterable[Sensor], wake_s: float) -> float:
+    """Return the share of a core that reading costs: a sensor is read when it is due, not at every wake."""
+    return sum((sensor.read_cost_s or 0.0) / max(wake_s, sensor.period_s) for sensor in sensors)

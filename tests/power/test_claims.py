@@ -1,12 +1,13 @@
 """A device is booked by one process a node."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from greentrain.power.claims import Claims, claims_dir, preferred
+from greentrain.power.claims import Claims, claims_dir, other_pids, preferred
 
 
 def test_a_second_owner_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
@@ -60,3 +61,13 @@ def test_the_folder_can_be_named() -> None:
 def test_ranks_share_out_what_all_of_them_see(visible: int, world: int, expected: list[list[int]]) -> None:
     got = [[i for i in range(visible) if preferred(i, visible, rank, world)] for rank in range(world)]
     assert got == expected
+
+
+def test_processes_that_book_for_themselves_are_known_while_they_live(tmp_path: Path) -> None:
+    claims = Claims(tmp_path, {})
+    assert other_pids(tmp_path) == frozenset()
+    assert other_pids(tmp_path, own_pid=1) == {os.getpid()}
+    (tmp_path / "process-4194303.pid").touch()  # dead: above the default pid_max of small machines
+    assert other_pids(tmp_path, own_pid=1) == {os.getpid()}
+    claims.release()
+    assert other_pids(tmp_path, own_pid=1) == frozenset()

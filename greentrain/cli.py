@@ -1,0 +1,191 @@
+"""``greentrain doctor | measure | report``.
+
+Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage; ``measure`` ends with the
+exit code of what it measured.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from greentrain._version import __version__
+from greentrain.errors import GreenTrainError
+
+app = typer.Typer(
+    name="greentrain",
+    help="Energy and carbon of PyTorch training, measured.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line; a GreenTrain error is one line on standard error, not a traceback."""
+    try:
+        app()
+    except GreenTrainError as error:
+        typer.echo(f"greentrain: {error}", err=True)
+        sys.exit(1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"greentrain-torch {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Energy and carbon of PyTorch training, measured."""
+
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="green.yaml with run, power and carbon.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command()
+def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show which sensors can be read, why not, what permission is missing, and how accurate they are."""
+    import dataclasses
+
+    from greentrain.carbon.detect import open_signal
+    from greentrain.config import GreenConfig
+    from greentrain.power.detect import survey
+
+    settings = GreenConfig.load(config)
+    findings = survey(settings.power)
+    signal_facts = dict(open_signal(settings.carbon).describe())
+    if as_json:
+        typer.echo(json.dumps({"sensors": [dataclasses.asdict(f) for f in findings], "carbon": signal_facts}, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Sensors of this machine", title_justify="left")
+    for column in ("meter", "device", "", "error", "how, or why not"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        mark = f"[green]{finding.provenance}[/]" if finding.usable else "[red]missing[/]"
+        error = "" if finding.uncertainty is None else f"{finding.uncertainty:.0%}"
+        table.add_row(finding.meter, finding.device, mark, error, finding.detail)
+    console = Console()
+    console.print(table)
+    place = ", ".join(f"{key} {value}" for key, value in signal_facts.items() if key != "terms")
+    console.print(f"Carbon intensity: {place}", highlight=False)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def measure(
+    context: typer.Context,
+    config: ConfigOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; the program's name by default.")] = None,
+) -> None:
+    """Measure any program and its whole process tree, as in: greentrain measure -- python train.py."""
+    command = [word for i, word in enumerate(context.args) if not (i == 0 and word == "--")]
+    if not command:
+        raise typer.BadParameter("give the program to measure after --, for example: greentrain measure -- python x.py")
+    sys.exit(_measure(command, config, name))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Print a run's table and write report.html, summary.json, emissions.csv, model_card.yaml and boamps.json."""
+    from rich.console import Console
+
+    from greentrain.ledger import read_run
+    from greentrain.report import compare, render, render_comparison, summarize, write_report
+
+    summaries: list[dict[str, Any]] = [summarize(read_run(folder)) for folder in runs]
+    console = Console()
+    if len(runs) > 1:
+        comparison = compare(summaries)
+        typer.echo(json.dumps(comparison, indent=1)) if as_json else console.print(render_comparison(comparison))
+        return
+    html = write_report(runs[0])
+    if as_json:
+        typer.echo(json.dumps(summaries[0], indent=1))
+        return
+    console.print(render(summaries[0]))
+    console.print(f"Report: {html}", highlight=False, soft_wrap=True)
+
+
+def _measure(command: list[str], config: Path | None, name: str | None) -> int:
+    import dataclasses
+    import functools
+
+    from greentrain.config import GreenConfig
+    from greentrain.power.claims import claims_dir, other_pids
+    from greentrain.power.detect import open_meters
+    from greentrain.session import GreenSession
+    from greentrain.types import Topology
+
+    settings = GreenConfig.load(config)
+    run = dataclasses.replace(settings.run, name=name or Path(command[0]).name.lstrip(".") or "measure")
+    settings = dataclasses.replace(settings, run=run)
+    _check_writable(Path(run.dir))
+    try:
+        child = subprocess.Popen(command)
+    except OSError as error:
+        typer.echo(f"greentrain: cannot start {command[0]!r}: {error.strerror}", err=True)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    try:
+        others = functools.partial(other_pids, claims_dir(), child.pid)
+        meter = open_meters(settings.power, root_pid=child.pid, excluded_pids=others)
+        green = GreenSession(settings, meter=meter, topology=Topology(host=os.uname().nodename)).start()
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    _wait(child)
+    green.close("finished")
+    code = child.wait()
+    if green.report_path is not None:
+        typer.echo(f"greentrain: report {green.report_path}", err=True)
+    return code if code >= 0 else 128 - code  # as shells do for a process that signal n killed
+
+
+def _check_writable(folder: Path) -> None:
+    from greentrain.errors import RunFolderError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"cannot create {folder}: {error.strerror}; set run.dir to a writable folder") from error
+    if not os.access(folder, os.W_OK):
+        raise RunFolderError(f"cannot write to {folder}; make it writable or set run.dir")
+
+
+def _wait(child: "subprocess.Popen[bytes]") -> None:
+    """Wait until the child has ended, passing signals on, but leave it as a zombie whose CPU time can be read."""
+
+    def forward(signum: int, frame: object) -> None:
+        child.send_signal(signum)
+
+    def wait_only(signum: int, frame: object) -> None:
+        """The terminal has sent SIGINT to the child too."""
+
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+        signal.SIGINT: signal.signal(signal.SIGINT, wait_only),
+    }
+    try:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
