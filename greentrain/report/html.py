@@ -1,6 +1,6 @@
 """report.html: one file that opens from disk, without network, with charts of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -27,16 +27,16 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        energy=units_text.energy,
-        joules=units_text.joules,
-        mass=units_text.mass,
-        co2=units_text.carbon,
-        power=units_text.power,
-        intensity=units_text.intensity,
-        percent=units_text.percent,
-        duration=units_text.duration,
-        count=units_text.count,
-        number=units_text.significant,
+        energy=_unbroken(units_text.energy),
+        joules=_unbroken(units_text.joules),
+        mass=_unbroken(units_text.mass),
+        co2=_unbroken(units_text.carbon),
+        power=_unbroken(units_text.power),
+        intensity=_unbroken(units_text.intensity),
+        percent=_unbroken(units_text.percent),
+        duration=_unbroken(units_text.duration),
+        count=_unbroken(units_text.count),
+        number=_unbroken(units_text.significant),
     )
     drawn = _charts(summary, series)
     return environment.from_string(text["report.html"]).render(
@@ -49,6 +49,11 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         rows=_bar_rows(summary),
         width=charts.WIDTH,
     )
+
+
+def _unbroken(text: Callable[..., str]) -> Callable[..., str]:
+    """Keep a figure and its unit on one line."""
+    return lambda *values: text(*values).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def write_html(summary: Mapping[str, Any], series: RunSeries | None, folder: Path) -> Path:
@@ -127,7 +132,10 @@ def _dominates(summary: Mapping[str, Any]) -> dict[str, str]:
     return {
         "phase": str(phase["name"]),
         "phase_share": f"{units_text.percent(phase['share'])} of the energy",
-        "kinds": ", ".join(f"{name} {units_text.percent(value / total_j)}" for name, value in ordered[:4]),
+        "kinds": ", ".join(
+            f"{name} {units_text.percent(value / total_j)}".replace(" ", "\N{NO-BREAK SPACE}")
+            for name, value in ordered[:4]
+        ),
     }
 
 

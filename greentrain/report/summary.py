@@ -36,10 +36,11 @@ from greentrain._version import __version__
 from greentrain.ledger import RankRecord, RunRecord, Totals
 from greentrain.report import standards
 from greentrain.report.assumptions import assumptions
+from greentrain.report.figures import carbon_figures, energy_figures, power_figures, work_figures
 from greentrain.report.files import write_atomic
 from greentrain.report.series import RunSeries, build_series
 from greentrain.report.tally import DeviceTally, Tally
-from greentrain.units import J_PER_KWH, S_PER_HOUR, kwh_from_j
+from greentrain.units import S_PER_HOUR
 
 SUMMARY_FORMAT: Final = 1
 ALIVE_S: Final = 60.0
@@ -69,9 +70,9 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     wall_s = max((part.duration_s for part in by_rank), default=0.0)
     series = series if series is not None else build_series(record)
     now_s = time.time() if now_unix_s is None else now_unix_s
-    energy = _energy(record, totals, tally)
-    carbon = _carbon(record, totals, tally, energy)
-    work = _work(wall_s, totals, energy, carbon)
+    energy = energy_figures(record, totals, tally)
+    carbon = carbon_figures(record, totals, tally, energy)
+    work = work_figures(wall_s, totals, energy, carbon)
     devices = [_device(device, tally, energy["energy_j"]) for device in tally.devices.values()]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
     phases = _phases(totals, tally, energy["energy_j"])
@@ -82,7 +83,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "state": _state(record, now_s),
         "time": _time(record, tally, wall_s),
         "energy": energy,
-        "power": _power(wall_s, energy, series),
+        "power": power_figures(wall_s, energy, series),
         "devices": devices,
         "phases": phases,
         "hosts": _hosts(record, tally),
@@ -172,63 +173,6 @@ def _utc(unix_s: float | None) -> str | None:
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _energy(record: RunRecord, totals: Totals, tally: Tally) -> dict[str, Any]:
-    known = any(device.energy_j is not None for device in tally.devices.values())
-    carried_j = sum(rank.carried.energy_j for rank in record.ranks)
-    energy_j = totals.energy_j if known or carried_j > 0 else None
-    booked_s = sum(device.booked_s for device in tally.devices.values())
-    missing_s = max(sum(max(device.missing_s, 0.0) for device in tally.devices.values()), 0.0)
-    pue = _pue(record, tally)
-    facility_j = None if energy_j is None else tally.facility_j + (energy_j - tally.entries_j) * pue
-    shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
-    return {
-        "energy_j": energy_j,
-        "energy_kwh": None if energy_j is None else kwh_from_j(energy_j),
-        "facility_energy_j": facility_j,
-        "facility_energy_kwh": None if facility_j is None else kwh_from_j(facility_j),
-        "pue": pue,
-        "carried_j": carried_j,
-        "by_provenance_j": {name: None if energy_j is None else value for name, value in shares.items()},
-        "measured_share": shares["measured"] / energy_j if energy_j else None,
-        "modelled_share": shares["modelled"] / energy_j if energy_j else None,
-        "device_s": booked_s,
-        "missing_device_s": missing_s,
-        "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
-        "uncertainty": _uncertainty(tally, energy_j),
-    }
-
-
-def _pue(record: RunRecord, tally: Tally) -> float:
-    if tally.entries_j > 0:
-        return round(tally.facility_j / tally.entries_j, 9)
-    for rank in record.ranks:
-        for entry in rank.entries:
-            return entry.pue
-    return float((record.run.get("config") or {}).get("carbon", {}).get("pue") or 1.0)
-
-
-def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:
-    """Worst case: relative uncertainties of all devices in the same direction; None if one states none."""
-    if not energy_j:
-        return None
-    total = 0.0
-    for device in tally.devices.values():
-        if device.energy_j:
-            stated = device.sensor.get("uncertainty")
-            if stated is None:
-                return None
-            total += stated * device.energy_j
-    return total / energy_j
-
-
-def _power(wall_s: float, energy: Mapping[str, Any], series: RunSeries | None) -> dict[str, Any]:
-    return {
-        "mean_w": energy["energy_j"] / wall_s if energy["energy_j"] is not None and wall_s > 0 else None,
-        "peak_w": series.peak_w if series is not None and energy["energy_j"] is not None else None,
-        "peak_window_s": series.window_s if series is not None else None,
-    }
-
-
 def _device(device: DeviceTally, tally: Tally, total_j: float | None) -> dict[str, Any]:
     sensor = device.sensor
     energy_j = device.energy_j
@@ -309,69 +253,6 @@ def _rank(rank: RankRecord, totals: Totals, now_s: float) -> dict[str, Any]:
         "wall_s": totals.duration_s,
         "excluded": [dict(item) for item in rank.opens[-1].get("excluded") or []],
     }
-
-
-def _carbon(record: RunRecord, totals: Totals, tally: Tally, energy: Mapping[str, Any]) -> dict[str, Any]:
-    energy_j = energy["energy_j"]
-    priced_j = totals.energy_j - totals.unpriced_j
-    operational_g = totals.operational_g if energy_j is not None and (priced_j > 0 or energy_j == 0) else None
-    carried = any(rank.carried.embodied_g > 0 for rank in record.ranks)
-    mid = totals.embodied_g if tally.has_embodied or carried else None
-    ratio = tally.embodied_ratio()
-    embodied = {
-        "low": None if mid is None or ratio is None else mid * ratio[0],
-        "mid": mid,
-        "high": None if mid is None or ratio is None else mid * ratio[1],
-    }
-    market = ((record.run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
-    facility_kwh = energy["facility_energy_kwh"]
-    carried_g = sum(rank.carried.operational_g for rank in record.ranks)
-    priced_facility_j = tally.priced_facility_j
-    grams_here = totals.operational_g - carried_g
-    return {
-        "operational_location_g": operational_g,
-        "operational_market_g": None if market is None or facility_kwh is None else market * facility_kwh,
-        "market_g_per_kwh": market,
-        "embodied_g": embodied,
-        "devices_without_embodied": sum(
-            1 for device in tally.devices.values() if not device.sensor.get("embodied_g_per_h")
-        ),
-        "emissions_g": None if operational_g is None else operational_g + (mid or 0.0),
-        "emissions_include": ["operational"] + (["embodied (mid)"] if mid is not None else []),
-        "complete": energy_j is not None and totals.unpriced_j == 0,
-        "unpriced_j": totals.unpriced_j if energy_j is not None else None,
-        "intensity_g_per_kwh": grams_here / priced_facility_j * J_PER_KWH if priced_facility_j > 0 else None,
-        "intensity_min_g_per_kwh": tally.intensity_min,
-        "intensity_max_g_per_kwh": tally.intensity_max,
-        "sources": [
-            {"zone": z, "source": s, "kind": k, "basis": b, "accounting": a, "energy_j": joules}
-            for (z, s, k, b, a), joules in sorted(tally.zones.items(), key=lambda item: -item[1])
-        ],
-        "signal": dict(record.run.get("carbon") or {}),
-    }
-
-
-def _work(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:
-    tokens, samples = totals.tokens or None, totals.samples or None
-    energy_j, emissions_g = energy["energy_j"], carbon["emissions_g"]
-    return {
-        "steps": totals.steps or None,
-        "tokens": tokens,
-        "samples": samples,
-        "tokens_per_j": _ratio(tokens, energy_j),
-        "samples_per_j": _ratio(samples, energy_j),
-        "j_per_token": _ratio(energy_j, tokens),
-        "j_per_sample": _ratio(energy_j, samples),
-        "j_per_step": _ratio(energy_j, totals.steps or None),
-        "g_per_ktoken": _ratio(emissions_g, tokens / 1000 if tokens else None),
-        "g_per_ksample": _ratio(emissions_g, samples / 1000 if samples else None),
-        "tokens_per_s": _ratio(tokens, wall_s),
-        "samples_per_s": _ratio(samples, wall_s),
-    }
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b
 
 
 def _largest(rows: list[dict[str, Any]], key: str) -> dict[str, Any] | None:

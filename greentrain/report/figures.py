@@ -1,0 +1,134 @@
+"""The figures of a run: energy, power, carbon and work, each with its unit in its name and null for unknown."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from greentrain.ledger import RunRecord, Totals
+from greentrain.report.series import RunSeries
+from greentrain.report.tally import Tally
+from greentrain.units import J_PER_KWH, kwh_from_j
+
+
+def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str, Any]:
+    """Return joules and kWh, PUE, provenance shares, coverage and uncertainty."""
+    known = any(device.energy_j is not None for device in tally.devices.values())
+    carried_j = sum(rank.carried.energy_j for rank in record.ranks)
+    energy_j = totals.energy_j if known or carried_j > 0 else None
+    booked_s = sum(device.booked_s for device in tally.devices.values())
+    missing_s = max(sum(max(device.missing_s, 0.0) for device in tally.devices.values()), 0.0)
+    pue = _pue(record, tally)
+    facility_j = None if energy_j is None else tally.facility_j + (energy_j - tally.entries_j) * pue
+    shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
+    return {
+        "energy_j": energy_j,
+        "energy_kwh": None if energy_j is None else kwh_from_j(energy_j),
+        "facility_energy_j": facility_j,
+        "facility_energy_kwh": None if facility_j is None else kwh_from_j(facility_j),
+        "pue": pue,
+        "carried_j": carried_j,
+        "by_provenance_j": {name: None if energy_j is None else value for name, value in shares.items()},
+        "measured_share": shares["measured"] / energy_j if energy_j else None,
+        "modelled_share": shares["modelled"] / energy_j if energy_j else None,
+        "device_s": booked_s,
+        "missing_device_s": missing_s,
+        "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
+        "uncertainty": _uncertainty(tally, energy_j),
+    }
+
+
+def _pue(record: RunRecord, tally: Tally) -> float:
+    if tally.entries_j > 0:
+        return round(tally.facility_j / tally.entries_j, 9)
+    for rank in record.ranks:
+        for entry in rank.entries:
+            return entry.pue
+    return float((record.run.get("config") or {}).get("carbon", {}).get("pue") or 1.0)
+
+
+def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:
+    """Worst case: relative uncertainties of all devices in the same direction; None if one states none."""
+    if not energy_j:
+        return None
+    total = known_j = 0.0
+    for device in tally.devices.values():
+        if device.energy_j:
+            stated = device.sensor.get("uncertainty")
+            if stated is None:
+                return None
+            total += stated * device.energy_j
+            known_j += device.energy_j
+    return total / known_j if known_j > 0 else None
+
+
+def power_figures(wall_s: float, energy: Mapping[str, Any], series: RunSeries | None) -> dict[str, Any]:
+    """Return mean power and the peak over a stated window."""
+    return {
+        "mean_w": energy["energy_j"] / wall_s if energy["energy_j"] is not None and wall_s > 0 else None,
+        "peak_w": series.peak_w if series is not None and energy["energy_j"] is not None else None,
+        "peak_window_s": series.window_s if series is not None else None,
+    }
+
+
+def carbon_figures(record: RunRecord, totals: Totals, tally: Tally, energy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return grams (operational, embodied, both), intensity and who states it."""
+    energy_j = energy["energy_j"]
+    priced_j = totals.energy_j - totals.unpriced_j
+    operational_g = totals.operational_g if energy_j is not None and (priced_j > 0 or energy_j == 0) else None
+    carried = any(rank.carried.embodied_g > 0 for rank in record.ranks)
+    mid = totals.embodied_g if tally.has_embodied or carried else None
+    ratio = tally.embodied_ratio()
+    embodied = {
+        "low": None if mid is None or ratio is None else mid * ratio[0],
+        "mid": mid,
+        "high": None if mid is None or ratio is None else mid * ratio[1],
+    }
+    market = ((record.run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
+    facility_kwh = energy["facility_energy_kwh"]
+    carried_g = sum(rank.carried.operational_g for rank in record.ranks)
+    priced_facility_j = tally.priced_facility_j
+    grams_here = totals.operational_g - carried_g
+    return {
+        "operational_location_g": operational_g,
+        "operational_market_g": None if market is None or facility_kwh is None else market * facility_kwh,
+        "market_g_per_kwh": market,
+        "embodied_g": embodied,
+        "devices_without_embodied": sum(
+            1 for device in tally.devices.values() if not device.sensor.get("embodied_g_per_h")
+        ),
+        "emissions_g": None if operational_g is None else operational_g + (mid or 0.0),
+        "emissions_include": ["operational"] + (["embodied (mid)"] if mid is not None else []),
+        "complete": energy_j is not None and totals.unpriced_j == 0,
+        "unpriced_j": totals.unpriced_j if energy_j is not None else None,
+        "intensity_g_per_kwh": grams_here / priced_facility_j * J_PER_KWH if priced_facility_j > 0 else None,
+        "intensity_min_g_per_kwh": tally.intensity_min,
+        "intensity_max_g_per_kwh": tally.intensity_max,
+        "sources": [
+            {"zone": z, "source": s, "kind": k, "basis": b, "accounting": a, "energy_j": joules}
+            for (z, s, k, b, a), joules in sorted(tally.zones.items(), key=lambda item: -item[1])
+        ],
+        "signal": dict(record.run.get("carbon") or {}),
+    }
+
+
+def work_figures(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:
+    """Return steps, tokens, samples and their ratios to joules, grams and seconds."""
+    tokens, samples = totals.tokens or None, totals.samples or None
+    energy_j, emissions_g = energy["energy_j"], carbon["emissions_g"]
+    return {
+        "steps": totals.steps or None,
+        "tokens": tokens,
+        "samples": samples,
+        "tokens_per_j": _ratio(tokens, energy_j),
+        "samples_per_j": _ratio(samples, energy_j),
+        "j_per_token": _ratio(energy_j, tokens),
+        "j_per_sample": _ratio(energy_j, samples),
+        "j_per_step": _ratio(energy_j, totals.steps or None),
+        "g_per_ktoken": _ratio(emissions_g, tokens / 1000 if tokens else None),
+        "g_per_ksample": _ratio(emissions_g, samples / 1000 if samples else None),
+        "tokens_per_s": _ratio(tokens, wall_s),
+        "samples_per_s": _ratio(samples, wall_s),
+    }
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
