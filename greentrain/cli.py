@@ -109,19 +109,23 @@ def report(
     from rich.console import Console
 
     from greentrain.ledger import read_run
-    from greentrain.report import compare, render, render_comparison, summarize, write_report
+    from greentrain.report import compare, table, write_report
+    from greentrain.report.summary import summarize
 
     summaries: list[dict[str, Any]] = [summarize(read_run(folder)) for folder in runs]
     console = Console()
     if len(runs) > 1:
-        comparison = compare(summaries)
-        typer.echo(json.dumps(comparison, indent=1)) if as_json else console.print(render_comparison(comparison))
+        comparison = compare.compare(summaries)
+        if as_json:
+            typer.echo(json.dumps(comparison, indent=1))
+        else:
+            console.print(compare.render(comparison))
         return
     html = write_report(runs[0])
     if as_json:
         typer.echo(json.dumps(summaries[0], indent=1))
         return
-    console.print(render(summaries[0]))
+    console.print(table.render(summaries[0]))
     console.print(f"Report: {html}", highlight=False, soft_wrap=True)
 
 

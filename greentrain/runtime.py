@@ -286,6 +286,7 @@ class ActiveRun:
     def _claim_rest(self) -> None:
         # What nobody booked since the start is ours from the start on; a device that somebody held is taken over now.
         first = self._books.t_s == self.t0_s
+        before = len(self._curves)
         for uid, curve in list(self._candidates.items()):
             name = f"{curve.sensor.device.name} ({uid})"
             if self._claims.take(uid):
@@ -305,6 +306,8 @@ class ActiveRun:
                         f"{name} is booked by another run, {holder.get('run_id')} (pid {holder.get('pid')}): its energy"
                         " is in that run's report, not in this one's",
                     )
+        if first or len(self._curves) != before:
+            self._sampler.select(frozenset(self._curves))
 
     def _own(self, curve: EnergyCurve) -> None:
         self._curves[curve.sensor.device.uid] = curve

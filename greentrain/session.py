@@ -121,8 +121,11 @@ class GreenSession(contextlib.ContextDecorator):
                 parameters=self.parameters,
                 on_second=self._each_second,
             )
+            if self.config.run.live and place.rank == 0:
+                self._live = LiveLine.open()
             run.start()
         except BaseException:
+            self._close_live()
             meter.close()
             raise
         self._resume = None
@@ -131,8 +134,6 @@ class GreenSession(contextlib.ContextDecorator):
         self._mark = run.marks.append
         self._hook = ShutdownHook(self._shut)
         self._hook.install()
-        if self.config.run.live and place.rank == 0:
-            self._live = LiveLine.open()
         return self
 
     def close(self, reason: str = "finished") -> None:
@@ -149,9 +150,7 @@ class GreenSession(contextlib.ContextDecorator):
         if self._hook is not None:
             self._hook.remove()
         run.close(reason)
-        if self._live is not None:
-            self._live.close()
-            self._live = None
+        self._close_live()
         if run.topology.rank == 0 and self.config.run.report:
             self._report(run, wait=reason == "finished")
 
@@ -321,6 +320,11 @@ class GreenSession(contextlib.ContextDecorator):
         if place.world_size == 1:
             return new_run_id(name, self._clock.unix_s())
         return _agreed_run_id(name, place, self._starts, self._clock) or launch_run_id(name, place, self._starts)
+
+    def _close_live(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.close()
 
     def _each_second(self, run: ActiveRun) -> None:
         if self._live is not None:

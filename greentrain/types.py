@@ -115,6 +115,10 @@ class PowerMeter(Protocol):
     A meter is opened by its constructor, which raises MeterError when what the user asked for by name
     cannot be opened. After that it never raises: a reading that fails is a sample that says so. It is read
     from one thread at a time.
+
+    Two more methods are used where a meter has them: ``probe()``, called once from the reading thread, may take
+    0.4 s to find out how fast its sensors tick and what a read costs; ``select(uids)`` says which devices are
+    still wanted, so that the others need not be read.
     """
 
     @property

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from greentrain.clock import Clock, SystemClock
 from greentrain.errors import GreenTrainWarning
@@ -50,6 +50,11 @@ class CompositeMeter:
         """Read every member now, due or not: at the end of a run."""
         return [sample for member in self._members for sample in member.read()]
 
+    def select(self, uids: Collection[str]) -> None:
+        """Tell the members which devices are still wanted; one of which none is wanted is not read."""
+        for member in self._members:
+            member.select(uids)
+
     def probe(self) -> None:
         """Let the members that can find out how fast their sensors tick and what a read costs."""
         for member in self._members:
@@ -68,6 +73,7 @@ class _Member:
         self._clock = clock
         self._last_s: float | None = None
         self._warned = False
+        self._idle = False
         self._sensors = self._kept(meter.sensors)
         self._period_s = min((s.period_s for s in self._sensors), default=0.0)
 
@@ -80,7 +86,7 @@ class _Member:
     def due(self) -> bool:
         if self._last_s is None:
             return True
-        return self._clock.monotonic_s() - self._last_s >= EARLY * self._period_s
+        return not self._idle and self._clock.monotonic_s() - self._last_s >= EARLY * self._period_s
 
     def read(self) -> Sequence[PowerSample]:
         if not self._uids:
@@ -92,6 +98,13 @@ class _Member:
             self._warn("reading", error)
             note = f"{type(self.meter).__name__} failed: {error!r}"
             return [PowerSample(device_uid=uid, t_s=self._last_s, note=note) for uid in self._uids]
+
+    def select(self, uids: Collection[str]) -> None:
+        self._idle = not any(uid in uids for uid in self._uids)
+        select = getattr(self.meter, "select", None)
+        if select is not None:
+            with self._guard("selecting devices"):
+                select(uids)
 
     def probe(self) -> None:
         probe = getattr(self.meter, "probe", None)

@@ -7,7 +7,7 @@ instant power field, else average power. API: https://docs.nvidia.com/deploy/nvm
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -74,7 +74,7 @@ class NvmlMeter:
         self._closed = False
         try:
             found = [gpu for gpu in list_gpus(self._nvml) if not gpu.hidden]
-            self._gpus = self._open(found, environ)
+            self._gpus = self._wanted = self._open(found, environ)
         except BaseException as error:
             self.close()
             if isinstance(error, self._nvml.NVMLError):
@@ -87,8 +87,12 @@ class NvmlMeter:
         return [gpu.sensor for gpu in self._gpus]
 
     def read(self) -> Sequence[PowerSample]:
-        """Read every GPU once. The time of a sample is the middle of its call."""
-        return [gpu.read() for gpu in self._gpus]
+        """Read every wanted GPU once. The time of a sample is the middle of its call."""
+        return [gpu.read() for gpu in self._wanted]
+
+    def select(self, uids: Collection[str]) -> None:
+        """Read only these GPUs from now on; a rank of a shared node books one of many."""
+        self._wanted = [gpu for gpu in self._gpus if gpu.sensor.device.uid in uids]
 
     def probe(self) -> None:
         """Measure how fast the counters tick and what a read costs. Blocks the calling thread up to 0.4 s."""

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from greentrain.clock import Clock
 from greentrain.errors import GreenTrainWarning
@@ -93,6 +93,15 @@ class Sampler:
             now_s = self._clock.monotonic_s()
             samples = [PowerSample(device_uid=uid, t_s=now_s, note=f"meter failed: {error!r}") for uid in self._curves]
         self._unsorted.extend(samples)
+
+    def select(self, uids: Collection[str]) -> None:
+        """Tell the meter which devices are still wanted. Never raises."""
+        select = getattr(self._meter, "select", None)
+        if select is not None:
+            try:
+                select(uids)
+            except Exception as error:
+                self._warn(f"the power meter cannot select devices ({error!r})")
 
     def settle(self) -> None:
         """Put what was read since the last call into the curves. Cheap in a batch, dear one by one: cold caches."""
