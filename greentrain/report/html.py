@@ -46,6 +46,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         charts={"power": None, "energy": None, "emissions": None} | {chart.key: chart for chart in drawn},
         tips={chart.key: chart.tip for chart in drawn},
         headline=headline(summary),
+        likes=[(*likeness(item["amount"], item["unit"]), item["source"]) for item in summary["equivalents"]],
         rows=_bar_rows(summary),
         width=charts.WIDTH,
     )
@@ -100,6 +101,17 @@ def provenance_sentence(summary: Mapping[str, Any]) -> str:
     more = f" and {len(blind) - 3} more" if len(blind) > 3 else ""
     share = units_text.percent(energy["missing_share_of_device_time"])
     return f"{text} For {share} of device time nothing is known and nothing is counted: {', '.join(names)}{more}."
+
+
+def likeness(amount: float, unit: str) -> tuple[str, str]:
+    """Return a comparison's number and unit, in metres or seconds where kilometres or hours are too large."""
+    if unit.startswith("km ") and amount < 0.1:
+        size, name = (1e-3, "m") if amount >= 1e-3 else (1e-5, "cm") if amount >= 1e-5 else (1e-6, "mm")
+        return units_text.significant(amount / size, 2), name + unit[2:]
+    if unit.startswith("hours ") and amount < 0.1:
+        size, name = (1 / 60, "minutes") if amount >= 1 / 60 else (1 / 3600, "seconds")
+        return units_text.significant(amount / size, 2), name + unit[5:]
+    return units_text.significant(amount, 2), unit
 
 
 def _per(work: Mapping[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from greentrain.errors import GreenTrainError
 from greentrain.ledger import read_run
 from greentrain.report import compare, table, units_text
 from greentrain.report.axes import time_ticks, value_ticks
+from greentrain.report.html import likeness
 from greentrain.report.summary import summarize
 from greentrain.types import Provenance
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, four_ranks, one_rank
@@ -54,6 +55,21 @@ def _text(renderable: Any) -> str:
 )
 def test_figures_have_three_digits_and_a_unit(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "unit", "expected"),
+    [
+        (28.2, "km in a car", ("28", "km in a car")),
+        (0.05, "km in a car", ("50", "m in a car")),
+        (0.00009, "km in a car", ("9.0", "cm in a car")),
+        (0.002, "hours of a laptop", ("7.2", "seconds of a laptop")),
+        (0.05, "hours of a laptop", ("3.0", "minutes of a laptop")),
+        (0.5, "smartphone charges", ("0.50", "smartphone charges")),
+    ],
+)
+def test_small_comparisons_take_smaller_units(amount: float, unit: str, expected: tuple[str, str]) -> None:
+    assert likeness(amount, unit) == expected
 
 
 @pytest.mark.parametrize("top", [1e-9, 0.07, 1.0, 2.61, 9.99, 350.0, 1e7])
