@@ -111,8 +111,8 @@ class ActiveRun:
         self._node_rates = embodied_rates([sensor.device for sensor in meter.sensors], config.carbon)
         self._rates: dict[str, EmbodiedRate] = {}
         self._claim_at_start()
-        self._books = Bookkeeper(t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=signal, pue=config.carbon.pue)
-        self._next_book_s = self.t0_s + min(FIRST_BOOK_S, config.run.book_s)
+        self._books = self._open_books()
+        self._next_book_s = 0.0
         self._warned: set[str] = set()
         self._sampler = Sampler(
             meter,
@@ -140,7 +140,17 @@ class ActiveRun:
                 "carried": self._carried.to_dict() if self._carried else None,
             }
         )
+        self.t0_s = self._clock.monotonic_s()  # as late as can be: what is used before the first reading is lost
+        self._books = self._open_books()
+        for curve in (*self._curves.values(), *self._candidates.values()):
+            curve.start(self.t0_s)
+        self._next_book_s = self.t0_s + min(FIRST_BOOK_S, self.config.run.book_s)
         self._sampler.start()
+
+    def _open_books(self) -> Bookkeeper:
+        return Bookkeeper(
+            t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=self.signal, pue=self.config.carbon.pue
+        )
 
     @property
     def sensors(self) -> list[Sensor]:
@@ -211,7 +221,7 @@ class ActiveRun:
     def _close(self, reason: str, stopped: bool) -> None:
         t1_s = self._clock.monotonic_s()
         if stopped:
-            time.sleep(min(0.15, max((curve.wait_s for curve in self._curves.values()), default=0.0)))
+            time.sleep(min(0.15, max((curve.wait_s(t1_s) for curve in self._curves.values()), default=0.0)))
             self._sampler.read(final=True)
             self._sampler.settle()
         self._claim_rest()

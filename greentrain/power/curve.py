@@ -55,6 +55,10 @@ class EnergyCurve:
         self._ticks: TickTracker | None = None
         self._open_points = 0
 
+    def start(self, t0_s: float) -> None:
+        """Move the start of a curve that has no reading yet (s)."""
+        self._t0_s = self._last_read_s = t0_s
+
     @property
     def frontier_s(self) -> float:
         """Time up to which the curve is final (s): of a ticking counter, one tick behind its last value."""
@@ -62,10 +66,9 @@ class EnergyCurve:
             return self._t0_s
         return float(self._t[max(0, self._n - 1 - self._open_points)])
 
-    @property
-    def wait_s(self) -> float:
-        """Time after which a reading will cover all of now (s): one tick, and 2 ms for it to be visible."""
-        return self._ticks.tick_s + 0.002 if self._ticks and not self._gap else 0.0
+    def wait_s(self, t_s: float) -> float:
+        """Return how long after ``t_s`` a reading will surely cover it (s): until the tick after has passed."""
+        return self._ticks.settled_s(t_s) - t_s if self._ticks and not self._gap else 0.0
 
     @property
     def in_gap(self) -> bool:
