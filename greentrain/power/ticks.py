@@ -13,6 +13,8 @@ import math
 
 VERNIER = 0.97
 """Share of the tick period at which to read."""
+CLEAR_TICK = 0.3
+"""A read so far after a tick (share of the period) cannot be taken for one before it."""
 
 
 class TickTracker:
@@ -38,11 +40,13 @@ class TickTracker:
             changed: True if the value differs from the read before.
 
         Returns:
-            The estimated time of the last tick at or before the read; None until a change was seen.
+            The estimated time of the last tick at or before the read; None until one was seen, here or by the probe.
         """
         before_s, self._read_s = self._read_s, t_s
         if before_s is None:
-            return None
+            if self._edge_s is not None:
+                self._edge_s += math.floor((t_s - self._edge_s) / self.tick_s) * self.tick_s
+            return self._edge_s
         if self._edge_s is None:
             if changed:
                 self._edge_s = (before_s + t_s) / 2 if t_s - before_s < self.tick_s else t_s
@@ -59,6 +63,12 @@ class TickTracker:
                 self._pin(before_s - (self.tick_s - (t_s - before_s)) / 2)
         self._edge_s = edge_s
         return edge_s
+
+    def settled_s(self, t_s: float) -> float:
+        """Return the next time (s) at which a reading holds all of ``t_s`` and no tick is near that may confuse it."""
+        if self._edge_s is None:
+            return t_s + self.tick_s + 0.002
+        return self._edge_s + (math.ceil((t_s - self._edge_s) / self.tick_s) + CLEAR_TICK) * self.tick_s
 
     def _pin(self, edge_s: float) -> None:
         # Two reads almost a period apart and no tick between them: the ticks are just outside both.

@@ -32,7 +32,7 @@ def test_edges_are_found_within_a_few_milliseconds(probed_s: float, seed: int) -
 
 def test_a_probed_edge_is_right_from_the_first_read() -> None:
     tracker = TickTracker(0.1, edge_s=0.03)
-    tracker.observe(0.10, changed=True)
+    assert tracker.observe(0.10, changed=True) == pytest.approx(0.03)
     assert tracker.observe(0.197, changed=True) == pytest.approx(0.13, abs=1e-6)
 
 
@@ -41,3 +41,11 @@ def test_nothing_is_claimed_before_a_change_was_seen() -> None:
     assert tracker.observe(0.0, changed=True) is None
     assert tracker.observe(0.05, changed=False) is None
     assert tracker.observe(0.09, changed=True) is not None
+
+
+def test_a_settled_read_is_well_behind_the_tick_that_covers_the_time() -> None:
+    tracker = TickTracker(0.1, edge_s=0.03)
+    assert tracker.settled_s(0.05) == pytest.approx(0.16)
+    assert tracker.settled_s(0.129) == pytest.approx(0.16)
+    assert tracker.settled_s(0.131) == pytest.approx(0.26)
+    assert TickTracker(0.1).settled_s(1.0) == pytest.approx(1.102)
