@@ -1,0 +1,113 @@
+"""GreenTrain beside codecarbon and zeus on the same fake GPUs, whose true energy is known: one run, one table.
+
+    python benchmarks/metering.py                    # everything, under ten minutes
+    python benchmarks/metering.py --quick            # shorter runs, fewer windows
+    python benchmarks/metering.py --only window --json out.json
+
+Needs gcc; codecarbon and zeus are shown as "not installed" where they are not. No GPU, no network.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import metering_accuracy, metering_cost
+from benchmarks.metering_common import CODECARBON, TOOLS, ZEUS, Bench, Row, Value
+from greentrain.testing.fake_nvml import build_library
+
+CASES: Mapping[str, Callable[[Bench], list[Row]]] = {
+    "total": metering_accuracy.total,
+    "window": metering_accuracy.window,
+    "step": metering_cost.steps,
+    "background": metering_cost.background,
+    "import": metering_cost.imports,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="shorter runs and fewer windows")
+    parser.add_argument("--only", action="append", choices=list(CASES), help="run this case (may be repeated)")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args(argv)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="metering-") as folder:
+        scratch = Path(folder)
+        bench = Bench(quick=args.quick, library=build_library(scratch), scratch=scratch, say=_log)
+        for name in args.only or CASES:
+            began_s = time.monotonic()
+            rows += CASES[name](bench)
+            _log(f"{name}: {time.monotonic() - began_s:.0f} s")
+    machine = _machine()
+    print(_markdown(rows, machine, bench.notes))
+    if args.json is not None:
+        data = {"machine": machine, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
+        args.json.write_text(json.dumps(data | {"notes": bench.notes}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _markdown(rows: Sequence[Row], machine: Mapping[str, str], notes: Sequence[str]) -> str:
+    lines = [f"- {key}: {value}" for key, value in machine.items()]
+    head = ["case", "figure", "unit", *(_title(tool) for tool in TOOLS), "bar", "verdict", "codecarbon / ours"]
+    head.append("zeus / ours")
+    lines += ["", f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
+    for row in rows:
+        cells = [row.case, row.what, row.unit, *(_text(row.values.get(tool)) for tool in TOOLS)]
+        cells += ["" if row.bar is None else f"<= {row.bar:g}", row.verdict]
+        cells += [_times(row.ratio(tool)) for tool in (CODECARBON, ZEUS)]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *(f"- {note}" for note in notes)]
+    missed = [row for row in rows if row.verdict == "MISS"]
+    lines += ["", f"{sum(row.verdict == 'PASS' for row in rows)} bars reached, {len(missed)} missed"]
+    return "\n".join(lines)
+
+
+def _title(tool: str) -> str:
+    try:
+        return f"{tool} {importlib.metadata.version('greentrain-torch' if tool == 'greentrain' else tool)}"
+    except importlib.metadata.PackageNotFoundError:
+        return tool
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return "n/a"
+    if isinstance(value, str):
+        return value
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
+
+
+def _machine() -> dict[str, str]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = f"{names[0]}, {len(names)} cores" if names else cpu
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": cpu,
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "command": " ".join(["python", "benchmarks/metering.py", *sys.argv[1:]]),
+    }
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,154 @@
+"""Cases step, background, import and size: what measuring costs."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks.metering_common import (
+    CODECARBON,
+    GREENTRAIN,
+    TOOLS,
+    ZEUS,
+    Bench,
+    Row,
+    Value,
+    Worker,
+    installed,
+    median,
+    quantile,
+    run_together,
+    values_of,
+)
+
+IMPORTS = {GREENTRAIN: "greentrain", CODECARBON: "codecarbon", ZEUS: "zeus.monitor"}
+_TIMED = (
+    "import json,time;c=time.process_time();w=time.perf_counter();{statement};"
+    "print(json.dumps([1e3*(time.perf_counter()-w),1e3*(time.process_time()-c)]))"
+)
+
+
+def imports(bench: Bench) -> list[Row]:
+    """Import time in a fresh process."""
+    repeats = int(bench.pick(7, 3))
+    statements = {tool: f"import {IMPORTS[tool]}" for tool in TOOLS}
+    statements[GREENTRAIN + " session"] = "from greentrain import GreenSession"
+    wall_ms: dict[str, float] = {}
+    cpu_ms: dict[str, float] = {}
+    for name, statement in statements.items():
+        if not installed(name.split()[0]):
+            continue
+        command = [sys.executable, "-c", _TIMED.format(statement=statement)]
+        runs = [
+            json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+            for _ in range(repeats)
+        ]
+        wall_ms[name], cpu_ms[name] = (median(run[i] for run in runs) for i in (0, 1))
+    rows = []
+    for kind, found, bar in (("wall", wall_ms, 100.0), ("CPU", cpu_ms, None)):
+        values = values_of(lambda tool, found=found: found[tool])  # type: ignore[misc]
+        what = f"import greentrain / codecarbon / zeus.monitor, {kind}, median of {repeats}"
+        rows.append(Row(case="import", what=what, unit="ms", values=values, bar=bar))
+        session: dict[str, Value] = {**values, GREENTRAIN: found[GREENTRAIN + " session"]}
+        what = f"from greentrain import GreenSession, {kind}"
+        rows.append(Row(case="import", what=what, unit="ms", values=session))
+    return rows
+
+
+def steps(bench: Bench) -> list[Row]:
+    """Cost of one step on the training thread."""
+    return [row for gpus in (0, 1, 8) for row in _steps(bench, gpus)]
+
+
+def _steps(bench: Bench, gpus: int) -> list[Row]:
+    costs_us: dict[tuple[str, str], list[float] | str] = {}
+    with bench.driver(gpus) as driver:
+        for tool in filter(installed, TOOLS):
+            options = {"meters": ["nvml"] if gpus else ["null"]} if tool == GREENTRAIN else {}
+            for kind, repeats in (("step", bench.pick(20_000, 2_000)), ("phases", bench.pick(5_000, 500))):
+                job: dict[str, Any] = {"kind": kind, "repeats": int(repeats), "options": options}
+                worker = Worker("steps", tool, driver if gpus else None, scratch=bench.scratch, **job)
+                answer = run_together([worker], lead_s=0.0)[0]
+                costs_us[tool, kind] = answer.get("costs_us") or answer["error"]
+
+    def value(tool: str, kind: str, share: float) -> Value:
+        found = costs_us[tool, kind]
+        return quantile(found, share) if isinstance(found, list) else found
+
+    calls = {
+        "step": "step() / start_task+stop_task / begin+end_window",
+        "phases": "four phases and step() / four tasks / four windows in one",
+    }
+    return [
+        Row(
+            case="step",
+            what=f"{gpus} GPUs, {text}: {word}",
+            unit="us",
+            values=values_of(lambda tool, k=kind, s=share: value(tool, k, s)),  # type: ignore[misc]
+            bar=3.0 if kind == "step" and share == 0.5 else None,
+        )
+        for kind, text in calls.items()
+        for word, share in (("median", 0.5), ("p99", 0.99))
+    ]
+
+
+def background(bench: Bench) -> list[Row]:
+    """CPU time that measuring takes beside the training thread."""
+    duration_s, settle_s = bench.pick(25.0, 5.0), bench.pick(4.0, 2.0)
+    jobs: dict[str, tuple[str, int, dict[str, Any]]] = {
+        "idle": ("idle", 1, {}),
+        "ours 1": (GREENTRAIN, 1, {}),
+        "ours 8": (GREENTRAIN, 8, {}),
+        "ours auto": (GREENTRAIN, 1, {"meters": "auto"}),
+        "ours cpu": (GREENTRAIN, 0, {"meters": ["cpu_model"]}),
+        "cc 1": (CODECARBON, 1, {"period_s": 0.1}),
+        "cc 8": (CODECARBON, 8, {"period_s": 0.1}),
+        "cc auto": (CODECARBON, 1, {"period_s": 15.0, "model": True}),
+        "zeus 1": (ZEUS, 1, {"period_s": 0.1}),
+        "zeus 8": (ZEUS, 8, {"period_s": 0.1}),
+        "zeus auto": (ZEUS, 1, {}),
+    }
+    shares: dict[str, Value] = {}
+    helpers: dict[str, str] = {}
+    with bench.driver(1) as one, bench.driver(8) as eight:
+        drivers = {0: None, 1: one, 8: eight}
+        for names in ([n for n in jobs if n[:2] in ("id", "ou")], [n for n in jobs if n[:2] in ("cc", "ze")]):
+            some = {name: jobs[name] for name in names if jobs[name][0] == "idle" or installed(jobs[name][0])}
+            workers = [
+                Worker(
+                    "background",
+                    tool,
+                    drivers[gpus],
+                    scratch=bench.scratch,
+                    settle_s=settle_s,
+                    duration_s=duration_s,
+                    options=options,
+                )
+                for tool, gpus, options in some.values()
+            ]
+            for name, answer in zip(some, run_together(workers), strict=True):
+                if "error" in answer:
+                    shares[name] = answer["error"]
+                    continue
+                shares[name] = 100 * (answer["threads_share"] + answer["helpers_share"])
+                helpers[name] = f"{name}: {answer['helpers']} helpers, {answer['helpers_mb']:.0f} MB"
+    bench.notes.append(
+        f"background: an idle process reads {shares.get('idle')!r} %; helper processes: {'; '.join(helpers.values())}"
+    )
+    texts = {
+        "1": ("1 GPU at 100 ms; codecarbon at 0.1 s; zeus PowerMonitor at 0.1 s", 0.1),
+        "8": ("8 GPUs, the same", None),
+        "auto": ("1 GPU, all defaults (CPU and memory model; codecarbon 15 s; ZeusMonitor, no thread)", None),
+        "cpu": ("no GPU, CPU and memory model alone", None),
+    }
+    prefixes = {GREENTRAIN: "ours", CODECARBON: "cc", ZEUS: "zeus"}
+    return [
+        Row(
+            case="background",
+            what=f"{text}, over {duration_s:.0f} s",
+            unit="% of a core",
+            values=values_of(lambda tool, k=key: shares.get(f"{prefixes[tool]} {k}")),  # type: ignore[misc]
+            bar=bar,
+        )
+        for key, (text, bar) in texts.items()
+    ]
