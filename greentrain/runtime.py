@@ -15,29 +15,25 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from greentrain.accounting.bookkeeper import Bookkeeper
-from greentrain.accounting.embodied import EmbodiedRate, embodied_rates
 from greentrain.accounting.timeline import Mark
+from greentrain.booked import BookedDevices
 from greentrain.clock import Clock
 from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainWarning
 from greentrain.journal import Journal, rank_path
 from greentrain.ledger import EnergyLedger, Totals, read_run
-from greentrain.power.claims import Claims, claims_dir, preferred
-from greentrain.power.curve import EnergyCurve
 from greentrain.power.sampler import Sampler
 from greentrain.runfolder import run_json, write_json
 from greentrain.types import (
     FORMAT_VERSION,
     CarbonSignal,
-    DeviceKind,
     LedgerEntry,
     PowerMeter,
-    Provenance,
     Sensor,
     Topology,
 )
@@ -97,6 +93,7 @@ class ActiveRun:
         self._on_second = on_second
         self._next_second_s = 0.0
         self._lock = threading.RLock()
+        self._warned: set[str] = set()
         path = rank_path(self.folder, topology.rank)
         resumed = path.exists() and path.stat().st_size > 0
         self._journal = Journal(path)
@@ -104,19 +101,14 @@ class ActiveRun:
         self._carried = None if resumed else carried
         self.t0_s = clock.monotonic_s()
         self._offset_s = clock.unix_s() - self.t0_s
-        self._claims = Claims(claims_dir(), {"run_id": run_id, "rank": topology.rank})
-        self._curves: dict[str, EnergyCurve] = {}
-        self._candidates: dict[str, EnergyCurve] = {}
-        self._unread: list[Sensor] = []
-        self._node_rates = embodied_rates([sensor.device for sensor in meter.sensors], config.carbon)
-        self._rates: dict[str, EmbodiedRate] = {}
-        self._claim_at_start()
+        self._devices = BookedDevices(
+            meter.sensors, topology, {"run_id": run_id, "rank": topology.rank}, config.carbon, self.event
+        )
         self._books = self._open_books()
         self._next_book_s = 0.0
-        self._warned: set[str] = set()
         self._sampler = Sampler(
             meter,
-            _Both(self._curves, self._candidates),
+            self._devices,
             sample_s=config.power.sample_s,
             clock=clock,
             on_tick=self._tick,
@@ -135,27 +127,24 @@ class ActiveRun:
                 **dataclasses.asdict(self.topology),
                 "pid": os.getpid(),
                 "t": self._clock.unix_s(),
-                "sensors": self._sensor_records(),
+                "sensors": self._devices.records(),
                 "excluded": [],
                 "carried": self._carried.to_dict() if self._carried else None,
             }
         )
         self.t0_s = self._clock.monotonic_s()  # as late as can be: what is used before the first reading is lost
         self._books = self._open_books()
-        for curve in (*self._curves.values(), *self._candidates.values()):
-            curve.start(self.t0_s)
+        self._devices.start(self.t0_s)
         self._next_book_s = self.t0_s + min(FIRST_BOOK_S, self.config.run.book_s)
         self._sampler.start()
 
     def _open_books(self) -> Bookkeeper:
-        return Bookkeeper(
-            t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=self.signal, pue=self.config.carbon.pue
-        )
+        return Bookkeeper(t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=self.signal, pue=self.config.carbon.pue)
 
     @property
     def sensors(self) -> list[Sensor]:
         """Sensors of the devices that this rank books, unreadable ones included."""
-        return [curve.sensor for curve in self._curves.values()] + self._unread
+        return self._devices.sensors
 
     @property
     def busy_s(self) -> float:
@@ -185,7 +174,7 @@ class ActiveRun:
         energies: dict[str, float] = {}
         missing_s = 0.0
         with self._lock:
-            for uid, curve in self._curves.items():
+            for uid, curve in self._devices.curves.items():
                 if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
                     return None
                 energies[uid], gap_s = curve.between(t0_s, t1_s)
@@ -196,7 +185,7 @@ class ActiveRun:
         """Return energy so far (J), resumed parts included, and the power of the last second (W), of known parts."""
         with self._lock:
             energy_j, power_w = self.ledger.totals.energy_j, 0.0
-            for curve in self._curves.values():
+            for curve in self._devices.curves.values():
                 frontier_s = curve.frontier_s
                 energy_j += curve.between(self._books.t_s, frontier_s)[0]
                 power_w += curve.between(frontier_s - 1.0, frontier_s)[0] / max(min(1.0, frontier_s - self.t0_s), 1e-3)
@@ -221,22 +210,24 @@ class ActiveRun:
     def _close(self, reason: str, stopped: bool) -> None:
         t1_s = self._clock.monotonic_s()
         if stopped:
-            time.sleep(min(0.15, max((curve.wait_s(t1_s) for curve in self._curves.values()), default=0.0)))
+            time.sleep(min(0.15, max((curve.wait_s(t1_s) for curve in self._devices.curves.values()), default=0.0)))
             self._sampler.read(final=True)
             self._sampler.settle()
         self._claim_rest()
-        for curve in self._curves.values():
+        for curve in self._devices.curves.values():
             curve.finish(t1_s)
         self._record(t1_s)
         self._journal.append(
             {"kind": "close", "t": t1_s + self._offset_s, "reason": reason, "totals": self.ledger.totals.to_dict()}
         )
         self._journal.close()
-        self._claims.release()
+        self._devices.release()
         if stopped:
             self.meter.close()
 
     def _tick(self, now_s: float) -> None:
+        with self._lock:
+            self._sampler.settle()
         if now_s >= self._next_book_s:
             self._book(now_s)
         if now_s >= self._next_second_s:
@@ -248,14 +239,19 @@ class ActiveRun:
             if self.closed:
                 return
             self._claim_rest()
-            for curve in self._curves.values():
+            for curve in self._devices.curves.values():
                 if now_s - curve.frontier_s > max(MAX_LAG_S, 4 * curve.sensor.period_s):
                     curve.advance_missing(now_s - curve.sensor.period_s)
-            t1_s = min((curve.frontier_s for curve in self._curves.values()), default=now_s)
+            t1_s = min((curve.frontier_s for curve in self._devices.curves.values()), default=now_s)
             if t1_s > self._books.t_s:
                 self._record(t1_s)
         elapsed_s = now_s - self.t0_s
         self._next_book_s = now_s + min(self.config.run.book_s, max(FIRST_BOOK_S, elapsed_s / 10))
+
+    def _claim_rest(self) -> None:
+        if self._devices.claim_rest(self._books.t_s, closing=self.closed):
+            self._sampler.select(frozenset(self._devices.curves))
+            self._write_sensors()
 
     def _record(self, t1_s: float) -> None:
         marks = []
@@ -263,90 +259,15 @@ class ActiveRun:
             while True:
                 marks.append(Mark(*self.marks.popleft()))
         self._books.timeline.add(marks)
-        entry = self._books.book(t1_s, self._curves, self._unread, self._rates)
+        entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates)
         self.ledger.record(entry)
         self.last_entry = entry
 
-    # -- devices -----------------------------------------------------------------------------------------------
-
-    def _claim_at_start(self) -> None:
-        kinds: dict[DeviceKind, int] = {}
-        sensors = list(self.meter.sensors)
-        totals = {kind: sum(s.device.kind is kind for s in sensors) for kind in DeviceKind}
-        for sensor in sensors:
-            kind = sensor.device.kind
-            position = kinds.get(kind, 0)
-            kinds[kind] = position + 1
-            curve = EnergyCurve(sensor, self.t0_s, self.event)
-            if sensor.provenance is Provenance.MISSING:
-                if self.topology.local_rank == 0:
-                    self._unread.append(sensor)
-                    self._rate(sensor)
-                continue
-            mine = not sensor.shared or bool(self._claims.degraded)
-            if sensor.shared and kind is DeviceKind.GPU:
-                mine = preferred(position, totals[kind], self.topology.local_rank, self.topology.local_world_size)
-            elif sensor.shared:
-                mine = self.topology.local_rank == 0
-            if mine and (not sensor.shared or self._claims.take(sensor.device.uid)):
-                self._own(curve)
-            else:
-                self._candidates[sensor.device.uid] = curve
-
-    def _claim_rest(self) -> None:
-        # What nobody booked since the start is ours from the start on; a device that somebody held is taken over now.
-        first = self._books.t_s == self.t0_s
-        before = len(self._curves)
-        for uid, curve in list(self._candidates.items()):
-            name = f"{curve.sensor.device.name} ({uid})"
-            if self._claims.take(uid):
-                del self._candidates[uid]
-                if not first or self._claims.free_since_s(uid) > self.t0_s:
-                    curve = EnergyCurve(curve.sensor, self._books.t_s, self.event)
-                    self.event("claim", f"{name} is booked by this rank from here on")
-                    if self.closed:
-                        continue
-                self._own(curve)
-                self._write_sensors()
-            elif first:
-                holder = self._claims.holder(uid)
-                if holder.get("run_id") not in (None, self.run_id):
-                    self.event(
-                        "warning",
-                        f"{name} is booked by another run, {holder.get('run_id')} (pid {holder.get('pid')}): its energy"
-                        " is in that run's report, not in this one's",
-                    )
-        if first or len(self._curves) != before:
-            self._sampler.select(frozenset(self._curves))
-
-    def _own(self, curve: EnergyCurve) -> None:
-        self._curves[curve.sensor.device.uid] = curve
-        self._rate(curve.sensor)
-
-    def _rate(self, sensor: Sensor) -> None:
-        # A modelled CPU has a sensor in every rank, but the node was made once.
-        rate = self._node_rates.get(sensor.device.uid)
-        if rate is not None and (sensor.shared or self.topology.local_rank == 0):
-            self._rates[sensor.device.uid] = rate
-
     # -- files -------------------------------------------------------------------------------------------------
-
-    def _sensor_records(self) -> list[dict[str, Any]]:
-        records = []
-        for sensor in self.sensors:
-            device = sensor.device
-            record = {"uid": device.uid, "kind": str(device.kind), "name": device.name}
-            for item in dataclasses.fields(sensor):
-                if item.name not in ("device", "shared", "tick_edge_s"):
-                    record[item.name] = getattr(sensor, item.name)
-            rate = self._rates.get(device.uid)
-            record["embodied_g_per_h"] = None if rate is None else rate.to_dict()  # type: ignore[assignment]
-            records.append(record)
-        return records
 
     def _write_sensors(self) -> None:
         with self._lock:
-            self._journal.append({"kind": "sensors", "sensors": self._sensor_records()})
+            self._journal.append({"kind": "sensors", "sensors": self._devices.records()})
 
     def _write_run_json(self) -> None:
         if self.topology.rank != 0:
@@ -376,24 +297,6 @@ class ActiveRun:
         except Exception as error:
             log.warning("GreenTrain: cannot read the earlier part of run %s: %r", self.run_id, error)
         return carried or Totals()
-
-
-class _Both(Mapping[str, EnergyCurve]):
-    """Booked curves and those whose claim is still open, as one mapping."""
-
-    def __init__(self, first: Mapping[str, EnergyCurve], second: Mapping[str, EnergyCurve]) -> None:
-        self._first, self._second = first, second
-
-    def __getitem__(self, uid: str) -> EnergyCurve:
-        found = self._first.get(uid)
-        return found if found is not None else self._second[uid]
-
-    def __iter__(self) -> Any:
-        yield from self._first
-        yield from self._second
-
-    def __len__(self) -> int:
-        return len(self._first) + len(self._second)
 
 
 def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> bool:

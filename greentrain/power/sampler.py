@@ -33,7 +33,7 @@ class Sampler:
         curves: By device uid; samples of other devices are dropped. May be changed by ``on_tick``.
         sample_s: Sampling period of hardware sensors (s).
         clock: Time.
-        on_tick: Called in this thread, with the time (s), after readings were worked into the curves.
+        on_tick: Called in this thread, with the time (s); is to call ``settle``.
         tick_s: How often that is (s).
     """
 
@@ -132,9 +132,8 @@ class Sampler:
             settle_s = now_s + self._tick_s
             rounds += 1
             try:
-                self.settle()
-                stride = STRIDE if rounds % FULL_EVERY and self._is_steady() else 1
                 self._on_tick(now_s)
+                stride = STRIDE if rounds % FULL_EVERY and self._is_steady() else 1
             except Exception as error:
                 self._warn(f"a background task failed ({error!r})")
             self.busy_s = time.thread_time()
