@@ -14,6 +14,7 @@ from typing import Any
 
 from greentrain._version import __version__
 from greentrain.config import GreenConfig
+from greentrain.journal import rank_path
 from greentrain.types import FORMAT_VERSION, Topology
 
 ENV_RUN_ID = "GREENTRAIN_RUN_ID"
@@ -42,10 +43,40 @@ def launch_run_id(name: str, topology: Topology, nth: int, environ: Mapping[str,
     """
     env = os.environ if environ is None else environ
     parts = [env.get(key, "") for key in _LAUNCH]
-    if topology.local_world_size == topology.world_size and "TORCHELASTIC_RUN_ID" in env:
+    if topology.local_world_size == topology.world_size and "RANK" in env:
+        # Not for Lightning's own launcher: its rank 0 is the parent of the others, and it sets no RANK.
         parts.append(f"{topology.host}:{os.getppid()}")
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
     return f"{name}-{digest}" + (f"-{nth}" if nth > 1 else "")
+
+
+def free_run_id(folder: Path, name: str, topology: Topology, nth: int, environ: Mapping[str, str] | None = None) -> str:
+    """Return the first id of a launch whose run this rank has not finished: launches may look the same.
+
+    Args:
+        folder: Parent of the run folders.
+        name: Name of the run.
+        topology: Place of this rank.
+        nth: The how-manieth run of this process it is, from 1.
+        environ: Environment, os.environ by default.
+    """
+    while True:
+        run_id = launch_run_id(name, topology, nth, environ)
+        if not is_finished(rank_path(folder / run_id, topology.rank)):
+            return run_id
+        nth += 1
+
+
+def is_finished(journal: Path) -> bool:
+    """Return True if the last line of a rank's journal says that its run came to its end."""
+    try:
+        with journal.open("rb") as file:
+            file.seek(max(0, journal.stat().st_size - 65536))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        record = json.loads(last)
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("kind") == "close" and record.get("reason") == "finished"
 
 
 def run_json(

@@ -32,10 +32,10 @@ from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger import Totals
 from greentrain.live import LiveLine
 from greentrain.power.claims import claims_dir, other_pids
-from greentrain.runfolder import ENV_RUN_ID, launch_run_id, new_run_id
+from greentrain.runfolder import ENV_RUN_ID, free_run_id, new_run_id
 from greentrain.runtime import ActiveRun, wait_for_ranks
 from greentrain.shutdown import ShutdownHook
-from greentrain.topology import topology_from_env
+from greentrain.topology import topology_from_env, topology_from_process_group
 from greentrain.types import CarbonSignal, PowerMeter, Topology
 from greentrain.watch import Watcher
 
@@ -105,7 +105,7 @@ class GreenSession(contextlib.ContextDecorator):
         """
         if self._run is not None:
             raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
-        place = topology or self._topology or topology_from_env()
+        place = topology or self._topology or _topology()
         self._starts += 1
         self.report_path = None
         meter = self._meter if self._meter is not None else self._open_meters(place)
@@ -319,7 +319,9 @@ class GreenSession(contextlib.ContextDecorator):
         name = self.config.run.name
         if place.world_size == 1:
             return new_run_id(name, self._clock.unix_s())
-        return _agreed_run_id(name, place, self._starts, self._clock) or launch_run_id(name, place, self._starts)
+        return _agreed_run_id(name, place, self._clock) or free_run_id(
+            Path(self.config.run.dir), name, place, self._starts
+        )
 
     def _close_live(self) -> None:
         live, self._live = self._live, None
@@ -365,7 +367,12 @@ def _ignore(mark: tuple[Any, ...]) -> None:
     """Stand in for the queue while no run is open: a stray step outside a session is no error."""
 
 
-def _agreed_run_id(name: str, place: Topology, nth: int, clock: Clock) -> str | None:
+def _topology() -> Topology:
+    place = topology_from_env()
+    return (topology_from_process_group() or place) if place.world_size == 1 else place
+
+
+def _agreed_run_id(name: str, place: Topology, clock: Clock) -> str | None:
     """Ask torch.distributed's key-value store, if it is up, so that all ranks get rank 0's id. No collective."""
     import sys
     from datetime import timedelta
@@ -373,9 +380,10 @@ def _agreed_run_id(name: str, place: Topology, nth: int, clock: Clock) -> str | 
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
-    key = f"greentrain/run_id/{nth}"
     try:
         store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+        nth = store.add(f"greentrain/starts/{place.rank}", 1)  # of all sessions of this rank
+        key = f"greentrain/run_id/{nth}"
         if place.rank == 0:
             store.set(key, new_run_id(name, clock.unix_s()))
         store.wait([key], timedelta(seconds=10))

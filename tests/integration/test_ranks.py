@@ -1,0 +1,128 @@
+"""Ranks of one node: one run folder, every GPU booked exactly once, whoever starts, sees or dies."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from greentrain.ledger import RunRecord, read_run
+from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
+
+if TYPE_CHECKING:
+    from tests.integration.conftest import Lab, Script
+
+pytestmark = pytest.mark.slow
+
+
+def _gpus(lab: "Lab", count: int) -> FakeDriver:
+    return lab.gpus(*(FakeGpu(power=(Wave(low_w=100.0 + 50 * i),)) for i in range(count)))
+
+
+def _end(scripts: "Sequence[Script]") -> None:
+    for script in scripts:
+        assert script.end() == 0, script.errors()
+
+
+def _owners(record: RunRecord) -> dict[str, list[int]]:
+    owners: dict[str, list[int]] = {}
+    for rank in record.ranks:
+        for uid in rank.totals.by_device:
+            owners.setdefault(uid, []).append(rank.rank)
+    return owners
+
+
+def _truth_j(lab: "Lab", record: RunRecord) -> float:
+    """Return what the GPUs really used: each counted once, while some rank booked it."""
+    return sum(lab.truth_j(rank, i) for rank in record.ranks for i in range(lab.count))
+
+
+def _port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_two_gloo_ranks_that_see_all_gpus_book_the_nodes_energy_once(lab: "Lab", when: str) -> None:
+    driver = _gpus(lab, 2)
+    env = {"CUDA_VISIBLE_DEVICES": "0,1", "MASTER_PORT": str(_port())}
+    _end(lab.ranks("gloo", 2, env=[env, env], when=when, seconds=2.0))
+    record = lab.record()
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    assert record.totals.energy_j == pytest.approx(_truth_j(lab, record), rel=0.01)
+    assert _owners(record) == {driver.uuid(0): [0], driver.uuid(1): [1]}
+    for i, rank in enumerate(record.ranks):
+        assert rank.totals.by_device[driver.uuid(i)] == pytest.approx(lab.truth_j(rank, i), rel=0.01)
+
+
+@pytest.mark.parametrize(("when", "late_s"), [("before", 0.0), ("before", 0.4), ("after", 0.0)])
+def test_two_fits_in_a_row_are_two_folders_of_both_ranks(lab: "Lab", when: str, late_s: float) -> None:
+    _gpus(lab, 2)
+    env = {"MASTER_PORT": str(_port())}
+    _end(lab.ranks("gloo", 2, env=[env, env], when=when, seconds=0.3, fits=2, late_s=late_s))
+    folders = sorted(lab.runs.iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        record = read_run(folder)
+        assert len(record.ranks) == 2 and len(record.totals.by_device) == 2
+        assert all(len(rank.opens) == 1 and rank.close for rank in record.ranks)
+
+
+def test_ranks_of_a_hand_written_launcher_without_variables_share_a_folder(lab: "Lab") -> None:
+    driver = _gpus(lab, 2)
+    _end([lab.start("spawned", seconds=1.5, port=_port())])
+    record = lab.record()
+    assert len(record.ranks) == 2
+    assert sorted(_owners(record)) == [driver.uuid(0), driver.uuid(1)]
+    assert record.totals.energy_j == pytest.approx(_truth_j(lab, record), rel=0.01)
+
+
+def test_a_second_launch_with_the_same_port_is_a_run_of_its_own(lab: "Lab") -> None:
+    _gpus(lab, 2)
+    for _ in range(2):
+        _end(lab.ranks("plain", 2, seconds=0.2))
+    folders = list(lab.runs.iterdir())
+    assert len(folders) == 2
+    assert all(len(rank.opens) == 1 for folder in folders for rank in read_run(folder).ranks)
+
+
+@pytest.mark.parametrize("world", [4, 8])
+@pytest.mark.parametrize("visible", ["shared", "own", "uuid"])
+def test_each_gpu_is_booked_by_exactly_one_rank(lab: "Lab", world: int, visible: str) -> None:
+    driver = _gpus(lab, world)
+    envs: list[dict[str, str]] = [{} for _ in range(world)]
+    if visible != "shared":
+        names = [str(i) if visible == "own" else driver.uuid(i) for i in range(world)]
+        envs = [{"CUDA_VISIBLE_DEVICES": name} for name in names]
+    _end(lab.ranks("plain", world, env=envs, seconds=2.0))
+    record = lab.record()
+    assert len(record.ranks) == world
+    assert _owners(record) == {driver.uuid(i): [i] for i in range(world)}
+    for i, rank in enumerate(record.ranks):
+        assert rank.totals.by_device[driver.uuid(i)] == pytest.approx(lab.truth_j(rank, i), rel=0.01)
+    assert record.totals.energy_j == pytest.approx(_truth_j(lab, record), rel=0.005)
+
+
+def test_a_killed_ranks_gpu_is_taken_over(lab: "Lab") -> None:
+    driver = _gpus(lab, 2)
+    config = lab.config(run={"book_s": 0.5})
+    first, second = lab.ranks("plain", 2, seconds=5.0, config=config)
+    first.wait_for("running")
+    second.wait_for("running")
+    time.sleep(2.0)
+    os.kill(first.process.pid, signal.SIGKILL)
+    assert first.end() == -signal.SIGKILL
+    _end([second])
+    record = lab.record()
+    uid = driver.uuid(0)
+    assert _owners(record)[uid] == [0, 1]
+    truth_j = lab.node_truth_j(record, 0)
+    booked_j = sum(rank.totals.by_device[uid] for rank in record.ranks)
+    lost_j = truth_j - booked_j
+    assert -0.01 * truth_j <= lost_j <= 200.0 * 3.0  # at most what was not booked plus the take-over, at 200 W
+    assert record.ranks[1].totals.by_device[driver.uuid(1)] == pytest.approx(lab.truth_j(record.ranks[1], 1), rel=0.01)
+    assert any(event["name"] == "claim" for event in record.ranks[1].events)

@@ -1,0 +1,196 @@
+"""The scripts that the integration tests run in processes of their own: worker.py JOB OPTIONS_AS_JSON."""
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from greentrain import GreenSession
+
+
+def say(**words: Any) -> None:
+    """Tell the test something."""
+    print(json.dumps(words), flush=True)
+
+
+def loop(green: GreenSession, seconds: float, steps_per_s: float = 50.0) -> None:
+    """Take steps of 10 tokens for a while."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        with green.phase("forward"):
+            time.sleep(1 / steps_per_s)
+        green.step(tokens=10)
+
+
+def plain(config: dict[str, Any], seconds: float = 1.0, fits: int = 1, state: dict[str, Any] | None = None) -> None:
+    """One or several fits in a row."""
+    green = GreenSession(config)
+    green.load_state_dict(state or {})
+    for _ in range(fits):
+        with green:
+            say(running=True, pid=os.getpid())
+            loop(green, seconds)
+        say(folder=str(green.folder), totals=green.totals().to_dict())
+
+
+def checkpointed(config: dict[str, Any], before_s: float, after_s: float) -> None:
+    """Train, checkpoint, go on."""
+    green = GreenSession(config).start()
+    loop(green, before_s)
+    green.checkpoint()
+    say(state=green.state_dict())
+    loop(green, after_s)
+    green.close()
+
+
+def gloo(
+    config: dict[str, Any], seconds: float = 1.0, when: str = "before", fits: int = 1, late_s: float = 0.0
+) -> None:
+    """Two ranks that reduce a number, the group initialised before or after the session's start.
+
+    With ``late_s`` each fit has a session of its own and rank 0 comes late to all but the first.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if when == "before":
+        dist.init_process_group("gloo")
+    green = GreenSession(config)
+    for fit in range(fits):
+        if fit and late_s:
+            green = GreenSession(config)
+            time.sleep(late_s if dist.get_rank() == 0 else 0.0)
+        green.start()
+        if when == "after" and fit == 0:
+            dist.init_process_group("gloo")
+        number = torch.ones(1)
+        dist.all_reduce(number)
+        loop(green, seconds)
+        dist.barrier()
+        green.close()
+        say(folder=str(green.folder), sum=number.item())
+    dist.destroy_process_group()
+
+
+def spawned(config: dict[str, Any], seconds: float = 1.0, port: int = 0, world: int = 2) -> None:
+    """What a hand-written launcher does: torch.multiprocessing, rank as an argument, no RANK variable."""
+    from torch.multiprocessing.spawn import spawn
+
+    spawn(_spawned_rank, args=(config, seconds, port, world), nprocs=world)  # type: ignore[no-untyped-call]
+
+
+def _spawned_rank(rank: int, config: dict[str, Any], seconds: float, port: int, world: int) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    with GreenSession(config) as green:
+        loop(green, seconds)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def ends(config: dict[str, Any], how: str) -> None:
+    """End in many ways while a session is open."""
+    if how == "handler before":
+        signal.signal(signal.SIGTERM, lambda *_: say(handler="user", running=green.running))
+    green = GreenSession(config).start()
+    if how == "handler after":
+        signal.signal(signal.SIGTERM, lambda *_: say(handler="user", running=green.running))
+    if how == "ignored before":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    say(running=True, folder=str(green.folder))
+    if how in ("wait", "handler before", "handler after"):
+        loop(green, 0.6)
+        say(survived=True)
+    loop(green, 0.5)
+    say(t_s=time.time())
+    if how == "wait":
+        loop(green, 60)
+    elif how == "sys.exit":
+        sys.exit(3)
+    elif how == "exception":
+        raise RuntimeError("training failed")
+    elif how == "os._exit":
+        os._exit(4)
+    elif how == "interrupt":
+        with green:
+            pass
+
+
+def interrupted(config: dict[str, Any]) -> None:
+    """Ctrl-C in a with block."""
+    with GreenSession(config) as green:
+        loop(green, 0.3)
+        say(running=True, folder=str(green.folder))
+        loop(green, 60)
+
+
+def loaders(config: dict[str, Any], method: str) -> None:
+    """A DataLoader with workers, and a forked child that leaves through the session's own with block."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    data: Any = torch.arange(40.0)
+    with GreenSession(config) as green:
+        threads = green.run
+        assert threads is not None
+        for _ in range(2):
+            for batch in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=method):
+                with green.phase("forward"):
+                    time.sleep(0.02)
+                green.step(samples=len(batch))
+        say(workers_done=True)
+    say(totals=green.totals().to_dict(), folder=str(green.folder))
+
+
+def forked(config: dict[str, Any]) -> None:
+    """A child that is forked in the with block and ends it by itself."""
+    parent = os.getpid()
+    with GreenSession(config) as green:
+        loop(green, 0.2)
+        child = os.fork()
+        loop(green, 0.2)
+        green.checkpoint()
+        if child:
+            os.waitpid(child, 0)
+            loop(green, 0.6)
+    if os.getpid() == parent:
+        say(totals=green.totals().to_dict(), folder=str(green.folder))
+
+
+def weights(config: dict[str, Any] | None, steps: int = 30) -> None:
+    """Train a small net and tell a digest of its weights, with or without a session."""
+    import hashlib
+
+    import torch
+
+    torch.manual_seed(1)
+    torch.use_deterministic_algorithms(True)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    green = None if config is None else GreenSession(config).start()
+    if green is not None:
+        green.watch(net, optimizer)
+        say(running=True)
+    for _ in range(steps):
+        x = torch.randn(16, 8)
+        loss = torch.nn.functional.mse_loss(net(x), x[:, :4].sin())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if green is not None:
+            green.step(samples=16)
+            time.sleep(0.02)
+    if green is not None:
+        green.close()
+        say(totals=green.totals().to_dict(), folder=str(green.folder))
+    data = b"".join(p.detach().numpy().tobytes() for p in net.parameters()) + repr(loss.item()).encode()
+    say(digest=hashlib.sha256(data + torch.get_rng_state().numpy().tobytes()).hexdigest())
+
+
+JOBS = {job.__name__: job for job in (plain, checkpointed, gloo, spawned, ends, interrupted, loaders, forked, weights)}
+
+if __name__ == "__main__":
+    JOBS[sys.argv[1]](**json.loads(sys.argv[2]))
