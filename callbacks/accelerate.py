@@ -1,0 +1,125 @@
+"""Energy and carbon of a training script of Hugging Face Accelerate, from one changed line.
+
+Example::
+
+    accelerator = GreenAccelerator(gradient_accumulation_steps=2, green="green.yaml")
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+
+from greentrain._imports import try_import
+from greentrain.callbacks.driver import Driver, SessionLike
+from greentrain.callbacks.harmless import harmless
+from greentrain.callbacks.prepared import Prepared
+from greentrain.runfolder import write_json
+from greentrain.types import Phase
+
+with try_import("accelerate") as _imports:
+    from accelerate import Accelerator
+_imports.check()
+
+
+class GreenAccelerator(Accelerator):  # type: ignore[misc]
+    """An Accelerator that drives a GreenSession. Everything else is as in Accelerator.
+
+    The run starts with the first batch, forward or backward after ``prepare`` (so after ``load_state``, which lets
+    it continue the run of the checkpoint) and ends with ``end_training`` or with the process. Steps are those of
+    the optimizer that was prepared first, counted when it really steps. ``log`` adds ``green/energy_j``,
+    ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and ``green/g_per_ktoken`` to what the trackers
+    get: the figures of the devices that rank 0 books. The report adds up all ranks.
+
+    Args:
+        *args: Passed to Accelerator.
+        green: A finished GreenSession, or anything GreenSession accepts.
+        **kwargs: Passed to Accelerator.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+    """
+
+    def __init__(self, *args: Any, green: SessionLike = None, **kwargs: Any) -> None:
+        self._driver = Driver(green)
+        self.green = self._driver.session
+        """The session, with its totals, run folder and report path."""
+        self._prepared = Prepared(self._driver, self._begin)
+        self._ended = False
+        super().__init__(*args, **kwargs)
+        self.register_load_state_pre_hook(self._load)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super().prepare(*args, **kwargs)
+        for item in prepared if isinstance(prepared, tuple) else (prepared,):
+            self._follow(item)
+        return prepared
+
+    def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(super().prepare_model(*args, **kwargs))
+
+    def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(super().prepare_optimizer(*args, **kwargs))
+
+    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(super().prepare_data_loader(*args, **kwargs))
+
+    def skip_first_batches(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(super().skip_first_batches(*args, **kwargs))
+
+    def _follow(self, item: Any) -> Any:
+        first = self._models if isinstance(item, Module) else self._optimizers
+        self._prepared.follow(item, counts=len(first) <= 1)
+        return item
+
+    def _begin(self) -> None:
+        if not self._ended and not self.green.running:
+            self._driver.start(
+                rank=self.process_index,
+                world_size=self.num_processes,
+                local_rank=self.local_process_index,
+                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE") or self.num_processes),
+                model=self._models[0] if self._models else None,
+            )
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        self._begin()
+        self._driver.enter(Phase.BACKWARD)
+        super().backward(loss, **kwargs)
+        self._driver.enter(None)
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
+        metrics = harmless(self.green.metrics)() or {}
+        super().log({**metrics, **values}, step=step, log_kwargs=log_kwargs)
+
+    def end_training(self) -> None:
+        self._ended = True
+        self._driver.stop("finished")
+        super().end_training()
+
+    def save_state(self, *args: Any, **kwargs: Any) -> Any:
+        with self.green.phase(Phase.CHECKPOINT.value):
+            folder = super().save_state(*args, **kwargs)
+        self._save(folder)
+        return folder
+
+    # Beside Accelerate's own files, one a rank: with or without GreenTrain, each loads the other's checkpoints.
+    @harmless
+    def _save(self, folder: Any) -> None:
+        write_json(_state_path(folder, self.process_index), self.green.state_dict())
+        self.green.checkpoint()
+
+    @harmless
+    def _load(self, models: Any, folder: str) -> None:
+        for rank in (self.process_index, 0):  # more ranks than were saved: the run is the same, totals start at 0
+            path = _state_path(folder, rank)
+            if path.exists():
+                state = json.loads(path.read_text(encoding="utf-8"))
+                self._driver.load(state, 0 if rank == self.process_index else self.process_index)
+                return
+
+
+def _state_path(folder: Any, rank: int) -> Path:
+    return Path(folder) / f"greentrain_{rank}.json"

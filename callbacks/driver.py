@@ -1,0 +1,174 @@
+"""What the adapters share: hooks come one after the other, so one phase is open at a time."""
+
+import functools
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from greentrain.callbacks.batch import count
+from greentrain.callbacks.harmless import harmless, warn
+from greentrain.config import GreenConfig
+from greentrain.errors import GreenTrainError
+from greentrain.session import GreenSession
+from greentrain.types import Phase, Topology
+
+SessionLike = GreenSession | GreenConfig | Mapping[str, Any] | str | Path | None
+"""A finished session, or anything GreenSession accepts."""
+
+
+class Driver:
+    """Drives a session from hooks.
+
+    Args:
+        session: A finished session, or anything GreenSession accepts. A session that is running already when
+            training starts is used and left running: whoever started it closes it.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+    """
+
+    def __init__(self, session: SessionLike) -> None:
+        self.session = session if isinstance(session, GreenSession) else GreenSession(session)
+        self.owned = False
+        """True while the session runs and this driver started it."""
+        self._phase: str | None = None
+        self._token = 0
+        self._tokens = 0
+        self._samples = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def start(
+        self,
+        *,
+        rank: int,
+        world_size: int,
+        local_rank: int,
+        local_world_size: int,
+        model: torch.nn.Module | None = None,
+    ) -> None:
+        """Start the session unless it runs. What the user got wrong is raised here, before training.
+
+        Args:
+            rank: Rank of this process.
+            world_size: Number of processes.
+            local_rank: Rank on this node.
+            local_world_size: Number of processes on this node.
+            model: Its parameters are counted.
+
+        Raises:
+            MeterError: A meter that was asked for by name cannot be opened.
+            RunFolderError: The run folder cannot be written.
+        """
+        if self.session.running:
+            return
+        try:
+            if model is not None:  # DeepSpeed keeps the size of a sharded ZeRO-3 parameter in ds_numel
+                self.session.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+            place = Topology(
+                rank=rank,
+                world_size=world_size,
+                local_rank=local_rank,
+                local_world_size=max(local_world_size, local_rank + 1),
+                host=socket.gethostname(),
+            )
+            self.session.start(place)
+            self.owned = True
+        except GreenTrainError:
+            raise
+        except Exception as error:
+            warn(f"the session could not be started ({error!r})")
+
+    def enter(self, phase: Phase | None) -> None:
+        """Leave the current phase and enter another one; None enters none."""
+        name = None if phase is None else phase.value
+        if name == self._phase:
+            return
+        if self._phase is not None:
+            self.session.end(self._phase, self._token)
+        self._phase = name
+        if name is not None:
+            self._token = self.session.begin(name)
+
+    def add(self, batch: Any) -> None:
+        """Count a batch towards the next step."""
+        tokens, samples = count(batch)
+        self._tokens += tokens
+        self._samples += samples
+
+    def step(self, tokens: int | None = None) -> None:
+        """Mark the end of an optimizer step with what was counted since the last one.
+
+        Args:
+            tokens: Tokens of the step, where the framework counts them itself.
+        """
+        self.session.step(self._tokens if tokens is None else tokens, self._samples)
+        self._tokens = self._samples = 0
+
+    def tap(self, module: torch.nn.Module, *, counts: bool, after: Phase | None) -> None:
+        """Hook a module: its forward is a phase, and what it is given in training is counted.
+
+        Args:
+            module: The outermost module that training calls (as wrapped by DDP or torch.compile): hooks inside a
+                compiled module would be compiled with it.
+            counts: Count its inputs.
+            after: Phase to enter when a training forward ends.
+        """
+
+        @harmless
+        def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if counts and module.training and torch.is_grad_enabled():
+                self.add(kwargs if "input_ids" in kwargs else (*args, *kwargs.values()))
+            self.enter(Phase.FORWARD if module.training else Phase.EVAL)
+
+        @harmless
+        def behind(module: torch.nn.Module, args: Any, output: Any) -> None:
+            if module.training:
+                self.enter(after)
+
+        self.undo(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        self.undo(module.register_forward_hook(behind, always_call=True).remove)
+
+    def wrap(self, owner: Any, method: str, phase: Phase, then: Callable[[], None]) -> None:
+        """Spend a method of an object in a phase, where its framework has no hook for it.
+
+        Args:
+            owner: The object; only this one changes, until ``stop``.
+            method: Name of the method.
+            phase: Phase; nested in what is open.
+            then: Called when the method returned.
+        """
+        original, before = getattr(owner, method), vars(owner).get(method)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.session.phase(phase.value):
+                result = original(*args, **kwargs)
+            harmless(then)()
+            return result
+
+        setattr(owner, method, timed)
+        self.undo(lambda: vars(owner).pop(method, None) if before is None else setattr(owner, method, before))
+
+    def undo(self, action: Callable[[], None]) -> None:
+        """Remember how to take off a hook."""
+        self._undo.append(action)
+
+    @harmless
+    def load(self, state: Mapping[str, Any], rank: int) -> None:
+        """Continue the run of a checkpoint written by rank 0: the totals are rank 0's, the run is everybody's."""
+        if state and not self.session.running:
+            self.session.load_state_dict(state if rank == 0 else {**state, "totals": {}})
+
+    @harmless
+    def stop(self, reason: str) -> None:
+        """Take every hook off and close the session if this driver started it. Idempotent."""
+        self.enter(None)
+        while self._undo:
+            self._undo.pop()()
+        self._tokens = self._samples = 0
+        if self.owned:
+            self.owned = False
+            self.session.close(reason)

@@ -1,0 +1,38 @@
+"""A fault of GreenTrain inside a framework's hook becomes a warning: training goes on."""
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from greentrain.errors import GreenTrainWarning
+
+log = logging.getLogger(__name__)
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def harmless(hook: Hook) -> Hook:
+    """Return the hook such that an exception in it is one warning, and its result None."""
+    seen: set[str] = set()
+
+    @functools.wraps(hook)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:
+            text = f"{getattr(hook, '__qualname__', hook)} failed with {error!r}"
+            if text not in seen:
+                seen.add(text)
+                warn(text)
+            return None
+
+    return wrapped  # type: ignore[return-value]
+
+
+def warn(text: str) -> None:
+    """Show a warning; where the user turns warnings into errors, log it instead."""
+    try:
+        warnings.warn(f"GreenTrain: {text}; training goes on", GreenTrainWarning, stacklevel=3)
+    except GreenTrainWarning:
+        log.warning("%s; training goes on", text)

@@ -1,0 +1,148 @@
+"""Energy and carbon of a Lightning run, from one callback.
+
+Example::
+
+    trainer = L.Trainer(callbacks=[GreenCallback("green.yaml")])     # no argument = measure only
+"""
+
+from typing import Any
+
+from greentrain._imports import try_import
+from greentrain.callbacks.driver import Driver, SessionLike
+from greentrain.callbacks.harmless import harmless
+from greentrain.types import Phase
+
+with try_import("lightning") as _imports:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+_imports.check()
+
+
+class GreenCallback(Callback):
+    """Drives a GreenSession from Lightning's hooks.
+
+    Each ``fit``, ``validate``, ``test`` or ``predict`` is a run; a fit from a checkpoint continues the run of the
+    checkpoint. Rank 0 logs ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j``
+    and ``green/g_per_ktoken`` to the Trainer's loggers every ``log_every_n_steps`` and at the end. They are the
+    figures of the devices that rank 0 books; the report adds up all ranks.
+
+    Args:
+        session: A finished GreenSession, or anything GreenSession accepts.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+    """
+
+    def __init__(self, session: SessionLike = None) -> None:
+        super().__init__()
+        self._driver = Driver(session)
+        self.session = self._driver.session
+        """The session, with its totals, run folder and report path."""
+        self._steps = 0
+        self._rank = 0
+        self._fitting = False
+
+    # Lightning restores callbacks before on_fit_start, or (FSDP, DeepSpeed) right after it.
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._rank, self._fitting = trainer.global_rank, stage == "fit"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.strategy.restore_checkpoint_after_setup:
+            self._start(trainer, pl_module)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(trainer, pl_module)
+        self._hook(trainer, pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._start(trainer, pl_module)
+        self._enter(Phase.EVAL)
+
+    on_test_start = on_predict_start = on_validation_start
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._driver.start(
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            local_rank=trainer.local_rank,
+            local_world_size=trainer.num_devices,
+            model=pl_module,
+        )
+
+    @harmless
+    def _hook(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # No hook of Lightning ends an optimizer step or brackets the writing of a checkpoint.
+        self._steps = trainer.global_step
+        for optimizer in trainer.optimizers:
+            if hasattr(optimizer, "register_step_post_hook"):
+                after = None if pl_module.automatic_optimization else Phase.FORWARD
+                hook = optimizer.register_step_post_hook(lambda *_, after=after: self._enter(after))
+                self._driver.undo(hook.remove)
+        self._driver.wrap(trainer, "save_checkpoint", Phase.CHECKPOINT, then=self.session.checkpoint)
+
+    @harmless
+    def _enter(self, phase: Phase | None) -> None:
+        self._driver.enter(phase)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._enter(Phase.DATA)
+
+    @harmless
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._enter(Phase.FORWARD)
+        self._driver.add(batch)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
+        self._enter(Phase.BACKWARD)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._enter(None if pl_module.automatic_optimization else Phase.FORWARD)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self._enter(Phase.OPTIMIZER)
+
+    @harmless
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        before, self._steps = self._steps, trainer.global_step
+        if self._steps > before:
+            self._driver.step()
+            every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+            if every and self._steps // every > before // every:
+                self._log(trainer)
+        self._enter(Phase.DATA)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._enter(Phase.DATA if self._fitting and not trainer.sanity_checking else None)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._enter(None)
+
+    on_test_end = on_predict_end = on_train_end
+
+    def _log(self, trainer: Trainer) -> None:
+        metrics = self.session.metrics() if trainer.is_global_zero else {}
+        for logger in trainer.loggers if metrics else ():
+            logger.log_metrics(metrics, step=max(trainer.global_step - 1, 0))  # as Lightning numbers its own metrics
+
+    @harmless
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        owned = self._driver.owned
+        self._driver.stop("finished")
+        if owned and self._fitting:
+            self._log(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._driver.stop("sigterm" if isinstance(exception, SIGTERMException) else "exception")
+
+    def state_dict(self) -> dict[str, Any]:
+        return harmless(self.session.state_dict)() or {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._fitting:
+            self._driver.load(state_dict, self._rank)

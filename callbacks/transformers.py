@@ -1,0 +1,149 @@
+"""Energy and carbon of a Hugging Face Trainer run, from one callback.
+
+Example::
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[GreenCallback("green.yaml")])
+"""
+
+import os
+from typing import Any
+
+from greentrain._imports import try_import
+from greentrain.callbacks.caller import calling
+from greentrain.callbacks.driver import Driver, SessionLike
+from greentrain.callbacks.harmless import harmless
+from greentrain.types import Phase
+
+with try_import("transformers") as _imports:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_callback import DefaultFlowCallback, ExportableState
+_imports.check()
+
+
+class GreenCallback(TrainerCallback, ExportableState):
+    """Drives a GreenSession from the Trainer's events.
+
+    Each ``train`` is a run; one that resumes from a checkpoint continues the run of the checkpoint. Every log of
+    the Trainer carries ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and
+    ``green/g_per_ktoken``, in ``log_history`` and in the ``report_to`` loggers: the figures of the devices that the
+    logging rank books. The report adds up all ranks.
+
+    The Trainer has no event for an exception: the run then ends with the process, the next ``train``, or the ``with
+    GreenSession() as green:`` block whose session is given here. An ``evaluate`` outside ``train`` is measured from
+    its second batch, its first event. Gradient clipping counts as backward.
+
+    Args:
+        session: A finished GreenSession, or anything GreenSession accepts.
+
+    Raises:
+        ConfigError: The configuration is wrong.
+    """
+
+    def __init__(self, session: SessionLike = None) -> None:
+        self._driver = Driver(session)
+        self.session = self._driver.session
+        """The session, with its totals, run folder and report path."""
+        self._training = False
+        self._seen_tokens = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._driver.stop("exception")  # a training that was left by an exception
+        self._resume(args, state)
+        self._start(args, kwargs["model"])
+        self._hook(kwargs["model"])
+        self._training = True
+        self._seen_tokens = state.num_input_tokens_seen
+
+    def _start(self, args: Any, model: Any) -> None:
+        self._driver.start(
+            rank=args.process_index,
+            world_size=args.world_size,
+            local_rank=args.local_process_index,
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size)),
+            model=model,
+        )
+
+    @harmless
+    def _resume(self, args: Any, state: Any) -> None:
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        if state.global_step > 0:  # otherwise it is what we just said ourselves
+            first = saved[0] if isinstance(saved, list) else saved
+            self._driver.load(first["attributes"].get("saved", {}), args.process_index)
+
+    @harmless
+    def _hook(self, model: Any) -> None:
+        trainer = calling(Trainer)  # callbacks see neither the wrapped model nor one another
+        if trainer is not None:
+            model = trainer.model_wrapped
+            handler = trainer.callback_handler
+            others = [callback for callback in handler.callbacks if callback is not self]
+            flow = sum(isinstance(callback, DefaultFlowCallback) for callback in others[:1])
+            handler.callbacks = [*others[:flow], self, *others[flow:]]  # the loggers then see what we add to a log
+        self._driver.tap(model, counts=True, after=Phase.BACKWARD)
+
+    @harmless
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._training = False
+        self._driver.stop("finished")
+        if state.log_history:
+            state.log_history[-1].update(self.session.metrics())
+
+    @harmless
+    def _enter(self, phase: Phase | None) -> None:
+        self._driver.enter(phase)
+
+    def _next(self, control: Any) -> None:
+        rest = Phase.CHECKPOINT if control.should_save else Phase.DATA
+        self._enter(Phase.EVAL if control.should_evaluate else rest)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._enter(Phase.DATA)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._enter(Phase.FORWARD)
+
+    on_substep_end = on_step_begin  # the batches of an accumulated step are fetched together
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._enter(Phase.OPTIMIZER)
+
+    @harmless
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        tokens = None
+        if args.include_num_input_tokens_seen not in ("no", False):  # the Trainer's own count, over all ranks
+            before, self._seen_tokens = self._seen_tokens, int(state.num_input_tokens_seen)
+            tokens = (self._seen_tokens - before) // args.world_size
+        self._driver.step(tokens)
+        self._next(control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._next(control)
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self._training:
+            self._start(args, kwargs["model"])
+            self._enter(Phase.EVAL)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._training:
+            self._next(control)
+        else:
+            self._driver.stop("finished")
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
+        self.on_evaluate(args, state, control)
+
+    @harmless
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._next(control)
+        self.session.checkpoint()
+
+    @harmless
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        metrics = self.session.metrics() if self.session.running else {}
+        for log in (kwargs["logs"], state.log_history[-1]):  # what the loggers get, and what is kept
+            log.update(metrics)
+
+    def state(self) -> dict[str, Any]:
+        saved = harmless(self.session.state_dict)() or {}
+        return {"args": {"session": self.session.config.to_dict()}, "attributes": {"saved": saved}}
