@@ -207,6 +207,14 @@ class ActiveRun:
         finally:
             self._lock.release()
 
+    def book_now(self) -> None:
+        """Bring the journal up to date, because the process may not live much longer. Never raises."""
+        try:
+            self.event("sigterm", "the process was told to end and goes on with its own handler")
+            self._book(self._clock.monotonic_s())
+        except Exception as error:
+            log.warning("GreenTrain: booking on SIGTERM failed: %r", error)
+
     def _close(self, reason: str, stopped: bool) -> None:
         t1_s = self._clock.monotonic_s()
         if stopped:

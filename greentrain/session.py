@@ -84,6 +84,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._watcher = Watcher(self)
         self._resume: dict[str, Any] | None = None
         self._starts = 0
+        self._pid = os.getpid()
         self.parameters: int | None = None
         """Number of parameters of the watched model, for carbon per parameter."""
         self.report_path: Path | None = None
@@ -103,12 +104,13 @@ class GreenSession(contextlib.ContextDecorator):
             MeterError: A meter that was asked for by name cannot be opened.
             RunFolderError: The run folder cannot be written.
         """
-        if self._run is not None:
+        if self._mine() is not None:
             raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
         place = topology or self._topology or _topology()
         self._starts += 1
         self.report_path = None
         meter = self._meter if self._meter is not None else self._open_meters(place)
+        run: ActiveRun | None = None
         try:
             run = ActiveRun(
                 config=self.config,
@@ -126,13 +128,14 @@ class GreenSession(contextlib.ContextDecorator):
             run.start()
         except BaseException:
             self._close_live()
-            meter.close()
+            meter.close() if run is None else run.close("exception")
             raise
         self._resume = None
         self._run = run
         self._last = run
+        self._pid = os.getpid()
         self._mark = run.marks.append
-        self._hook = ShutdownHook(self._shut)
+        self._hook = ShutdownHook(self.close, run.book_now)
         self._hook.install()
         return self
 
@@ -142,15 +145,18 @@ class GreenSession(contextlib.ContextDecorator):
         Args:
             reason: ``finished``, ``exception``, ``sigterm`` or ``exit``; kept in the journal.
         """
-        run, self._run = self._run, None
+        run = self._mine()
         if run is None:
             return
+        if self._hook is not None:
+            self._hook.hold()
+        self._run = None
         self._mark = _ignore
         self._watcher.release()
-        if self._hook is not None:
-            self._hook.remove()
         run.close(reason)
         self._close_live()
+        if self._hook is not None:
+            self._hook.remove()
         if run.topology.rank == 0 and self.config.run.report:
             self._report(run, wait=reason == "finished")
 
@@ -164,8 +170,8 @@ class GreenSession(contextlib.ContextDecorator):
 
     @property
     def running(self) -> bool:
-        """True between start and close."""
-        return self._run is not None
+        """True between start and close, in the process that started it."""
+        return self._mine() is not None
 
     @property
     def run(self) -> ActiveRun | None:
@@ -272,7 +278,7 @@ class GreenSession(contextlib.ContextDecorator):
 
     def checkpoint(self) -> None:
         """Note in the journal that a checkpoint was taken now."""
-        if self._run is not None:
+        if self._mine() is not None and self._run is not None:
             self._run.event("checkpoint", f"checkpoint after {self.totals().steps} steps", steps=self.totals().steps)
 
     def state_dict(self) -> dict[str, Any]:
@@ -332,8 +338,9 @@ class GreenSession(contextlib.ContextDecorator):
         if self._live is not None:
             self._live.update(run)
 
-    def _shut(self, reason: str) -> None:
-        self.close(reason)
+    def _mine(self) -> ActiveRun | None:
+        """Return the run, but None in a forked child: it inherits the object, not the run."""
+        return self._run if self._pid == os.getpid() else None
 
     def _report(self, run: ActiveRun, wait: bool) -> None:
         from greentrain.report import write_report

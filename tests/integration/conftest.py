@@ -25,6 +25,7 @@ class Script:
 
     process: "subprocess.Popen[str]"
     said: list[dict[str, Any]] = field(default_factory=list)
+    complaints: str | None = None
 
     def wait_for(self, key: str) -> dict[str, Any]:
         """Return the next JSON line that has a key."""
@@ -38,13 +39,15 @@ class Script:
 
     def end(self, timeout_s: float = 60.0) -> int:
         """Wait for the end and return the exit code; negative: the signal that killed it."""
-        out, self._errors = self.process.communicate(timeout=timeout_s)
+        out, self.complaints = self.process.communicate(timeout=timeout_s)
         self.said += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         return self.process.returncode
 
     def errors(self) -> str:
         """Return what it wrote to standard error, after its end."""
-        return getattr(self, "_errors", None) or (self.process.stderr.read() if self.process.stderr else "")
+        if self.complaints is None:
+            self.end()
+        return self.complaints or ""
 
 
 class Lab:

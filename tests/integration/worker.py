@@ -98,8 +98,6 @@ def ends(config: dict[str, Any], how: str) -> None:
     green = GreenSession(config).start()
     if how == "handler after":
         signal.signal(signal.SIGTERM, lambda *_: say(handler="user", running=green.running))
-    if how == "ignored before":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     say(running=True, folder=str(green.folder))
     if how in ("wait", "handler before", "handler after"):
         loop(green, 0.6)
@@ -114,9 +112,6 @@ def ends(config: dict[str, Any], how: str) -> None:
         raise RuntimeError("training failed")
     elif how == "os._exit":
         os._exit(4)
-    elif how == "interrupt":
-        with green:
-            pass
 
 
 def interrupted(config: dict[str, Any]) -> None:
@@ -134,8 +129,6 @@ def loaders(config: dict[str, Any], method: str) -> None:
 
     data: Any = torch.arange(40.0)
     with GreenSession(config) as green:
-        threads = green.run
-        assert threads is not None
         for _ in range(2):
             for batch in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=method):
                 with green.phase("forward"):
