@@ -54,6 +54,7 @@ class Bookkeeper:
             embodied: Embodied rate by device uid, of the devices that have one.
         """
         t0_s = self.t_s
+        t1_s = max(t0_s, t1_s)  # a clock that fell back: no interval has a negative length
         cut = self.timeline.cut(t1_s)
         devices: dict[str, DeviceEnergy] = {}
         inclusive: dict[str, float] = {}
