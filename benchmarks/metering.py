@@ -21,16 +21,20 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import metering_accuracy, metering_cost
+from benchmarks import metering_accuracy, metering_cost, metering_robust, metering_size
 from benchmarks.metering_common import CODECARBON, TOOLS, ZEUS, Bench, Row, Value
 from greentrain.testing.fake_nvml import build_library
 
 CASES: Mapping[str, Callable[[Bench], list[Row]]] = {
     "total": metering_accuracy.total,
     "window": metering_accuracy.window,
+    "carbon": metering_robust.carbon,
+    "ranks": metering_robust.ranks,
+    "killed": metering_robust.killed,
     "step": metering_cost.steps,
     "background": metering_cost.background,
     "import": metering_cost.imports,
+    "size": metering_size.size,
 }
 
 

@@ -46,7 +46,8 @@ class Row:
     """By tool."""
     bar: float | None = None
     """Largest absolute value that GreenTrain may show; None: reported without a bar."""
-    note: str = ""
+    one_sided: bool = False
+    """Only a value above the bar misses it, not one below zero."""
 
     @property
     def verdict(self) -> str:
@@ -54,7 +55,9 @@ class Row:
         if self.bar is None:
             return ""
         ours = self.values.get(GREENTRAIN)
-        return "PASS" if isinstance(ours, (int, float)) and abs(ours) <= self.bar else "MISS"
+        if not isinstance(ours, (int, float)):
+            return "MISS"
+        return "PASS" if (ours if self.one_sided else abs(ours)) <= self.bar else "MISS"
 
     def ratio(self, tool: str) -> float | None:
         """Return the peer's figure over ours, both without sign."""

@@ -57,23 +57,23 @@ def imports(bench: Bench) -> list[Row]:
 
 def steps(bench: Bench) -> list[Row]:
     """Cost of one step on the training thread."""
-    return [row for gpus in (0, 1, 8) for row in _steps(bench, gpus)]
+    return [row for gpus in ((0, 8) if bench.quick else (0, 1, 8)) for row in _steps(bench, gpus)]
 
 
 def _steps(bench: Bench, gpus: int) -> list[Row]:
-    costs_us: dict[tuple[str, str], list[float] | str] = {}
+    repeats = {"step": int(bench.pick(20_000, 1_000)), "phases": int(bench.pick(5_000, 300))}
+    costs_us: dict[str, dict[str, list[float]] | str] = {}
     with bench.driver(gpus) as driver:
         for tool in filter(installed, TOOLS):
             options = {"meters": ["nvml"] if gpus else ["null"]} if tool == GREENTRAIN else {}
-            for kind, repeats in (("step", bench.pick(20_000, 2_000)), ("phases", bench.pick(5_000, 500))):
-                job: dict[str, Any] = {"kind": kind, "repeats": int(repeats), "options": options}
-                worker = Worker("steps", tool, driver if gpus else None, scratch=bench.scratch, **job)
-                answer = run_together([worker], lead_s=0.0)[0]
-                costs_us[tool, kind] = answer.get("costs_us") or answer["error"]
+            job: dict[str, Any] = {"repeats": repeats, "options": options}
+            worker = Worker("steps", tool, driver if gpus else None, scratch=bench.scratch, **job)
+            answer = run_together([worker], lead_s=0.0)[0]
+            costs_us[tool] = answer.get("costs_us") or answer["error"]
 
     def value(tool: str, kind: str, share: float) -> Value:
-        found = costs_us[tool, kind]
-        return quantile(found, share) if isinstance(found, list) else found
+        found = costs_us[tool]
+        return found if isinstance(found, str) else quantile(found[kind], share)
 
     calls = {
         "step": "step() / start_task+stop_task / begin+end_window",
@@ -112,7 +112,8 @@ def background(bench: Bench) -> list[Row]:
     helpers: dict[str, str] = {}
     with bench.driver(1) as one, bench.driver(8) as eight:
         drivers = {0: None, 1: one, 8: eight}
-        for names in ([n for n in jobs if n[:2] in ("id", "ou")], [n for n in jobs if n[:2] in ("cc", "ze")]):
+        ours, theirs = ([name for name in jobs if (name[:2] in ("id", "ou")) is mine] for mine in (True, False))
+        for names in [ours + theirs] if bench.quick else [ours, theirs]:
             some = {name: jobs[name] for name in names if jobs[name][0] == "idle" or installed(jobs[name][0])}
             workers = [
                 Worker(

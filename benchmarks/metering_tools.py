@@ -39,12 +39,18 @@ class Tool(Protocol):
 class GreenTrainTool:
     """GreenSession; windows are read from its curve when the run ends. No option but the meters is set."""
 
-    def __init__(self, meters: str | Sequence[str] = ("nvml",), folder: str = "runs", **carbon: Any) -> None:
+    def __init__(
+        self,
+        meters: str | Sequence[str] = ("nvml",),
+        folder: str = "runs",
+        rapl_root: str = "/sys/class/powercap",
+        **carbon: Any,
+    ) -> None:
         from greentrain import GreenSession
 
         self._config = {
             "run": {"dir": folder, "report": False, "live": False},
-            "power": {"meters": meters if isinstance(meters, str) else list(meters)},
+            "power": {"meters": meters if isinstance(meters, str) else list(meters), "rapl_root": rapl_root},
             "carbon": carbon,
         }
         self.session = GreenSession(self._config)

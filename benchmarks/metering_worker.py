@@ -4,13 +4,14 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.metering_tools import make
+from benchmarks.metering_victims import die, mean_g_per_kwh, patch_electricity_maps, write_trace
 
 
 def say(**words: Any) -> None:
@@ -37,10 +38,10 @@ def warm(tool: str, options: dict[str, Any]) -> None:
     once.stop()
 
 
-def total(tool: str, duration_s: float, options: dict[str, Any]) -> None:
+def total(tool: str, duration_s: float, options: dict[str, Any], late_s: float = 0.0) -> None:
     """Measure one run of so many seconds."""
     warm(tool, options)
-    start_s = begin_together()
+    start_s = begin_together() + late_s
     wait_until(start_s)
     it = make(tool, **options)
     it.start()
@@ -78,14 +79,21 @@ def windows(tool: str, plan: dict[str, tuple[float, float]], options: dict[str, 
     say(spans=spans, energies_j=energies_j)
 
 
-def steps(tool: str, kind: str, repeats: int, options: dict[str, Any]) -> None:
-    """Time single calls of what a training loop would make a step."""
+def steps(tool: str, repeats: dict[str, int], options: dict[str, Any]) -> None:
+    """Time single calls of what a training loop would make a step, of each kind so many."""
     it = make(tool, **options)
     if tool == "greentrain":
         it.start()
     begin_together()
-    call = it.steps(kind)
-    for _ in range(min(1000, repeats // 10)):
+    costs_us = {kind: step_costs_us(it.steps(kind), count) for kind, count in repeats.items()}
+    say(costs_us=costs_us)
+    if tool == "greentrain":
+        it.stop()
+
+
+def step_costs_us(call: Callable[[], None], repeats: int) -> list[float]:
+    """Return what single calls take (us), the clock's own 0.05 us included."""
+    for _ in range(repeats // 20):
         call()
     clock = time.perf_counter_ns
     costs_ns = []
@@ -93,9 +101,7 @@ def steps(tool: str, kind: str, repeats: int, options: dict[str, Any]) -> None:
         before_ns = clock()
         call()
         costs_ns.append(clock() - before_ns)
-    say(costs_us=[cost_ns / 1000 for cost_ns in costs_ns])
-    if tool == "greentrain":
-        it.stop()
+    return [cost_ns / 1000 for cost_ns in costs_ns]
 
 
 def cpu_s(pid: int) -> float:
@@ -144,9 +150,68 @@ def background(tool: str, settle_s: float, duration_s: float, options: dict[str,
     del monitor
 
 
+def carbon(tool: str, duration_s: float, best: bool) -> None:
+    """Measure one run in whose middle the grid changes."""
+    options: dict[str, Any] = {}
+    if tool == "codecarbon":
+        options = {"electricitymaps_api_token": "none", "country_2letter_iso_code": "FR", "output_methods": None}
+        options |= {"period_s": 0.5, "api_call_interval": 1} if best else {"period_s": 15.0}
+    warm(tool, {} if tool == "greentrain" else {"period_s": 15.0})
+    start_s = begin_together()
+    step_unix_s = time.time() - time.monotonic() + start_s + duration_s / 2
+    if tool == "codecarbon":
+        patch_electricity_maps(step_unix_s, keep_cache=not best)
+    else:
+        write_trace(Path("trace.csv"), step_unix_s)
+        options = {"signal": "trace", "trace_csv": "trace.csv"}
+    wait_until(start_s)
+    it = make(tool, **options)
+    it.start()
+    t0_s = time.monotonic()
+    wait_until(start_s + duration_s)
+    t1_s = time.monotonic()
+    it.stop()
+    say(t0_s=t0_s, t1_s=t1_s, g_per_kwh=mean_g_per_kwh(it))
+
+
+def killed(tool: str, how: str, at_s: float, every_s: float | None, options: dict[str, Any]) -> None:
+    """Run until killed, or raise."""
+    quiet: dict[str, dict[str, Any]] = {"zeus": {"log_file": "warm.csv"}, "codecarbon": {"output_methods": []}}
+    warm(tool, options | quiet.get(tool, {}))
+    begin_together()
+    die(tool, how, at_s, every_s, options, say)
+
+
+def rapl(tool: str, root: str) -> None:
+    """Count the helper processes that a GPU and a RAPL tree need."""
+    import psutil
+
+    options: dict[str, Any] = {"meters": ["nvml", "rapl"], "rapl_root": root} if tool == "greentrain" else {}
+    if tool == "zeus":
+        import zeus.device.cpu.rapl
+
+        zeus.device.cpu.rapl.RAPL_DIR = root
+        options = {"cpus": None}
+    it = make(tool, **options)
+    it.start()
+    begin_together()
+    time.sleep(3.0)
+    helpers = psutil.Process().children(recursive=True)
+    say(helpers=len(helpers), helpers_mb=sum(child.memory_info().rss for child in helpers) / 1e6)
+    it.stop()
+
+
 def main(argv: Sequence[str]) -> None:
     task, tool, settings = argv
-    tasks: dict[str, Any] = {"total": total, "windows": windows, "steps": steps, "background": background}
+    tasks: dict[str, Any] = {
+        "background": background,
+        "carbon": carbon,
+        "killed": killed,
+        "rapl": rapl,
+        "steps": steps,
+        "total": total,
+        "windows": windows,
+    }
     tasks[task](tool, **json.loads(settings))
 
 
