@@ -86,17 +86,20 @@ class BookedDevices(Mapping[str, EnergyCurve]):
             True if the devices to be read have changed.
         """
         first = booked_s == self._t0_s
+        if closing and not first:
+            return False
         changed = first and bool(self._candidates)
         for uid, curve in list(self._candidates.items()):
             if not self._claims.take(uid):
                 if first:
                     self._tell_holder(curve.sensor)
                 continue
-            late = not first or self._claims.free_since_s(uid) > self._t0_s
+            free_s = max(booked_s, self._claims.free_since_s(uid))
+            late = not first or free_s > self._t0_s
             if late and closing:
                 continue
             if late:
-                curve = EnergyCurve(curve.sensor, booked_s, self._on_event)
+                curve = EnergyCurve(curve.sensor, free_s, self._on_event)  # before, it is in the other rank's books
                 if curve.sensor.tick_s is not None:
                     curve.use_tick(curve.sensor.tick_s)
                 self._on_event("claim", f"{_name(curve.sensor)} is booked by this rank from here on")

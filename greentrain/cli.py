@@ -149,7 +149,7 @@ def _measure(command: list[str], config: Path | None, name: str | None) -> int:
         typer.echo(f"greentrain: cannot start {command[0]!r}: {error.strerror}", err=True)
         return 127 if isinstance(error, FileNotFoundError) else 126
     try:
-        others = functools.partial(other_pids, claims_dir(), child.pid)
+        others = functools.partial(other_pids, claims_dir())  # a child with a session books for itself
         meter = open_meters(settings.power, root_pid=child.pid, excluded_pids=others)
         green = GreenSession(settings, meter=meter, topology=Topology(host=os.uname().nodename)).start()
     except BaseException:

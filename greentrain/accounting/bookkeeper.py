@@ -1,5 +1,6 @@
 """One interval at a time: curves x timeline x grid intensity x PUE -> a ledger entry."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -107,7 +108,7 @@ class Bookkeeper:
             return []
         ends = np.unique(np.linspace(0, len(steps), min(len(steps), STEP_GROUPS) + 1).astype(int))
         groups = []
-        for start, end in zip(ends[:-1], ends[1:], strict=True):
+        for start, end in itertools.pairwise(ends):
             total_j = self._booked_j + float(cumulative_j[end - 1])
             tokens = sum(mark.tokens for mark in steps[start:end])
             t_s = round(steps[end - 1].t_s + self._offset_s, 4)

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping
@@ -41,8 +42,19 @@ def other_pids(folder: Path, own_pid: int | None = None) -> frozenset[int]:
         own_pid: Process to leave out of the answer; None is this one.
     """
     own = os.getpid() if own_pid is None else own_pid
-    pids = (int(path.stem.removeprefix(_PROCESS)) for path in folder.glob(f"{_PROCESS}*.pid"))
-    return frozenset(pid for pid in pids if pid != own and psutil.pid_exists(pid))
+    return frozenset(
+        pid
+        for path in folder.glob(f"{_PROCESS}*.pid")
+        if (pid := int(path.name.removeprefix(_PROCESS).partition(".")[0])) != own and _is_of(path, pid)
+    )
+
+
+def _is_of(announcement: Path, pid: int) -> bool:
+    """Return True if the process that made an announcement is alive, rather than a later one with its number."""
+    try:
+        return psutil.Process(pid).create_time() <= announcement.stat().st_mtime + 1.0
+    except (psutil.Error, OSError):
+        return False
 
 
 class Claims:
@@ -59,7 +71,7 @@ class Claims:
         self._owner = {"pid": os.getpid(), **owner}
         self._locks: dict[str, BaseFileLock] = {}
         self._free_since_s: dict[str, float] = {}
-        self._announcement = folder / f"{_PROCESS}{os.getpid()}.pid"
+        self._announcement = folder / f"{_PROCESS}{os.getpid()}.{secrets.token_hex(4)}.pid"  # one a session
         self.degraded = ""
         try:
             folder.mkdir(parents=True, exist_ok=True)

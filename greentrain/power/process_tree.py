@@ -214,7 +214,7 @@ class ProcessTree:
         excluded = self._excluded_pids()
         if not excluded and not self._others:
             return set()
-        verdict: dict[int, bool] = {self._root: False}
+        verdict: dict[int, bool] = {self._root: self._root in excluded}
 
         def other(pid: int) -> bool:
             if pid not in verdict:

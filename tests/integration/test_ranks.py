@@ -126,3 +126,20 @@ def test_a_killed_ranks_gpu_is_taken_over(lab: "Lab") -> None:
     assert -0.01 * truth_j <= lost_j <= 200.0 * 3.0  # at most what was not booked plus the take-over, at 200 W
     assert record.ranks[1].totals.by_device[driver.uuid(1)] == pytest.approx(lab.truth_j(record.ranks[1], 1), rel=0.01)
     assert any(event["name"] == "claim" for event in record.ranks[1].events)
+
+
+@pytest.mark.parametrize("method", ["counter", "power"])
+def test_a_rank_that_ends_hands_its_gpu_over_and_no_second_counts_twice(lab: "Lab", method: str) -> None:
+    errors = {"nvmlDeviceGetTotalEnergyConsumption": 3} if method == "power" else {}
+    driver = lab.gpus(*(FakeGpu(power=(Wave(low_w=200.0),), errors=errors) for _ in range(2)))
+    config = lab.config(run={"book_s": 3.0})
+    env = [{"SECONDS_MORE": "0"}, {"SECONDS_MORE": "5"}]
+    _end(lab.ranks("plain", 2, env=env, seconds=2.5, config=config))
+    record = lab.record()
+    uid = driver.uuid(0)
+    assert _owners(record)[uid] == [0, 1]
+    truth_j = lab.node_truth_j(record, 0)
+    booked_j = sum(rank.totals.by_device[uid] for rank in record.ranks)
+    assert truth_j - 200.0 * 3.5 <= booked_j <= 1.01 * truth_j
+    own = record.ranks[1]
+    assert own.totals.by_device[driver.uuid(1)] == pytest.approx(200.0 * own.totals.duration_s, rel=0.02)

@@ -31,7 +31,7 @@ def plain(config: dict[str, Any], seconds: float = 1.0, fits: int = 1, state: di
     for _ in range(fits):
         with green:
             say(running=True, pid=os.getpid())
-            loop(green, seconds)
+            loop(green, seconds + float(os.environ.get("SECONDS_MORE", 0)))
         say(folder=str(green.folder), totals=green.totals().to_dict())
 
 
