@@ -100,7 +100,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         super().end_training()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
-        with self.green.phase(Phase.CHECKPOINT.value):
+        with self._driver.nested(Phase.CHECKPOINT):
             folder = super().save_state(*args, **kwargs)
         self._save(folder)
         return folder

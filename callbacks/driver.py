@@ -1,8 +1,12 @@
-"""What the adapters share: hooks come one after the other, so one phase is open at a time."""
+"""What the adapters share: hooks come one after the other, so one phase is open at a time.
 
+Once training runs, nothing here raises.
+"""
+
+import contextlib
 import functools
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +85,7 @@ class Driver:
         except Exception as error:
             warn(f"the session could not be started ({error!r})")
 
+    @harmless
     def enter(self, phase: Phase | None) -> None:
         """Leave the current phase and enter another one; None enters none."""
         name = None if phase is None else phase.value
@@ -92,12 +97,14 @@ class Driver:
         if name is not None:
             self._token = self.session.begin(name)
 
+    @harmless
     def add(self, batch: Any) -> None:
         """Count a batch towards the next step."""
         tokens, samples = count(batch)
         self._tokens += tokens
         self._samples += samples
 
+    @harmless
     def step(self, tokens: int | None = None) -> None:
         """Mark the end of an optimizer step with what was counted since the last one.
 
@@ -117,13 +124,11 @@ class Driver:
             after: Phase to enter when a training forward ends.
         """
 
-        @harmless
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if counts and module.training and torch.is_grad_enabled():
                 self.add(kwargs if "input_ids" in kwargs else (*args, *kwargs.values()))
             self.enter(Phase.FORWARD if module.training else Phase.EVAL)
 
-        @harmless
         def behind(module: torch.nn.Module, args: Any, output: Any) -> None:
             if module.training:
                 self.enter(after)
@@ -144,13 +149,22 @@ class Driver:
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            with self.session.phase(phase.value):
+            with self.nested(phase):
                 result = original(*args, **kwargs)
             harmless(then)()
             return result
 
         setattr(owner, method, timed)
         self.undo(lambda: vars(owner).pop(method, None) if before is None else setattr(owner, method, before))
+
+    @contextlib.contextmanager
+    def nested(self, phase: Phase) -> Iterator[None]:
+        """Spend a block in a phase, nested in what is open."""
+        token = harmless(self.session.begin)(phase.value)
+        try:
+            yield
+        finally:
+            harmless(self.session.end)(phase.value, token or 0)
 
     def undo(self, action: Callable[[], None]) -> None:
         """Remember how to take off a hook."""

@@ -60,7 +60,7 @@ class GreenCallback(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)
-        self._enter(Phase.EVAL)
+        self._driver.enter(Phase.EVAL)
 
     on_test_start = on_predict_start = on_validation_start
 
@@ -80,30 +80,25 @@ class GreenCallback(Callback):
         for optimizer in trainer.optimizers:
             if hasattr(optimizer, "register_step_post_hook"):
                 after = None if pl_module.automatic_optimization else Phase.FORWARD
-                hook = optimizer.register_step_post_hook(lambda *_, after=after: self._enter(after))
+                hook = optimizer.register_step_post_hook(lambda *_, after=after: self._driver.enter(after))
                 self._driver.undo(hook.remove)
         self._driver.wrap(trainer, "save_checkpoint", Phase.CHECKPOINT, then=self.session.checkpoint)
 
-    @harmless
-    def _enter(self, phase: Phase | None) -> None:
-        self._driver.enter(phase)
-
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(Phase.DATA)
+        self._driver.enter(Phase.DATA)
 
-    @harmless
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._enter(Phase.FORWARD)
+        self._driver.enter(Phase.FORWARD)
         self._driver.add(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
-        self._enter(Phase.BACKWARD)
+        self._driver.enter(Phase.BACKWARD)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(None if pl_module.automatic_optimization else Phase.FORWARD)
+        self._driver.enter(None if pl_module.automatic_optimization else Phase.FORWARD)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        self._enter(Phase.OPTIMIZER)
+        self._driver.enter(Phase.OPTIMIZER)
 
     @harmless
     def on_train_batch_end(
@@ -115,13 +110,13 @@ class GreenCallback(Callback):
             every = trainer.log_every_n_steps  # type: ignore[attr-defined]
             if every and self._steps // every > before // every:
                 self._log(trainer)
-        self._enter(Phase.DATA)
+        self._driver.enter(Phase.DATA)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(Phase.DATA if self._fitting and not trainer.sanity_checking else None)
+        self._driver.enter(Phase.DATA if self._fitting and not trainer.sanity_checking else None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(None)
+        self._driver.enter(None)
 
     on_test_end = on_predict_end = on_train_end
 

@@ -42,17 +42,12 @@ class Prepared:
         elif isinstance(item, torch.optim.Optimizer):
             inner = getattr(item, "optimizer", item)  # its hooks run only when it really steps
             if hasattr(inner, "register_step_pre_hook"):
-                self._driver.undo(inner.register_step_pre_hook(lambda *_: self._before_step()).remove)
+                self._driver.undo(inner.register_step_pre_hook(lambda *_: self._driver.enter(Phase.OPTIMIZER)).remove)
                 self._driver.undo(inner.register_step_post_hook(lambda *_: self._after_step(counts)).remove)
         elif isinstance(item, torch.utils.data.DataLoader):
             timed = self._timed(type(item))
             object.__dict__["__class__"].__set__(item, timed)  # Accelerate hides __class__ behind a property
 
-    @harmless
-    def _before_step(self) -> None:
-        self._driver.enter(Phase.OPTIMIZER)
-
-    @harmless
     def _after_step(self, counts: bool) -> None:
         self._driver.enter(None)
         if counts:

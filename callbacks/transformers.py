@@ -88,24 +88,20 @@ class GreenCallback(TrainerCallback, ExportableState):
         if state.log_history:
             state.log_history[-1].update(self.session.metrics())
 
-    @harmless
-    def _enter(self, phase: Phase | None) -> None:
-        self._driver.enter(phase)
-
     def _next(self, control: Any) -> None:
         rest = Phase.CHECKPOINT if control.should_save else Phase.DATA
-        self._enter(Phase.EVAL if control.should_evaluate else rest)
+        self._driver.enter(Phase.EVAL if control.should_evaluate else rest)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._enter(Phase.DATA)
+        self._driver.enter(Phase.DATA)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._enter(Phase.FORWARD)
+        self._driver.enter(Phase.FORWARD)
 
     on_substep_end = on_step_begin  # the batches of an accumulated step are fetched together
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._enter(Phase.OPTIMIZER)
+        self._driver.enter(Phase.OPTIMIZER)
 
     @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -122,7 +118,7 @@ class GreenCallback(TrainerCallback, ExportableState):
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._training:
             self._start(args, kwargs["model"])
-            self._enter(Phase.EVAL)
+            self._driver.enter(Phase.EVAL)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training:

@@ -1,0 +1,282 @@
+"""GreenAccelerator, in real loops on the CPU."""
+
+import contextlib
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.tracking import GeneralTracker
+from accelerate.utils import DistributedType
+from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
+from torch import Tensor
+
+from greentrain.callbacks.accelerate import GreenAccelerator
+from greentrain.errors import ConfigError, GreenTrainWarning
+from greentrain.ledger import read_run
+from tests.callbacks.conftest import CONTEXT, Recorder, TinyLM, text_loader
+
+pytestmark = [
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
+    pytest.mark.filterwarnings("ignore"),
+]
+Make = Callable[..., Recorder]
+
+
+@pytest.fixture(autouse=True)
+def fresh_state() -> Iterator[None]:
+    """Accelerate keeps its state in singletons."""
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    PartialState._reset_state()
+
+
+def _train(accelerator: Any, steps_at: int = 1, items: int = 16, sleep_s: float = 0.0) -> Tensor:
+    torch.manual_seed(0)
+    model = TinyLM()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, text_loader(items, 2))
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch))
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        time.sleep(sleep_s)
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_phases_steps_and_tokens_with_accumulation(recorder: Make) -> None:
+    session = recorder()
+    accelerator = GreenAccelerator(cpu=True, gradient_accumulation_steps=2, green=session)
+    assert not session.running
+    _train(accelerator, items=8)
+    accelerator.end_training()
+    half = ["data", "forward", "backward"]
+    assert session.entered == [*half, *half, "optimizer", "step", *half, *half, "optimizer", "step", "data"]
+    totals = session.totals()
+    assert (totals.steps, totals.tokens, totals.samples) == (2, 8 * CONTEXT, 8)
+    assert totals.energy_j > 0
+    assert not session.running
+
+
+def test_training_is_bit_identical(recorder: Make) -> None:
+    plain = _train(Accelerator(cpu=True, gradient_accumulation_steps=2))
+    _forget()
+    green = _train(GreenAccelerator(cpu=True, gradient_accumulation_steps=2, green=recorder()))
+    assert torch.equal(plain, green)
+
+
+def test_a_wrong_configuration_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="carbn"):
+        GreenAccelerator(cpu=True, green={"carbn": {}})
+
+
+def test_evaluation_is_a_phase_and_trains_no_tokens(recorder: Make) -> None:
+    session = recorder()
+    accelerator = GreenAccelerator(cpu=True, green=session)
+    model, loader = accelerator.prepare(TinyLM(), text_loader(4, 2))
+    model.eval()
+    for batch in loader:
+        model(**batch)
+    accelerator.end_training()
+    assert session.entered == ["data", "eval", "data", "eval", "data"]
+    assert session.totals().tokens == 0
+
+
+def test_the_first_of_two_models_counts(recorder: Make) -> None:
+    session = recorder()
+    accelerator = GreenAccelerator(cpu=True, green=session)
+    models = TinyLM(), TinyLM()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    first, second, *others = accelerator.prepare(*models, *optimizers, text_loader(4, 2))
+    for batch in others[-1]:
+        for model, optimizer in ((first, others[0]), (second, others[1])):
+            accelerator.backward(model(**batch))
+            optimizer.step()
+    accelerator.end_training()
+    assert (session.totals().steps, session.totals().tokens) == (2, 4 * CONTEXT)
+
+
+def test_skipped_batches_are_timed_and_loaders_stay_what_they_are(recorder: Make) -> None:
+    session = recorder()
+    accelerator = GreenAccelerator(cpu=True, green=session)
+    plain = Accelerator(cpu=True).prepare(text_loader(8, 2))
+    loader = accelerator.prepare(text_loader(8, 2))
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    assert type(loader).__name__ == type(plain).__name__
+    assert len(loader) == 4
+    assert len(pickle.loads(pickle.dumps(loader))) == 4
+    assert len(list(accelerator.skip_first_batches(loader, 3))) == 1
+    accelerator.end_training()
+    assert session.entered == ["data", "data"]
+
+
+def test_leaving_a_loop_early_is_as_without_us(recorder: Make) -> None:
+    accelerator = GreenAccelerator(cpu=True, green=recorder())
+    loader = accelerator.prepare(text_loader(8, 2))
+    for _ in range(2):
+        for batch in loader:
+            assert batch["input_ids"].shape == (2, CONTEXT)
+            break
+    assert len(list(loader)) == 4
+    accelerator.end_training()
+
+
+class Memory(GeneralTracker):  # type: ignore[misc]
+    """A tracker that keeps what it is given."""
+
+    name = "memory"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logged: list[dict[str, Any]] = []
+
+    @property
+    def tracker(self) -> None:
+        return None
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        pass
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.logged.append({**values, "step": step})
+
+
+def test_trackers_get_the_metrics(recorder: Make) -> None:
+    tracker = Memory()
+    accelerator = GreenAccelerator(cpu=True, log_with=tracker, green=recorder())
+    accelerator.init_trackers("test")
+    _train(accelerator, sleep_s=0.05)
+    mine = {"loss": 1.0}
+    accelerator.log(mine, step=8)
+    accelerator.end_training()
+    (logged,) = tracker.logged
+    assert (logged["loss"], logged["step"]) == (1.0, 8)
+    assert logged["green/energy_j"] > 0
+    assert logged["green/tokens_per_j"] > 0
+    assert mine == {"loss": 1.0}
+
+
+@pytest.mark.parametrize("folder_lost", [False, True])
+def test_a_loaded_state_continues_the_run(tmp_path: Path, recorder: Make, folder_lost: bool) -> None:
+    first = recorder()
+    accelerator = GreenAccelerator(cpu=True, green=first)
+    _train(accelerator, sleep_s=0.05)
+    accelerator.save_state(str(tmp_path / "saved"))
+    accelerator.end_training()
+    _forget()
+    assert first.folder is not None
+    assert "checkpoint" in first.entered
+    assert "checkpoint" in [event["name"] for event in read_run(first.folder).ranks[0].events]
+    if folder_lost:
+        shutil.rmtree(first.folder)
+    second = recorder()
+    accelerator = GreenAccelerator(cpu=True, green=second)
+    model, optimizer = accelerator.prepare(*_model())
+    accelerator.load_state(str(tmp_path / "saved"))
+    accelerator.backward(model(**next(iter(text_loader()))))
+    optimizer.step()
+    accelerator.end_training()
+    assert second.folder == first.folder
+    run = read_run(first.folder)
+    carried = run.ranks[0].carried.steps
+    assert run.totals.steps == (carried if folder_lost else 8) + 1
+    assert carried > 0 or not folder_lost
+
+
+def test_states_load_with_and_without_us(tmp_path: Path, recorder: Make) -> None:
+    for number, (saver, loader) in enumerate([(GreenAccelerator, Accelerator), (Accelerator, GreenAccelerator)]):
+        options = [{"green": recorder()} if kind is GreenAccelerator else {} for kind in (saver, loader)]
+        accelerator = saver(cpu=True, **options[0])
+        accelerator.prepare(*_model())
+        accelerator.save_state(str(tmp_path / str(number)))
+        accelerator.end_training()
+        _forget()
+        accelerator = loader(cpu=True, **options[1])
+        accelerator.prepare(*_model())
+        accelerator.load_state(str(tmp_path / str(number)))
+        accelerator.end_training()
+        _forget()
+
+
+def test_a_fault_of_ours_does_not_stop_training(recorder: Make) -> None:
+    plain = _train(Accelerator(cpu=True))
+    _forget()
+    session = recorder()
+    session.broken = True
+    accelerator = GreenAccelerator(cpu=True, green=session)
+    with pytest.warns(GreenTrainWarning, match="a bug of ours"):
+        green = _train(accelerator)
+    accelerator.end_training()
+    assert torch.equal(plain, green)
+
+
+class Engine(torch.nn.Module):
+    """What accelerate calls on a DeepSpeedEngine (deepspeed 0.18, runtime/engine.py)."""
+
+    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.module, self.optimizer = module, optimizer
+        self.micro_steps = self.global_steps = 0
+        self.boundary = True
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        self.boundary = is_boundary
+
+    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        return loss
+
+    def step(self, lr_kwargs: Any = None) -> None:
+        self.micro_steps += 1
+        if self.boundary:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.global_steps += 1
+
+
+def test_a_deepspeed_engine_is_followed(recorder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = recorder()
+    accelerator = GreenAccelerator(cpu=True, gradient_accumulation_steps=2, green=session)
+
+    def prepare(*args: Any) -> tuple[Any, ...]:
+        engine = Engine(*args[:2])
+        accelerator.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engine)
+        accelerator._models.append(engine)
+        return engine, args[2]
+
+    monkeypatch.setattr(accelerator, "_prepare_deepspeed", prepare)
+    accelerator.state.distributed_type = DistributedType.DEEPSPEED
+    engine, loader = accelerator.prepare(*_model(), text_loader(8, 2))
+    monkeypatch.setattr(accelerator, "no_sync", lambda model: contextlib.nullcontext())
+    for batch in loader:
+        with accelerator.accumulate(engine):
+            accelerator.backward(engine(**batch))
+    accelerator.end_training()
+    half = ["data", "forward", "backward"]
+    assert session.entered == [*half, *half, "optimizer", "step", *half, *half, "optimizer", "step", "data"]
+    assert session.told[-7:-1] == ["+backward", "+optimizer", "-optimizer", "step", "-backward", "+data"]
+    assert (session.totals().steps, session.totals().tokens) == (2, 8 * CONTEXT)
+    assert "step" not in vars(engine)
+
+
+def _model() -> tuple[TinyLM, torch.optim.Optimizer]:
+    model = TinyLM()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)

@@ -1,0 +1,134 @@
+"""What the adapters share."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from greentrain.callbacks.driver import Driver
+from greentrain.callbacks.harmless import harmless
+from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
+from greentrain.types import Phase
+from tests.callbacks.conftest import Recorder, TinyLM
+
+Make = Callable[..., Recorder]
+
+
+def _start(driver: Driver) -> None:
+    driver.start(rank=0, world_size=1, local_rank=0, local_world_size=1, model=TinyLM())
+
+
+def test_it_takes_whatever_a_session_takes(tmp_path: Path, recorder: Make) -> None:
+    session = recorder()
+    assert Driver(session).session is session
+    assert Driver({"run": {"dir": str(tmp_path)}}).session.config.run.dir == str(tmp_path)
+    with pytest.raises(ConfigError, match="carbn"):
+        Driver({"carbn": {}})
+
+
+def test_one_phase_is_open_at_a_time(recorder: Make) -> None:
+    session = recorder()
+    driver = Driver(session)
+    for phase in (Phase.DATA, Phase.DATA, Phase.FORWARD, None, None):
+        driver.enter(phase)
+    assert session.told == ["+data", "-data", "+forward", "-forward"]
+
+
+def test_a_running_session_is_used_and_left_running(recorder: Make) -> None:
+    session = recorder()
+    driver = Driver(session)
+    with session:
+        folder = session.folder
+        _start(driver)
+        driver.stop("finished")
+        assert session.running
+    assert session.folder == folder
+
+
+def test_what_the_user_got_wrong_is_raised_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    driver = Driver({"run": {"dir": str(tmp_path / "file")}, "power": {"meters": "null"}})
+    with pytest.raises(RunFolderError):
+        _start(driver)
+
+
+def test_a_bug_at_the_start_does_not_stop_training(recorder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = recorder()
+    monkeypatch.setattr(session, "start", lambda place: 1 / 0)
+    driver = Driver(session)
+    with pytest.warns(GreenTrainWarning, match="could not be started"):
+        _start(driver)
+    driver.enter(Phase.DATA)
+    driver.step()
+    driver.stop("finished")
+
+
+def test_harmless_warns_once_and_goes_on() -> None:
+    @harmless
+    def hook() -> int:
+        raise ValueError("broken")
+
+    with pytest.warns(GreenTrainWarning, match="broken.*training goes on") as seen:
+        assert hook() is None
+        assert hook() is None
+    assert len(seen) == 1
+
+
+def test_harmless_survives_warnings_as_errors(caplog: pytest.LogCaptureFixture) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        harmless(lambda: 1 / 0)()
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_tap_counts_training_and_leaves_no_hook(recorder: Make) -> None:
+    session, model = recorder(), TinyLM()
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    driver = Driver(session)
+    _start(driver)
+    driver.tap(model, counts=True, after=Phase.BACKWARD)
+    model(ids, labels=ids)
+    with torch.no_grad():
+        model(ids, labels=ids)  # a reference pass: measured, but these tokens are not trained on
+    model.eval()
+    model(ids, labels=ids)
+    driver.step()
+    driver.stop("finished")
+    assert session.entered == ["forward", "backward", "forward", "backward", "eval", "step"]
+    assert (session.totals().tokens, session.totals().samples) == (10, 2)
+    assert session.parameters == sum(p.numel() for p in model.parameters())
+    assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+def test_a_compiled_model_is_tapped_from_outside(
+    recorder: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch sets it otherwise
+    session, model = recorder(), TinyLM()
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    plain = model(ids, labels=ids)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    driver = Driver(session)
+    _start(driver)
+    driver.tap(compiled, counts=True, after=None)  # type: ignore[arg-type]
+    assert torch.equal(compiled(ids, labels=ids), plain)
+    driver.step()
+    driver.stop("finished")
+    assert session.entered == ["forward", "step"]
+    assert session.totals().tokens == 10
+
+
+def test_wrap_restores_the_method(recorder: Make) -> None:
+    class Engine:
+        def save(self, x: int) -> int:
+            return x + 1
+
+    session, engine, calls = recorder(), Engine(), []
+    driver = Driver(session)
+    driver.wrap(engine, "save", Phase.CHECKPOINT, then=lambda: calls.append(1))
+    assert engine.save(1) == 2
+    driver.stop("finished")
+    assert engine.save(2) == 3
+    assert (session.told, calls, vars(engine)) == (["+checkpoint", "-checkpoint"], [1], {})

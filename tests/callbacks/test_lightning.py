@@ -1,0 +1,279 @@
+"""GreenCallback for Lightning, in real Trainers."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+
+from greentrain.callbacks.lightning import GreenCallback
+from greentrain.errors import GreenTrainWarning
+from greentrain.ledger import read_run
+from tests.callbacks.conftest import CONTEXT, POWER_W, Recorder, TinyLM, text_loader
+
+pytestmark = [
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
+    pytest.mark.filterwarnings("ignore"),  # Lightning's advice about workers and loggers
+]
+Make = Callable[..., Recorder]
+
+
+class Module(L.LightningModule):
+    """TinyLM in Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = TinyLM()
+        self.fail_at = -1
+        self.sleep_s = 0.0
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        if index == self.fail_at:
+            raise RuntimeError("a bug in the user's code")
+        time.sleep(self.sleep_s)
+        loss: Tensor = self.model(**batch)
+        self.log("loss", loss)
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
+        self.log("val_loss", self.model(**batch))
+
+    test_step = validation_step
+
+    def predict_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        loss: Tensor = self.model(**batch)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+def _trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
+    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "log_every_n_steps": 2} | options
+    return L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        default_root_dir=folder,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def _weights(module: Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_phases_steps_and_tokens_with_accumulation(tmp_path: Path, recorder: Make) -> None:
+    session = recorder()
+    trainer = _trainer(tmp_path, GreenCallback(session), accumulate_grad_batches=2, num_sanity_val_steps=1)
+    trainer.fit(Module(), text_loader(12, 2), text_loader(4, 2))
+    half = ["forward", "backward", "data"]
+    full = ["forward", "backward", "optimizer", "step", "data"]
+    assert session.entered == ["eval", "data", *half, *full, *half, *full, *half, *full, "eval", "data"]
+    totals = session.totals()
+    assert (totals.steps, totals.tokens, totals.samples) == (3, 12 * CONTEXT, 12)
+    assert totals.energy_j > 0
+    assert not session.running
+
+
+def test_training_is_bit_identical(tmp_path: Path, recorder: Make) -> None:
+    plain, green = Module(), Module()
+    _trainer(tmp_path, gradient_clip_val=0.5).fit(plain, text_loader())
+    _trainer(tmp_path, GreenCallback(recorder()), gradient_clip_val=0.5).fit(green, text_loader())
+    assert torch.equal(_weights(plain), _weights(green))
+
+
+def test_metrics_reach_the_logger(tmp_path: Path, recorder: Make) -> None:
+    logger = CSVLogger(tmp_path)
+    session = recorder()
+    trainer = _trainer(tmp_path, GreenCallback(session), logger=logger, log_every_n_steps=4)
+    trainer.fit(Module(), text_loader(16, 2))
+    lines = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
+    header = lines[0].split(",")
+    rows = [dict(zip(header, line.split(","), strict=True)) for line in lines[1:]]
+    keys = {f"green/{key}" for key in ("energy_j", "power_w", "emissions_g", "tokens_per_j", "g_per_ktoken")}
+    assert keys <= set(header)
+    assert {row["step"] for row in rows if row["loss"]} == {"3", "7"}
+    ours = [row for row in rows if row["green/energy_j"]]
+    assert {row["step"] for row in ours} <= {"3", "7"}  # the steps of Lightning's own metrics
+    last = ours[-1]  # logged after the run was closed: the final figures
+    assert all(float(last[key]) > 0 for key in keys)
+    assert float(last["green/power_w"]) == pytest.approx(POWER_W, rel=0.1)
+    totals = session.totals()
+    assert float(last["green/energy_j"]) == pytest.approx(totals.energy_j)
+    assert float(last["green/g_per_ktoken"]) == pytest.approx(1000 * totals.emissions_g / totals.tokens)
+
+
+def test_no_logger_and_no_logging_are_fine(tmp_path: Path, recorder: Make) -> None:
+    _trainer(tmp_path, GreenCallback(recorder()), log_every_n_steps=0).fit(Module(), text_loader())
+
+
+@pytest.mark.parametrize("folder_lost", [False, True])
+def test_a_resumed_fit_continues_the_run(tmp_path: Path, recorder: Make, folder_lost: bool) -> None:
+    first, module = recorder(), Module()
+    module.sleep_s = 0.05
+    saver = ModelCheckpoint(tmp_path, save_last=True)
+    _trainer(tmp_path, GreenCallback(first), saver, enable_checkpointing=True).fit(module, text_loader())
+    assert "checkpoint" in first.entered
+    assert first.folder is not None
+    events = read_run(first.folder).ranks[0].events
+    assert [event["name"] for event in events].count("checkpoint") >= 1
+    if folder_lost:
+        shutil.rmtree(first.folder)
+    second = recorder()
+    trainer = _trainer(tmp_path, GreenCallback(second), max_epochs=2)
+    trainer.fit(Module(), text_loader(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert second.folder == first.folder
+    run = read_run(second.folder)
+    if folder_lost:  # the totals of the last booking before the checkpoint travel in it
+        carried = run.ranks[0].carried
+        assert carried.energy_j > 0
+        assert 0 < carried.steps <= 8
+        assert second.totals().steps == carried.steps + 8
+    else:
+        assert run.totals.steps == second.totals().steps == 16
+        assert run.totals.energy_j > first.totals().energy_j
+
+
+def test_a_checkpoint_without_us_loads_with_us_and_back(tmp_path: Path, recorder: Make) -> None:
+    trainer = _trainer(tmp_path)
+    trainer.fit(Module(), text_loader())
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    ours = _trainer(tmp_path, GreenCallback(recorder()), max_epochs=2)
+    ours.fit(Module(), text_loader(), ckpt_path=str(tmp_path / "plain.ckpt"))
+    ours.save_checkpoint(tmp_path / "green.ckpt")
+    _trainer(tmp_path, max_epochs=3).fit(Module(), text_loader(), ckpt_path=str(tmp_path / "green.ckpt"))
+
+
+def test_an_exception_closes_the_run(tmp_path: Path, recorder: Make) -> None:
+    session, module = recorder(), Module()
+    module.fail_at = 3
+    trainer = _trainer(tmp_path, GreenCallback(session))
+    with pytest.raises(RuntimeError, match="user's code"):
+        trainer.fit(module, text_loader())
+    assert not session.running
+    assert session.folder is not None
+    rank = read_run(session.folder).ranks[0]
+    assert rank.close is not None
+    assert rank.close["reason"] == "exception"
+    assert rank.totals.steps == 3
+    assert "save_checkpoint" not in vars(trainer)
+
+
+def test_two_fits_are_two_runs(tmp_path: Path, recorder: Make) -> None:
+    session = recorder()
+    trainer = _trainer(tmp_path, GreenCallback(session))
+    trainer.fit(Module(), text_loader())
+    first = session.folder
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Module(), text_loader())
+    assert session.folder != first
+    assert session.totals().steps == 8
+
+
+@pytest.mark.parametrize("task", ["validate", "test", "predict"])
+def test_evaluation_alone_is_measured(tmp_path: Path, recorder: Make, task: str) -> None:
+    session = recorder()
+    getattr(_trainer(tmp_path, GreenCallback(session)), task)(Module(), text_loader())
+    assert session.entered == ["eval"]
+    assert session.totals().by_phase["eval"] > 0
+    assert not session.running
+
+
+def test_manual_optimization_with_two_optimizers(tmp_path: Path, recorder: Make) -> None:
+    class Gan(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.other = TinyLM()
+
+        def training_step(self, batch: dict[str, Tensor], index: int) -> None:  # type: ignore[override]
+            optimizers: Any = self.optimizers()
+            for optimizer, model in zip(optimizers, (self.model, self.other), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(model(**batch))
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(model.parameters(), lr=0.1) for model in (self.model, self.other)]
+
+    session = recorder()
+    _trainer(tmp_path, GreenCallback(session)).fit(Gan(), text_loader(4, 2))
+    batch = [*["forward", "backward", "forward", "optimizer"] * 2, "forward", "step", "data"]
+    assert session.entered == ["data", *batch, *batch]
+    assert session.totals().steps == 2
+
+
+def test_a_fault_of_ours_does_not_stop_training(tmp_path: Path, recorder: Make) -> None:
+    session, plain, green = recorder(), Module(), Module()
+    _trainer(tmp_path).fit(plain, text_loader())
+    session.broken = True
+    with pytest.warns(GreenTrainWarning, match="a bug of ours"):
+        _trainer(tmp_path, GreenCallback(session)).fit(green, text_loader(), text_loader())
+    assert torch.equal(_weights(plain), _weights(green))
+
+
+def test_a_session_of_the_user_stays_open(tmp_path: Path, recorder: Make) -> None:
+    with recorder() as session:
+        trainer = _trainer(tmp_path, GreenCallback(session))
+        trainer.fit(Module(), text_loader(), text_loader())
+        trainer.validate(Module(), text_loader())
+        assert session.running
+    assert session.totals().steps == 8
+
+
+def test_the_callback_can_be_sent_to_spawned_processes(tmp_path: Path) -> None:
+    callback = GreenCallback({"run": {"dir": str(tmp_path)}, "power": {"meters": "null"}})
+    assert pickle.loads(pickle.dumps(callback)).session.config == callback.session.config
+
+
+_DDP = """
+import sys, torch, lightning as L
+from greentrain.callbacks.lightning import GreenCallback
+from tests.callbacks.test_lightning import Module
+from tests.callbacks.conftest import text_loader
+torch.set_num_threads(1)
+green = GreenCallback({"run": {"dir": sys.argv[1], "report": False}, "power": {"meters": "cpu_model"}})
+L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
+          enable_progress_bar=False, enable_model_summary=False, callbacks=[green]).fit(Module(), text_loader(16, 2))
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_write_one_run(tmp_path: Path) -> None:
+    script, root = tmp_path / "ddp.py", Path(__file__).resolve().parents[2]
+    script.write_text(_DDP)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "runs")],
+        env={**_environ(), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (folder,) = (tmp_path / "runs").iterdir()
+    run = read_run(folder)
+    assert [rank.rank for rank in run.ranks] == [0, 1]
+    assert run.totals.steps == 4
+    assert run.totals.tokens == 16 * CONTEXT
+    assert all(a.rank < b.rank for a, b in pairwise(run.ranks))
+
+
+def _environ() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
