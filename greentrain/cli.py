@@ -4,11 +4,13 @@ Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong us
 exit code of what it measured.
 """
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,25 +145,53 @@ def _measure(command: list[str], config: Path | None, name: str | None) -> int:
     run = dataclasses.replace(settings.run, name=name or Path(command[0]).name.lstrip(".") or "measure")
     settings = dataclasses.replace(settings, run=run)
     _check_writable(Path(run.dir))
-    try:
-        child = subprocess.Popen(command)
-    except OSError as error:
-        typer.echo(f"greentrain: cannot start {command[0]!r}: {error.strerror}", err=True)
-        return 127 if isinstance(error, FileNotFoundError) else 126
-    try:
-        others = functools.partial(other_pids, claims_dir())  # a child with a session books for itself
-        meter = open_meters(settings.power, root_pid=child.pid, excluded_pids=others)
-        green = GreenSession(settings, meter=meter, topology=Topology(host=os.uname().nodename)).start()
-    except BaseException:
-        child.terminate()
-        child.wait()
-        raise
-    _wait(child)
-    green.close("finished")
-    code = child.wait()
+    with _forwarding() as children:
+        try:
+            child = subprocess.Popen(command)
+        except OSError as error:
+            typer.echo(f"greentrain: cannot start {command[0]!r}: {error.strerror}", err=True)
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        children.append(child)
+        try:
+            others = functools.partial(other_pids, claims_dir())  # a child with a session books for itself
+            meter = open_meters(settings.power, root_pid=child.pid, excluded_pids=others)
+            green = GreenSession(settings, meter=meter, topology=Topology(host=os.uname().nodename)).start()
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+        # Until the books are closed the child stays a zombie, whose CPU time can still be read.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        green.close("finished")
+        code = child.wait()
     if green.report_path is not None:
         typer.echo(f"greentrain: report {green.report_path}", err=True)
     return code if code >= 0 else 128 - code  # as shells do for a process that signal n killed
+
+
+@contextlib.contextmanager
+def _forwarding() -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """Pass SIGTERM on to the children in the list that is returned; the books are closed when they have ended."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def forward(signum: int, frame: object) -> None:
+        if not children:
+            sys.exit(128 + signum)
+        for child in children:
+            child.send_signal(signum)
+
+    def wait_only(signum: int, frame: object) -> None:
+        """The terminal has sent SIGINT to the child too."""
+
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
+        signal.SIGINT: signal.signal(signal.SIGINT, wait_only),
+    }
+    try:
+        yield children
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def _check_writable(folder: Path) -> None:
@@ -173,23 +203,3 @@ def _check_writable(folder: Path) -> None:
         raise RunFolderError(f"cannot create {folder}: {error.strerror}; set run.dir to a writable folder") from error
     if not os.access(folder, os.W_OK):
         raise RunFolderError(f"cannot write to {folder}; make it writable or set run.dir")
-
-
-def _wait(child: "subprocess.Popen[bytes]") -> None:
-    """Wait until the child has ended, passing signals on, but leave it as a zombie whose CPU time can be read."""
-
-    def forward(signum: int, frame: object) -> None:
-        child.send_signal(signum)
-
-    def wait_only(signum: int, frame: object) -> None:
-        """The terminal has sent SIGINT to the child too."""
-
-    before = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, forward),
-        signal.SIGINT: signal.signal(signal.SIGINT, wait_only),
-    }
-    try:
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
