@@ -42,14 +42,11 @@ class GreenCallback(Callback):
         self._rank = 0
         self._fitting = False
 
-    # Lightning restores callbacks before on_fit_start, or (FSDP, DeepSpeed) right after it.
+    # The run starts in the first hook after callbacks are restored, with any strategy, and after Lightning's signal
+    # handlers are in place: they call what was there before, ours would end the process that they keep alive.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._rank, self._fitting = trainer.global_rank, stage == "fit"
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.strategy.restore_checkpoint_after_setup:
-            self._start(trainer, pl_module)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)

@@ -3,6 +3,7 @@
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from greentrain.callbacks.lightning import GreenCallback
@@ -173,6 +175,26 @@ def test_an_exception_closes_the_run(tmp_path: Path, recorder: Make) -> None:
     assert rank.close["reason"] == "exception"
     assert rank.totals.steps == 3
     assert "save_checkpoint" not in vars(trainer)
+
+
+def test_sigterm_is_handled_as_without_us(tmp_path: Path, recorder: Make) -> None:
+    class Terminated(L.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    before, session, reached = signal.getsignal(signal.SIGTERM), recorder(), []
+    for callbacks in ([], [GreenCallback(session)]):
+        trainer = _trainer(tmp_path, *callbacks, Terminated())
+        with pytest.raises(SIGTERMException):
+            trainer.fit(Module(), text_loader())
+        reached.append(trainer.global_step)
+    assert reached[0] == reached[1]
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert session.folder is not None
+    close = read_run(session.folder).ranks[0].close
+    assert close is not None
+    assert close["reason"] == "sigterm"
 
 
 def test_two_fits_are_two_runs(tmp_path: Path, recorder: Make) -> None:
