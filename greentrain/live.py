@@ -1,47 +1,117 @@
-"""The live line: energy, power, carbon and tokens per joule, once a second, while training runs in a terminal."""
+"""The live line: energy, power, carbon and tokens per joule, once a second, while training runs in a terminal.
 
-from typing import TYPE_CHECKING
+The line stands below the cursor and moves nothing: what the program prints, progress bars that redraw themselves
+included, reaches the terminal character by character as it would without us. ``rich.live`` is not used, as it takes
+the program's output over: it wraps and colours it and makes a line of every refresh of a progress bar.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from greentrain.runtime import ActiveRun
 from greentrain.types import Provenance
 
 if TYPE_CHECKING:
-    from rich.live import Live
+    from rich.console import Console
+
+# ECMA-48 and DEC VT100 (https://vt100.net/docs/vt100-ug/chapter3.html, read 2026-11-21): IND goes down a line and
+# scrolls at the bottom, RI goes up, DECSC and DECRC save and restore the cursor, EL 2 clears the line.
+_BELOW: Final = "\x1bD\x1bM\x1b7\x1bD\r\x1b[2K"
+_BACK: Final = "\x1b8"
 
 
 class LiveLine:
-    """One line at the bottom of the terminal; what the program prints scrolls above it.
+    """One line below the cursor of the terminal.
 
     Args:
-        live: An opened rich display without a refresh thread of its own.
+        console: Where it is drawn.
+        stream: The terminal that the console writes to.
     """
 
-    def __init__(self, live: "Live") -> None:
-        self._live = live
+    def __init__(self, console: "Console", stream: TextIO) -> None:
+        self._console = console
+        self._stream = stream
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._shown = False
+        self._through: list[tuple[str, _Through]] = []
 
     @classmethod
     def open(cls) -> "LiveLine | None":
         """Return a live line, or None where standard output is no terminal."""
         from rich.console import Console
-        from rich.live import Live
 
-        console = Console()
-        if not console.is_terminal or console.is_jupyter:
+        stream = sys.stdout
+        console = Console(file=stream)
+        if not stream.isatty() or not console.is_terminal or console.is_jupyter or console.is_dumb_terminal:
             return None
-        live = Live("", console=console, auto_refresh=False, transient=True)
-        try:
-            live.start()
-        except Exception:  # another live display owns the terminal
-            return None
-        return cls(live)
+        line = cls(console, stream)
+        for name in ("stdout", "stderr"):
+            original = getattr(sys, name)
+            if original is not None and original.isatty():
+                line._through.append((name, _Through(original, line)))
+                setattr(sys, name, line._through[-1][1])
+        return line
 
     def update(self, run: ActiveRun) -> None:
         """Show the figures of now."""
-        self._live.update(live_text(run), refresh=True)
+        self.draw(live_text(run))
+
+    def draw(self, markup: str) -> None:
+        """Show a text, cut to the width of the terminal."""
+        from rich.text import Text
+
+        text = Text.from_markup(markup)
+        text.truncate(max(1, self._console.width - 1), overflow="ellipsis")
+        with self._console.capture() as shown:
+            self._console.print(text, end="", no_wrap=True, highlight=False)
+        with self._lock:
+            self._write(f"{_BELOW}{shown.get()}{_BACK}")
+            self._shown = True
+
+    def make_room(self) -> None:
+        """Clear the line, because the program goes on to a new one."""
+        if self._shown and os.getpid() == self._pid:
+            with self._lock:
+                self._shown = False
+                self._write(f"{_BELOW}{_BACK}")
 
     def close(self) -> None:
         """Give the terminal back."""
-        self._live.stop()
+        self.make_room()
+        for name, through in self._through:
+            if getattr(sys, name) is through:
+                setattr(sys, name, through.stream)
+        self._through = []
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+            self._stream.flush()
+
+
+class _Through:
+    """A stream that passes everything on unchanged, and clears the live line before a new line."""
+
+    def __init__(self, stream: TextIO, line: LiveLine) -> None:
+        self.stream = stream
+        self._line = line
+
+    def write(self, text: str) -> int:
+        if "\n" in text:
+            self._line.make_room()
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        self._line.make_room()
+        self.stream.writelines(lines)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def live_text(run: ActiveRun) -> str:
