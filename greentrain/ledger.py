@@ -137,7 +137,15 @@ class EnergyLedger:
         """Add an entry to the totals and to the journal."""
         self.totals = self.totals.add(entry)
         if self.journal is not None:
-            self.journal.append(entry_to_json(entry))
+            totals = self.totals
+            sums = {
+                "energy_j": totals.energy_j,
+                "emissions_g": totals.emissions_g,
+                "unpriced_j": totals.unpriced_j,
+                "tokens": totals.tokens,
+                "samples": totals.samples,
+            }
+            self.journal.append(entry_to_json(entry) | {"sum": sums})
 
 
 def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:

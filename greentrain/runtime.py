@@ -27,6 +27,7 @@ from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainWarning
 from greentrain.journal import Journal, rank_path
 from greentrain.ledger import EnergyLedger, Totals, read_run
+from greentrain.peers import JobSums, sums_of_others
 from greentrain.power.sampler import Sampler
 from greentrain.runfolder import run_json, write_json
 from greentrain.types import (
@@ -42,6 +43,10 @@ log = logging.getLogger(__name__)
 
 MAX_MARKS = 1 << 18
 """Marks that wait for the bookkeeper: minutes of them; older ones fall out if its thread is stuck."""
+PEERS_S = 2.0
+"""Shortest time between two looks at the other ranks' journals (s)."""
+PEER_COST_S = 0.1
+"""More ranks, rarer looks: one look at a rank in this many seconds, so 1,000 ranks are looked at in 100 s."""
 MAX_LAG_S = 5.0
 """A sensor that is silent for longer is booked as missing, so that the others' energy is not held back."""
 FIRST_BOOK_S = 1.0
@@ -92,6 +97,8 @@ class ActiveRun:
         self._clock = clock
         self._on_second = on_second
         self._next_second_s = 0.0
+        self._next_peers_s = 0.0
+        self._others = JobSums()
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         path = rank_path(self.folder, topology.rank)
@@ -181,6 +188,26 @@ class ActiveRun:
                 missing_s += gap_s
         return energies, missing_s
 
+    def job_sums(self) -> JobSums:
+        """Return the sums of this rank and, on rank 0, of all ranks whose journals can be seen."""
+        totals, entry = self.ledger.totals, self.last_entry
+        power_w = 0.0 if entry is None else entry.energy_j / max(entry.t1_unix_s - entry.t0_unix_s, 1e-9)
+        own = JobSums(
+            ranks=1,
+            energy_j=totals.energy_j,
+            emissions_g=totals.emissions_g,
+            unpriced_j=totals.unpriced_j,
+            power_w=power_w,
+            tokens=totals.tokens,
+            samples=totals.samples,
+        )
+        return own + self._others
+
+    def look_at_others(self) -> None:
+        """Read what the other ranks have booked so far; only rank 0 does."""
+        if self.topology.rank == 0 and self.topology.world_size > 1:
+            self._others = sums_of_others(self.folder, 0, self.topology.world_size)
+
     def now(self) -> tuple[float, float]:
         """Return energy so far (J), resumed parts included, and the power of the last second (W), of known parts."""
         with self._lock:
@@ -253,6 +280,9 @@ class ActiveRun:
             t1_s = min((curve.frontier_s for curve in self._devices.curves.values()), default=now_s)
             if t1_s > self._books.t_s:
                 self._record(t1_s)
+        if now_s >= self._next_peers_s:
+            self.look_at_others()
+            self._next_peers_s = now_s + max(PEERS_S, PEER_COST_S * self.topology.world_size)
         elapsed_s = now_s - self.t0_s
         self._next_book_s = now_s + min(self.config.run.book_s, max(FIRST_BOOK_S, elapsed_s / 10))
 

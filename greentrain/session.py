@@ -223,23 +223,29 @@ class GreenSession(contextlib.ContextDecorator):
         return Totals() if self._last is None else self._last.ledger.totals
 
     def metrics(self) -> dict[str, float]:
-        """Return this rank's figures for a logger: ``green/energy_j`` and so on. What is not known is left out."""
+        """Return figures for a logger: ``green/energy_j`` and so on. What is not known is left out.
+
+        On rank 0 they are sums over all ranks whose journals it can see, as of their last bookings, and
+        ``green/ranks`` says how many; on other ranks they are the rank's own. No collective, no sensor read.
+        """
         if self._last is None:
             return {}
-        totals, entry = self.totals(), self._last.last_entry
+        sums, entry = self._last.job_sums(), self._last.last_entry
         out: dict[str, float] = {}
-        if totals.by_device:
-            out["green/energy_j"] = totals.energy_j
-        if totals.operational_g or not totals.unpriced_j:
-            out["green/emissions_g"] = totals.emissions_g
+        if self.totals().by_device or sums.energy_j:
+            out["green/energy_j"] = sums.energy_j
+        if sums.energy_j > sums.unpriced_j:
+            out["green/emissions_g"] = sums.emissions_g
         if entry is not None and any(not device.missing_s for device in entry.devices.values()):
-            out["green/power_w"] = entry.energy_j / max(entry.t1_unix_s - entry.t0_unix_s, 1e-9)
-        if totals.energy_j > 0 and totals.tokens:
-            out["green/tokens_per_j"] = totals.tokens / totals.energy_j
+            out["green/power_w"] = sums.power_w
+        if sums.energy_j > 0 and sums.tokens:
+            out["green/tokens_per_j"] = sums.tokens / sums.energy_j
             if "green/emissions_g" in out:
-                out["green/g_per_ktoken"] = 1000 * totals.emissions_g / totals.tokens
-        elif totals.energy_j > 0 and totals.samples:
-            out["green/samples_per_j"] = totals.samples / totals.energy_j
+                out["green/g_per_ktoken"] = 1000 * sums.emissions_g / sums.tokens
+        elif sums.energy_j > 0 and sums.samples:
+            out["green/samples_per_j"] = sums.samples / sums.energy_j
+        if self._last.topology.world_size > 1:
+            out["green/ranks"] = float(sums.ranks)
         return out
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
@@ -347,6 +353,7 @@ class GreenSession(contextlib.ContextDecorator):
 
         if run.topology.world_size > 1 and wait:
             wait_for_ranks(run.folder, run.topology.world_size, _CLOSE_WAIT_S)
+            run.look_at_others()
         try:
             self.report_path = write_report(run.folder)
         except Exception as error:

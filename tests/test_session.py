@@ -293,6 +293,32 @@ def test_two_ranks_share_a_node_without_counting_it_twice(tmp_path: Path) -> Non
     assert sum("GPU-a" in rank.sensors for rank in run.ranks) == 1
 
 
+def test_rank_0_logs_the_whole_job(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path), "report": False, "id": "job", "book_s": 0.1}, "power": {"sample_s": 0.02}}
+    ranks = [
+        GreenSession(
+            config,
+            meter=FlatMeter(),
+            signal=SIGNAL,
+            topology=Topology(rank=r, world_size=2, local_rank=r, local_world_size=2, host="h"),
+        )
+        for r in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+        rank.step(tokens=100)
+    time.sleep(0.4)
+    assert ranks[0].run is not None
+    ranks[0].run.look_at_others()
+    whole, part = ranks[0].metrics(), ranks[1].metrics()
+    assert (whole["green/ranks"], part["green/ranks"]) == (2, 1)
+    assert whole["green/power_w"] == pytest.approx(200 + 2 * 50, rel=0.1)
+    assert whole["green/tokens_per_j"] == pytest.approx(200 / whole["green/energy_j"])
+    assert whole["green/energy_j"] > ranks[0].totals().energy_j + 0.8 * ranks[1].totals().energy_j
+    ranks[1].close()
+    ranks[0].close()
+
+
 def test_another_run_on_the_same_gpu_is_told_so(tmp_path: Path) -> None:
     with _session(tmp_path):
         other = _session(tmp_path)
