@@ -43,20 +43,18 @@ class Watcher:
         Raises:
             ConfigError: An object is neither.
         """
-        if model is not None:
-            if _is_engine(model):
-                self._watch_engine(model)
-            elif not hasattr(model, "register_forward_pre_hook"):
-                raise ConfigError(
-                    f"watch(model=...) got a {type(model).__name__}; pass a torch.nn.Module or a DeepSpeed engine"
-                )
-            else:
-                self._watch_module(model)
+        engine = model is not None and _is_engine(model)
+        if model is not None and not engine and not hasattr(model, "register_forward_pre_hook"):
+            raise ConfigError(
+                f"watch(model=...) got a {type(model).__name__}; pass a torch.nn.Module or a DeepSpeed engine"
+            )
+        if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+            raise ConfigError(f"watch(optimizer=...) got a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
+        if engine:
+            self._watch_engine(model)
+        elif model is not None:
+            self._watch_module(model)
         if optimizer is not None:
-            if not hasattr(optimizer, "register_step_pre_hook"):
-                raise ConfigError(
-                    f"watch(optimizer=...) got a {type(optimizer).__name__}; pass a torch.optim.Optimizer"
-                )
             self._watch_optimizer(optimizer)
 
     def release(self) -> None:

@@ -35,7 +35,13 @@ def no_leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert not _new_children(children), f"processes left: {_new_children(children)}"
 
 
-_OWN_VARIABLES = {"TOKENIZERS_PARALLELISM", "TORCHELASTIC_ERROR_FILE", "OMP_NUM_THREADS", "COLUMNS"}
+_OWN_VARIABLES = {
+    "TOKENIZERS_PARALLELISM",
+    "TORCHELASTIC_ERROR_FILE",
+    "OMP_NUM_THREADS",
+    "COLUMNS",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 
 
 def _new_threads(before: set[threading.Thread]) -> list[str]:
