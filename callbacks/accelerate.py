@@ -31,7 +31,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
     it continue the run of the checkpoint) and ends with ``end_training`` or with the process. Steps are those of
     the optimizer that was prepared first, counted when it really steps. ``log`` adds ``green/energy_j``,
     ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and ``green/g_per_ktoken`` to what the trackers
-    get: the figures of the devices that rank 0 books. The report adds up all ranks.
+    get, for all ranks whose files rank 0 can see (``green/ranks`` counts them).
 
     Args:
         *args: Passed to Accelerator.

@@ -23,8 +23,8 @@ class GreenCallback(Callback):
 
     Each ``fit``, ``validate``, ``test`` or ``predict`` is a run; a fit from a checkpoint continues the run of the
     checkpoint. Rank 0 logs ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j``
-    and ``green/g_per_ktoken`` to the Trainer's loggers every ``log_every_n_steps`` and at the end. They are the
-    figures of the devices that rank 0 books; the report adds up all ranks.
+    and ``green/g_per_ktoken`` to the Trainer's loggers every ``log_every_n_steps`` and at the end, for all ranks whose
+    files it can see (``green/ranks`` counts them).
 
     Args:
         session: A finished GreenSession, or anything GreenSession accepts.

@@ -25,8 +25,8 @@ class GreenCallback(TrainerCallback, ExportableState):
 
     Each ``train`` is a run; one that resumes from a checkpoint continues the run of the checkpoint. Every log of
     the Trainer carries ``green/energy_j``, ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and
-    ``green/g_per_ktoken``, in ``log_history`` and in the ``report_to`` loggers: the figures of the devices that the
-    logging rank books. The report adds up all ranks.
+    ``green/g_per_ktoken``, in ``log_history`` and in the ``report_to`` loggers, for all ranks whose files rank 0 can
+    see (``green/ranks`` counts them).
 
     The Trainer has no event for an exception: the run then ends with the process, the next ``train``, or the ``with
     GreenSession() as green:`` block whose session is given here. An ``evaluate`` outside ``train`` is measured from
