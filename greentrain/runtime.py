@@ -99,6 +99,7 @@ class ActiveRun:
         self._next_second_s = 0.0
         self._next_peers_s = 0.0
         self._others = JobSums()
+        self._run_json: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._warned: set[str] = set()
         path = rank_path(self.folder, topology.rank)
@@ -234,13 +235,20 @@ class ActiveRun:
         finally:
             self._lock.release()
 
+    def know_parameters(self, parameters: int | None) -> None:
+        """Note the number of model parameters in run.json, where a model was watched after the start."""
+        if parameters is not None and self._run_json and self._run_json["parameters"] != parameters:
+            self._run_json["parameters"] = parameters
+            self._save_run_json()
+
     def book_now(self) -> None:
-        """Bring the journal up to date, because the process may not live much longer. Never raises."""
+        """Bring books and journal up to what the sensors have said: before a checkpoint, at SIGTERM. Never raises."""
         try:
-            self.event("sigterm", "the process was told to end and goes on with its own handler")
+            with self._lock:
+                self._sampler.settle()
             self._book(self._clock.monotonic_s())
         except Exception as error:
-            log.warning("GreenTrain: booking on SIGTERM failed: %r", error)
+            log.warning("GreenTrain: booking failed: %r", error)
 
     def _close(self, reason: str, stopped: bool) -> None:
         t1_s = self._clock.monotonic_s()
@@ -314,7 +322,7 @@ class ActiveRun:
         if path.exists():
             self.event("resume", "the run continues in a new process")
             return
-        record = run_json(
+        self._run_json = run_json(
             run_id=self.run_id,
             config=self.config,
             topology=self.topology,
@@ -322,8 +330,12 @@ class ActiveRun:
             carbon=self.signal.describe(),
             parameters=self.parameters,
         )
+        self._save_run_json()
+
+    def _save_run_json(self) -> None:
+        path = self.folder / "run.json"
         try:
-            write_json(path, record)
+            write_json(path, self._run_json)
         except OSError as error:
             self.event("warning", f"cannot write {path} ({error.strerror})")
 

@@ -135,7 +135,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._last = run
         self._pid = os.getpid()
         self._mark = run.marks.append
-        self._hook = ShutdownHook(self.close, run.book_now)
+        self._hook = ShutdownHook(self.close, self._told_to_end)
         self._hook.install()
         return self
 
@@ -153,6 +153,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._run = None
         self._mark = _ignore
         self._watcher.release()
+        run.know_parameters(self.parameters)
         run.close(reason)
         self._close_live()
         if self._hook is not None:
@@ -194,6 +195,10 @@ class GreenSession(contextlib.ContextDecorator):
             samples: Samples of the same batches.
         """
         self._mark((self._now(), "step", "", 0, tokens, samples))
+
+    def count(self, tokens: int = 0, samples: int = 0) -> None:
+        """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
+        self._mark((self._now(), "count", "", 0, tokens, samples))
 
     def begin(self, name: str) -> int:
         """Enter a phase, for frameworks whose hooks come in pairs; phases may nest and overlap.
@@ -275,7 +280,7 @@ class GreenSession(contextlib.ContextDecorator):
         """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
 
         A DeepSpeed engine may be passed as model: its forward, backward and step are followed, and each real
-        optimizer step is counted (then do not call ``step`` yourself, but for tokens).
+        optimizer step is counted; then call ``count`` for tokens, not ``step``.
 
         Raises:
             ConfigError: The objects are no torch module, optimizer or engine.
@@ -289,6 +294,9 @@ class GreenSession(contextlib.ContextDecorator):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a training checkpoint must hold to continue the totals: plain JSON types."""
+        run = self._mine()
+        if run is not None:
+            run.book_now()
         return {
             "format": STATE_FORMAT,
             "run_id": None if self._last is None else self._last.run_id,
@@ -317,6 +325,12 @@ class GreenSession(contextlib.ContextDecorator):
         self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"])}
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _told_to_end(self) -> None:
+        run = self._mine()
+        if run is not None:
+            run.event("sigterm", "the process was told to end and goes on with its own handler")
+            run.book_now()
 
     def _open_meters(self, place: Topology) -> PowerMeter:
         from greentrain.power.detect import open_meters

@@ -9,6 +9,7 @@ Forked children (data loader workers) inherit the handler but not the session.
 import atexit
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -19,7 +20,7 @@ class ShutdownHook:
     """Calls ``close(reason)`` once on a deadly SIGTERM or at interpreter exit, ``book()`` on a SIGTERM that is handled.
 
     Args:
-        close: Called with ``sigterm`` or ``exit``; must not raise.
+        close: Called with ``sigterm``, ``exit`` or ``exception``; must not raise.
         book: Called when the program itself handles SIGTERM; must not raise.
     """
 
@@ -73,7 +74,8 @@ class ShutdownHook:
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
-            self._close("exit")
+            # Set where the interpreter ends with an uncaught exception.
+            self._close("exception" if getattr(sys, "last_type", None) is not None else "exit")
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         previous = self._living()

@@ -345,3 +345,21 @@ def test_the_journal_is_written_while_running(tmp_path: Path) -> None:
         assert green.folder is not None
         kinds = [record["kind"] for record in read_journal(green.folder / "rank-00000.jsonl")]
     assert kinds.count("entry") >= 2
+
+
+def test_a_checkpoint_holds_what_was_used_until_now(tmp_path: Path) -> None:
+    with _session(tmp_path) as green:
+        time.sleep(0.3)
+        green.count(tokens=30)
+        green.step(tokens=10)
+        time.sleep(0.05)
+        totals = green.state_dict()["totals"]
+    assert totals["energy_j"] > 250 * 0.25
+    assert (totals["steps"], totals["tokens"]) == (1, 40)
+
+
+def test_a_model_that_is_watched_late_is_in_run_json(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with _session(tmp_path) as green:
+        green.watch(torch.nn.Linear(3, 2))
+    assert read_run(green.folder or "").run["parameters"] == 8

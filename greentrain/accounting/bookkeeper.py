@@ -97,7 +97,7 @@ class Bookkeeper:
             pue=self._pue,
             operational_g=operational_g(energy_j, carbon, self._pue),
             embodied_g=sum(rate.mid_g_per_h for rate in rates) * hours if rates else None,
-            steps=len(cut.steps),
+            steps=_steps(cut.steps),
             tokens=sum(mark.tokens for mark in cut.steps),
             samples=sum(mark.samples for mark in cut.steps),
             step_groups=groups,
@@ -112,9 +112,13 @@ class Bookkeeper:
             total_j = self._booked_j + float(cumulative_j[end - 1])
             tokens = sum(mark.tokens for mark in steps[start:end])
             t_s = round(steps[end - 1].t_s + self._offset_s, 4)
-            groups.append((int(end - start), t_s, round(total_j - self._step_j, 6), tokens))
+            groups.append((_steps(steps[start:end]), t_s, round(total_j - self._step_j, 6), tokens))
             self._step_j = total_j
         return groups
+
+
+def _steps(marks: Sequence[Mark]) -> int:
+    return sum(mark.kind == "step" for mark in marks)
 
 
 def _opened(cut: Slice) -> dict[str, Floats]:

@@ -25,7 +25,7 @@ class Mark(NamedTuple):
     t_s: float
     """Monotonic time (s)."""
     kind: str
-    """``begin``, ``end`` or ``step``."""
+    """``begin``, ``end``, ``step``, or ``count``: tokens or samples of a step that goes on."""
     name: str = ""
     """Phase name of a begin or end."""
     token: int = 0
@@ -84,7 +84,7 @@ class Timeline:
             if mark.t_s > t1_s:
                 break
             used += 1
-            if mark.kind == "step":
+            if mark.kind in ("step", "count"):
                 steps.append(mark)
                 continue
             top = self._top()

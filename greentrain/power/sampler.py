@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from greentrain.clock import Clock
@@ -59,7 +60,7 @@ class Sampler:
         self._running.acquire()
         self._thread: threading.Thread | None = None
         self._warned = False
-        self._unsorted: list[PowerSample] = []
+        self._unsorted: deque[PowerSample] = deque()
         self.busy_s = 0.0
         """CPU seconds that the thread has used."""
 
@@ -105,11 +106,12 @@ class Sampler:
 
     def settle(self) -> None:
         """Put what was read since the last call into the curves. Cheap in a batch, dear one by one: cold caches."""
-        samples, self._unsorted = self._unsorted, []
-        for sample in samples:
-            curve = self._curves.get(sample.device_uid)
-            if curve is not None:
-                curve.append(sample)
+        with contextlib.suppress(IndexError):
+            while True:
+                sample = self._unsorted.popleft()
+                curve = self._curves.get(sample.device_uid)
+                if curve is not None:
+                    curve.append(sample)
 
     def _run(self) -> None:
         try:
