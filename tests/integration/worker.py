@@ -122,14 +122,14 @@ def interrupted(config: dict[str, Any]) -> None:
         loop(green, 60)
 
 
-def loaders(config: dict[str, Any], method: str) -> None:
+def loaders(config: dict[str, Any], method: str, epochs: int) -> None:
     """A DataLoader with workers, and a forked child that leaves through the session's own with block."""
     import torch
     from torch.utils.data import DataLoader
 
     data: Any = torch.arange(40.0)
     with GreenSession(config) as green:
-        for _ in range(2):
+        for _ in range(epochs):
             for batch in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=method):
                 with green.phase("forward"):
                     time.sleep(0.02)
