@@ -21,7 +21,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import metering_accuracy, metering_cost, metering_robust, metering_size
+from benchmarks import (
+    metering_accuracy,
+    metering_background,
+    metering_cost,
+    metering_killed,
+    metering_robust,
+    metering_size,
+)
 from benchmarks.metering_common import CODECARBON, TOOLS, ZEUS, Bench, Row, Value
 from greentrain.testing.fake_nvml import build_library
 
@@ -30,12 +37,13 @@ CASES: Mapping[str, Callable[[Bench], list[Row]]] = {
     "window": metering_accuracy.window,
     "carbon": metering_robust.carbon,
     "ranks": metering_robust.ranks,
-    "killed": metering_robust.killed,
     "step": metering_cost.steps,
-    "background": metering_cost.background,
+    "background": metering_background.background,
     "import": metering_cost.imports,
     "size": metering_size.size,
+    "killed": metering_killed.killed,
 }
+MARK = "<!-- results: python benchmarks/metering.py --into docs/benchmarks.md -->"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,17 +51,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="shorter runs and fewer windows")
     parser.add_argument("--only", action="append", choices=list(CASES), help="run this case (may be repeated)")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--into", type=Path, help=f"also put the table into this text, after the line {MARK!r}")
     args = parser.parse_args(argv)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="metering-") as folder:
         scratch = Path(folder)
         bench = Bench(quick=args.quick, library=build_library(scratch), scratch=scratch, say=_log)
+        if not args.quick and "killed" in (args.only or CASES):
+            bench.begun[metering_killed.LONG] = metering_killed.begin_long(bench)
         for name in args.only or CASES:
             began_s = time.monotonic()
             rows += CASES[name](bench)
             _log(f"{name}: {time.monotonic() - began_s:.0f} s")
     machine = _machine()
-    print(_markdown(rows, machine, bench.notes))
+    table = _markdown(rows, machine, bench.notes)
+    print(table)
+    if args.into is not None:
+        kept = args.into.read_text(encoding="utf-8").partition(MARK)[0]
+        args.into.write_text(f"{kept}{MARK}\n\n{table}\n", encoding="utf-8")
     if args.json is not None:
         data = {"machine": machine, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
         args.json.write_text(json.dumps(data | {"notes": bench.notes}, indent=1) + "\n", encoding="utf-8")
@@ -105,8 +120,14 @@ def _machine() -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": cpu,
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        "command": " ".join(["python", "benchmarks/metering.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/metering.py", *_arguments()]),
     }
+
+
+def _arguments() -> list[str]:
+    """Return the arguments that change the figures: not where the table goes."""
+    words = iter(sys.argv[1:])
+    return [word for word in words if word not in ("--json", "--into") or not next(words, "")]
 
 
 def _log(text: str) -> None:

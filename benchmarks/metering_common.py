@@ -76,6 +76,8 @@ class Bench:
     scratch: Path
     say: Callable[[str], None]
     notes: list[str] = field(default_factory=list)
+    begun: dict[str, Callable[[], Value]] = field(default_factory=dict)
+    """What was started before the first case; each call ends it and returns its figure."""
 
     def pick(self, full: float, quick: float) -> float:
         """Return one of two figures."""

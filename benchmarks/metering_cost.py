@@ -1,4 +1,4 @@
-"""Cases step, background, import and size: what measuring costs."""
+"""Cases step and import: what measuring costs the training thread."""
 
 import json
 import subprocess
@@ -61,7 +61,7 @@ def steps(bench: Bench) -> list[Row]:
 
 
 def _steps(bench: Bench, gpus: int) -> list[Row]:
-    repeats = {"step": int(bench.pick(20_000, 1_000)), "phases": int(bench.pick(5_000, 300))}
+    repeats = {"step": int(bench.pick(20_000, 1_000)), "phases": int(bench.pick(2_000, 300))}
     costs_us: dict[str, dict[str, list[float]] | str] = {}
     with bench.driver(gpus) as driver:
         for tool in filter(installed, TOOLS):
@@ -89,67 +89,4 @@ def _steps(bench: Bench, gpus: int) -> list[Row]:
         )
         for kind, text in calls.items()
         for word, share in (("median", 0.5), ("p99", 0.99))
-    ]
-
-
-def background(bench: Bench) -> list[Row]:
-    """CPU time that measuring takes beside the training thread."""
-    duration_s, settle_s = bench.pick(25.0, 5.0), bench.pick(4.0, 2.0)
-    jobs: dict[str, tuple[str, int, dict[str, Any]]] = {
-        "idle": ("idle", 1, {}),
-        "ours 1": (GREENTRAIN, 1, {}),
-        "ours 8": (GREENTRAIN, 8, {}),
-        "ours auto": (GREENTRAIN, 1, {"meters": "auto"}),
-        "ours cpu": (GREENTRAIN, 0, {"meters": ["cpu_model"]}),
-        "cc 1": (CODECARBON, 1, {"period_s": 0.1}),
-        "cc 8": (CODECARBON, 8, {"period_s": 0.1}),
-        "cc auto": (CODECARBON, 1, {"period_s": 15.0, "model": True}),
-        "zeus 1": (ZEUS, 1, {"period_s": 0.1}),
-        "zeus 8": (ZEUS, 8, {"period_s": 0.1}),
-        "zeus auto": (ZEUS, 1, {}),
-    }
-    shares: dict[str, Value] = {}
-    helpers: dict[str, str] = {}
-    with bench.driver(1) as one, bench.driver(8) as eight:
-        drivers = {0: None, 1: one, 8: eight}
-        ours, theirs = ([name for name in jobs if (name[:2] in ("id", "ou")) is mine] for mine in (True, False))
-        for names in [ours + theirs] if bench.quick else [ours, theirs]:
-            some = {name: jobs[name] for name in names if jobs[name][0] == "idle" or installed(jobs[name][0])}
-            workers = [
-                Worker(
-                    "background",
-                    tool,
-                    drivers[gpus],
-                    scratch=bench.scratch,
-                    settle_s=settle_s,
-                    duration_s=duration_s,
-                    options=options,
-                )
-                for tool, gpus, options in some.values()
-            ]
-            for name, answer in zip(some, run_together(workers), strict=True):
-                if "error" in answer:
-                    shares[name] = answer["error"]
-                    continue
-                shares[name] = 100 * (answer["threads_share"] + answer["helpers_share"])
-                helpers[name] = f"{name}: {answer['helpers']} helpers, {answer['helpers_mb']:.0f} MB"
-    bench.notes.append(
-        f"background: an idle process reads {shares.get('idle')!r} %; helper processes: {'; '.join(helpers.values())}"
-    )
-    texts = {
-        "1": ("1 GPU at 100 ms; codecarbon at 0.1 s; zeus PowerMonitor at 0.1 s", 0.1),
-        "8": ("8 GPUs, the same", None),
-        "auto": ("1 GPU, all defaults (CPU and memory model; codecarbon 15 s; ZeusMonitor, no thread)", None),
-        "cpu": ("no GPU, CPU and memory model alone", None),
-    }
-    prefixes = {GREENTRAIN: "ours", CODECARBON: "cc", ZEUS: "zeus"}
-    return [
-        Row(
-            case="background",
-            what=f"{text}, over {duration_s:.0f} s",
-            unit="% of a core",
-            values=values_of(lambda tool, k=key: shares.get(f"{prefixes[tool]} {k}")),  # type: ignore[misc]
-            bar=bar,
-        )
-        for key, (text, bar) in texts.items()
     ]

@@ -1,10 +1,8 @@
-"""Cases carbon, ranks and killed: grams on a changing grid, several processes, and processes that die."""
+"""Cases carbon and ranks: grams on a changing grid, and several processes of one node."""
 
-import csv
-import signal
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ from benchmarks.metering_common import (
     CODECARBON,
     CONSTANT,
     GREENTRAIN,
-    SQUARE,
     TOOLS,
     ZEUS,
     Bench,
@@ -25,7 +22,6 @@ from benchmarks.metering_common import (
     values_of,
 )
 from benchmarks.metering_victims import HIGH_G_PER_KWH, LOW_G_PER_KWH
-from greentrain.errors import RunFolderError
 from greentrain.ledger import read_run
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
 
@@ -99,35 +95,43 @@ def ranks(bench: Bench) -> list[Row]:
             what = f"sum of {count} ranks on one node, error, CUDA_VISIBLE_DEVICES by {'UUID' if uuids else 'index'}"
             if by_hand:
                 what += "; peers told by hand which GPU is theirs (gpu_ids, gpu_indices)"
-            job = partial(_rank_error, bench, driver, count=count, uuids=uuids, by_hand=by_hand, duration_s=duration_s)
-            values = values_of(job)
+            found = _rank_errors(bench, driver, count, uuids, by_hand, duration_s)
+            values = values_of(lambda tool, found=found: found[tool])  # type: ignore[misc]
             rows.append(Row(case="ranks", what=what, unit="%", values=values, bar=1.0))
     return rows
 
 
-def _rank_error(
-    bench: Bench, driver: FakeDriver, tool: str, *, count: int, uuids: bool, by_hand: bool, duration_s: float
-) -> Value:
-    shared = bench.scratch / f"ranks-{tool}-{count}-{uuids}-{by_hand}"
+def _rank_errors(
+    bench: Bench, driver: FakeDriver, count: int, uuids: bool, by_hand: bool, duration_s: float
+) -> dict[str, Value]:
+    shared = Path(tempfile.mkdtemp(prefix="ranks-", dir=bench.scratch))
+    tools = list(filter(installed, TOOLS))
     workers = []
-    for rank in range(count):
-        environ = {
-            "CUDA_VISIBLE_DEVICES": ",".join(driver.uuid(i) if uuids else str(i) for i in range(count)),
-            "GREENTRAIN_CLAIMS_DIR": str(shared / "claims"),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
-            "TORCHELASTIC_RUN_ID": "benchmark",
-            "WORLD_SIZE": str(count),
-            "LOCAL_WORLD_SIZE": str(count),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-        }
-        options: dict[str, Any] = {"folder": str(shared / "runs")} if tool == GREENTRAIN else {}
-        if by_hand and tool != GREENTRAIN:
-            options = {"gpu_ids": [rank]} if tool == CODECARBON else {"gpus": [rank]}
-        job: dict[str, Any] = {"duration_s": duration_s, "options": options}
-        workers.append(Worker("total", tool, driver, scratch=bench.scratch, environ=environ, **job))
+    for tool in tools:
+        for rank in range(count):
+            environ = {
+                "CUDA_VISIBLE_DEVICES": ",".join(driver.uuid(i) if uuids else str(i) for i in range(count)),
+                "GREENTRAIN_CLAIMS_DIR": str(shared / "claims"),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29500",
+                "TORCHELASTIC_RUN_ID": "benchmark",
+                "WORLD_SIZE": str(count),
+                "LOCAL_WORLD_SIZE": str(count),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            }
+            options: dict[str, Any] = {"folder": str(shared / "runs")} if tool == GREENTRAIN else {}
+            if by_hand and tool != GREENTRAIN:
+                options = {"gpu_ids": [rank]} if tool == CODECARBON else {"gpus": [rank]}
+            job: dict[str, Any] = {"duration_s": duration_s, "options": options}
+            workers.append(Worker("total", tool, driver, scratch=bench.scratch, environ=environ, **job))
     answers = run_together(workers)
+    return {
+        tool: _rank_error(driver, tool, answers[i * count : (i + 1) * count], shared) for i, tool in enumerate(tools)
+    }
+
+
+def _rank_error(driver: FakeDriver, tool: str, answers: Sequence[Mapping[str, Any]], shared: Path) -> Value:
     for answer in answers:
         if "error" in answer:
             return str(answer["error"])
@@ -136,73 +140,3 @@ def _rank_error(
         return error_percent(sum(sum(answer["energies_j"]) for answer in answers), truth_j)
     (folder,) = (shared / "runs").iterdir()
     return error_percent(read_run(folder).totals.energy_j, truth_j)
-
-
-def killed(bench: Bench) -> list[Row]:
-    """Seconds of energy that cannot be read back from disk after the process died."""
-    at_s = bench.pick(12.0, 6.0)
-    hows = {"sigterm": signal.SIGTERM, "sigkill": signal.SIGKILL, "exception": None}
-    options: dict[str, dict[str, Any]] = {
-        GREENTRAIN: {},
-        CODECARBON: {"output_methods": None},
-        ZEUS: {"log_file": "zeus.csv"},
-    }
-    workers: dict[tuple[str, str, bool], Worker] = {}
-    with bench.driver([FakeGpu(power=SQUARE)]) as driver:
-        for how in hows:
-            for tool in filter(installed, TOOLS):
-                for often in (False, True) if how == "sigkill" else (False,):
-                    job: dict[str, Any] = {
-                        "how": how,
-                        "at_s": at_s,
-                        "every_s": 1.0 if often else None,
-                        "options": options[tool],
-                    }
-                    workers[how, tool, often] = Worker("killed", tool, driver, scratch=bench.scratch, **job)
-        for worker in workers.values():
-            worker.say()
-        for worker in workers.values():
-            worker.go(time.monotonic())
-        starts_s = {key: (worker.say() or {"t0_s": None})["t0_s"] for key, worker in workers.items()}
-        lost_s: dict[tuple[str, str, bool], Value] = {}
-        for key, worker in sorted(workers.items(), key=lambda item: starts_s[item[0]] or 0.0):
-            t0_s, number = starts_s[key], hows[key[0]]
-            if t0_s is None:
-                worker.end()
-                lost_s[key] = worker.last_error()
-                continue
-            if number is None:
-                t1_s = (worker.say() or {"t1_s": t0_s + at_s})["t1_s"]
-            else:
-                time.sleep(max(0.0, t0_s + at_s - time.monotonic()))
-                t1_s = time.monotonic()
-                worker.process.send_signal(number)
-            worker.end()
-            true_j = driver.true_energy_j(0, t0_s, t1_s)
-            lost_s[key] = (true_j - _read_back_j(key[1], worker.folder)) / (true_j / (t1_s - t0_s))
-    bars = {"sigterm": 0.1, "sigkill": 10.0, "exception": 0.1}
-    names = {"sigterm": "SIGTERM", "sigkill": "SIGKILL", "exception": "an uncaught exception"}
-    rows = []
-    for how, often in [("sigterm", False), ("sigkill", False), ("sigkill", True), ("exception", False)]:
-        what = f"lost at {names[how]} after {at_s:.0f} s"
-        if often:
-            what += "; loop calls codecarbon's flush() / ends a zeus window with log_file once a second"
-        values = values_of(lambda tool, k=(how, often): lost_s[k[0], tool, k[1]])  # type: ignore[misc]
-        rows.append(Row(case="killed", what=what, unit="s", values=values, bar=bars[how], one_sided=True))
-    return rows
-
-
-def _read_back_j(tool: str, folder: Path) -> float:
-    if tool == GREENTRAIN:
-        try:
-            return sum(read_run(run).totals.energy_j for run in (folder / "runs").iterdir())
-        except (RunFolderError, FileNotFoundError):
-            return 0.0
-    name = "emissions.csv" if tool == CODECARBON else "zeus.csv"
-    if not (folder / name).exists():
-        return 0.0
-    with (folder / name).open(newline="") as file:
-        rows: Sequence[Mapping[str, str]] = list(csv.DictReader(file))
-    if tool == ZEUS:
-        return sum(float(row["gpu0_energy"]) for row in rows)
-    return float(rows[-1]["gpu_energy"]) * 3.6e6 if rows else 0.0

@@ -66,7 +66,7 @@ def die(tool: str, how: str, at_s: float, every_s: float | None, options: dict[s
     t0_s = next_s = time.monotonic()
     say(t0_s=t0_s)
     try:
-        _train(it, t0_s + at_s if how == "exception" else t0_s + 120.0, next_s, every_s)
+        _train(it, t0_s + at_s if how == "exception" else t0_s + at_s + 120.0, next_s, every_s)
         say(t1_s=time.monotonic())
         raise ArithmeticError("loss is NaN")
     except ArithmeticError:
