@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 MAX_MARKS = 1 << 18
 """Marks that wait for the bookkeeper: minutes of them; older ones fall out if its thread is stuck."""
+CLAIM_S = 3.0
+"""How often to look whether a device of another rank has become free (s)."""
 PEERS_S = 2.0
 """Shortest time between two looks at the other ranks' journals (s)."""
 PEER_COST_S = 0.1
@@ -114,6 +116,7 @@ class ActiveRun:
         )
         self._books = self._open_books()
         self._next_book_s = 0.0
+        self._next_claim_s = 0.0
         self._sampler = Sampler(
             meter,
             self._devices,
@@ -273,6 +276,9 @@ class ActiveRun:
             self._sampler.settle()
         if now_s >= self._next_book_s:
             self._book(now_s)
+        elif now_s >= self._next_claim_s and self._books.t_s > self.t0_s:
+            with self._lock:
+                self._claim_rest()
         if now_s >= self._next_second_s:
             self._next_second_s = now_s + 1.0
             self._on_second(self)
@@ -295,6 +301,7 @@ class ActiveRun:
         self._next_book_s = now_s + min(self.config.run.book_s, max(FIRST_BOOK_S, elapsed_s / 10))
 
     def _claim_rest(self) -> None:
+        self._next_claim_s = self._clock.monotonic_s() + CLAIM_S
         if self._devices.claim_rest(self._books.t_s, closing=self.closed):
             self._sampler.select(frozenset(self._devices.curves))
             self._write_sensors()

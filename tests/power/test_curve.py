@@ -36,15 +36,15 @@ def _power(curve: EnergyCurve, *points: tuple[float, float]) -> None:
 def test_counter_differences_are_interpolated() -> None:
     curve, _ = _curve()
     _counter(curve, (0.0, 1000.0), (1.0, 1100.0), (2.0, 1400.0))
-    assert curve.between(0.5, 1.5) == (pytest.approx(50 + 150), 0.0)
-    assert curve.between(0.0, 2.0) == (pytest.approx(400), 0.0)
+    assert curve.between(0.5, 1.5) == pytest.approx((50 + 150, 0.0))
+    assert curve.between(0.0, 2.0) == pytest.approx((400, 0.0))
 
 
 def test_two_power_samples_one_second_apart_are_a_trapezoid() -> None:
     curve, _ = _curve()
     _power(curve, (0.0, 100.0), (1.0, 100.0), (2.0, 300.0))
-    assert curve.between(0.0, 1.0) == (pytest.approx(100), 0.0)
-    assert curve.between(1.0, 2.0) == (pytest.approx(200), 0.0)
+    assert curve.between(0.0, 1.0) == pytest.approx((100, 0.0))
+    assert curve.between(1.0, 2.0) == pytest.approx((200, 0.0))
 
 
 def test_a_constant_power_that_is_read_late_still_counts_from_the_start() -> None:
@@ -68,9 +68,9 @@ def test_a_counter_that_is_read_again_after_a_gap_delivers_it_late() -> None:
     _counter(curve, (0.0, 0.0), (1.0, 100.0))
     curve.append(PowerSample(device_uid="GPU-1", t_s=2.0, note="GPU is lost"))
     curve.advance_missing(7.0)
-    assert curve.between(0.0, 7.0) == (pytest.approx(100), pytest.approx(6.0))
+    assert curve.between(0.0, 7.0) == pytest.approx((100, 6.0))
     _counter(curve, (8.0, 800.0))
-    assert curve.between(0.0, 8.0) == (pytest.approx(800), pytest.approx(0.0))
+    assert curve.between(0.0, 8.0) == pytest.approx((800, 0.0))
     assert [name for name, _ in events] == ["gap", "recovered"]
     assert "GPU is lost" in events[0][1]
 
@@ -78,14 +78,14 @@ def test_a_counter_that_is_read_again_after_a_gap_delivers_it_late() -> None:
 def test_power_that_is_read_again_after_a_gap_leaves_the_gap_missing() -> None:
     curve, events = _curve()
     _power(curve, (0.0, 100.0), (1.0, 100.0), (9.0, 100.0), (10.0, 100.0))
-    assert curve.between(0.0, 10.0) == (pytest.approx(200), pytest.approx(8.0))
+    assert curve.between(0.0, 10.0) == pytest.approx((200, 8.0))
     assert events[0][0] == "gap"
 
 
 def test_a_counter_that_runs_backwards_is_a_gap_and_never_negative() -> None:
     curve, events = _curve()
     _counter(curve, (0.0, 5000.0), (1.0, 5100.0), (2.0, 3.0), (3.0, 103.0))
-    assert curve.between(0.0, 3.0) == (pytest.approx(200), pytest.approx(1.0))
+    assert curve.between(0.0, 3.0) == pytest.approx((200, 1.0))
     assert "backwards" in events[0][1]
 
 
@@ -94,14 +94,14 @@ def test_impossible_power_is_a_gap(value: float) -> None:
     curve, events = _curve()
     _power(curve, (0.0, 100.0), (1.0, value), (2.0, 100.0))
     energy_j, missing_s = curve.between(0.0, 2.0)
-    assert (energy_j, missing_s) == (pytest.approx(0.0), pytest.approx(2.0))
+    assert (energy_j, missing_s) == pytest.approx((0.0, 2.0))
     assert events[0][0] == "gap"
 
 
 def test_a_clock_that_runs_backwards_drops_the_reading() -> None:
     curve, events = _curve()
     _counter(curve, (0.0, 0.0), (2.0, 200.0), (1.0, 150.0), (3.0, 300.0))
-    assert curve.between(0.0, 3.0) == (pytest.approx(300), 0.0)
+    assert curve.between(0.0, 3.0) == pytest.approx((300, 0.0))
     assert events[0][0] == "warning"
 
 
@@ -121,7 +121,7 @@ def test_an_idle_counter_does_not_hold_the_books_back() -> None:
     for i in range(1, 60):
         _counter(curve, (i * 0.097, 7.0))
     assert curve.frontier_s > 4.0
-    assert curve.between(0.5, 4.0) == (pytest.approx(0.0), 0.0)
+    assert curve.between(0.5, 4.0) == pytest.approx((0.0, 0.0))
 
 
 def test_old_points_make_room_and_recent_windows_stay_right() -> None:
