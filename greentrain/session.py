@@ -32,10 +32,10 @@ from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger import Totals
 from greentrain.live import LiveLine
 from greentrain.power.claims import claims_dir, other_pids
-from greentrain.runfolder import ENV_RUN_ID, free_run_id, new_run_id
+from greentrain.run_id import choose_run_id
 from greentrain.runtime import ActiveRun, wait_for_ranks
 from greentrain.shutdown import ShutdownHook
-from greentrain.topology import topology_from_env, topology_from_process_group
+from greentrain.topology import current_topology
 from greentrain.types import CarbonSignal, PowerMeter, Topology
 from greentrain.watch import Watcher
 
@@ -106,7 +106,7 @@ class GreenSession(contextlib.ContextDecorator):
         """
         if self._mine() is not None:
             raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
-        place = topology or self._topology or _topology()
+        place = topology or self._topology or current_topology()
         self._starts += 1
         self.report_path = None
         meter = self._meter if self._meter is not None else self._open_meters(place)
@@ -167,7 +167,8 @@ class GreenSession(contextlib.ContextDecorator):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close("finished" if exc_type is None else "exception")
+        finished = exc is None or (isinstance(exc, SystemExit) and not exc.code)
+        self.close("finished" if finished else "exception")
 
     @property
     def running(self) -> bool:
@@ -339,15 +340,8 @@ class GreenSession(contextlib.ContextDecorator):
         return open_meters(self.config.power, topology=place, excluded_pids=others, clock=self._clock)
 
     def _run_id(self, place: Topology) -> str:
-        fixed = (self._resume or {}).get("run_id") or self.config.run.id or os.environ.get(ENV_RUN_ID)
-        if fixed:
-            return str(fixed)
-        name = self.config.run.name
-        if place.world_size == 1:
-            return new_run_id(name, self._clock.unix_s())
-        return _agreed_run_id(name, place, self._clock) or free_run_id(
-            Path(self.config.run.dir), name, place, self._starts
-        )
+        carried = self._resume["run_id"] if self._resume else None
+        return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
 
     def _close_live(self) -> None:
         live, self._live = self._live, None
@@ -393,28 +387,3 @@ class PhaseSpan:
 
 def _ignore(mark: tuple[Any, ...]) -> None:
     """Stand in for the queue while no run is open: a stray step outside a session is no error."""
-
-
-def _topology() -> Topology:
-    place = topology_from_env()
-    return (topology_from_process_group() or place) if place.world_size == 1 else place
-
-
-def _agreed_run_id(name: str, place: Topology, clock: Clock) -> str | None:
-    """Ask torch.distributed's key-value store, if it is up, so that all ranks get rank 0's id. No collective."""
-    import sys
-    from datetime import timedelta
-
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    try:
-        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
-        nth = store.add(f"greentrain/starts/{place.rank}", 1)  # of all sessions of this rank
-        key = f"greentrain/run_id/{nth}"
-        if place.rank == 0:
-            store.set(key, new_run_id(name, clock.unix_s()))
-        store.wait([key], timedelta(seconds=10))
-        return str(store.get(key).decode())
-    except Exception:
-        return None

@@ -69,6 +69,12 @@ def topology_from_process_group(environ: Mapping[str, str] | None = None) -> Top
     )
 
 
+def current_topology() -> Topology:
+    """Return the topology of the launcher's variables, or of the process group where they describe one process."""
+    place = topology_from_env()
+    return (topology_from_process_group() or place) if place.world_size == 1 else place
+
+
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     for name in names:
         text = env.get(name, "")

@@ -9,7 +9,8 @@ import pytest
 
 from greentrain import __version__
 from greentrain.config import GreenConfig
-from greentrain.runfolder import free_run_id, is_finished, launch_run_id, new_run_id, run_json, write_json
+from greentrain.run_id import free_run_id, is_finished, launch_run_id, new_run_id
+from greentrain.runfolder import run_json, write_json
 from greentrain.types import Topology
 
 AGENT = {"MASTER_ADDR": "h", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "RANK": "0"}
