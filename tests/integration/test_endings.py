@@ -76,13 +76,15 @@ def test_a_handler_that_the_user_installs_later_is_the_one_that_runs(lab: "Lab")
     _whole(lab, "exit")
 
 
-@pytest.mark.parametrize(("how", "code"), [("sys.exit", 3), ("exception", 1), ("return", 0)])
-def test_the_interpreters_end_closes_an_open_session(lab: "Lab", how: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("how", "code", "reason"), [("sys.exit", 3, "exit"), ("exception", 1, "exception"), ("return", 0, "exit")]
+)
+def test_the_interpreters_end_closes_an_open_session(lab: "Lab", how: str, code: int, reason: str) -> None:
     _one_gpu(lab)
     script = lab.start("ends", how=how)
     assert script.end() == code
     assert ("RuntimeError: training failed" in script.errors()) == (how == "exception")
-    _whole(lab, "exit")
+    _whole(lab, reason)
 
 
 def test_os_exit_loses_no_more_than_an_interval(lab: "Lab") -> None:
