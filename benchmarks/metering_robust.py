@@ -59,7 +59,7 @@ def carbon(bench: Bench) -> list[Row]:
             )
     powers = ("constant power", "power goes 200 -> 600 W at the same moment")
     notes = {
-        "best": "codecarbon asks its grid every second, cache off",
+        "best": "codecarbon asks its grid every 0.5 s, cache off",
         "default": "codecarbon with its defaults: 15 s, asks at the end of a short run",
     }
     return [
