@@ -51,6 +51,8 @@ PEER_COST_S = 0.1
 """More ranks, rarer looks: one look at a rank in this many seconds, so 1,000 ranks are looked at in 100 s."""
 MAX_LAG_S = 5.0
 """A sensor that is silent for longer is booked as missing, so that the others' energy is not held back."""
+LATE_S = 1.5
+"""Longest time by which a booking is late (s): readings are worked in once a second, a counter's last tick waits."""
 FIRST_BOOK_S = 1.0
 """First ledger interval (s); they grow with the run to ``run.book_s``."""
 
@@ -227,12 +229,13 @@ class ActiveRun:
         if self.closed:
             return
         self.closed = True
+        t1_s = self._clock.monotonic_s()
         stopped = self._sampler.stop()
         if not self._lock.acquire(timeout=5.0):
             log.warning("GreenTrain: the bookkeeper hangs in a driver; the last interval is not booked")
             return
         try:
-            self._close(reason, stopped)
+            self._close(reason, t1_s, stopped)
         except Exception as error:
             log.warning("GreenTrain: closing the run failed: %r", error)
         finally:
@@ -253,8 +256,7 @@ class ActiveRun:
         except Exception as error:
             log.warning("GreenTrain: booking failed: %r", error)
 
-    def _close(self, reason: str, stopped: bool) -> None:
-        t1_s = self._clock.monotonic_s()
+    def _close(self, reason: str, t1_s: float, stopped: bool) -> None:
         if stopped:
             time.sleep(min(0.15, max((curve.wait_s(t1_s) for curve in self._devices.curves.values()), default=0.0)))
             self._sampler.read(final=True)
@@ -298,7 +300,8 @@ class ActiveRun:
             self.look_at_others()
             self._next_peers_s = now_s + max(PEERS_S, PEER_COST_S * self.topology.world_size)
         elapsed_s = now_s - self.t0_s
-        self._next_book_s = now_s + min(self.config.run.book_s, max(FIRST_BOOK_S, elapsed_s / 10))
+        longest_s = max(self.config.run.book_s - LATE_S, self.config.run.book_s / 2)
+        self._next_book_s = now_s + min(longest_s, max(FIRST_BOOK_S, elapsed_s / 5))
 
     def _claim_rest(self) -> None:
         self._next_claim_s = self._clock.monotonic_s() + CLAIM_S

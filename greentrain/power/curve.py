@@ -21,8 +21,6 @@ CAPACITY = 16_384
 """Points kept a device, 27 minutes at 10 Hz: 384 KiB, allocated once."""
 STEP_FLATNESS = 0.25
 """Largest change of power before and after a tick, relative to the jump across it, that still makes it a step."""
-STEADY = 0.03
-"""Power that varies less than this, relative to its mean, over the last readings is steady."""
 STUCK_TICKS = 10
 """Ticks without change after which a counter is taken at its word: nothing was used."""
 
@@ -74,17 +72,6 @@ class EnergyCurve:
     def in_gap(self) -> bool:
         """True while the sensor does not answer."""
         return self._gap
-
-    @property
-    def is_steady(self) -> bool:
-        """True if a ticking counter's power has not changed over its last eight readings: a line fits it."""
-        n = self._n
-        if self._ticks is None or self._gap or n < 9:
-            return False
-        t, energy = self._t[n - 9 : n].tolist(), self._energy[n - 9 : n].tolist()
-        power_w = [(energy[i + 1] - energy[i]) / (t[i + 1] - t[i]) for i in range(8)]
-        mean_w: float = (energy[8] - energy[0]) / (t[8] - t[0])
-        return bool(max(power_w) - min(power_w) <= STEADY * mean_w)
 
     def append(self, sample: PowerSample) -> None:
         """Add one reading. Bad readings (failed, NaN, out of order) become gaps, never an exception."""
@@ -221,7 +208,7 @@ class EnergyCurve:
         # plain floats: on five values they cost a tenth of what arrays do
         t, energy = self._t[n - 5 : n].tolist(), self._energy[n - 5 : n].tolist()
         dt = [t[i + 1] - t[i] for i in range(4)]
-        if max(dt) > 1.5 * min(dt):
+        if max(dt) > 3.5 * min(dt):
             return
         before2_w, before_w, inside_w, after_w = ((energy[i + 1] - energy[i]) / dt[i] for i in range(4))
         jump_w = after_w - before_w

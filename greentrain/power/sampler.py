@@ -5,11 +5,12 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from greentrain.clock import Clock
 from greentrain.errors import GreenTrainWarning
 from greentrain.power.curve import EnergyCurve
+from greentrain.power.pace import Pace
 from greentrain.power.ticks import VERNIER
 from greentrain.types import PowerMeter, PowerSample, Sensor
 
@@ -18,10 +19,6 @@ MAX_SHARE = 0.001
 
 MAX_WAKE_S = 10.0
 """Longest time between two readings (s), whatever they cost."""
-STRIDE = 3
-"""Ticks a reading while every counter's power is steady: between two readings on a line nothing is lost."""
-FULL_EVERY = 8
-"""Every so many rounds of readings are taken at every tick, so that a period of ``STRIDE`` ticks cannot hide."""
 SHORT_S = 0.12
 """Longest sleep that stop() waits for (s)."""
 
@@ -80,20 +77,21 @@ class Sampler:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def read(self, final: bool = False) -> None:
-        """Read the meter once into the curves. Never raises.
+    def read(self, final: bool = False) -> Sequence[PowerSample]:
+        """Read the meter once, for :meth:`settle` to work in. Never raises.
 
         Args:
             final: Read sensors that are not due as well: it is the end of the run.
         """
         try:
             read = getattr(self._meter, "read_all", self._meter.read) if final else self._meter.read
-            samples = read()
+            samples: Sequence[PowerSample] = read()
         except Exception as error:
             self._warn(f"the power meter failed ({error!r})")
             now_s = self._clock.monotonic_s()
             samples = [PowerSample(device_uid=uid, t_s=now_s, note=f"meter failed: {error!r}") for uid in self._curves]
         self._unsorted.extend(samples)
+        return samples
 
     def select(self, uids: Collection[str]) -> None:
         """Tell the meter which devices are still wanted. Never raises."""
@@ -121,28 +119,25 @@ class Sampler:
         wake_s = wake_period_s(self._meter.sensors, self._sample_s)
         monotonic_s = self._clock.monotonic_s
         due_s = settle_s = monotonic_s() + wake_s
-        rounds, stride = 0, 1
+        pace = self._pace(wake_s)
         while self._sleep(due_s - monotonic_s()):
-            self.read()
+            samples = self.read()
             now_s = monotonic_s()
-            due_s += wake_s
+            due_s += wake_s * pace.after(samples)
             if due_s < now_s:
                 due_s = now_s + wake_s
             if now_s < settle_s:
-                due_s += (stride - 1) * wake_s
                 continue
             settle_s = now_s + self._tick_s
-            rounds += 1
             try:
                 self._on_tick(now_s)
-                stride = STRIDE if rounds % FULL_EVERY and self._is_steady() else 1
             except Exception as error:
                 self._warn(f"a background task failed ({error!r})")
             self.busy_s = time.thread_time()
 
-    def _is_steady(self) -> bool:
-        curves = list(self._curves.values())
-        return bool(curves) and all(curve.is_steady for curve in curves)
+    def _pace(self, wake_s: float) -> Pace:
+        ticking = [s for s in self._meter.sensors if s.tick_s and wake_s <= s.tick_s]
+        return Pace([sensor.device.uid for sensor in ticking], max((s.tick_s or 0.0 for s in ticking), default=wake_s))
 
     def _sleep(self, wait_s: float) -> bool:
         # A plain sleep costs half of what a wait with a time-out does, but only the latter can be cut short.

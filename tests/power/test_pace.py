@@ -1,0 +1,44 @@
+"""Readings become rarer while power is flat, and come back at once when it moves."""
+
+from greentrain.power.pace import LOOK_EVERY, Pace
+from greentrain.types import PowerSample
+
+
+def _strides(powers_w: list[float], *, tick_s: float = 0.1) -> list[int]:
+    """Read a counter whose power in each tick is given, at the pace it asks for."""
+    pace, strides, tick = Pace(["GPU-1"], tick_s), [], 0
+    while tick < len(powers_w):
+        energy_j = sum(powers_w[: tick + 1]) * tick_s
+        sample = PowerSample(device_uid="GPU-1", t_s=10 + tick * tick_s, energy_j=energy_j)
+        strides.append(pace.after([sample]))
+        tick += strides[-1]
+    return strides
+
+
+def test_flat_power_is_read_every_third_tick_but_for_a_look_now_and_then() -> None:
+    strides = _strides([300.0] * 300)
+    assert strides[:3] == [1, 1, 1]
+    assert set(strides[20:]) == {1, 3}
+    assert strides[20:].count(1) <= len(strides) / LOOK_EVERY + 1
+
+
+def test_moving_power_is_read_at_every_tick() -> None:
+    assert set(_strides([100.0 + 40 * (i % 7) for i in range(100)])) == {1}
+
+
+def test_a_period_of_three_ticks_does_not_hide_for_long() -> None:
+    strides = _strides([300.0] * 60 + [100.0, 300.0, 500.0] * 60)
+    assert strides[-60:].count(1) > 30
+
+
+def test_what_does_not_tick_has_no_pace() -> None:
+    pace = Pace([], 0.1)
+    for i in range(20):
+        assert pace.after([PowerSample(device_uid="model:cpu", t_s=float(i), energy_j=5.0 * i)]) == 1
+
+
+def test_a_device_that_comes_or_goes_starts_over() -> None:
+    pace = Pace(["a", "b"], 0.1)
+    for i in range(6):
+        pace.after([PowerSample(device_uid=uid, t_s=i * 0.1, energy_j=30.0 * i) for uid in "ab"])
+    assert pace.after([PowerSample(device_uid="a", t_s=0.7, energy_j=210.0)]) == 1
