@@ -97,6 +97,7 @@ class BookedDevices(Mapping[str, EnergyCurve]):
             free_s = max(booked_s, self._claims.free_since_s(uid))
             late = not first or free_s > self._t0_s
             if late and closing:
+                self._on_event("claim", f"{_name(curve.sensor)} was booked by another process up to now")
                 continue
             if late:
                 curve = EnergyCurve(curve.sensor, free_s, self._on_event)  # before, it is in the other rank's books

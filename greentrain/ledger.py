@@ -82,20 +82,21 @@ class Totals:
         """Return the totals of a single entry."""
         by_phase: dict[str, float] = {}
         by_provenance: dict[str, float] = {}
-        for device in entry.devices.values():
+        interval_s = entry.t1_unix_s - entry.t0_unix_s
+        known = {uid: device for uid, device in entry.devices.items() if device.is_known(interval_s)}
+        for device in known.values():
             by_phase = _sum_maps(by_phase, device.phases)
-            if device.provenance is not Provenance.MISSING:
-                by_provenance = _sum_maps(by_provenance, {str(device.provenance): device.energy_j})
+            by_provenance = _sum_maps(by_provenance, {str(device.provenance): device.energy_j})
         return cls(
             energy_j=entry.energy_j,
-            duration_s=entry.t1_unix_s - entry.t0_unix_s,
+            duration_s=interval_s,
             operational_g=entry.operational_g or 0.0,
             unpriced_j=entry.energy_j if entry.operational_g is None else 0.0,
             embodied_g=entry.embodied_g or 0.0,
             steps=entry.steps,
             tokens=entry.tokens,
             samples=entry.samples,
-            by_device={uid: d.energy_j for uid, d in entry.devices.items() if d.provenance is not Provenance.MISSING},
+            by_device={uid: device.energy_j for uid, device in known.items()},
             by_phase=by_phase,
             by_phase_inclusive=dict(entry.phase_inclusive_j),
             by_provenance=by_provenance,

@@ -202,6 +202,12 @@ class DeviceEnergy:
     phases: Mapping[str, float]
     """Exclusive energy by phase (J): each instant belongs to the phase entered last. Sums to energy_j."""
 
+    def is_known(self, interval_s: float) -> bool:
+        """Return True if ``energy_j`` says anything about an interval: 0 J of which nothing is known does not."""
+        if self.provenance is Provenance.MISSING:
+            return False
+        return self.energy_j != 0.0 or self.missing_s < 0.999 * interval_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:

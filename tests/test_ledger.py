@@ -77,6 +77,12 @@ def test_a_missing_device_has_seconds_and_no_joules() -> None:
     assert totals.by_provenance == {"measured": pytest.approx(3.6e6)}
 
 
+def test_zero_joules_of_an_unknown_interval_are_no_reading() -> None:
+    totals = Totals.of(_entry(energy_j=0.0, missing_s=10.0))
+    assert totals.by_device == {} and totals.by_provenance == {} and totals.by_phase == {}
+    assert totals.missing_s["GPU-1"] == 10.0
+
+
 def test_totals_survive_a_checkpoint() -> None:
     totals = Totals.of(_entry())
     again = Totals.from_dict(json.loads(json.dumps(totals.to_dict())) | {"a_newer_key": 1})
