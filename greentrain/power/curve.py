@@ -68,11 +68,6 @@ class EnergyCurve:
         """Return how long after ``t_s`` a reading will surely cover it (s): until the tick after has passed."""
         return self._ticks.settled_s(t_s) - t_s if self._ticks and not self._gap else 0.0
 
-    @property
-    def in_gap(self) -> bool:
-        """True while the sensor does not answer."""
-        return self._gap
-
     def append(self, sample: PowerSample) -> None:
         """Add one reading. Bad readings (failed, NaN, out of order) become gaps, never an exception."""
         value = sample.energy_j if sample.energy_j is not None else sample.power_w

@@ -16,7 +16,6 @@ from greentrain.types import PowerMeter, PowerSample, Sensor
 
 MAX_SHARE = 0.001
 """Highest share of one core that reading may cost; a slow sensor is read less often."""
-
 MAX_WAKE_S = 10.0
 """Longest time between two readings (s), whatever they cost."""
 SHORT_S = 0.12
