@@ -65,8 +65,9 @@ def background(bench: Bench) -> list[Row]:
                     driver = drivers[-1] if setting.gpus else None
                     jobs.append((i, Worker("background", tool, driver, scratch=bench.scratch, **job)))
         if tools[0] == GREENTRAIN:
-            idle: dict[str, Any] = {"settle_s": settle_s, "duration_s": duration_s, "options": {}}
-            jobs.append((-1, Worker("background", "idle", None, scratch=bench.scratch, **idle)))
+            bare: dict[str, Any] = {"settle_s": settle_s, "duration_s": duration_s, "options": {"period_s": 0.1}}
+            jobs.append((-1, Worker("background", "idle", None, scratch=bench.scratch, **bare)))
+            jobs.append((-1, Worker("background", "sleeper", None, scratch=bench.scratch, **bare)))
         for (i, worker), answer in zip(jobs, run_together([worker for _, worker in jobs]), strict=True):
             if "error" in answer:
                 shares[i, worker.tool] = answer["error"]
@@ -77,7 +78,10 @@ def background(bench: Bench) -> list[Row]:
                 helpers.append(text)
         for driver in drivers:
             driver.close()
-    bench.notes.append(f"background: an idle process reads {shares[-1, 'idle']:.2g} % of a core by the same method")
+    bench.notes.append(
+        f"background: an idle process reads {shares[-1, 'idle']:.2g} % of a core by the same method, one whose"
+        f" thread sleeps 100 ms and does nothing else {shares[-1, 'sleeper']:.2g} %"
+    )
     bench.notes.append(f"background: helper processes: {'; '.join(helpers) or 'none'}; those not named have none")
     return [
         Row(

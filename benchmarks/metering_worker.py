@@ -110,6 +110,11 @@ def cpu_s(pid: int) -> float:
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
+def sleep_for_ever(period_s: float) -> None:
+    while True:
+        time.sleep(period_s)
+
+
 def background(tool: str, settle_s: float, duration_s: float, options: dict[str, Any]) -> None:
     """Measure the CPU time of everything but the main thread while that sleeps; helper processes included."""
     import psutil
@@ -120,6 +125,8 @@ def background(tool: str, settle_s: float, duration_s: float, options: dict[str,
         from zeus.monitor.power import PowerMonitor
 
         monitor = PowerMonitor(update_period=options["period_s"])
+    elif tool == "sleeper":
+        threading.Thread(target=sleep_for_ever, args=(options["period_s"],), daemon=True).start()
     elif tool != "idle":
         it = make(tool, **options)
         it.start()

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from greentrain.accounting.embodied import EmbodiedRate, embodied_rates
+from greentrain.accounting.embodied import EmbodiedRate, embodied_rates, why_unknown
 from greentrain.config import CarbonConfig
 from greentrain.power.claims import Claims, claims_dir, preferred
 from greentrain.power.curve import EnergyCurve
@@ -36,11 +36,14 @@ class BookedDevices(Mapping[str, EnergyCurve]):
         """Devices that exist but cannot be read; booked as missing by local rank 0."""
         self.rates: dict[str, EmbodiedRate] = {}
         """Embodied rate of the devices that this rank books and that have one."""
+        self.excluded: list[dict[str, str]] = []
+        """Devices that another run on this node books: uid, name and reason."""
         self._candidates: dict[str, EnergyCurve] = {}
         self._claims = Claims(claims_dir(), owner)
         self._run_id = owner.get("run_id")
         self._topology = topology
-        self._node_rates = embodied_rates([sensor.device for sensor in sensors], carbon)
+        self._node = [sensor.device for sensor in sensors]
+        self._node_rates = embodied_rates(self._node, carbon)
         self._on_event = on_event
         self._t0_s = 0.0
         positions: dict[DeviceKind, int] = {}
@@ -105,6 +108,7 @@ class BookedDevices(Mapping[str, EnergyCurve]):
                     curve.use_tick(curve.sensor.tick_s)
                 self._on_event("claim", f"{_name(curve.sensor)} is booked by this rank from here on")
             del self._candidates[uid]
+            self.excluded = [item for item in self.excluded if item["uid"] != uid]
             self._own(curve)
             changed = True
         return changed
@@ -124,6 +128,8 @@ class BookedDevices(Mapping[str, EnergyCurve]):
                     record[item.name] = getattr(sensor, item.name)
             rate = self.rates.get(device.uid)
             record["embodied_g_per_h"] = None if rate is None else rate.to_dict()
+            if device.uid not in self._node_rates:
+                record["embodied_note"] = why_unknown(device, self._node)
             records.append(record)
         return records
 
@@ -159,11 +165,13 @@ class BookedDevices(Mapping[str, EnergyCurve]):
 
     def _tell_holder(self, sensor: Sensor) -> None:
         holder = self._claims.holder(sensor.device.uid)
-        if holder.get("run_id") not in (None, self._run_id):
+        run_id = holder.get("run_id")
+        if run_id not in (None, self._run_id):
+            reason = f"booked by another run, {run_id} (pid {holder.get('pid')})"
+            self.excluded.append({"uid": sensor.device.uid, "name": sensor.device.name, "reason": reason})
             self._on_event(
                 "warning",
-                f"{_name(sensor)} is booked by another run, {holder.get('run_id')} (pid {holder.get('pid')}): its"
-                " energy is in that run's report, not in this one's",
+                f"{_name(sensor)} is {reason}: its energy is in that run's report, not in this one's",
             )
 
 

@@ -104,6 +104,16 @@ class Totals:
             phase_s=dict(entry.phase_s),
         )
 
+    def sums(self) -> dict[str, Any]:
+        """Return what is summed over the ranks of a job while it runs: fields of :class:`~greentrain.peers.JobSums`."""
+        return {
+            "energy_j": self.energy_j,
+            "emissions_g": self.emissions_g,
+            "unpriced_j": self.unpriced_j,
+            "tokens": self.tokens,
+            "samples": self.samples,
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict for JSON and checkpoints."""
         return {k: dict(v) if isinstance(v, Mapping) else v for k, v in dataclasses.asdict(self).items()}
@@ -138,15 +148,7 @@ class EnergyLedger:
         """Add an entry to the totals and to the journal."""
         self.totals = self.totals.add(entry)
         if self.journal is not None:
-            totals = self.totals
-            sums = {
-                "energy_j": totals.energy_j,
-                "emissions_g": totals.emissions_g,
-                "unpriced_j": totals.unpriced_j,
-                "tokens": totals.tokens,
-                "samples": totals.samples,
-            }
-            self.journal.append(entry_to_json(entry) | {"sum": sums})
+            self.journal.append(entry_to_json(entry) | {"sum": self.totals.sums()})
 
 
 def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
@@ -228,6 +230,8 @@ class RankRecord:
     """One record a process that wrote here: the first start and every resume."""
     sensors: Mapping[str, Mapping[str, Any]]
     """Latest sensor record by device uid, with embodied rates (``embodied_g_per_h``: low, mid, high, source)."""
+    excluded: Sequence[Mapping[str, str]]
+    """Devices of the node that another run books: uid, name and reason."""
     entries: Sequence[LedgerEntry]
     events: Sequence[Mapping[str, Any]]
     """Gaps, warnings, checkpoints, resumes: records with ``t`` (unix s), ``name`` and ``text``."""
@@ -308,6 +312,7 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
 def _read_rank(path: Path, most: int | None) -> RankRecord | None:
     opens: list[dict[str, Any]] = []
     sensors: dict[str, Mapping[str, Any]] = {}
+    excluded: Sequence[Mapping[str, str]] = ()
     entries: list[LedgerEntry] = []
     events: list[dict[str, Any]] = []
     close: dict[str, Any] | None = None
@@ -325,6 +330,7 @@ def _read_rank(path: Path, most: int | None) -> RankRecord | None:
                 carried = carried + Totals.from_dict(record["carried"])
         if kind in ("open", "sensors"):
             sensors.update({s["uid"]: s for s in record["sensors"]})
+            excluded = record.get("excluded", ())
         elif kind == "entry":
             entries.append(entry_from_json(record))
         elif kind == "event":
@@ -338,6 +344,7 @@ def _read_rank(path: Path, most: int | None) -> RankRecord | None:
         host=opens[0]["host"],
         opens=opens,
         sensors=sensors,
+        excluded=excluded,
         entries=entries,
         events=events,
         close=close,

@@ -51,8 +51,12 @@ PEER_COST_S = 0.1
 """More ranks, rarer looks: one look at a rank in this many seconds, so 1,000 ranks are looked at in 100 s."""
 MAX_LAG_S = 5.0
 """A sensor that is silent for longer is booked as missing, so that the others' energy is not held back."""
-LATE_S = 1.5
-"""Longest time by which a booking is late (s): readings are worked in once a second, a counter's last tick waits."""
+LIVE_S = 1.0
+"""How often readings are worked in (s) while a live line shows them."""
+SETTLE_S = 2.0
+"""The same while nobody looks: each time costs a core about as much as a reading, and the last ones wait till asked."""
+LATE_S = SETTLE_S + 0.5
+"""Longest time by which a booking is late (s): readings wait to be worked in, a counter's last tick to be seen."""
 FIRST_BOOK_S = 1.0
 """First ledger interval (s); they grow with the run to ``run.book_s``."""
 
@@ -125,7 +129,7 @@ class ActiveRun:
             sample_s=config.power.sample_s,
             clock=clock,
             on_tick=self._tick,
-            tick_s=min(1.0, config.run.book_s),
+            tick_s=min(LIVE_S if config.run.live else SETTLE_S, config.run.book_s),
             on_probe=self._write_sensors,
         )
 
@@ -141,7 +145,6 @@ class ActiveRun:
                 "pid": os.getpid(),
                 "t": self._clock.unix_s(),
                 "sensors": self._devices.records(),
-                "excluded": [],
                 "carried": self._carried.to_dict() if self._carried else None,
             }
         )
@@ -187,6 +190,7 @@ class ActiveRun:
         energies: dict[str, float] = {}
         missing_s = 0.0
         with self._lock:
+            self._sampler.settle()
             for uid, curve in self._devices.curves.items():
                 if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
                     return None
@@ -196,17 +200,9 @@ class ActiveRun:
 
     def job_sums(self) -> JobSums:
         """Return the sums of this rank and, on rank 0, of all ranks whose journals can be seen."""
-        totals, entry = self.ledger.totals, self.last_entry
+        entry = self.last_entry
         power_w = 0.0 if entry is None else entry.energy_j / max(entry.t1_unix_s - entry.t0_unix_s, 1e-9)
-        own = JobSums(
-            ranks=1,
-            energy_j=totals.energy_j,
-            emissions_g=totals.emissions_g,
-            unpriced_j=totals.unpriced_j,
-            power_w=power_w,
-            tokens=totals.tokens,
-            samples=totals.samples,
-        )
+        own = JobSums(ranks=1, power_w=power_w, **self.ledger.totals.sums())
         return own + self._others
 
     def look_at_others(self) -> None:
@@ -323,7 +319,9 @@ class ActiveRun:
 
     def _write_sensors(self) -> None:
         with self._lock:
-            self._journal.append({"kind": "sensors", "sensors": self._devices.records()})
+            self._journal.append(
+                {"kind": "sensors", "sensors": self._devices.records(), "excluded": list(self._devices.excluded)}
+            )
 
     def _write_run_json(self) -> None:
         if self.topology.rank != 0:

@@ -4,7 +4,7 @@ Time has two scales. ``t_s`` of a sample is seconds of a monotonic clock; ``t_un
 epoch (UTC). A session anchors one to the other once, at its start.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -108,6 +108,16 @@ class PowerSample(NamedTuple):
         return self.energy_j is None and self.power_w is None
 
 
+class Counter(NamedTuple):
+    """A cumulative counter that is cheap enough to be read without its meter in between."""
+
+    device_uid: str
+    read_j: Callable[[], float]
+    """Returns the joules now; raises where they cannot be read, and the meter then says why."""
+    delay_s: float
+    """From the call to the middle of the read (s)."""
+
+
 @runtime_checkable
 class PowerMeter(Protocol):
     """Reads the energy of one or several devices. One file a driver in ``greentrain.power``.
@@ -116,9 +126,10 @@ class PowerMeter(Protocol):
     cannot be opened. After that it never raises: a reading that fails is a sample that says so. It is read
     from one thread at a time.
 
-    Two more methods are used where a meter has them: ``probe()``, called once from the reading thread, may take
+    Three more methods are used where a meter has them: ``probe()``, called once from the reading thread, may take
     0.4 s to find out how fast its sensors tick and what a read costs; ``select(uids)`` says which devices are
-    still wanted, so that the others need not be read.
+    still wanted, so that the others need not be read; ``counters()`` returns those that may be read directly,
+    by the same thread, between two calls of ``read``.
     """
 
     @property

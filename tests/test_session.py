@@ -325,6 +325,9 @@ def test_another_run_on_the_same_gpu_is_told_so(tmp_path: Path) -> None:
         with pytest.warns(GreenTrainWarning, match="booked by another run"), other:
             time.sleep(0.05)
         assert "GPU-a" not in other.totals().by_device
+        assert other.folder is not None
+        (left_out,) = read_run(other.folder).ranks[0].excluded
+        assert left_out["uid"] == "GPU-a" and "another run" in left_out["reason"]
 
 
 def test_a_dead_ranks_device_is_taken_over(tmp_path: Path) -> None:

@@ -82,8 +82,7 @@ def embodied_rates(devices: Sequence[Device], config: CarbonConfig) -> Mapping[s
     their own unless ``config.embodied_kg`` names them. Several CPU or DRAM devices of one host share its boards
     and its memory evenly. Devices without a figure are left out; :func:`why_unknown` says why.
     """
-    rows = {device.uid: _table(device, None) for device in devices if device.kind not in _HOST}
-    in_server = any(row is not None and row.server_kg > 0 for row in rows.values())
+    in_server = _in_server(devices)
     rates: dict[str, EmbodiedRate] = {}
     for device in devices:
         if device.kind in _HOST and in_server and _override(device, config) is None:
@@ -95,19 +94,24 @@ def embodied_rates(devices: Sequence[Device], config: CarbonConfig) -> Mapping[s
     return rates
 
 
-def why_unknown(device: Device, in_server: bool = False) -> str:
+def why_unknown(device: Device, devices: Sequence[Device]) -> str:
     """Return why a device has no embodied rate, with the remedy.
 
     Args:
         device: The device without a rate.
-        in_server: An accelerator of the node carries the host in its server share.
+        devices: All devices of the node.
     """
-    if in_server and device.kind in _HOST:
-        return f"{device.name}: in the server share of the node's accelerators"
+    if device.kind in _HOST and _in_server(devices):
+        return "in the server share of the node's accelerators"
     return (
-        f"{device.name}: no life-cycle figure in the table; give its maker's in kg with carbon.embodied_kg:"
-        f" {{{device.name!r}: ...}}"
+        f"no life-cycle figure in the table: give its maker's in kg with carbon.embodied_kg: {{{device.name!r}: ...}}"
     )
+
+
+def _in_server(devices: Sequence[Device]) -> bool:
+    """Return whether an accelerator of the node carries the host in its server share."""
+    rows = [_table(device, None) for device in devices if device.kind not in _HOST]
+    return any(row is not None and row.server_kg > 0 for row in rows)
 
 
 def _override(device: Device, config: CarbonConfig) -> DeviceFootprint | None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from greentrain.clock import Clock, SystemClock
 from greentrain.errors import GreenTrainWarning
-from greentrain.types import PowerMeter, PowerSample, Sensor
+from greentrain.types import Counter, PowerMeter, PowerSample, Sensor
 
 EARLY: float = 0.9
 """A member is due when this share of its period has passed: a timer that wakes a little early skips no read."""
@@ -54,6 +54,10 @@ class CompositeMeter:
         """Tell the members which devices are still wanted; one of which none is wanted is not read."""
         for member in self._members:
             member.select(uids)
+
+    def counters(self) -> Sequence[Counter]:
+        """Return the counters of all members that may be read directly."""
+        return [counter for member in self._members for counter in member.counters()]
 
     def probe(self) -> None:
         """Let the members that can find out how fast their sensors tick and what a read costs."""
@@ -105,6 +109,13 @@ class _Member:
         if select is not None:
             with self._guard("selecting devices"):
                 select(uids)
+
+    def counters(self) -> Sequence[Counter]:
+        counters = getattr(self.meter, "counters", None)
+        if counters is not None and not self._idle:
+            with self._guard("listing its counters"):
+                return [counter for counter in counters() if counter.device_uid in self._uids]
+        return ()
 
     def probe(self) -> None:
         probe = getattr(self.meter, "probe", None)

@@ -87,7 +87,7 @@ def open_meters(
 def survey(config: PowerConfig | None = None, *, environ: Mapping[str, str] | None = None) -> list[Finding]:
     """Try every meter and say what it gives, or why not and what to do. Never raises for what the machine lacks."""
     config = config or PowerConfig()
-    findings = [*_survey_one("nvml", config, environ), *_survey_rapl(config)]
+    findings = [*_survey_nvml(environ), *_survey_rapl(config)]
     measured = {f.uid.partition(":")[2].partition("-")[0] for f in findings if f.usable and f.meter == "rapl"}
     stand_in = "used for what has no sensor" if len(measured) < 2 else "not needed, RAPL measures CPU and memory"
     for finding in _survey_one("cpu_model", config, environ):
@@ -170,6 +170,23 @@ def _model(
     ]
 
 
+def _survey_nvml(environ: Mapping[str, str] | None) -> list[Finding]:
+    from greentrain.power.nvml_survey import survey_nvml
+
+    found = survey_nvml(environ)
+    findings = [_finding("nvml", sensor) for sensor in found.sensors]
+    if found.driver_version:
+        findings = [dataclasses.replace(f, detail=f"driver {found.driver_version}. {f.detail}") for f in findings]
+    if found.problem:
+        findings.append(_missing("nvml", _WHAT["nvml"], found.problem))
+    seen = {sensor.device.uid for sensor in found.sensors}
+    for gpu in found.gpus:
+        if gpu.uid not in seen:
+            why = gpu.problem or "not visible to this process: see CUDA_VISIBLE_DEVICES"
+            findings.append(_missing("nvml", gpu.name, why, gpu.uid))
+    return findings
+
+
 def _survey_rapl(config: PowerConfig) -> list[Finding]:
     zones = find_zones(config.rapl_root)
     if not zones:
@@ -185,11 +202,15 @@ def _survey_one(name: str, config: PowerConfig, environ: Mapping[str, str] | Non
     try:
         meter = _open(name, config, environ, None)
     except (MeterError, MissingExtraError) as error:
-        return [Finding(meter=name, device=_WHAT[name], usable=False, provenance=Provenance.MISSING, detail=str(error))]
+        return [_missing(name, _WHAT[name], str(error))]
     try:
         return [_finding(name, sensor) for sensor in meter.sensors]
     finally:
         meter.close()
+
+
+def _missing(name: str, device: str, why: str, uid: str = "") -> Finding:
+    return Finding(meter=name, device=device, usable=False, provenance=Provenance.MISSING, detail=why, uid=uid)
 
 
 def _finding(name: str, sensor: Sensor) -> Finding:

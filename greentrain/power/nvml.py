@@ -5,10 +5,10 @@ instant power field, else average power. API: https://docs.nvidia.com/deploy/nvm
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from greentrain.clock import Clock, SystemClock
@@ -16,7 +16,7 @@ from greentrain.errors import MeterError
 from greentrain.power.nvml_devices import NvmlGpu, list_gpus, open_nvml
 from greentrain.power.nvml_probe import Polled, poll
 from greentrain.power.visible import VARIABLE, index_order_is_sure, visible_devices
-from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, PowerSample, Provenance, Sensor
 
 COUNTER: Final = "NVML energy counter"
 INSTANT: Final = "NVML instant power"
@@ -96,6 +96,10 @@ class NvmlMeter:
         """Read only these GPUs from now on; a rank of a shared node books one of many."""
         self._wanted = [gpu for gpu in self._gpus if gpu.sensor.device.uid in uids]
 
+    def counters(self) -> Sequence[Counter]:
+        """Return the energy counters of the wanted GPUs that move and are quick to read, as the probe has shown."""
+        return [counter for gpu in self._wanted if (counter := gpu.counter()) is not None]
+
     def probe(self) -> None:
         """Measure how fast the counters tick and what a read costs. Blocks the calling thread up to 0.4 s."""
         live = [gpu for gpu in self._gpus if gpu.value is not None]
@@ -174,6 +178,11 @@ class _Reader:
             return PowerSample(device_uid=self._uid, t_s=t_s, note=note)
         return PowerSample(device_uid=self._uid, t_s=t_s, energy_j=value)
 
+    def counter(self) -> Counter | None:
+        if self.value is None or self._half_s is None or not self._is_counter or self._reads_since_change:
+            return None
+        return Counter(self._uid, self.value, self._half_s)
+
     def _failed(self, error: Exception, t_s: float) -> PowerSample:
         why = str(error) if isinstance(error, self._nvml_error) else repr(error)
         if getattr(error, "value", None) == self._lost_code:
@@ -214,50 +223,6 @@ class _Reader:
         return self._reads_since_change >= 3 and t_s - self._changed_s > STUCK_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlSurvey:
-    """What NVML has to offer on this machine, for ``greentrain doctor``."""
-
-    problem: str = ""
-    """Why there is nothing to read, with the remedy; empty if NVML works."""
-    driver_version: str = ""
-    gpus: Sequence[NvmlGpu] = ()
-    """All GPUs of the node, also those that this process may not use."""
-    sensors: Sequence[Sensor] = ()
-    """The GPUs visible to this process and how each would be read."""
-
-
-def survey_nvml(environ: Mapping[str, str] | None = None, *, probe: bool = True) -> NvmlSurvey:
-    """Describe driver, GPUs and sensors. Never raises for what the machine lacks.
-
-    Args:
-        environ: Environment variables; None: those of the process.
-        probe: Measure tick and read cost too (0.4 s).
-    """
-    try:
-        nvml = open_nvml()
-    except MeterError as error:
-        return NvmlSurvey(problem=str(error))
-    version, gpus = "", []
-    try:
-        with contextlib.suppress(nvml.NVMLError):
-            version = nvml.nvmlSystemGetDriverVersion()
-        with contextlib.suppress(nvml.NVMLError):
-            gpus = [dataclasses.replace(gpu, handle=None) for gpu in list_gpus(nvml)]
-        meter = NvmlMeter(environ)
-        try:
-            if probe:
-                meter.probe()
-            return NvmlSurvey(driver_version=version, gpus=gpus, sensors=meter.sensors)
-        finally:
-            meter.close()
-    except MeterError as error:
-        return NvmlSurvey(problem=str(error), driver_version=version, gpus=gpus)
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
-
-
 def _choose(gpu: NvmlGpu, nvml: Any, note: str) -> tuple[Sensor, Callable[[], float] | None]:
     device = Device(uid=gpu.uid, kind=DeviceKind.GPU, name=gpu.name)
     notes = [note] if note else []
@@ -295,9 +260,6 @@ def _sensor(device: Device, method: str, averaging_s: float, note: str) -> Senso
 
 
 def _methods(nvml: Any, handle: Any) -> list[tuple[str, Callable[[], float]]]:
-    def counter_j() -> float:
-        return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / MJ_PER_J
-
     def field_w(field: int) -> float:
         reading = nvml.nvmlDeviceGetFieldValues(handle, [(field, 0)])[0]
         if reading.nvmlReturn != nvml.NVML_SUCCESS:
@@ -308,11 +270,28 @@ def _methods(nvml: Any, handle: Any) -> list[tuple[str, Callable[[], float]]]:
         return float(nvml.nvmlDeviceGetPowerUsage(handle)) / MW_PER_W
 
     return [
-        (COUNTER, counter_j),
+        (COUNTER, _counter_j(nvml, handle)),
         (INSTANT, lambda: field_w(nvml.NVML_FI_DEV_POWER_INSTANT)),
         (AVERAGE, lambda: field_w(nvml.NVML_FI_DEV_POWER_AVERAGE)),
         (USAGE, usage_w),
     ]
+
+
+def _counter_j(nvml: Any, handle: Any) -> Callable[[], float]:
+    """Return a call that reads the counter: the driver's own function, without the binding's frames, where it is."""
+    function = getattr(getattr(nvml, "nvmlLib", None), "nvmlDeviceGetTotalEnergyConsumption", None)
+    if function is None:
+        return lambda: float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / MJ_PER_J
+    energy_mj = ctypes.c_ulonglong()
+    pointer = ctypes.byref(energy_mj)
+
+    def read_j() -> float:
+        code = function(handle, pointer)
+        if code:
+            raise nvml.NVMLError(code)
+        return energy_mj.value / MJ_PER_J
+
+    return read_j
 
 
 def _averaging_s(nvml: Any, handle: Any, method: str) -> float:

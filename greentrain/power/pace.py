@@ -5,48 +5,43 @@ longer interval is found as well as in a short one (``EnergyCurve``). So a count
 its power moves; a wake-up and a read cost a core about 100 us, whatever they find.
 """
 
-from collections.abc import Collection, Sequence
+from typing import Final
 
-from greentrain.types import PowerSample
-
-FLAT = 0.03
+FLAT: Final = 0.03
 """Largest relative change of power from one reading to the next that counts as none."""
-FLAT_FOR = 2
+FLAT_FOR: Final = 2
 """Flat readings after which every second tick is read."""
-STEADY_FOR = 10
+STEADY_FOR: Final = 10
 """Flat readings after which every third tick is read."""
-LOOK_EVERY = 10
+LOOK_EVERY: Final = 10
 """Every so many readings one follows after a single tick, so that a period of two or three ticks cannot hide."""
 
 
 class Pace:
-    """Follows the power of the ticking counters of a meter.
+    """Follows the summed power of the ticking counters of a meter.
 
     Args:
-        uids: Their devices; none: every reading is as long as it is.
         tick_s: Their refresh period (s).
     """
 
-    def __init__(self, uids: Collection[str], tick_s: float) -> None:
-        self._uids = frozenset(uids)
+    def __init__(self, tick_s: float) -> None:
         self._tick_s = tick_s
         self._energy_j = self._t_s = self._power_w = 0.0
         self._flat = 0
         self._seen = 0
 
-    def after(self, samples: Sequence[PowerSample]) -> int:
-        """Return after how many ticks to read again, given what was read now."""
-        energy_j, t_s, seen = 0.0, 0.0, 0
-        for sample in samples:
-            if sample.energy_j is not None and sample.device_uid in self._uids:
-                energy_j += sample.energy_j
-                t_s = sample.t_s
-                seen += 1
+    def after(self, t_s: float, energy_j: float, seen: int) -> int:
+        """Return after how many ticks to read again.
+
+        Args:
+            t_s: Time of the reading (s).
+            energy_j: Sum of the counters (J).
+            seen: How many counters are in it; with none every tick is read.
+        """
         if not seen or seen != self._seen:
             self._seen, self._flat, self._energy_j, self._t_s = seen, 0, energy_j, t_s
             return 1
-        ticks = round((t_s - self._t_s) / self._tick_s) or 1
-        power_w = (energy_j - self._energy_j) / ticks
+        power_w = (energy_j - self._energy_j) / (round((t_s - self._t_s) / self._tick_s) or 1)
         change_w = power_w - self._power_w
         self._energy_j, self._t_s, self._power_w = energy_j, t_s, power_w
         if not -FLAT * power_w <= change_w <= FLAT * power_w:

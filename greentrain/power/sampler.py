@@ -12,12 +12,14 @@ from greentrain.errors import GreenTrainWarning
 from greentrain.power.curve import EnergyCurve
 from greentrain.power.pace import Pace
 from greentrain.power.ticks import VERNIER
-from greentrain.types import PowerMeter, PowerSample, Sensor
+from greentrain.types import Counter, PowerMeter, PowerSample, Sensor
 
 MAX_SHARE = 0.001
 """Highest share of one core that reading may cost; a slow sensor is read less often."""
 MAX_WAKE_S = 10.0
 """Longest time between two readings (s), whatever they cost."""
+EARLY = 0.9
+"""The meter is read when this share of the shortest period has passed: a timer may wake a little early."""
 SHORT_S = 0.12
 """Longest sleep that stop() waits for (s)."""
 
@@ -56,7 +58,8 @@ class Sampler:
         self._running.acquire()
         self._thread: threading.Thread | None = None
         self._warned = False
-        self._unsorted: deque[PowerSample] = deque()
+        self._wanted: frozenset[str] | None = None
+        self._unsorted: deque[PowerSample | tuple[str, float, float]] = deque()
         self.busy_s = 0.0
         """CPU seconds that the thread has used."""
 
@@ -94,6 +97,7 @@ class Sampler:
 
     def select(self, uids: Collection[str]) -> None:
         """Tell the meter which devices are still wanted. Never raises."""
+        self._wanted = frozenset(uids)
         select = getattr(self._meter, "select", None)
         if select is not None:
             try:
@@ -106,23 +110,38 @@ class Sampler:
         with contextlib.suppress(IndexError):
             while True:
                 sample = self._unsorted.popleft()
-                curve = self._curves.get(sample.device_uid)
+                curve = self._curves.get(sample[0])
                 if curve is not None:
-                    curve.append(sample)
+                    curve.append(sample if isinstance(sample, PowerSample) else PowerSample(*sample))
 
     def _run(self) -> None:
         try:
             self._probe()
         except Exception as error:
             self._warn(f"the probe of the sensors failed ({error!r})")
-        wake_s = wake_period_s(self._meter.sensors, self._sample_s)
-        monotonic_s = self._clock.monotonic_s
-        due_s = settle_s = monotonic_s() + wake_s
-        pace = self._pace(wake_s)
+        sensors = self._meter.sensors
+        wake_s = wake_period_s(sensors, self._sample_s)
+        ticking = {s.device.uid: s.tick_s for s in sensors if s.tick_s and wake_s <= s.tick_s}
+        pace = Pace(max(ticking.values(), default=wake_s))
+        monotonic_s, push = self._clock.monotonic_s, self._unsorted.append
+        counters: Sequence[Counter] = ()
+        due_s = read_s = settle_s = monotonic_s() + wake_s
         while self._sleep(due_s - monotonic_s()):
-            samples = self.read()
-            now_s = monotonic_s()
-            due_s += wake_s * pace.after(samples)
+            now_s, energy_j, seen = monotonic_s(), 0.0, 0
+            if now_s < read_s:
+                try:
+                    for uid, read_j, delay_s in counters:
+                        t_s, value_j = monotonic_s(), read_j()
+                        push((uid, t_s + delay_s, value_j))
+                        energy_j += value_j
+                        seen += 1
+                except Exception:
+                    read_s = now_s
+            if now_s >= read_s:
+                values_j = [s.energy_j for s in self.read() if s.energy_j is not None and s.device_uid in ticking]
+                energy_j, seen = sum(values_j), len(values_j)
+                counters, read_s = self._direct(sensors, ticking, now_s)
+            due_s += wake_s * pace.after(now_s, energy_j, seen)
             if due_s < now_s:
                 due_s = now_s + wake_s
             if now_s < settle_s:
@@ -134,9 +153,23 @@ class Sampler:
                 self._warn(f"a background task failed ({error!r})")
             self.busy_s = time.thread_time()
 
-    def _pace(self, wake_s: float) -> Pace:
-        ticking = [s for s in self._meter.sensors if s.tick_s and wake_s <= s.tick_s]
-        return Pace([sensor.device.uid for sensor in ticking], max((s.tick_s or 0.0 for s in ticking), default=wake_s))
+    def _direct(
+        self, sensors: Iterable[Sensor], ticking: Collection[str], now_s: float
+    ) -> tuple[Sequence[Counter], float]:
+        """Return the counters that can be read without their meter, and until when (s): others must not wait."""
+        listed = getattr(self._meter, "counters", None)
+        try:
+            counters = () if listed is None else [counter for counter in listed() if counter.device_uid in ticking]
+        except Exception as error:
+            self._warn(f"the power meter cannot list its counters ({error!r})")
+            counters = ()
+        direct = {counter.device_uid for counter in counters}
+        until_s = self._tick_s
+        for sensor in sensors:
+            uid = sensor.device.uid
+            if uid not in direct and (self._wanted is None or uid in self._wanted):
+                until_s = min(until_s, sensor.period_s)
+        return counters, now_s + EARLY * until_s
 
     def _sleep(self, wait_s: float) -> bool:
         # A plain sleep costs half of what a wait with a time-out does, but only the latter can be cut short.

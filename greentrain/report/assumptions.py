@@ -43,7 +43,7 @@ def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict
     rows += _devices(summary)
     for rank in summary["ranks"]:
         for item in rank["excluded"]:
-            rows.append(_row(f"Left out: {item.get('name') or item.get('uid')}", "not counted", item.get("reason", "")))
+            rows.append(_row(f"Left out: {item['name']}", "not counted", item["reason"]))
     return _unique(rows)
 
 
@@ -74,7 +74,6 @@ def _range(carbon: Mapping[str, Any]) -> str:
 
 def _devices(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     rows = []
-    without: list[str] = []
     for device in summary["devices"]:
         if device["provenance"] in ("modelled", "mixed"):
             rows.append(
@@ -89,16 +88,8 @@ def _devices(summary: Mapping[str, Any]) -> list[dict[str, str]]:
                     rate.get("source", ""),
                 )
             )
-        elif device["name"] not in without:
-            without.append(device["name"])
-    if without:
-        rows.append(
-            _row(
-                "Devices without an embodied figure of their own",
-                ", ".join(without),
-                "not counted, unless part of an accelerator's server share; set carbon.embodied_kg to add one",
-            )
-        )
+        elif device["embodied_note"]:
+            rows.append(_row(f"Embodied carbon of {device['name']}", "no figure of its own", device["embodied_note"]))
     return rows
 
 

@@ -205,6 +205,7 @@ def _device(device: DeviceTally, tally: Tally, total_j: float | None) -> dict[st
         "note": sensor.get("note") or "",
         "embodied_g": {k: rate[k] * hours for k in ("low", "mid", "high")} if rate else None,
         "embodied_g_per_h": dict(rate) if rate else None,
+        "embodied_note": sensor.get("embodied_note") or "",
     }
 
 
@@ -251,7 +252,7 @@ def _rank(rank: RankRecord, totals: Totals, now_s: float) -> dict[str, Any]:
         "tokens": totals.tokens or None,
         "samples": totals.samples or None,
         "wall_s": totals.duration_s,
-        "excluded": [dict(item) for item in rank.opens[-1].get("excluded") or []],
+        "excluded": [dict(item) for item in rank.excluded],
     }
 
 

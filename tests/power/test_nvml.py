@@ -1,48 +1,22 @@
 """NvmlMeter with the real pynvml on the fake driver; the truth is known in closed form."""
 
-import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from greentrain.clock import SystemClock
-from greentrain.errors import MeterError
-from greentrain.power.nvml import AVERAGE, COUNTER, INSTANT, STUCK_S, USAGE, NvmlMeter, survey_nvml
-from greentrain.power.nvml_probe import SPAN_S, poll, tick_of
-from greentrain.testing.fake_nvml import SONAME, FakeDriver, FakeGpu, NvmlCode, Wave, build_library
-from greentrain.types import DeviceKind, PowerMeter, Provenance, Sensor
+from greentrain.power.nvml import AVERAGE, COUNTER, INSTANT, STUCK_S, USAGE, NvmlMeter
+from greentrain.testing.fake_nvml import SONAME, FakeDriver, FakeGpu, NvmlCode, Wave
+from greentrain.types import DeviceKind, PowerMeter, Provenance
+from tests.power.on_fake import ENERGY, Install, only
 
-ENERGY = "nvmlDeviceGetTotalEnergyConsumption"
 POWER = "nvmlDeviceGetPowerUsage"
 INSTANT_FIELD = "NVML_FI_DEV_POWER_INSTANT"
 AVERAGE_FIELD = "NVML_FI_DEV_POWER_AVERAGE"
 NO = NvmlCode.NOT_SUPPORTED
 UUID = "GPU-00000000-0000-0000-0000-{:012d}"
-
-Install = Callable[..., FakeDriver]
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_library(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def install(library: Path) -> Iterator[Install]:
-    with ExitStack() as stack:
-
-        def start(*gpus: FakeGpu, **options: Any) -> FakeDriver:
-            driver = stack.enter_context(FakeDriver(list(gpus), library=library, **options))
-            stack.enter_context(driver.installed())
-            return driver
-
-        yield start
 
 
 class SteppedClock:
@@ -56,11 +30,6 @@ class SteppedClock:
 
     def unix_s(self) -> float:
         return self.now_s
-
-
-def only(meter: NvmlMeter) -> Sensor:
-    (sensor,) = meter.sensors
-    return sensor
 
 
 def wait_for(t_s: float) -> None:
@@ -292,49 +261,6 @@ def test_a_counter_that_stands_still_is_not_booked_as_zero(install: Install) -> 
     meter.close()
 
 
-@pytest.mark.parametrize("tick_s", [0.02, 0.05, 0.1])
-def test_the_probe_measures_the_tick_and_when_it_falls(install: Install, tick_s: float) -> None:
-    install(FakeGpu(tick_s=tick_s, tick_phase_s=0.007), FakeGpu(tick_s=tick_s, tick_phase_s=0.013))
-    meter = NvmlMeter({})
-    assert [sensor.tick_s for sensor in meter.sensors] == [0.1, 0.1]
-    assert [sensor.tick_edge_s for sensor in meter.sensors] == [None, None]
-    for _ in range(5):  # a loaded machine may need another look
-        meter.probe()
-        if not any(sensor.tick_s is None for sensor in meter.sensors):
-            break
-    for sensor, phase_s in zip(meter.sensors, (0.007, 0.013), strict=True):
-        assert sensor.tick_s == pytest.approx(tick_s, rel=0.06)
-        assert sensor.tick_edge_s is not None
-        off_s = (sensor.tick_edge_s - phase_s + tick_s / 2) % tick_s - tick_s / 2
-        assert abs(off_s) < 0.3 * tick_s
-        assert sensor.period_s >= 0.9 * tick_s
-    meter.close()
-
-
-def test_a_tick_too_slow_for_the_probe_is_not_invented(install: Install) -> None:
-    install(FakeGpu(tick_s=60.0))
-    meter = NvmlMeter({})
-    meter.probe()
-    assert only(meter).tick_s is None
-    assert "could not be measured" in only(meter).note
-    meter.close()
-
-
-def test_the_probe_tells_waiting_from_working_and_reading_slows_down(install: Install) -> None:
-    install(FakeGpu(delays={ENERGY: (0.012, 0.0)}), FakeGpu(delays={ENERGY: (0.0, 0.002)}))
-    meter = NvmlMeter({})
-    meter.probe()
-    waiting, working = meter.sensors
-    assert waiting.read_cost_s is not None and working.read_cost_s is not None
-    assert waiting.read_cost_s < 0.001
-    waited = re.search(r"one read takes (\d+) us, (\d+) us of them CPU", waiting.note)
-    assert waited is not None and int(waited[1]) >= 12_000 > 10 * int(waited[2])
-    assert waiting.period_s >= 0.2
-    assert 0.0019 < working.read_cost_s < 0.01
-    assert working.period_s >= 1.9
-    meter.close()
-
-
 def test_power_methods_state_a_cost_and_no_tick(install: Install) -> None:
     install(FakeGpu(errors={ENERGY: NO}))
     meter = NvmlMeter({})
@@ -359,66 +285,6 @@ def test_closing_shuts_nvml_down_once_and_later_reads_are_missing(install: Insta
     assert driver.init_depth == 0
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (NvmlCode.DRIVER_NOT_LOADED, ["Driver Not Loaded", "modprobe nvidia"]),
-        (NvmlCode.LIB_RM_VERSION_MISMATCH, ["mismatch", "reboot"]),
-        (NvmlCode.NO_PERMISSION, ["Permissions", "/dev/nvidia"]),
-        (NvmlCode.UNKNOWN, ["Unknown Error", "dmesg"]),
-    ],
-)
-def test_a_driver_that_does_not_start_is_an_error_with_a_remedy(install: Install, code: int, words: list[str]) -> None:
-    install(FakeGpu(), init_error=code)
-    with pytest.raises(MeterError) as caught:
-        NvmlMeter({})
-    assert all(word in str(caught.value) for word in words)
-    assert all(word in survey_nvml({}).problem for word in words)
-
-
-def test_no_driver_library_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pynvml
-
-    def absent(name: str) -> None:
-        raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr(pynvml, "nvmlLib", None)
-    monkeypatch.setattr(pynvml, "CDLL", absent)
-    with pytest.raises(MeterError, match=r"libnvidia-ml\.so\.1 is not found: install the NVIDIA driver"):
-        NvmlMeter({})
-
-
-def test_no_bindings_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(MeterError, match="pip install nvidia-ml-py"):
-        NvmlMeter({})
-
-
-@pytest.mark.parametrize("text", ["", "-1", "GPU-unknown", "7"])
-def test_no_visible_gpu_is_an_error_that_names_the_variable(install: Install, text: str) -> None:
-    driver = install(FakeGpu())
-    with pytest.raises(MeterError, match="CUDA_VISIBLE_DEVICES") as caught:
-        NvmlMeter({"CUDA_VISIBLE_DEVICES": text})
-    assert repr(text) in str(caught.value) and driver.uuid(0) in str(caught.value)
-    assert driver.init_depth == 0
-
-
-def test_a_driver_without_gpus_is_an_error(install: Install) -> None:
-    driver = install()
-    with pytest.raises(MeterError, match="no GPU"):
-        NvmlMeter({})
-    assert driver.init_depth == 0
-
-
-def test_a_gpu_that_the_job_may_not_touch_is_left_out_as_in_cuda(install: Install) -> None:
-    driver = install(FakeGpu(errors={"nvmlDeviceGetHandleByIndex_v2": NvmlCode.NO_PERMISSION}), FakeGpu())
-    meter = NvmlMeter({"CUDA_VISIBLE_DEVICES": "0"})
-    assert only(meter).device.uid == driver.uuid(1)
-    meter.close()
-    survey = survey_nvml({}, probe=False)
-    assert [gpu.hidden for gpu in survey.gpus] == [True, False]
-
-
 def test_unlike_gpus_by_index_carry_a_warning(install: Install) -> None:
     install(FakeGpu(), FakeGpu(name="NVIDIA L4"))
     doubtful = NvmlMeter({"CUDA_VISIBLE_DEVICES": "0"})
@@ -436,20 +302,6 @@ def test_caveats_of_the_hardware_are_stated(install: Install) -> None:
     assert "25 %" in h100 and "25 %" not in l4
     assert "Grace Hopper" in grace and "Grace Hopper" not in h100
     meter.close()
-
-
-def test_the_survey_describes_driver_gpus_and_sensors(install: Install) -> None:
-    driver = install(FakeGpu(), FakeGpu(mig_uuids=["MIG-a"]))
-    survey = survey_nvml({"CUDA_VISIBLE_DEVICES": "1"})
-    assert survey.problem == ""
-    assert survey.driver_version == "580.65.06"
-    assert [(gpu.uid, gpu.slices) for gpu in survey.gpus] == [(driver.uuid(0), ()), (driver.uuid(1), ("MIG-a",))]
-    (sensor,) = survey.sensors
-    assert sensor.device.uid == driver.uuid(1)
-    assert sensor.read_cost_s is not None
-    hidden = survey_nvml({"CUDA_VISIBLE_DEVICES": ""})
-    assert "CUDA_VISIBLE_DEVICES=''" in hidden.problem and len(hidden.gpus) == 2
-    assert driver.init_depth == 0
 
 
 def test_a_child_process_finds_the_driver_by_its_name_and_needs_no_nvidia_smi(library: Path) -> None:
@@ -470,41 +322,3 @@ def test_the_module_loads_neither_bindings_nor_numpy() -> None:
     code = "import sys, greentrain.power.nvml; print([m for m in ('pynvml', 'numpy', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize(
-    ("edges", "tick_s"),
-    [
-        ([], None),
-        ([(1.0, 0.001)], None),
-        ([(1.0, 0.001), (1.05, 0.001), (1.1, 0.001)], 0.05),
-        ([(1.0, 0.001), (1.1003, 0.001), (1.2, 0.001)], 0.1),
-        ([(1.0, 0.001), (1.06, 0.001), (1.15, 0.04), (1.24, 0.001)], 0.06),
-        ([(1.0, 0.001), (1.15, 0.04), (1.24, 0.001)], None),
-        ([(1.0, 0.02), (1.11, 0.02), (1.19, 0.02)], 0.1),
-        ([(1.0, 0.02), (1.06, 0.02)], None),
-        ([(i * 0.04, 0.02) for i in range(10)], None),
-    ],
-)
-def test_the_tick_is_stated_only_where_the_changes_tell_it(
-    edges: list[tuple[float, float]], tick_s: float | None
-) -> None:
-    found_s, edge_s = tick_of(edges)
-    assert found_s == (None if tick_s is None else pytest.approx(tick_s, rel=0.02))
-    assert (edge_s is None) == (tick_s is None)
-
-
-def test_polling_ends_in_time() -> None:
-    clock = SystemClock()
-    start_s = clock.monotonic_s()
-    (polled,) = poll([lambda: 1.0], clock)
-    assert SPAN_S <= polled.span_s <= clock.monotonic_s() - start_s
-    assert SPAN_S <= 0.4
-
-
-def test_polling_a_reading_that_fails_tells_nothing_and_raises_nothing() -> None:
-    def broken() -> float:
-        raise RuntimeError("no")
-
-    (polled,) = poll([broken], SystemClock(), span_s=0.01)
-    assert (polled.tick_s, polled.edge_s, polled.cpu_s, polled.wall_s) == (None, None, None, None)

@@ -1,16 +1,13 @@
 """Readings become rarer while power is flat, and come back at once when it moves."""
 
 from greentrain.power.pace import LOOK_EVERY, Pace
-from greentrain.types import PowerSample
 
 
 def _strides(powers_w: list[float], *, tick_s: float = 0.1) -> list[int]:
     """Read a counter whose power in each tick is given, at the pace it asks for."""
-    pace, strides, tick = Pace(["GPU-1"], tick_s), [], 0
+    pace, strides, tick = Pace(tick_s), [], 0
     while tick < len(powers_w):
-        energy_j = sum(powers_w[: tick + 1]) * tick_s
-        sample = PowerSample(device_uid="GPU-1", t_s=10 + tick * tick_s, energy_j=energy_j)
-        strides.append(pace.after([sample]))
+        strides.append(pace.after(10 + tick * tick_s, sum(powers_w[: tick + 1]) * tick_s, 1))
         tick += strides[-1]
     return strides
 
@@ -32,13 +29,12 @@ def test_a_period_of_three_ticks_does_not_hide_for_long() -> None:
 
 
 def test_what_does_not_tick_has_no_pace() -> None:
-    pace = Pace([], 0.1)
-    for i in range(20):
-        assert pace.after([PowerSample(device_uid="model:cpu", t_s=float(i), energy_j=5.0 * i)]) == 1
+    pace = Pace(0.1)
+    assert {pace.after(float(i), 0.0, 0) for i in range(20)} == {1}
 
 
 def test_a_device_that_comes_or_goes_starts_over() -> None:
-    pace = Pace(["a", "b"], 0.1)
+    pace = Pace(0.1)
     for i in range(6):
-        pace.after([PowerSample(device_uid=uid, t_s=i * 0.1, energy_j=30.0 * i) for uid in "ab"])
-    assert pace.after([PowerSample(device_uid="a", t_s=0.7, energy_j=210.0)]) == 1
+        pace.after(i * 0.1, 60.0 * i, 2)
+    assert pace.after(0.7, 210.0, 1) == 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave, build_library
+from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
 
 GPUS = (FakeGpu(power=(Wave(low_w=300),)), FakeGpu(power=(Wave(low_w=100, high_w=200, period_s=0.1),)))
 TICK_J = 0.1 * (300 + 200)
@@ -53,11 +53,6 @@ print(json.dumps({"times_s": times_s, "gpu_j": list(energy.values())}), flush=Tr
 input()
 print(json.dumps({"gpu_j": list(monitor.end_window("reload", sync_execution=False).gpu_energy.values())}))
 """
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_library(tmp_path_factory.mktemp("nvml"))
 
 
 def needs(package: str, version: str) -> None:

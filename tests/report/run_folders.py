@@ -143,10 +143,11 @@ class Folder:
                 "t": entries[0].t0_unix_s if t_s is None and entries else t_s or T0_S,
                 "segment": segment,
                 "sensors": list(sensors),
-                "excluded": list(excluded),
                 "carried": carried.to_dict() if carried else None,
             }
         )
+        if excluded:
+            journal.append({"kind": "sensors", "sensors": list(sensors), "excluded": list(excluded)})
         for item in entries:
             journal.append(entry_to_json(item))
         for event in events:

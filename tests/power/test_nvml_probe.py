@@ -1,0 +1,92 @@
+"""How fast a counter ticks and what a read costs, found on the fake driver and on changes made up."""
+
+import re
+
+import pytest
+
+from greentrain.clock import SystemClock
+from greentrain.power.nvml import NvmlMeter
+from greentrain.power.nvml_probe import SPAN_S, poll, tick_of
+from greentrain.testing.fake_nvml import FakeGpu
+from tests.power.on_fake import ENERGY, Install, only
+
+
+@pytest.mark.parametrize("tick_s", [0.02, 0.05, 0.1])
+def test_the_probe_measures_the_tick_and_when_it_falls(install: Install, tick_s: float) -> None:
+    install(FakeGpu(tick_s=tick_s, tick_phase_s=0.007), FakeGpu(tick_s=tick_s, tick_phase_s=0.013))
+    meter = NvmlMeter({})
+    assert [sensor.tick_s for sensor in meter.sensors] == [0.1, 0.1]
+    assert [sensor.tick_edge_s for sensor in meter.sensors] == [None, None]
+    for _ in range(5):  # a loaded machine may need another look
+        meter.probe()
+        if not any(sensor.tick_s is None for sensor in meter.sensors):
+            break
+    for sensor, phase_s in zip(meter.sensors, (0.007, 0.013), strict=True):
+        assert sensor.tick_s == pytest.approx(tick_s, rel=0.06)
+        assert sensor.tick_edge_s is not None
+        off_s = (sensor.tick_edge_s - phase_s + tick_s / 2) % tick_s - tick_s / 2
+        assert abs(off_s) < 0.3 * tick_s
+        assert sensor.period_s >= 0.9 * tick_s
+    meter.close()
+
+
+def test_a_tick_too_slow_for_the_probe_is_not_invented(install: Install) -> None:
+    install(FakeGpu(tick_s=60.0))
+    meter = NvmlMeter({})
+    meter.probe()
+    assert only(meter).tick_s is None
+    assert "could not be measured" in only(meter).note
+    meter.close()
+
+
+def test_the_probe_tells_waiting_from_working_and_reading_slows_down(install: Install) -> None:
+    install(FakeGpu(delays={ENERGY: (0.012, 0.0)}), FakeGpu(delays={ENERGY: (0.0, 0.002)}))
+    meter = NvmlMeter({})
+    meter.probe()
+    waiting, working = meter.sensors
+    assert waiting.read_cost_s is not None and working.read_cost_s is not None
+    assert waiting.read_cost_s < 0.001
+    waited = re.search(r"one read takes (\d+) us, (\d+) us of them CPU", waiting.note)
+    assert waited is not None and int(waited[1]) >= 12_000 > 10 * int(waited[2])
+    assert waiting.period_s >= 0.2
+    assert 0.0019 < working.read_cost_s < 0.01
+    assert working.period_s >= 1.9
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("edges", "tick_s"),
+    [
+        ([], None),
+        ([(1.0, 0.001)], None),
+        ([(1.0, 0.001), (1.05, 0.001), (1.1, 0.001)], 0.05),
+        ([(1.0, 0.001), (1.1003, 0.001), (1.2, 0.001)], 0.1),
+        ([(1.0, 0.001), (1.06, 0.001), (1.15, 0.04), (1.24, 0.001)], 0.06),
+        ([(1.0, 0.001), (1.15, 0.04), (1.24, 0.001)], None),
+        ([(1.0, 0.02), (1.11, 0.02), (1.19, 0.02)], 0.1),
+        ([(1.0, 0.02), (1.06, 0.02)], None),
+        ([(i * 0.04, 0.02) for i in range(10)], None),
+    ],
+)
+def test_the_tick_is_stated_only_where_the_changes_tell_it(
+    edges: list[tuple[float, float]], tick_s: float | None
+) -> None:
+    found_s, edge_s = tick_of(edges)
+    assert found_s == (None if tick_s is None else pytest.approx(tick_s, rel=0.02))
+    assert (edge_s is None) == (tick_s is None)
+
+
+def test_polling_ends_in_time() -> None:
+    clock = SystemClock()
+    start_s = clock.monotonic_s()
+    (polled,) = poll([lambda: 1.0], clock)
+    assert SPAN_S <= polled.span_s <= clock.monotonic_s() - start_s
+    assert SPAN_S <= 0.4
+
+
+def test_polling_a_reading_that_fails_tells_nothing_and_raises_nothing() -> None:
+    def broken() -> float:
+        raise RuntimeError("no")
+
+    (polled,) = poll([broken], SystemClock(), span_s=0.01)
+    assert (polled.tick_s, polled.edge_s, polled.cpu_s, polled.wall_s) == (None, None, None, None)
