@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from greentrain.errors import ConfigError
+from greentrain.types import Gear
 
 T = typing.TypeVar("T")
 METERS = ("nvml", "rapl", "cpu_model", "prometheus", "replay", "null")
 SIGNALS = ("constant", "typical", "trace")
 CPU_SCOPES = ("process_tree", "machine")
 WORLD = "world"
+GEARS = tuple(gear.value for gear in Gear)
+BACKENDS = ("auto", "scaled_mm", "transformer_engine", "torchao")
+SCALINGS = ("tensorwise", "rowwise")
+GAMMAS = ("measured", "paper")
+DECAYS = ("keep", "scale")
+POLICIES = ("static", "scripted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +141,98 @@ class CarbonConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionConfig:
+    """Which gears a run may use. Without gears, precision is left to the framework."""
+
+    gears: tuple[str, ...] = ()
+    """Of ``fp32``, ``bf16``, ``fp16`` and ``fp8``; the first is where a run starts unless its policy says otherwise."""
+    backend: str = "auto"
+    """Who multiplies in FP8: one of BACKENDS."""
+    scaling: str = "tensorwise"
+    """FP8 scale of the backend ``scaled_mm``: one for a tensor, or one for each row."""
+    include: tuple[str, ...] = ("*",)
+    """Names of linear layers that may run in FP8, with wildcards."""
+    exclude: tuple[str, ...] = ()
+    """Names of those that must not."""
+    min_features: int = 128
+    """Smallest width of a layer that runs in FP8: below, scaling costs more than it saves (nanochat's fp8.py: 128)."""
+    eval_gear: str | None = None
+    """Gear of evaluation, so that its curves compare; None: BF16, or the most precise gear without it."""
+    fp8_max_share: float = 1.0
+    """Largest share of optimizer steps in FP8."""
+    gamma: float | str = "measured"
+    """How AdamW slows down in FP8: ``measured``, a number, or ``paper``; see ``greentrain.optim``."""
+    decay: str = "keep"
+    """``keep``: weight decay a step as without gamma; ``scale``: gamma only divides the learning rate."""
+    probe_every: int = 200
+    """Steps between two measurements of the gears' gradient noise; 0: none."""
+
+    def __post_init__(self) -> None:
+        for gear in self.gears:
+            _choice("precision.gears", gear, GEARS)
+        if len(set(self.gears)) != len(self.gears):
+            raise ConfigError(f"precision.gears names a gear twice: {list(self.gears)}")
+        _choice("precision.backend", self.backend, BACKENDS)
+        _choice("precision.scaling", self.scaling, SCALINGS)
+        _choice("precision.decay", self.decay, DECAYS)
+        _bound("precision.min_features", self.min_features, 1, 1e6)
+        _bound("precision.fp8_max_share", self.fp8_max_share, 0.0, 1.0)
+        _bound("precision.probe_every", self.probe_every, 0, 1e9)
+        if isinstance(self.gamma, str):
+            _choice("precision.gamma", self.gamma, GAMMAS)
+        elif not (math.isfinite(self.gamma) and self.gamma > 0):
+            raise ConfigError(f"precision.gamma is {self.gamma!r}; it must be a number above 0, or one of {GAMMAS}")
+        if self.eval_gear is not None:
+            _choice("precision.eval_gear", self.eval_gear, GEARS)
+            if self.gears and self.eval_gear not in self.gears:
+                raise ConfigError(
+                    f"precision.eval_gear is {self.eval_gear!r}, which is not among precision.gears {list(self.gears)}"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """Who decides, and what it is told."""
+
+    name: str = "static"
+    gear: str | None = None
+    """For ``static``: the gear of the whole run; None: the first of precision.gears."""
+    schedule: tuple[tuple[int, str], ...] = ()
+    """For ``scripted``: pairs of an optimizer step, counted from 0, and the gear from there on."""
+
+    def __post_init__(self) -> None:
+        _choice("policy.name", self.name, POLICIES)
+        if self.gear is not None:
+            _choice("policy.gear", self.gear, GEARS)
+        if (self.name == "scripted") != bool(self.schedule):
+            raise ConfigError(
+                "policy.schedule is for policy.name 'scripted', which needs it: a list of [step, gear],"
+                f" such as [[0, bf16], [100, fp8]]; name is {self.name!r}, schedule {list(self.schedule)}"
+            )
+        for step, gear in self.schedule:
+            _choice("policy.schedule", gear, GEARS)
+            _bound("policy.schedule", step, 0, math.inf)
+        steps = [step for step, _ in self.schedule]
+        if steps and (steps[0] != 0 or steps != sorted(set(steps))):
+            raise ConfigError(f"policy.schedule has the steps {steps}; they must start at 0 and increase")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GreenConfig:
     """Everything a run can be told. Sections and keys are those of the YAML file."""
 
     run: RunConfig = field(default_factory=RunConfig)
     power: PowerConfig = field(default_factory=PowerConfig)
     carbon: CarbonConfig = field(default_factory=CarbonConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+
+    def __post_init__(self) -> None:
+        gears = self.precision.gears
+        asked = [gear for _, gear in self.policy.schedule] + ([self.policy.gear] if self.policy.gear else [])
+        for gear in asked:
+            if gear not in gears:
+                raise ConfigError(f"policy asks for the gear {gear!r}, but precision.gears is {list(gears)}: add it")
 
     @classmethod
     def load(cls, source: "str | Path | Mapping[str, Any] | GreenConfig | None") -> "GreenConfig":
@@ -236,6 +329,11 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 
 def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
     origin = typing.get_origin(hint) or hint
+    if typing.get_args(hint)[:1] == (tuple[int, str],) and isinstance(value, (list, tuple, Mapping)):
+        pairs = list(value.items()) if isinstance(value, Mapping) else value
+        if all(isinstance(p, (list, tuple)) and len(p) == 2 and type(p[0]) is int and type(p[1]) is str for p in pairs):
+            return tuple((step, name) for step, name in pairs)
+        raise ConfigError(f"{key} is {value!r}; expected a list of [step, gear], such as [[0, bf16], [100, fp8]]")
     if origin is type(None) and value is None:
         return None
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -47,6 +47,16 @@ class Phase(StrEnum):
     """Time inside the session but outside every named phase."""
 
 
+class Gear(StrEnum):
+    """The precision in which the matrix products of training run."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    """e4m3 forward and e5m2 gradients in the chosen linear layers, BF16 around them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One piece of hardware whose energy is booked.
@@ -259,3 +269,31 @@ class Topology:
     local_rank: int = 0
     local_world_size: int = 1
     host: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What a policy may know when it decides."""
+
+    step: int
+    """Optimizer steps done in this run."""
+    gear: Gear
+    """Gear of the last step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What is to be done from the next optimizer step on."""
+
+    gear: Gear
+    reason: str
+    """For the log, in one sentence."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides from what it sees; pure, without torch and without a clock of its own."""
+
+    def decide(self, seen: Observation) -> Decision:
+        """Return the decision for the step after ``seen.step`` steps. The same observation gives the same decision."""
+        ...
