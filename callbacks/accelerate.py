@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from greentrain._imports import try_import
 from greentrain.callbacks.driver import Driver, SessionLike
-from greentrain.callbacks.harmless import harmless
+from greentrain.harmless import harmless
 from greentrain.callbacks.prepared import Prepared
 from greentrain.runfolder import write_json
 from greentrain.types import Phase

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from greentrain.callbacks.batch import count
-from greentrain.callbacks.harmless import harmless, warn
+from greentrain.harmless import harmless, warn
 from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainError
 from greentrain.session import GreenSession

@@ -9,7 +9,7 @@ from typing import Any
 
 from greentrain._imports import try_import
 from greentrain.callbacks.driver import Driver, SessionLike
-from greentrain.callbacks.harmless import harmless
+from greentrain.harmless import harmless
 from greentrain.types import Phase
 
 with try_import("lightning") as _imports:

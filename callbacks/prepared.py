@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from greentrain.callbacks.driver import Driver
-from greentrain.callbacks.harmless import harmless
+from greentrain.harmless import harmless
 from greentrain.types import Phase
 
 

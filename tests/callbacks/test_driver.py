@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from greentrain.callbacks.driver import Driver
-from greentrain.callbacks.harmless import harmless
+from greentrain.harmless import harmless
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.types import Phase
 from tests.callbacks.conftest import Recorder, TinyLM
