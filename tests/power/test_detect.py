@@ -4,7 +4,7 @@ import pytest
 
 from greentrain.config import PowerConfig
 from greentrain.errors import MeterError
-from greentrain.power import nvml
+from greentrain.power import nvml, nvml_survey
 from greentrain.power.detect import open_meters, survey
 from greentrain.types import Provenance, Topology
 
@@ -31,6 +31,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         raise MeterError("libnvidia-ml.so.1 is not found")
 
     monkeypatch.setattr(nvml.NvmlMeter, "__init__", refuse)
+    monkeypatch.setattr(nvml_survey, "open_nvml", refuse)
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
