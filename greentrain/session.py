@@ -215,6 +215,10 @@ class GreenSession(contextlib.ContextDecorator):
         """Leave a phase: the one of the token, or the one of this name that was entered last."""
         self._mark((self._now(), "end", name, token))
 
+    def gear(self, name: str) -> None:
+        """Note that time from now on, and the steps that end in it, belong to this precision gear; "": to none."""
+        self._mark((self._now(), "gear", name))
+
     def phase(self, name: str) -> "PhaseSpan":
         """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
         return PhaseSpan(self, name)
