@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from greentrain._imports import try_import
 from greentrain.callbacks.driver import Driver, SessionLike
-from greentrain.harmless import harmless
 from greentrain.callbacks.prepared import Prepared
+from greentrain.harmless import harmless
+from greentrain.precision.limits import unwrap
 from greentrain.runfolder import write_json
 from greentrain.types import Phase
 
@@ -52,13 +54,16 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         self.register_load_state_pre_hook(self._load)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        for item in args:
+            self._gear(item)
         prepared = super().prepare(*args, **kwargs)
         for item in prepared if isinstance(prepared, tuple) else (prepared,):
             self._follow(item)
         return prepared
 
-    def prepare_model(self, *args: Any, **kwargs: Any) -> Any:
-        return self._follow(super().prepare_model(*args, **kwargs))
+    def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        self._gear(model)
+        return self._follow(super().prepare_model(model, *args, **kwargs))
 
     def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         return self._follow(super().prepare_optimizer(*args, **kwargs))
@@ -69,9 +74,20 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
     def skip_first_batches(self, *args: Any, **kwargs: Any) -> Any:
         return self._follow(super().skip_first_batches(*args, **kwargs))
 
+    def _gear(self, item: Any) -> None:
+        gears = self.green.gears
+        if gears is not None and isinstance(item, Module) and gears.box.model in (None, unwrap(item)):
+            self._driver.gear(item, device=self.device, loss_scaled=self.scaler is not None)
+
     def _follow(self, item: Any) -> Any:
         first = self._models if isinstance(item, Module) else self._optimizers
-        self._prepared.follow(item, counts=len(first) <= 1)
+        counts = len(first) <= 1
+        if self.green.gears is not None and counts:
+            if isinstance(item, Module):
+                self.green.gears.check(item)
+            if isinstance(item, Optimizer):  # a DeepSpeed engine's steps once a sub-group
+                self._driver.bind(item, counts=self.deepspeed_engine_wrapped is None)
+        self._prepared.follow(item, counts=counts)
         return item
 
     def _begin(self) -> None:

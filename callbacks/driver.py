@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from greentrain.callbacks.batch import count
-from greentrain.harmless import harmless, warn
 from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainError
+from greentrain.harmless import harmless, warn
 from greentrain.session import GreenSession
 from greentrain.types import Phase, Topology
 
@@ -84,6 +84,42 @@ class Driver:
             raise
         except Exception as error:
             warn(f"the session could not be started ({error!r})")
+
+    def gear(
+        self, model: torch.nn.Module, *, device: torch.device, loss_scaled: bool, wrap_forward: bool = True
+    ) -> None:
+        """Give the model its gears, where the configuration names any.
+
+        Args:
+            model: The model, before the framework replaces its forward.
+            device: Where it will run.
+            loss_scaled: The framework uses a GradScaler.
+            wrap_forward: False where the framework enters the gears' autocast context itself.
+
+        Raises:
+            ConfigError: A gear cannot work here.
+        """
+        if self.session.gears is not None:
+            gears = self.session.gears
+            gears.attach(model, device=device, loss_scaled=loss_scaled, wrap_forward=wrap_forward)
+
+    def bind(self, optimizer: Any, *, counts: bool = True) -> None:
+        """Shift after the steps of an optimizer.
+
+        Args:
+            optimizer: The optimizer, in its framework's wrapper or not.
+            counts: Its steps are those of the run; False where :meth:`boundary` is called.
+
+        Raises:
+            ConfigError: gamma is asked for and this is no Adam.
+        """
+        if self.session.gears is not None:
+            self.session.gears.bind(optimizer, counts=counts)
+
+    def boundary(self) -> None:
+        """Note the end of an optimizer step that no optimizer's hook tells: a DeepSpeed engine's."""
+        if self.session.gears is not None:
+            self.session.gears.boundary()
 
     @harmless
     def enter(self, phase: Phase | None) -> None:

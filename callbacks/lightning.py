@@ -5,6 +5,7 @@ Example::
     trainer = L.Trainer(callbacks=[GreenCallback("green.yaml")])     # no argument = measure only
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from greentrain._imports import try_import
@@ -41,18 +42,29 @@ class GreenCallback(Callback):
         self._steps = 0
         self._rank = 0
         self._fitting = False
+        self._engine = False
+        self._ungear: Callable[[], None] = lambda: None
 
     # The run starts in the first hook after callbacks are restored, with any strategy, and after Lightning's signal
     # handlers are in place: they call what was there before, ours would end the process that they keep alive.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._rank, self._fitting = trainer.global_rank, stage == "fit"
+        gears = self.session.gears
+        if gears is not None and self._fitting:
+            plugin, device = trainer.precision_plugin, trainer.strategy.root_device
+            scaled = getattr(plugin, "scaler", None) is not None
+            self._driver.gear(pl_module, device=device, loss_scaled=scaled, wrap_forward=False)
+            before = vars(plugin).get("forward_context")
+            plugin.forward_context = lambda: gears.box.context(device.type, pl_module.training)  # type: ignore[method-assign]
+            self._ungear = lambda: _put_back(plugin, before)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)
+        self._bind(trainer)
         self._hook(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -69,6 +81,14 @@ class GreenCallback(Callback):
             local_world_size=trainer.num_devices,
             model=pl_module,
         )
+
+    def _bind(self, trainer: Trainer) -> None:
+        gears = self.session.gears
+        if gears is not None and trainer.model is not None:
+            gears.check(trainer.model)
+            self._engine = hasattr(trainer.model, "global_steps")  # DeepSpeed's optimizer steps once a sub-group
+            for optimizer in trainer.optimizers:
+                self._driver.bind(optimizer, counts=not self._engine)
 
     @harmless
     def _hook(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,6 +123,8 @@ class GreenCallback(Callback):
     ) -> None:
         before, self._steps = self._steps, trainer.global_step
         if self._steps > before:
+            if self._engine:
+                self._driver.boundary()
             self._driver.step()
             every = trainer.log_every_n_steps  # type: ignore[attr-defined]
             if every and self._steps // every > before // every:
@@ -126,6 +148,9 @@ class GreenCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         owned = self._driver.owned
         self._driver.stop("finished")
+        if self.session.gears is not None:
+            self.session.gears.detach()
+            self._ungear()
         if owned and self._fitting:
             self._log(trainer)
 
@@ -138,3 +163,9 @@ class GreenCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._fitting:
             self._driver.load(state_dict, self._rank)
+
+
+def _put_back(plugin: Any, before: Any) -> None:
+    vars(plugin).pop("forward_context", None)
+    if before is not None:
+        plugin.forward_context = before

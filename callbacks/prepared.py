@@ -60,6 +60,7 @@ class Prepared:
             nonlocal steps
             before, steps = steps, engine.global_steps
             if steps > before:
+                self._driver.boundary()
                 self._driver.step()
 
         return then

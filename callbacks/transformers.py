@@ -11,6 +11,7 @@ from typing import Any
 from greentrain._imports import try_import
 from greentrain.callbacks.caller import calling
 from greentrain.callbacks.driver import Driver, SessionLike
+from greentrain.errors import ConfigError
 from greentrain.harmless import harmless
 from greentrain.types import Phase
 
@@ -45,11 +46,19 @@ class GreenCallback(TrainerCallback, ExportableState):
         """The session, with its totals, run folder and report path."""
         self._training = False
         self._seen_tokens = 0
+        self._engine = False
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.session.gears is not None:  # later, the Trainer has replaced the model's forward
+            trainer = calling(Trainer)
+            scaled = trainer is not None and trainer.accelerator.scaler is not None
+            self._driver.gear(kwargs["model"], device=args.device, loss_scaled=scaled)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._driver.stop("exception")  # a training that was left by an exception
         self._resume(args, state)
         self._start(args, kwargs["model"])
+        self._bind(kwargs["model"], kwargs["optimizer"])
         self._hook(kwargs["model"])
         self._training = True
         self._seen_tokens = state.num_input_tokens_seen
@@ -69,6 +78,21 @@ class GreenCallback(TrainerCallback, ExportableState):
         if state.global_step > 0:  # otherwise it is what we just said ourselves
             first = saved[0] if isinstance(saved, list) else saved
             self._driver.load(first["attributes"].get("saved", {}), args.process_index)
+
+    def _bind(self, model: Any, optimizer: Any) -> None:
+        gears = self.session.gears
+        if gears is None:
+            return
+        if gears.box.model is None:
+            raise ConfigError(
+                "precision.gears needs the model before the Trainer prepares it: pass GreenCallback in"
+                " Trainer(callbacks=[...]), not to add_callback()"
+            )
+        trainer = calling(Trainer)
+        wrapped = model if trainer is None else trainer.model_wrapped
+        gears.check(wrapped)
+        self._engine = hasattr(wrapped, "global_steps")  # DeepSpeed's optimizer steps once a sub-group
+        self._driver.bind(optimizer, counts=not self._engine)
 
     @harmless
     def _hook(self, model: Any) -> None:
@@ -109,6 +133,8 @@ class GreenCallback(TrainerCallback, ExportableState):
         if args.include_num_input_tokens_seen not in ("no", False):  # the Trainer's own count, over all ranks
             before, self._seen_tokens = self._seen_tokens, int(state.num_input_tokens_seen)
             tokens = (self._seen_tokens - before) // args.world_size
+        if self._engine:
+            self._driver.boundary()
         self._driver.step(tokens)
         self._next(control)
 

@@ -237,10 +237,11 @@ class ActiveRun:
         finally:
             self._lock.release()
 
-    def know_parameters(self, parameters: int | None) -> None:
-        """Note the number of model parameters in run.json, where a model was watched after the start."""
-        if parameters is not None and self._run_json and self._run_json["parameters"] != parameters:
-            self._run_json["parameters"] = parameters
+    def know(self, **facts: Any) -> None:
+        """Note in run.json what was learned after the start: number of parameters, layers. None says nothing."""
+        known = {key: value for key, value in facts.items() if value is not None}
+        if self._run_json and any(self._run_json.get(key) != value for key, value in known.items()):
+            self._run_json.update(known)
             self._save_run_json()
 
     def book_now(self) -> None:

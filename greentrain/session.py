@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from greentrain.carbon.detect import open_signal
 from greentrain.clock import Clock, SystemClock
@@ -36,8 +36,11 @@ from greentrain.run_id import choose_run_id
 from greentrain.runtime import ActiveRun, wait_for_ranks
 from greentrain.shutdown import ShutdownHook
 from greentrain.topology import current_topology
-from greentrain.types import CarbonSignal, PowerMeter, Topology
-from greentrain.watch import Watcher
+from greentrain.types import CarbonSignal, Decision, Gear, PowerMeter, Topology
+from greentrain.watch import Watcher, is_engine
+
+if TYPE_CHECKING:
+    from greentrain.gears import Gears  # loads torch
 
 STATE_FORMAT = 1
 _CLOSE_WAIT_S = 5.0
@@ -82,6 +85,9 @@ class GreenSession(contextlib.ContextDecorator):
         self._hook: ShutdownHook | None = None
         self._live: LiveLine | None = None
         self._watcher = Watcher(self)
+        self._gears: Gears | None = None
+        self._shift: str | None = None
+        self._shifts_until_close = False
         self._resume: dict[str, Any] | None = None
         self._starts = 0
         self._pid = os.getpid()
@@ -130,6 +136,8 @@ class GreenSession(contextlib.ContextDecorator):
             self._close_live()
             meter.close() if run is None else run.close("exception")
             raise
+        if self._gears is not None and self._resume is None:
+            self._gears.restart()
         self._resume = None
         self._run = run
         self._last = run
@@ -137,6 +145,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._mark = run.marks.append
         self._hook = ShutdownHook(self.close, self._told_to_end)
         self._hook.install()
+        self._show_gears()
         return self
 
     def close(self, reason: str = "finished") -> None:
@@ -153,7 +162,9 @@ class GreenSession(contextlib.ContextDecorator):
         self._run = None
         self._mark = _ignore
         self._watcher.release()
-        run.know_parameters(self.parameters)
+        if self._gears is not None:
+            self._gears.detach() if self._shifts_until_close else self._gears.release()
+        run.know(parameters=self.parameters)
         run.close(reason)
         self._close_live()
         if self._hook is not None:
@@ -196,6 +207,8 @@ class GreenSession(contextlib.ContextDecorator):
             samples: Samples of the same batches.
         """
         self._mark((self._now(), "step", "", 0, tokens, samples))
+        if self._shift is not None:
+            self._mark_shift()
 
     def count(self, tokens: int = 0, samples: int = 0) -> None:
         """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
@@ -256,7 +269,7 @@ class GreenSession(contextlib.ContextDecorator):
             out["green/samples_per_j"] = sums.samples / sums.energy_j
         if self._last.topology.world_size > 1:
             out["green/ranks"] = float(sums.ranks)
-        return out
+        return out if self._gears is None else out | self._gears.metrics()
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
         """Return the energy by device uid (J) between two ``time.monotonic()`` times of the last half hour.
@@ -281,16 +294,53 @@ class GreenSession(contextlib.ContextDecorator):
 
     # -- training state ----------------------------------------------------------------------------------------
 
-    def watch(self, model: Any = None, optimizer: Any = None) -> None:
+    def watch(self, model: Any = None, optimizer: Any = None, scaler: Any = None) -> None:
         """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
+
+        Where the configuration names gears, the model gets them, and shifts after steps of the optimizer.
 
         A DeepSpeed engine may be passed as model: its forward, backward and step are followed, and each real
         optimizer step is counted; then call ``count`` for tokens, not ``step``.
 
+        Args:
+            model: A torch module, in its wrappers or not, or a DeepSpeed engine.
+            optimizer: The optimizer whose steps are those of the run.
+            scaler: The torch.amp.GradScaler in use; the gear fp16 needs one.
+
         Raises:
-            ConfigError: The objects are no torch module, optimizer or engine.
+            ConfigError: The objects are no torch module, optimizer or engine, or a gear cannot work with them.
         """
-        self._watcher.watch(model, optimizer)
+        self._watcher.check(model, optimizer)
+        if self.gears is not None:
+            engine = model is not None and is_engine(model)
+            self._shifts_until_close = True
+            if model is not None:
+                self.gears.attach(model, loss_scaled=scaler is not None or (engine and model.fp16_enabled()))
+            if engine:
+                self.gears.bind(model.optimizer, counts=False)
+            elif optimizer is not None:
+                self.gears.bind(optimizer)
+            self._show_gears()
+        self._watcher.watch(model, optimizer, None if self.gears is None else self.gears.boundary)
+
+    def shift(self, gear: str) -> None:
+        """Use a gear from the next optimizer step on, in place of the policy.
+
+        Raises:
+            ConfigError: It is not among ``precision.gears``.
+        """
+        if self.gears is None:
+            raise ConfigError(f"cannot shift to {gear!r}: precision.gears is empty; name the gears of the run there")
+        self.gears.shift(gear)
+
+    @property
+    def gears(self) -> "Gears | None":
+        """The gears of the session; None where the configuration names none. Loads torch."""
+        if self._gears is None and self.config.precision.gears:
+            from greentrain.gears import Gears
+
+            self._gears = Gears(self.config, self._shifted)
+        return self._gears
 
     def checkpoint(self) -> None:
         """Note in the journal that a checkpoint was taken now."""
@@ -306,7 +356,7 @@ class GreenSession(contextlib.ContextDecorator):
             "format": STATE_FORMAT,
             "run_id": None if self._last is None else self._last.run_id,
             "totals": self.totals().to_dict(),
-        }
+        } | ({} if self._gears is None else {"precision": self._gears.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a checkpoint at the next start.
@@ -328,8 +378,30 @@ class GreenSession(contextlib.ContextDecorator):
         if self._run is not None:
             raise SessionError("load_state_dict() must come before start(): the run folder is open already")
         self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"])}
+        if self.gears is not None and "precision" in state:
+            self.gears.load_state_dict(state["precision"])
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _shifted(self, before: Gear, decision: Decision, steps: int) -> None:
+        run = self._mine()
+        if run is None:
+            return
+        self._mark_shift()
+        self._shift = str(decision.gear)  # the mark of the step that just ended comes first
+        text = f"{before} -> {decision.gear} after step {steps}: {decision.reason}"
+        run.event("gear", text, step=steps, gear=str(decision.gear))
+
+    def _mark_shift(self) -> None:
+        gear, self._shift = self._shift, None
+        if gear is not None:
+            self.gear(gear)
+
+    def _show_gears(self) -> None:
+        run = self._mine()
+        if run is not None and self._gears is not None and self._gears.box.model is not None:
+            self.gear(str(self._gears.box.gear))
+            run.know(**self._gears.describe())
 
     def _told_to_end(self) -> None:
         run = self._mine()

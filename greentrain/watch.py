@@ -37,21 +37,30 @@ class Watcher:
         self._session = session
         self._undo: list[Callable[[], None]] = []
 
-    def watch(self, model: Any, optimizer: Any) -> None:
-        """Hook a model and an optimizer; a DeepSpeed engine as model brings its own optimizer.
+    def check(self, model: Any, optimizer: Any) -> None:
+        """Check what is to be watched before anything is changed.
 
         Raises:
-            ConfigError: An object is neither.
+            ConfigError: An object is neither module, engine nor optimizer.
         """
-        engine = model is not None and _is_engine(model)
-        if model is not None and not engine and not hasattr(model, "register_forward_pre_hook"):
+        if model is not None and not is_engine(model) and not hasattr(model, "register_forward_pre_hook"):
             raise ConfigError(
                 f"watch(model=...) got a {type(model).__name__}; pass a torch.nn.Module or a DeepSpeed engine"
             )
         if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
             raise ConfigError(f"watch(optimizer=...) got a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
-        if engine:
-            self._watch_engine(model)
+
+    def watch(self, model: Any, optimizer: Any, stepped: Callable[[], None] | None = None) -> None:
+        """Hook a model and an optimizer; a DeepSpeed engine as model brings its own optimizer.
+
+        Args:
+            model: A torch module or an engine; None: no model.
+            optimizer: A torch optimizer; None: no optimizer.
+            stepped: Called after each optimizer step of an engine, which is no optimizer's step hook: ZeRO-3 steps
+                once a sub-group.
+        """
+        if model is not None and is_engine(model):
+            self._watch_engine(model, stepped)
         elif model is not None:
             self._watch_module(model)
         if optimizer is not None:
@@ -84,25 +93,37 @@ class Watcher:
         self._undo.append(optimizer.register_step_pre_hook(lambda *_: _drop(session.begin(name))).remove)
         self._undo.append(optimizer.register_step_post_hook(lambda *_: session.end(name)).remove)
 
-    def _watch_engine(self, engine: Any) -> None:
+    def _watch_engine(self, engine: Any, stepped: Callable[[], None] | None) -> None:
+        def on_step() -> None:
+            if stepped is not None:
+                stepped()
+            self._session.step()
+
         self._watch_module(engine)
         self._wrap(engine, "backward", Phase.BACKWARD.value)
-        self._wrap(engine, "step", Phase.OPTIMIZER.value, steps=lambda: int(engine.global_steps))
+        self._wrap(engine, "step", Phase.OPTIMIZER.value, steps=lambda: int(engine.global_steps), on_step=on_step)
 
-    def _wrap(self, engine: Any, method: str, phase: str, steps: Callable[[], int] | None = None) -> None:
+    def _wrap(
+        self,
+        engine: Any,
+        method: str,
+        phase: str,
+        steps: Callable[[], int] = lambda: 0,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
         session, original = self._session, getattr(engine, method)
         own = method in vars(engine)
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            before = steps() if steps else 0
+            before = steps()
             token = session.begin(phase)
             try:
                 return original(*args, **kwargs)
             finally:
                 session.end(phase, token)
-                if steps and steps() > before:
-                    session.step()
+                if steps() > before:
+                    on_step()
 
         def undo() -> None:
             if own:
@@ -114,7 +135,8 @@ class Watcher:
         self._undo.append(undo)
 
 
-def _is_engine(model: Any) -> bool:
+def is_engine(model: Any) -> bool:
+    """Return whether this is a DeepSpeed engine."""
     # DeepSpeedEngine (deepspeed/runtime/engine.py): counts micro batches and calls its optimizer inside step().
     return all(hasattr(model, name) for name in ("micro_steps", "global_steps", "backward", "step"))
 

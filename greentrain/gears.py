@@ -1,0 +1,183 @@
+"""The gears of a session: who decides, when it takes effect, and what is told about it.
+
+::
+
+    optimizer.step() --post hook--> boundary: count the step, ask the policy, shift --> the next forward
+
+so a shift never falls into a gradient accumulation window, and no step but the one that shifts pays for it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from greentrain.config import GreenConfig
+from greentrain.errors import ConfigError
+from greentrain.harmless import harmless
+from greentrain.optim import adapt
+from greentrain.policy.loop import DecisionLoop
+from greentrain.policy.static import StaticPolicy, open_policy
+from greentrain.precision.gearbox import GearBox
+from greentrain.precision.limits import check_gears
+from greentrain.types import Decision, Gear, Observation
+
+PAPER_GAMMA = 4.0
+"""CarbonGearRL, section 3.3: sigma_FP8 / sigma_BF16 about 4; measured 11 to 14, see ``greentrain.optim``."""
+
+
+class Gears:
+    """Shifts one model by a policy.
+
+    Args:
+        config: Sections ``precision`` and ``policy``.
+        tell: Called after a shift with the gear before, the decision and the steps done.
+    """
+
+    def __init__(self, config: GreenConfig, tell: Callable[[Gear, Decision, int], None]) -> None:
+        self._config = config.precision
+        self._tell = tell
+        self.box = GearBox(config.precision)
+        self.steps = 0
+        """Optimizer steps of the run, earlier parts included."""
+        self.done: dict[Gear, int] = dict.fromkeys(self.box.gears, 0)
+        """The same by gear."""
+        self.vetoes: dict[Gear, str] = {}
+        """Gears that must not be used now, and why."""
+        self._loop = DecisionLoop(
+            open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share
+        )
+        self._undo: list[Callable[[], None]] = []
+        self._counted = False
+
+    def attach(
+        self, model: nn.Module, *, loss_scaled: bool, device: torch.device | None = None, wrap_forward: bool = True
+    ) -> None:
+        """Give a model its gears and shift to that of the first step.
+
+        Args:
+            model: The model, before a framework replaces its forward.
+            loss_scaled: A GradScaler is in use.
+            device: Where the model will run; None: where its parameters are.
+            wrap_forward: False where the framework enters ``box.context`` itself.
+
+        Raises:
+            ConfigError: A gear cannot work here; says why.
+        """
+        if Gear.FP16 in self.box.gears and not loss_scaled:
+            raise ConfigError(
+                "precision.gears holds fp16, whose small gradients vanish without loss scaling: train with a"
+                " torch.amp.GradScaler from the start (the framework's fp16 mode, or watch(..., scaler=scaler)); it"
+                " leaves the other gears' numbers as they are"
+            )
+        self.box.attach(model, device=device, wrap_forward=wrap_forward)
+        self._decide()
+
+    def check(self, model: nn.Module) -> None:
+        """Check the gears against the wrappers that a framework has put around the model since ``attach``.
+
+        Raises:
+            ConfigError: A gear cannot work there; says why.
+        """
+        if self.box.model is not None:
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            check_gears(model, self.box.gears, device)
+
+    def restart(self) -> None:
+        """Count from 0: a new run begins."""
+        self.steps = 0
+        self.done = dict.fromkeys(self.box.gears, 0)
+        self._decide()
+
+    def bind(self, optimizer: Any, *, counts: bool = True) -> None:
+        """Count an optimizer's steps and let AdamW take the gear into account.
+
+        Args:
+            optimizer: A torch optimizer, or a framework's wrapper around one.
+            counts: Its steps are those of the run, unless an optimizer was bound before; False where something else
+                calls :meth:`boundary`.
+
+        Raises:
+            ConfigError: gamma is asked for and this optimizer is no Adam.
+        """
+        while not hasattr(optimizer, "register_step_post_hook") or hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer
+        if Gear.FP8 in self.box.gears and self._config.gamma != 1.0:
+            self._undo.append(adapt(optimizer, self.gamma, decay=self._config.decay).remove)
+        if counts and not self._counted:
+            self._counted = True
+            self._undo.append(optimizer.register_step_post_hook(self.boundary).remove)
+
+    @harmless
+    def boundary(self, *_: Any) -> None:
+        """Note that an optimizer step is done, and shift if the policy wants to."""
+        self.steps += 1
+        self.done[self.box.gear] += 1
+        self._decide()
+
+    def shift(self, gear: str) -> None:
+        """Use a gear from the next optimizer step on, in place of the policy.
+
+        Raises:
+            ConfigError: It is not among the gears of the run.
+        """
+        self.box.request(gear)
+        self._loop = DecisionLoop(StaticPolicy(Gear(gear)), self.box.gears, self._config.fp8_max_share)
+
+    def gamma(self) -> float:
+        """Return by how much AdamW has to slow down in the gear of this step."""
+        asked = self._config.gamma
+        if self.box.gear is not Gear.FP8:
+            return 1.0
+        if isinstance(asked, float):
+            return asked
+        return PAPER_GAMMA if asked == "paper" else 1.0
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures for a logger."""
+        out = {}
+        if Gear.FP8 in self.box.gears and self.steps:
+            out["green/fp8_share"] = self.done[Gear.FP8] / self.steps
+        return out
+
+    def release(self) -> None:
+        """Take the hooks off the optimizers; the model keeps its gears. Idempotent."""
+        self._counted = False
+        while self._undo:
+            self._undo.pop()()
+
+    def detach(self) -> None:
+        """Make model and optimizers what they were. Idempotent."""
+        self.release()
+        self.box.detach()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says about the layers."""
+        backend = self.box.backend
+        return {
+            "gear_backend": "" if backend is None else f"{backend.name}: {backend.reason}",
+            "layers": [
+                {name: getattr(layer, name) for name in ("name", "in_features", "out_features", "chosen", "reason")}
+                for layer in self.box.plan
+            ],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, in plain JSON types."""
+        return {**self.box.state_dict(), "steps": self.steps, "done": {str(g): n for g, n in self.done.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint was written."""
+        self.box.load_state_dict(state)
+        self.steps = int(state.get("steps", 0))
+        done = state.get("done", {})
+        self.done = {gear: int(done.get(str(gear), 0)) for gear in self.box.gears}
+        self._decide()
+
+    def _decide(self) -> None:
+        before = self.box.gear
+        decision = self._loop.decide(Observation(step=self.steps, gear=before), self.done, self.vetoes)
+        self.box.request(decision.gear)
+        if self.box.commit():
+            self._tell(before, decision, self.steps)

@@ -1,0 +1,224 @@
+"""The gears of one model: FP32, BF16, FP16 and FP8 without a new Parameter, shifted between two optimizer steps.
+
+The linear layers that may run in FP8 get the class :class:`GearLinear`, and the model itself a class whose forward
+enters one autocast context::
+
+    gear   autocast           linear layers of the plan
+    fp32   off                x W^T in FP32
+    bf16   bfloat16           x W^T in BF16
+    fp16   float16            x W^T in FP16, loss scaled by a GradScaler
+    fp8    bfloat16           x W^T and both gradients in FP8, dynamic scaling
+
+A copy or a pickle of the model is the plain model: it has its own weights, the plain classes and no gears.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from greentrain.config import PrecisionConfig
+from greentrain.errors import ConfigError
+from greentrain.precision.backends import Fp8Backend, choose_backend
+from greentrain.precision.compiled import RecompileWatch
+from greentrain.precision.layers import LayerPlan, plan_layers
+from greentrain.precision.limits import check_gears, unwrap
+from greentrain.precision.linear import GearLinear, attach_layer, detach_layer
+from greentrain.types import Gear
+
+AUTOCAST = {Gear.BF16: torch.bfloat16, Gear.FP16: torch.float16, Gear.FP8: torch.bfloat16}
+
+
+class GearBox:
+    """Runs one model in the gear that is asked for.
+
+    Args:
+        config: Section ``precision``.
+    """
+
+    def __init__(self, config: PrecisionConfig) -> None:
+        self._config = config
+        self.gears = tuple(Gear(gear) for gear in config.gears)
+        self.gear = self.gears[0]
+        """Gear of training steps."""
+        self.eval_gear = Gear(config.eval_gear) if config.eval_gear else _usual_eval(self.gears)
+        """Gear of everything in eval mode."""
+        self.model: nn.Module | None = None
+        """The model that shifts, without its wrappers; None before ``attach``."""
+        self.plan: Sequence[LayerPlan] = ()
+        """Every linear layer of the model, and whether it runs in FP8."""
+        self.backend: Fp8Backend | None = None
+        """Who multiplies in FP8; None where FP8 is not among the gears."""
+        self._pending: Gear | None = None
+        self._recompiles = RecompileWatch(len(self.gears))
+
+    def attach(self, model: nn.Module, *, device: torch.device | None = None, wrap_forward: bool = True) -> None:
+        """Give a model its gears, in place. The Parameters and the keys of its state_dict stay what they are.
+
+        Args:
+            model: The model, also as wrapped by torch.compile, DDP, FSDP or DeepSpeed.
+            device: Where it will run; None: where its parameters are.
+            wrap_forward: Enter the autocast context in the model's forward; False where a framework has a better
+                place and calls :meth:`context` itself.
+
+        Raises:
+            ConfigError: A gear cannot work on this device, in this wrapper or with these weights; another session has
+                this model; no layer can run in FP8.
+        """
+        inner = unwrap(model)
+        if self.model is inner:
+            return
+        if self.model is not None:
+            raise ConfigError(
+                "this session shifts the gears of one model already: use a second session for a second one"
+            )
+        if any(hasattr(module, "_green") or hasattr(module, "_green_box") for module in inner.modules()):
+            raise ConfigError(
+                "this model has the gears of another GreenSession: close that session first, or watch the model once"
+            )
+        if wrap_forward and "forward" in vars(inner):
+            raise ConfigError(
+                f"the forward of {type(inner).__name__} was replaced already, as Accelerator.prepare does: give the"
+                " model its gears before it is prepared"
+            )
+        device = device or next((p.device for p in inner.parameters()), torch.device("cpu"))
+        check_gears(model, self.gears, device)
+        if Gear.FP8 in self.gears:
+            self._attach_layers(inner, device)
+        self.model = inner
+        if wrap_forward:
+            inner._green_box = self  # type: ignore[assignment]
+            inner.__class__ = _geared(type(inner))
+        self._recompiles.prepare()
+
+    def detach(self) -> None:
+        """Make the model plain again. Idempotent."""
+        model, self.model = self.model, None
+        if model is None:
+            return
+        for module in model.modules():
+            if isinstance(module, GearLinear):
+                detach_layer(module)
+        if "_green_box" in vars(model):
+            del vars(model)["_green_box"]
+            model.__class__ = type(model)._green_plain  # type: ignore[attr-defined]
+        self._recompiles.stop()
+
+    def context(self, device_type: str, training: bool = True) -> torch.autocast:
+        """Return the autocast context of the gear.
+
+        Args:
+            device_type: ``cpu`` or ``cuda``.
+            training: False: the gear of evaluation.
+        """
+        dtype = AUTOCAST.get(self.gear if training else self.eval_gear)
+        # The cache is keyed by tensor, not by dtype: nested in a framework's autocast it would mix two precisions.
+        return torch.autocast(
+            device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False
+        )
+
+    def runs_fp8(self, training: bool) -> bool:
+        """Return whether the chosen layers run in FP8 now."""
+        return (self.gear if training else self.eval_gear) is Gear.FP8
+
+    def request(self, gear: str) -> None:
+        """Ask for a gear; :meth:`commit` shifts.
+
+        Raises:
+            ConfigError: It is not among the gears of the run.
+        """
+        if gear not in self.gears:
+            raise ConfigError(
+                f"gear {gear!r} is not among precision.gears {[str(g) for g in self.gears]}: add it there"
+            )
+        self._pending = Gear(gear)
+
+    def commit(self) -> bool:
+        """Shift to the gear asked for, if any; to be called between two optimizer steps.
+
+        Returns:
+            True if the gear has changed.
+        """
+        gear, self._pending = self._pending, None
+        self._recompiles.prepare()
+        if gear is None or gear is self.gear:
+            return False
+        self.gear = gear
+        return True
+
+    @contextlib.contextmanager
+    def at(self, gear: Gear) -> Iterator[None]:
+        """Run a block in a gear, outside any training step: to compile, to compare."""
+        before, self.gear = self.gear, gear
+        try:
+            yield
+        finally:
+            self.gear = before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the gear, in plain JSON types."""
+        return {"gear": str(self.gear)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue in the gear of a checkpoint; one that is not among the gears any more is ignored."""
+        if state.get("gear") in [str(gear) for gear in self.gears]:
+            self.gear = Gear(state["gear"])
+
+    def _attach_layers(self, model: nn.Module, device: torch.device) -> None:
+        config = self._config
+        self.plan = plan_layers(model, config.include, config.exclude, config.min_features)
+        chosen = [layer for layer in self.plan if layer.chosen]
+        if not chosen:
+            reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in self.plan[:4]) or "it has no nn.Linear"
+            raise ConfigError(
+                f"no layer of {type(model).__name__} can run in FP8 ({reasons}): lower precision.min_features, widen"
+                " precision.include, or drop fp8 from precision.gears"
+            )
+        self.backend = choose_backend(config.backend, device, config.scaling)
+        for layer in chosen:
+            module = model.get_submodule(layer.name)
+            assert isinstance(module, nn.Linear)
+            attach_layer(module, self, self.backend)
+
+
+def _usual_eval(gears: Sequence[Gear]) -> Gear:
+    return Gear.BF16 if Gear.BF16 in gears else min(gears, key=list(Gear).index)
+
+
+def _geared(plain: type[nn.Module]) -> type[nn.Module]:
+    """Return a class like the model's own whose forward runs in the box's context."""
+
+    class Geared(plain):  # type: ignore[misc, valid-type]
+        _green_plain = plain
+
+        @functools.wraps(plain.forward)
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            device = next((p.device.type for p in self.parameters()), "cpu")
+            with self._green_box.context(device, self.training):
+                output = plain.forward(self, *args, **kwargs)
+            return _to_fp32(output)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return _plain(super().__reduce_ex__(protocol), plain)
+
+    Geared.__name__, Geared.__qualname__, Geared.__module__ = plain.__name__, plain.__qualname__, plain.__module__
+    return Geared
+
+
+def _plain(reduced: Any, plain: type) -> Any:
+    """Return how to rebuild the plain model where pickle and deepcopy were told how to rebuild the shifting one."""
+    function, (_, *rest), state, *more = reduced
+    if isinstance(state, Mapping):
+        state = {key: value for key, value in state.items() if key != "_green_box"}
+    return function, (plain, *rest), state, *more
+
+
+def _to_fp32(output: Any) -> Any:
+    """Return FP16 and BF16 tensors as FP32, as the loss is computed outside the context."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+    return tree_map_only(torch.Tensor, _to_fp32, output)
