@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from greentrain.errors import RunFolderError
 from greentrain.journal import Journal, read_journal
@@ -21,9 +21,16 @@ from greentrain.types import (
     CarbonKind,
     CarbonPoint,
     DeviceEnergy,
+    GearUse,
     LedgerEntry,
     Provenance,
 )
+
+_GEAR_KEYS: Final = {
+    "j": "energy_j", "model_j": "modelled_j", "missing_s": "missing_s", "dev_s": "device_s", "s": "seconds",
+    "steps": "steps", "tokens": "tokens", "samples": "samples",
+}  # fmt: skip
+"""Keys of a gear in an entry's record, and its fields."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,8 @@ class Totals:
     """Seconds without knowledge by device uid."""
     phase_s: Mapping[str, float] = field(default_factory=dict)
     """Exclusive seconds by phase."""
+    by_gear: Mapping[str, GearUse] = field(default_factory=dict)
+    """What was used and done by precision gear; empty in runs without gears."""
 
     @property
     def emissions_g(self) -> float:
@@ -72,6 +81,16 @@ class Totals:
             mine, theirs = getattr(self, item.name), getattr(other, item.name)
             values[item.name] = _sum_maps(mine, theirs) if isinstance(mine, Mapping) else mine + theirs
         return Totals(**values)
+
+    @classmethod
+    def of_job(cls, ranks: Sequence["Totals"]) -> "Totals":
+        """Return the sum over ranks, but ``steps``, by gear too, are those of the rank with most of them."""
+        out = sum(ranks, cls())
+        gears = {
+            name: dataclasses.replace(use, steps=max(r.by_gear[name].steps for r in ranks if name in r.by_gear))
+            for name, use in out.by_gear.items()
+        }
+        return dataclasses.replace(out, steps=max((rank.steps for rank in ranks), default=0), by_gear=gears)
 
     def add(self, entry: LedgerEntry) -> "Totals":
         """Return the totals with one more entry."""
@@ -102,6 +121,7 @@ class Totals:
             by_provenance=by_provenance,
             missing_s={uid: d.missing_s for uid, d in entry.devices.items() if d.missing_s},
             phase_s=dict(entry.phase_s),
+            by_gear=dict(entry.gears),
         )
 
     def sums(self) -> dict[str, Any]:
@@ -116,19 +136,28 @@ class Totals:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict for JSON and checkpoints."""
-        return {k: dict(v) if isinstance(v, Mapping) else v for k, v in dataclasses.asdict(self).items()}
+        out = {k: dict(v) if isinstance(v, Mapping) else v for k, v in dataclasses.asdict(self).items()}
+        if not self.by_gear:
+            del out["by_gear"]
+        return out
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Totals":
         """Read what ``to_dict`` wrote; unknown keys of a newer version are ignored."""
-        known = {item.name for item in dataclasses.fields(cls)}
-        return cls(**{k: v for k, v in data.items() if k in known})
+        known = _fields(cls, data)
+        gears = {name: GearUse(**_fields(GearUse, use)) for name, use in data.get("by_gear", {}).items()}
+        return cls(**known | {"by_gear": gears})
 
 
-def _sum_maps(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+def _fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in dataclasses.fields(cls)}
+    return {key: value for key, value in data.items() if key in names}
+
+
+def _sum_maps(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(a)
     for key, value in b.items():
-        out[key] = out.get(key, 0.0) + value
+        out[key] = out[key] + value if key in out else value
     return out
 
 
@@ -153,7 +182,7 @@ class EnergyLedger:
 
 def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
     """Return the journal record of an entry (kind ``entry``; short keys, it is written for years)."""
-    return {
+    record: dict[str, Any] = {
         "kind": "entry",
         "t0": round(entry.t0_unix_s, 6),
         "t1": round(entry.t1_unix_s, 6),
@@ -182,8 +211,14 @@ def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
         "pue": entry.pue,
         "op_g": entry.operational_g,
         "emb_g": entry.embodied_g,
-        "step_groups": [list(group) for group in entry.step_groups],
     }
+    if entry.gears:
+        record["gears"] = {
+            name: {key: round(getattr(use, item), 6) for key, item in _GEAR_KEYS.items()}
+            for name, use in entry.gears.items()
+        }
+    record["step_groups"] = [list(group) for group in entry.step_groups]
+    return record
 
 
 def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
@@ -217,6 +252,10 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
         operational_g=record["op_g"],
         embodied_g=record["emb_g"],
         step_groups=tuple((g[0], g[1], g[2], g[3]) for g in record["step_groups"]),
+        gears={
+            name: GearUse(**{item: use[key] for key, item in _GEAR_KEYS.items()})
+            for name, use in record.get("gears", {}).items()
+        },
     )
 
 
@@ -266,11 +305,7 @@ class RunRecord:
     @property
     def totals(self) -> Totals:
         """Totals over all ranks. ``steps`` are those of the rank with most, not a sum over ranks."""
-        out = Totals()
-        for rank in self.ranks:
-            out = out + rank.totals
-        steps = max((rank.totals.steps for rank in self.ranks), default=0)
-        return dataclasses.replace(out, steps=steps)
+        return Totals.of_job([rank.totals for rank in self.ranks])
 
     @property
     def wall_s(self) -> float:

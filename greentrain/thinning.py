@@ -131,6 +131,8 @@ def _merge(a: dict[str, Any], b: Mapping[str, Any]) -> None:
         device["j"] += other["j"]
         device["missing_s"] += other["missing_s"]
         _add(device["phases"], other["phases"])
+    for name, use in b.get("gears", {}).items():
+        _add(a.setdefault("gears", {}).setdefault(name, {}), use)
 
 
 def _add(a: dict[str, float], b: Mapping[str, float]) -> None:

@@ -5,7 +5,7 @@ epoch (UTC). A session anchors one to the other once, at its start.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
@@ -231,6 +231,43 @@ class DeviceEnergy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GearUse:
+    """What was used and done in one precision gear. ``a + b`` adds two parts."""
+
+    energy_j: float = 0.0
+    """Known energy of all devices (J)."""
+    modelled_j: float = 0.0
+    """The part of it that is modelled (J)."""
+    missing_s: float = 0.0
+    """Device-seconds whose energy is not known. Negative as in :class:`DeviceEnergy`, where a counter delivers the
+    energy of a gap late: it is then this gear's, whichever gear the gap was in."""
+    device_s: float = 0.0
+    """Device-seconds in this gear, known or not."""
+    seconds: float = 0.0
+    """Wall time in this gear (s); summed over ranks it is rank-seconds."""
+    steps: int = 0
+    tokens: int = 0
+    samples: int = 0
+
+    def __add__(self, other: "GearUse") -> "GearUse":
+        return GearUse(
+            energy_j=self.energy_j + other.energy_j,
+            modelled_j=self.modelled_j + other.modelled_j,
+            missing_s=self.missing_s + other.missing_s,
+            device_s=self.device_s + other.device_s,
+            seconds=self.seconds + other.seconds,
+            steps=self.steps + other.steps,
+            tokens=self.tokens + other.tokens,
+            samples=self.samples + other.samples,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """True if ``energy_j`` says anything: 0 J of which nothing is known does not."""
+        return self.energy_j != 0.0 or self.missing_s < 0.999 * self.device_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """What one rank booked for one interval."""
 
@@ -253,6 +290,8 @@ class LedgerEntry:
     samples: int = 0
     step_groups: Sequence[tuple[int, float, float, int]] = ()
     """At most 64 runs of consecutive steps: (steps, t_unix_s of the last one's end, energy_j, tokens)."""
+    gears: Mapping[str, GearUse] = field(default_factory=dict)
+    """By gear, from the first mark of a gear on; empty in runs without gears."""
 
     @property
     def energy_j(self) -> float:

@@ -1,5 +1,6 @@
 """Totals add up, and a run folder is read back as it was booked."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from greentrain.errors import RunFolderError
 from greentrain.journal import Journal, rank_path
 from greentrain.ledger import EnergyLedger, Totals, entry_from_json, entry_to_json, read_run
-from greentrain.types import CarbonPoint, DeviceEnergy, LedgerEntry, Provenance
+from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 
 
 def _entry(
@@ -122,3 +123,45 @@ def test_a_newer_format_says_upgrade(tmp_path: Path) -> None:
     _write(tmp_path, 0, _entry(), format=99)
     with pytest.raises(RunFolderError, match="upgrade"):
         read_run(tmp_path)
+
+
+BF16 = GearUse(energy_j=300.0, modelled_j=50.0, missing_s=1.5, device_s=12.0, seconds=6.0, steps=3, tokens=30)
+FP8 = GearUse(energy_j=100.0, device_s=8.0, seconds=4.0, steps=1, tokens=10, samples=2)
+
+
+def test_gears_survive_json_and_add_up(tmp_path: Path) -> None:
+    entry = dataclasses.replace(_entry(), gears={"bf16": BF16, "fp8": FP8})
+    assert entry_from_json(json.loads(json.dumps(entry_to_json(entry)))) == entry
+    totals = Totals.of(entry).add(dataclasses.replace(_entry(), gears={"fp8": FP8}))
+    assert totals.by_gear == {"bf16": BF16, "fp8": FP8 + FP8}
+    assert totals.by_gear["fp8"].energy_j == pytest.approx(200)
+    again = Totals.from_dict(json.loads(json.dumps(totals.to_dict() | {"a_newer_key": 1})))
+    assert again == totals
+    _write(tmp_path, 0, entry, carried=totals.to_dict())
+    assert read_run(tmp_path).totals.by_gear == {"bf16": BF16 + BF16, "fp8": FP8 + FP8 + FP8}
+
+
+def test_steps_in_a_gear_are_those_of_one_rank(tmp_path: Path) -> None:
+    for rank in range(4):
+        _write(tmp_path, rank, dataclasses.replace(_entry(), gears={"bf16": BF16} if rank else {"fp8": FP8}))
+    gears = read_run(tmp_path).totals.by_gear
+    assert (gears["bf16"].steps, gears["bf16"].tokens, gears["bf16"].seconds) == (3, 90, 18.0)
+    assert gears["fp8"] == FP8
+
+
+def test_without_gears_nothing_is_written_about_them() -> None:
+    assert "gears" not in entry_to_json(_entry())
+    assert "by_gear" not in Totals.of(_entry()).to_dict()
+
+
+def test_a_journal_from_before_gears_is_read(tmp_path: Path) -> None:
+    lines = [
+        '{"kind":"open","format":1,"run_id":"r","rank":0,"host":"h","sensors":[],"carried":{"energy_j":1.0}}',
+        '{"kind":"entry","t0":0.0,"t1":10.0,"steps":4,"tokens":400,"samples":0,"devices":{"GPU-1":{"j":5.0,"prov":'
+        '"measured","missing_s":0.0,"phases":{"other":5.0}}},"phase_s":{"other":10.0},"phase_incl_j":{},"carbon":'
+        '{"g_per_kwh":100.0,"zone":"FR","kind":"estimated","basis":"average","accounting":"unspecified","source":"t"},'
+        '"pue":1.0,"op_g":0.1,"emb_g":null,"step_groups":[]}',
+    ]
+    rank_path(tmp_path, 0).write_text("\n".join(lines) + "\n")
+    totals = read_run(tmp_path).totals
+    assert (totals.energy_j, totals.by_gear) == (6.0, {})

@@ -29,7 +29,8 @@ class FlatMeter:
             Sensor(device=gpu, provenance=Provenance.MEASURED, method="counter", period_s=0.02, shared=shared),
             Sensor(device=cpu, provenance=Provenance.MODELLED, method="model", period_s=0.02, shared=False),
         )
-        self.gpu_w, self.cpu_w = gpu_w, cpu_w
+        self.gpu_j: Callable[[float], float] = lambda t_s: gpu_w * (t_s - T0_S)
+        self.cpu_w = cpu_w
         self.fail: Callable[[], None] = lambda: None
         self.closed = 0
 
@@ -37,7 +38,7 @@ class FlatMeter:
         self.fail()
         t_s = time.monotonic()
         return [
-            PowerSample(device_uid="GPU-a", t_s=t_s, energy_j=self.gpu_w * (t_s - T0_S)),
+            PowerSample(device_uid="GPU-a", t_s=t_s, energy_j=self.gpu_j(t_s)),
             PowerSample(device_uid="model:cpu", t_s=t_s, power_w=self.cpu_w),
         ]
 
@@ -80,6 +81,42 @@ def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
     metrics = green.metrics()
     assert metrics["green/energy_j"] == totals.energy_j
     assert metrics["green/tokens_per_j"] == pytest.approx(500 / totals.energy_j)
+
+
+def test_joules_steps_and_tokens_belong_to_their_gear(tmp_path: Path) -> None:
+    """100 W in one gear, then 200 W in the next, and a CPU of 50 W all the time."""
+    meter = FlatMeter(gpu_w=100.0)
+    green = _session(tmp_path / "a", meter, book_s=0.1)
+    with green:
+        green.gear("bf16")
+        for _ in range(4):
+            time.sleep(0.05)
+            green.step(tokens=10)
+        change_s = time.monotonic()
+        meter.gpu_j = lambda t_s: 100.0 * (change_s - T0_S) + 200.0 * (t_s - change_s)
+        green.gear("fp8")
+        for _ in range(6):
+            time.sleep(0.05)
+            green.step(tokens=10, samples=1)
+    gears = green.totals().by_gear
+    bf16, fp8 = gears["bf16"], gears["fp8"]
+    assert (bf16.steps, bf16.tokens, fp8.steps, fp8.tokens, fp8.samples) == (4, 40, 6, 60, 6)
+    assert bf16.seconds == pytest.approx(0.2, abs=0.1)
+    assert fp8.seconds == pytest.approx(0.3, abs=0.1)
+    assert bf16.energy_j == pytest.approx(150 * bf16.seconds, rel=0.12)
+    assert fp8.energy_j == pytest.approx(250 * fp8.seconds, rel=0.12)
+    assert fp8.modelled_j == pytest.approx(50 * fp8.seconds, rel=0.05)
+    assert bf16.device_s == pytest.approx(2 * bf16.seconds)
+    run = read_run(green.folder or "")
+    assert run.totals.by_gear["fp8"].energy_j == pytest.approx(fp8.energy_j)
+    assert sum("fp8" in entry.gears for entry in run.ranks[0].entries) >= 2, "the gear goes on in the next entry"
+    later = _session(tmp_path / "b")
+    later.load_state_dict(json.loads(json.dumps(green.state_dict())))
+    with later:
+        later.gear("fp8")
+        later.step(tokens=10)
+    assert later.totals().by_gear["fp8"].tokens == 70
+    assert read_run(later.folder or "").totals.by_gear["bf16"].energy_j == pytest.approx(bf16.energy_j)
 
 
 def test_what_is_read_back_is_what_was_booked(tmp_path: Path) -> None:

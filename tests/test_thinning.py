@@ -1,12 +1,13 @@
 """Merging entries while a journal is read changes no sum and hides no edge."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from greentrain.ledger import read_run
-from greentrain.types import LedgerEntry, Provenance
+from greentrain.types import GearUse, LedgerEntry, Provenance
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry
 
 
@@ -52,6 +53,19 @@ def test_unknown_intensity_pauses_and_gaps_keep_their_edges(tmp_path: Path) -> N
     ]
     entries = read_run(Folder(tmp_path).rank(0, [GPU, CPU], items).path, most=1).ranks[0].entries
     assert [(e.t0_unix_s - T0_S, e.t1_unix_s - T0_S) for e in entries] == [(0, 200), (500, 510), (510, 520)]
+
+
+def test_gears_are_added_up(tmp_path: Path) -> None:
+    bf16 = GearUse(energy_j=2000.0, modelled_j=500.0, missing_s=1.0, device_s=20.0, seconds=10.0, steps=10, tokens=7)
+    items = [
+        dataclasses.replace(item, gears={} if i < 3 else {"bf16": bf16} if i < 20 else {"bf16": bf16, "fp8": bf16})
+        for i, item in enumerate(_entries())
+    ]
+    path = Folder(tmp_path).rank(0, [GPU, CPU], items).path
+    whole, thin = read_run(path).totals.by_gear, read_run(path, most=4).totals.by_gear
+    assert len(read_run(path, most=4).ranks[0].entries) < 10
+    assert whole == thin
+    assert (whole["bf16"].steps, whole["fp8"].energy_j) == (370, 40_000.0)
 
 
 def test_a_short_journal_is_not_touched(tmp_path: Path) -> None:

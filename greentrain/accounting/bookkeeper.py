@@ -9,7 +9,7 @@ from greentrain.accounting.embodied import EmbodiedRate
 from greentrain.accounting.operational import operational_g
 from greentrain.accounting.timeline import Floats, Mark, Slice, Timeline
 from greentrain.power.curve import EnergyCurve
-from greentrain.types import CarbonSignal, DeviceEnergy, LedgerEntry, Provenance, Sensor
+from greentrain.types import CarbonSignal, DeviceEnergy, GearUse, LedgerEntry, Provenance, Sensor
 from greentrain.units import S_PER_HOUR
 
 STEP_GROUPS = 64
@@ -59,11 +59,13 @@ class Bookkeeper:
         cut = self.timeline.cut(t1_s)
         devices: dict[str, DeviceEnergy] = {}
         inclusive: dict[str, float] = {}
+        spent: list[tuple[Provenance, Floats, Floats]] = []
         opened = _opened(cut)
         step_t = np.array([mark.t_s for mark in cut.steps])
         step_cum = np.zeros(len(cut.steps))
         for uid, curve in curves.items():
             energy, missing = curve.at(cut.bounds_s)
+            spent.append((curve.sensor.provenance, np.diff(energy), np.diff(missing)))
             by_phase = np.bincount(cut.phase, weights=np.diff(energy), minlength=len(cut.names))
             devices[uid] = DeviceEnergy(
                 energy_j=float(energy[-1] - energy[0]),
@@ -101,6 +103,7 @@ class Bookkeeper:
             tokens=sum(mark.tokens for mark in cut.steps),
             samples=sum(mark.samples for mark in cut.steps),
             step_groups=groups,
+            gears=_by_gear(cut, spent, len(unread)),
         )
 
     def _group_steps(self, steps: Sequence[Mark], cumulative_j: Floats) -> list[tuple[int, float, float, int]]:
@@ -119,6 +122,48 @@ class Bookkeeper:
 
 def _steps(marks: Sequence[Mark]) -> int:
     return sum(mark.kind == "step" for mark in marks)
+
+
+def _by_gear(cut: Slice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int) -> dict[str, GearUse]:
+    """Sum a slice by gear.
+
+    Args:
+        cut: The slice.
+        spent: Provenance of each device, its joules and its missing seconds by segment, shape (n,) each.
+        unread: Devices that cannot be read.
+    """
+    if len(cut.gears) == 1:
+        return {}
+    count = len(cut.gears)
+    length_s = np.diff(cut.bounds_s)
+    energy_j, modelled_j, missing_s = np.zeros(len(length_s)), np.zeros(len(length_s)), unread * length_s
+    for provenance, joules, blind_s in spent:
+        energy_j += joules
+        missing_s += blind_s
+        if provenance is Provenance.MODELLED:
+            modelled_j += joules
+    energy, modelled, missing, seconds = (
+        np.bincount(cut.gear, weights=values, minlength=count).tolist()
+        for values in (energy_j, modelled_j, missing_s, length_s)
+    )
+    done = [(0, 0, 0)] * count
+    for mark, gear in zip(cut.steps, cut.step_gear, strict=True):
+        steps, tokens, samples = done[gear]
+        done[gear] = (steps + (mark.kind == "step"), tokens + mark.tokens, samples + mark.samples)
+    return {
+        cut.gears[i]: GearUse(
+            energy_j=energy[i],
+            modelled_j=modelled[i],
+            missing_s=missing[i],
+            device_s=seconds[i] * (len(spent) + unread),
+            seconds=seconds[i],
+            steps=done[i][0],
+            tokens=done[i][1],
+            samples=done[i][2],
+        )
+        for i in range(1, count)
+        if seconds[i] > 0 or any(done[i])
+    }
 
 
 def _opened(cut: Slice) -> dict[str, Floats]:

@@ -2,7 +2,8 @@
 
 The training thread only appends marks (time, what). Here they become segments: at every instant the time
 belongs to the phase that was entered last and is still open, so exclusive phases never overlap and sum to the
-whole, whichever way phases nest, overlap or come from other threads.
+whole, whichever way phases nest, overlap or come from other threads. Beside its phase, every segment has the
+precision gear it ran in: a second labelling of the same time, with no nesting.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,9 +26,9 @@ class Mark(NamedTuple):
     t_s: float
     """Monotonic time (s)."""
     kind: str
-    """``begin``, ``end``, ``step``, or ``count``: tokens or samples of a step that goes on."""
+    """``begin``, ``end``, ``gear``, ``step``, or ``count``: tokens or samples of a step that goes on."""
     name: str = ""
-    """Phase name of a begin or end."""
+    """Phase name of a begin or end; name of the gear from here on, empty for none."""
     token: int = 0
     """Pairs a begin with its end; 0 = the last one open of that name."""
     tokens: int = 0
@@ -43,9 +44,15 @@ class Slice:
     phase: npt.NDArray[np.intp]
     """Index into ``names`` of each segment, shape (n,)."""
     names: Sequence[str]
+    gear: npt.NDArray[np.intp]
+    """Index into ``gears`` of each segment, shape (n,)."""
+    gears: Sequence[str]
+    """Names of gears; the first is empty: time in no gear."""
     open_s: Sequence[tuple[str, float, float]] = field(default_factory=tuple)
     """(phase, from, to) while at least one phase of that name was open."""
     steps: Sequence[Mark] = field(default_factory=tuple)
+    step_gear: Sequence[int] = ()
+    """Index into ``gears`` of each of ``steps``: the gear they ended in."""
 
 
 class Timeline:
@@ -62,6 +69,8 @@ class Timeline:
         self._pending: list[Mark] = []
         self._names: list[str] = [Phase.OTHER.value]
         self._ids: dict[str, int] = {Phase.OTHER.value: 0}
+        self._gears: dict[str, int] = {"": 0}
+        self._gear = 0
 
     @property
     def t_s(self) -> float:
@@ -69,7 +78,7 @@ class Timeline:
         return self._t_s
 
     def add(self, marks: Iterable[Mark]) -> None:
-        """Add marks, roughly in order of time."""
+        """Add marks, roughly in order of time. Of marks at the same time, the one added first counts first."""
         self._pending.extend(marks)
 
     def cut(self, t1_s: float) -> Slice:
@@ -77,8 +86,10 @@ class Timeline:
         marks = sorted(self._pending, key=_time)
         bounds = [self._t_s]
         phases: list[int] = []
+        gears: list[int] = []
         intervals: list[tuple[str, float, float]] = []
         steps: list[Mark] = []
+        step_gear: list[int] = []
         used = 0
         for mark in marks:
             if mark.t_s > t1_s:
@@ -86,18 +97,24 @@ class Timeline:
             used += 1
             if mark.kind in ("step", "count"):
                 steps.append(mark)
+                step_gear.append(self._gear)
                 continue
-            top = self._top()
+            top, gear = self._top(), self._gear
             t_s = max(mark.t_s, bounds[-1])
-            closed = self._apply(mark, t_s)
-            if closed is not None:
-                intervals.append(closed)
-            if self._top() != top and t_s > bounds[-1]:
+            if mark.kind == "gear":
+                self._gear = self._gears.setdefault(mark.name, len(self._gears))
+            else:
+                closed = self._apply(mark, t_s)
+                if closed is not None:
+                    intervals.append(closed)
+            if (self._top() != top or self._gear != gear) and t_s > bounds[-1]:
                 bounds.append(t_s)
                 phases.append(top)
+                gears.append(gear)
         self._pending = marks[used:]
         bounds.append(max(t1_s, bounds[-1]))
         phases.append(self._top())
+        gears.append(self._gear)
         for name, since_s in self._since.items():
             intervals.append((name, since_s, bounds[-1]))
             self._since[name] = bounds[-1]
@@ -106,8 +123,11 @@ class Timeline:
             bounds_s=np.array(bounds),
             phase=np.array(phases, dtype=np.intp),
             names=tuple(self._names),
+            gear=np.array(gears, dtype=np.intp),
+            gears=tuple(self._gears),
             open_s=[interval for interval in intervals if interval[2] > interval[1]],
             steps=steps,
+            step_gear=step_gear,
         )
 
     def _top(self) -> int:

@@ -69,8 +69,60 @@ def test_forgotten_ends_do_not_grow_without_bound() -> None:
     assert sum(_seconds(cut).values()) == pytest.approx(2.0)
 
 
+def _gear_seconds(cut: Slice) -> dict[str, float]:
+    seconds = np.bincount(cut.gear, weights=np.diff(cut.bounds_s), minlength=len(cut.gears))
+    return {name: float(s) for name, s in zip(cut.gears, seconds, strict=True) if s > 0}
+
+
+def test_gears_label_the_same_time_as_phases() -> None:
+    timeline = Timeline(0.0)
+    timeline.add(
+        [
+            Mark(1.0, "gear", "bf16"),
+            Mark(2.0, "begin", "forward", 1),
+            Mark(3.0, "gear", "fp8"),
+            Mark(4.0, "end", "forward", 1),
+            Mark(5.0, "gear", "fp8"),
+        ]
+    )
+    cut = timeline.cut(6.0)
+    assert _gear_seconds(cut) == {"": 1.0, "bf16": 2.0, "fp8": 3.0}
+    assert _seconds(cut) == {"other": 4.0, "forward": 2.0}
+    assert len(cut.phase) == len(cut.gear) == 5, "the same gear again is no new segment"
+
+
+def test_a_gear_goes_on_in_the_next_slice_and_may_come_back() -> None:
+    timeline = Timeline(0.0)
+    timeline.add([Mark(0.0, "gear", "bf16"), Mark(5.0, "gear", "fp8"), Mark(7.0, "gear", "bf16")])
+    assert [_gear_seconds(timeline.cut(t_s)) for t_s in (4.0, 6.0, 10.0)] == [
+        {"bf16": 4.0},
+        {"bf16": 1.0, "fp8": 1.0},
+        {"bf16": 3.0, "fp8": 1.0},
+    ]
+
+
+def test_a_step_belongs_to_the_gear_it_ended_in() -> None:
+    timeline = Timeline(0.0)
+    timeline.add([Mark(0.5, "step", tokens=1), Mark(1.0, "gear", "bf16"), Mark(2.0, "step", tokens=2)])
+    timeline.add([Mark(2.0, "gear", "fp8"), Mark(2.0, "count", tokens=4), Mark(3.0, "step", tokens=8)])
+    cut = timeline.cut(4.0)
+    assert [(mark.tokens, cut.gears[gear]) for mark, gear in zip(cut.steps, cut.step_gear, strict=True)] == [
+        (1, ""),
+        (2, "bf16"),
+        (4, "fp8"),
+        (8, "fp8"),
+    ]
+
+
+def test_without_marks_there_is_no_gear() -> None:
+    timeline = Timeline(0.0)
+    timeline.add([Mark(1.0, "begin", "forward", 1), Mark(1.0, "step")])
+    cut = timeline.cut(2.0)
+    assert (cut.gears, cut.step_gear, cut.gear.tolist()) == (("",), [0], [0, 0])
+
+
 _marks = st.lists(
-    st.tuples(st.floats(0, 10), st.sampled_from(["begin", "end", "step"]), st.sampled_from("abc")), max_size=60
+    st.tuples(st.floats(0, 10), st.sampled_from(["begin", "end", "step", "gear"]), st.sampled_from("abc")), max_size=60
 )
 
 
@@ -78,11 +130,14 @@ _marks = st.lists(
 def test_exclusive_seconds_always_sum_to_the_whole(marks: list[tuple[float, str, str]], cuts: list[float]) -> None:
     timeline = Timeline(0.0)
     timeline.add(Mark(*mark) for mark in sorted(marks))
-    total = 0.0
+    total = in_gears = 0.0
     for t_s in [*sorted(cuts), 10.0]:
         cut = timeline.cut(t_s)
         assert np.all(np.diff(cut.bounds_s) >= 0)
         for name, start_s, end_s in cut.open_s:
             assert cut.bounds_s[0] <= start_s < end_s <= cut.bounds_s[-1], name
+        assert len(cut.gear) == len(cut.phase) and len(cut.step_gear) == len(cut.steps)
         total += sum(_seconds(cut).values())
+        in_gears += sum(_gear_seconds(cut).values())
     assert total == pytest.approx(10.0)
+    assert in_gears == pytest.approx(10.0)
