@@ -1,0 +1,166 @@
+"""Who multiplies in FP8: our own product over torch's, Transformer Engine or torchao.
+
+A backend is stateless for the run: its scales come from the values of each step (see ``fp8.py``), so that a gear can
+be left and entered at any step, on any rank, with nothing to save.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Final, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from greentrain.errors import ConfigError
+from greentrain.precision.fp8 import Gemm, fp8_linear
+
+ORDER: Final = ("scaled_mm", "transformer_engine", "torchao")
+"""What ``auto`` tries, one after the other."""
+CAPABILITY: Final = (8, 9)
+"""Oldest NVIDIA compute capability with FP8 units, Ada (docs.nvidia.com/cuda/cublas, cublasLtMatmul, 2026-11-21)."""
+TOLERANCE: Final = 0.3
+"""Largest relative error of the trial: rounding makes 0.04 to 0.07 on its values, a wrong layout or scale about 1."""
+
+
+class Fp8Backend(Protocol):
+    """Computes a linear layer in FP8."""
+
+    @property
+    def name(self) -> str:
+        """Name as in the configuration."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it was picked, for people."""
+        ...
+
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Return ``x W^T + b``, differentiable once, in autocast's dtype or else in that of x.
+
+        Args:
+            layer: Its Parameters are used as they are.
+            x: (..., in_features).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaledMm:
+    """The product of ``fp8.py``."""
+
+    name: ClassVar[str] = "scaled_mm"
+    reason: str
+    scaling: str
+    gemm: Gemm
+
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Return ``x W^T + b``; the bias is added in the dtype of the result."""
+        y = fp8_linear(x, layer.weight, self.scaling, self.gemm)
+        return y if layer.bias is None else y + layer.bias.to(y.dtype)
+
+
+def choose_backend(name: str, device: torch.device, scaling: str) -> Fp8Backend:
+    """Return the backend of that name, or the first that works on the device, after trying it there.
+
+    Args:
+        name: ``auto`` or one of ORDER.
+        device: Where the model runs.
+        scaling: ``tensorwise`` or ``rowwise``.
+
+    Raises:
+        ConfigError: None works; every one that was tried is named with its reason.
+    """
+    _check_capability(device)
+    tried: list[str] = []
+    for candidate in ORDER if name == "auto" else (name,):
+        for build in _candidates(candidate, device, scaling):
+            try:
+                backend = build(f"; passed over: {'; '.join(tried)}" if tried else "")
+                trial(backend, device)
+            except Exception as error:
+                why = f"{candidate}: {_first_line(error)}"
+                tried += [] if why in tried else [why]
+            else:
+                return backend
+    remedy = "drop fp8 from precision.gears" if name == "auto" else "set precision.backend to auto"
+    raise ConfigError(f"FP8 does not run on {device} (precision.backend {name}): {'; '.join(tried)}; {remedy}")
+
+
+def _check_capability(device: torch.device) -> None:
+    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < CAPABILITY:
+        needs, has = (f"{major}.{minor}" for major, minor in (CAPABILITY, capability))
+        raise ConfigError(
+            f"FP8 needs compute capability {needs} or newer; {torch.cuda.get_device_name(device)} is {has}: drop fp8"
+            " from precision.gears"
+        )
+
+
+def _candidates(name: str, device: torch.device, scaling: str) -> Iterator[Callable[[str], Fp8Backend]]:
+    """Yield what builds a backend, given what to add to its reason. Optional packages are imported by the build."""
+    if name == "scaled_mm":
+        gemm = Gemm.on(device.type)
+        calls = {True: "torch.nn.functional.scaled_mm", False: "torch._scaled_mm"}
+        for public in (True, False) if gemm.public else (False,):
+            yield lambda passed, public=public: ScaledMm(  # type: ignore[misc]
+                reason=f"{calls[public]} of torch {torch.__version__} works on {device.type}{passed}",
+                scaling=scaling,
+                gemm=gemm._replace(public=public),
+            )
+    elif name == "transformer_engine":
+
+        def build_te(passed: str) -> Fp8Backend:
+            from greentrain.precision.te import open_te
+
+            return open_te(device, scaling, passed)
+
+        yield build_te
+    elif name == "torchao":
+
+        def build_ao(passed: str) -> Fp8Backend:
+            from greentrain.precision.ao import open_ao
+
+            return open_ao(device, scaling, passed)
+
+        yield build_ao
+    else:
+        raise ConfigError(f"precision.backend is {name!r}; known: auto, {', '.join(ORDER)}")
+
+
+def trial(backend: Fp8Backend, device: torch.device) -> None:
+    """Run a small layer forward and backward as training will, and compare. Draws no random number.
+
+    Args:
+        backend: What to try.
+        device: Where; 24 rows there, which is no multiple of 16.
+
+    Raises:
+        Exception: Whatever it raises, or ArithmeticError if a result is far off.
+    """
+    layer = nn.Linear(32, 48, device="meta").to_empty(device=device)
+    draw = torch.Generator().manual_seed(0)  # not the run's own
+    x, weight, grad = (torch.randn(shape, generator=draw).to(device) for shape in ((24, 32), (48, 32), (24, 48)))
+    x.requires_grad_()
+    with torch.enable_grad():
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            layer.bias.copy_(weight[:, 0])
+        leaves = (x, layer.weight, layer.bias)
+        exact = F.linear(*leaves)
+        expected = [exact, *torch.autograd.grad(exact, leaves, grad)]
+        with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False):
+            y = backend.linear(layer, x)
+        results = [y, *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
+    for result, right in zip(results, expected, strict=True):
+        error = float((result.detach().float() - right.detach()).norm() / right.detach().norm())
+        if not error <= TOLERANCE:
+            raise ArithmeticError(f"a product of the trial is off by {error:.2g} of its norm; at most {TOLERANCE:g}")
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,0 +1,146 @@
+"""Which linear layers of a model may run in FP8, and why the others do not.
+
+FP8 pays where a product is large and its rounding is averaged out again: in the wide layers between embedding and head.
+The head stays out, as the loss reads it directly, and so does whatever is not plainly ``x W^T + b`` any more.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+MULTIPLE: Final = 16
+"""What both sides of a weight are multiples of (PyTorch's aten/src/ATen/native/cuda/ScaledBlas.cpp, 2026-11-21)."""
+DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+HEADS: Final = frozenset(
+    ("lm_head", "head", "heads", "classifier", "score", "output_projection", "embed_out", "proj_out", "qa_outputs")
+)
+"""Last part of a name that says output layer: GPT-2 and Llama, timm, torchvision, BERT, sequence classification,
+fairseq, GPT-NeoX, Whisper and question answering (names as in transformers 5.23, timm and torchvision, 2026-11-21)."""
+WRAPPERS: Final = frozenset(("base_layer", "original_module", "modules_to_save", "default", "module", "_orig_mod"))
+"""Parts that PEFT, DDP and torch.compile add behind or before a name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One linear layer, and whether it gets the FP8 gear."""
+
+    name: str
+    in_features: int
+    out_features: int
+    chosen: bool
+    reason: str
+    """Why, or why not."""
+
+
+def plan_layers(
+    model: nn.Module, include: Sequence[str] = ("*",), exclude: Sequence[str] = (), min_features: int = 128
+) -> list[LayerPlan]:
+    """Say for every linear layer of a model whether it may run in FP8.
+
+    Args:
+        model: The model; it is not changed.
+        include: Names, with wildcards, of layers that may.
+        exclude: Names of layers that must not.
+        min_features: Smallest width, of either side.
+
+    Returns:
+        One plan for each ``nn.Linear``, subclasses included, in the order of the model.
+    """
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    owners = _owners(model)
+    last = next(reversed(linears.values()), None)
+    plans = []
+    for name, linear in linears.items():
+        why_not = (
+            _not_plain(model, name, linear)
+            or _not_body(name, linear, owners, model if linear is last else None)
+            or _not_asked(name, include, exclude)
+            or _not_shaped(linear, min_features)
+        )
+        plans.append(
+            LayerPlan(
+                name=name,
+                in_features=linear.in_features,
+                out_features=linear.out_features,
+                chosen=why_not is None,
+                reason=why_not or f"{linear.in_features} inputs and {linear.out_features} outputs fit FP8",
+            )
+        )
+    return plans
+
+
+def _not_plain(model: nn.Module, name: str, linear: nn.Linear) -> str | None:
+    if is_parametrized(linear):
+        return "its weight is parametrized (torch.nn.utils.parametrize)"
+    if type(linear) is not nn.Linear:
+        return f"it is a {type(linear).__name__}, which may compute something else than nn.Linear"
+    if "forward" in vars(linear):
+        return "its forward is replaced on the layer itself"
+    weight = linear.weight
+    if not isinstance(weight, nn.Parameter):
+        return "its weight is computed (weight_norm, pruning or a flattened FSDP unit)"
+    if weight.dtype not in DTYPES:
+        return f"its weight is {str(weight.dtype).removeprefix('torch.')}; FP8 casts from float32, bfloat16 or float16"
+    if type(weight) is not nn.Parameter and not _gathered(model, name, weight):
+        return f"its weight is a {type(weight).__name__} (quantised or split over devices)"
+    return None
+
+
+def _gathered(model: nn.Module, name: str, weight: nn.Parameter) -> bool:
+    """Return whether FSDP 2 hands the layer a plain weight: a module above shards it, tensor parallelism does not."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    parts = name.split(".")
+    above = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
+    if not isinstance(weight, DTensor) or not any(isinstance(module, FSDPModule) for module in above):
+        return False
+    sharded = [placement.is_shard() for placement in weight.placements]
+    return sharded[-1] and sum(sharded) == 1
+
+
+def _not_body(name: str, linear: nn.Linear, owners: dict[int, list[str]], last_of: nn.Module | None) -> str | None:
+    parts = [part for part in name.split(".") if part not in WRAPPERS]
+    if parts and parts[-1] in HEADS:
+        return f"its name ends in {parts[-1]!r}: an output layer stays in high precision"
+    shared = [owner for owner in owners[id(linear.weight)] if owner != (f"{name}.weight" if name else "weight")]
+    if shared:
+        return f"its weight is tied to {shared[0]}"
+    for module in last_of.modules() if last_of is not None else ():
+        if isinstance(module, nn.Embedding) and (linear.out_features, linear.in_features) == tuple(module.weight.shape):
+            return "it is the last layer and has the shape of the embedding: an output layer stays in high precision"
+    return None
+
+
+def _not_asked(name: str, include: Sequence[str], exclude: Sequence[str]) -> str | None:
+    for pattern in exclude:
+        if fnmatchcase(name, pattern):
+            return f"precision.exclude names it ({pattern!r})"
+    if not any(fnmatchcase(name, pattern) for pattern in include):
+        return f"precision.include {list(include)} does not name it"
+    return None
+
+
+def _not_shaped(linear: nn.Linear, min_features: int) -> str | None:
+    sides = (linear.in_features, linear.out_features)
+    shape = f"{sides[0]} inputs and {sides[1]} outputs"
+    if any(side % MULTIPLE for side in sides):
+        return f"{shape} are not both multiples of {MULTIPLE}"
+    if min(sides) < min_features:
+        return f"{shape}: less than precision.min_features, {min_features}"
+    return None
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """Return under which names of distinct modules each parameter is registered."""
+    owners: dict[int, list[str]] = defaultdict(list)
+    for name, module in model.named_modules():
+        for key, parameter in module.named_parameters(name, recurse=False, remove_duplicate=False):
+            owners[id(parameter)].append(key)
+    return owners

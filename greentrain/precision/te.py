@@ -1,0 +1,111 @@
+"""NVIDIA Transformer Engine 2.9 and newer as a backend; CUDA only.
+
+A layer keeps its class and its Parameters. For each a ``te.Linear`` is built on the device ``meta`` (so it allocates
+and draws nothing), given the layer's own Parameters and kept here under a weak key: it is in no state_dict, module
+tree, copy or pickle. The Parameters are given anew whenever the layer's are other objects, as FSDP 2 makes them.
+
+The recipe is ``Float8CurrentScaling``, one object for the whole run: it is stateless, where ``DelayedScaling`` keeps
+histories that go stale in another gear and reduces them over ranks. ``quantized_model_init`` is never used: weights
+that exist in FP8 alone have no other gear. Read from the source of transformer-engine 2.20.2, 2026-11-21.
+"""
+
+import importlib
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from greentrain.errors import ConfigError, MissingExtraError
+
+ROWS: Final = 16
+"""Both dimensions of a matrix are multiples of this (``te.autocast`` in its pytorch/quantization.py, 2.20.2)."""
+
+
+class TeBackend:
+    """Runs layers through ``te.Linear``.
+
+    Args:
+        te: The module ``transformer_engine.pytorch``.
+        recipe: The recipe of every call.
+        reason: Why this backend.
+    """
+
+    name = "transformer_engine"
+
+    def __init__(self, te: Any, recipe: Any, reason: str) -> None:
+        self.reason = reason
+        self._te = te
+        self._recipe = recipe
+        self._helpers: WeakKeyDictionary[nn.Linear, nn.Module] = WeakKeyDictionary()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        """Return ``x W^T + b``, rows padded to a multiple of 16 and cut again. A graph break under torch.compile."""
+        autocast = torch.is_autocast_enabled(x.device.type)
+        given = x.dtype
+        if not autocast:  # Transformer Engine takes no other dtype than the weight's there.
+            x = x.to(layer.weight.dtype)
+        if x.numel() == 0:
+            y = F.linear(x, layer.weight, layer.bias)
+        else:
+            rows = x.reshape(-1, x.shape[-1])
+            padded = F.pad(rows, (0, 0, 0, -len(rows) % ROWS))
+            with self._te.autocast(enabled=True, recipe=self._recipe):
+                y = self._helper(layer)(padded)
+            y = y[: len(rows)].reshape(*x.shape[:-1], layer.out_features)
+        return y if autocast else y.to(given)
+
+    def _helper(self, layer: nn.Linear) -> nn.Module:
+        helper = self._helpers.get(layer)
+        if helper is None:
+            helper = self._te.Linear(
+                layer.in_features,
+                layer.out_features,
+                bias=layer.bias is not None,
+                params_dtype=layer.weight.dtype,
+                device="meta",
+            )
+            self._helpers[layer] = helper
+        held: dict[str, Any] = (
+            helper._parameters
+        )  # Not setattr: inside FSDP 1 and DataParallel a weight is no Parameter.
+        if held["weight"] is not layer.weight:
+            held["weight"] = layer.weight
+        if layer.bias is not None and held["bias"] is not layer.bias:
+            held["bias"] = layer.bias
+        return helper
+
+
+def open_te(device: torch.device, scaling: str, passed: str = "") -> TeBackend:
+    """Return the backend if Transformer Engine is here and its FP8 runs on the GPU.
+
+    Args:
+        device: Where the model runs.
+        scaling: Only ``tensorwise``, which is what the recipe does.
+        passed: Added to the reason.
+
+    Raises:
+        MissingExtraError: It cannot be imported.
+        ConfigError: Device, scaling or version do not fit.
+    """
+    if device.type != "cuda":
+        raise ConfigError(f"Transformer Engine runs on CUDA only, and the device is {device}")
+    if scaling != "tensorwise":
+        raise ConfigError(f"its Float8CurrentScaling is tensorwise, and precision.scaling is {scaling!r}")
+    try:
+        te = importlib.import_module("transformer_engine.pytorch")
+        recipe = importlib.import_module("transformer_engine.common.recipe").Float8CurrentScaling()
+        version = importlib.import_module("transformer_engine").__version__
+    except Exception as error:  # Without its CUDA part the package raises RuntimeError, not ImportError.
+        raise MissingExtraError(
+            f"Transformer Engine cannot be imported ({error}): pip install --no-build-isolation"
+            " 'transformer-engine[pytorch]'"
+        ) from error
+    if not hasattr(te, "autocast"):
+        raise ConfigError(f"transformer-engine is {version}; 2.9 or newer has te.autocast: update it")
+    works, why = te.is_fp8_available(return_reason=True)
+    if not works:
+        raise ConfigError(f"Transformer Engine {version} has no FP8 here: {why}")
+    return TeBackend(te, recipe, f"Transformer Engine {version} has FP8 on {device}{passed}")
