@@ -22,7 +22,7 @@ from greentrain.runfolder import write_json
 from greentrain.types import Phase
 
 with try_import("accelerate") as _imports:
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedType
 _imports.check()
 
 
@@ -86,7 +86,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
             if isinstance(item, Module):
                 self.green.gears.check(item)
             if isinstance(item, Optimizer):  # a DeepSpeed engine's steps once a sub-group
-                self._driver.bind(item, counts=self.deepspeed_engine_wrapped is None)
+                self._driver.bind(item, counts=self.distributed_type != DistributedType.DEEPSPEED)
         self._prepared.follow(item, counts=counts)
         return item
 

@@ -43,7 +43,7 @@ class GreenCallback(Callback):
         self._rank = 0
         self._fitting = False
         self._engine = False
-        self._ungear: Callable[[], None] = lambda: None
+        self._ungear: Callable[[], None] | None = None
 
     # The run starts in the first hook after callbacks are restored, with any strategy, and after Lightning's signal
     # handlers are in place: they call what was there before, ours would end the process that they keep alive.
@@ -150,7 +150,9 @@ class GreenCallback(Callback):
         self._driver.stop("finished")
         if self.session.gears is not None:
             self.session.gears.detach()
+        if self._ungear is not None:
             self._ungear()
+            self._ungear = None
         if owned and self._fitting:
             self._log(trainer)
 

@@ -57,8 +57,8 @@ class GreenCallback(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._driver.stop("exception")  # a training that was left by an exception
         self._resume(args, state)
+        self._bind(kwargs["model"], kwargs["optimizer"])  # may raise: the Trainer has no event to close a run then
         self._start(args, kwargs["model"])
-        self._bind(kwargs["model"], kwargs["optimizer"])
         self._hook(kwargs["model"])
         self._training = True
         self._seen_tokens = state.num_input_tokens_seen

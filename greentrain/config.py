@@ -177,6 +177,10 @@ class PrecisionConfig:
         _choice("precision.decay", self.decay, DECAYS)
         _bound("precision.min_features", self.min_features, 1, 1e6)
         _bound("precision.fp8_max_share", self.fp8_max_share, 0.0, 1.0)
+        if self.gears == ("fp8",) and self.fp8_max_share < 1.0:
+            raise ConfigError(
+                f"precision.fp8_max_share is {self.fp8_max_share:g}, but fp8 is the only gear: add bf16 to precision.gears"
+            )
         _bound("precision.probe_every", self.probe_every, 0, 1e9)
         if isinstance(self.gamma, str):
             _choice("precision.gamma", self.gamma, GAMMAS)

@@ -49,6 +49,7 @@ class Gears:
             open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share
         )
         self._undo: list[Callable[[], None]] = []
+        self._bound: list[Any] = []
         self._counted = False
 
     def attach(
@@ -103,6 +104,9 @@ class Gears:
         """
         while not hasattr(optimizer, "register_step_post_hook") or hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer
+        if any(optimizer is known for known in self._bound):
+            return
+        self._bound.append(optimizer)
         if Gear.FP8 in self.box.gears and self._config.gamma != 1.0:
             self._undo.append(adapt(optimizer, self.gamma, decay=self._config.decay).remove)
         if counts and not self._counted:
@@ -144,6 +148,7 @@ class Gears:
     def release(self) -> None:
         """Take the hooks off the optimizers; the model keeps its gears. Idempotent."""
         self._counted = False
+        self._bound.clear()
         while self._undo:
             self._undo.pop()()
 

@@ -13,6 +13,7 @@ A copy or a pickle of the model is the plain model: it has its own weights, the 
 """
 
 import contextlib
+import copyreg
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -211,10 +212,13 @@ def _geared(plain: type[nn.Module]) -> type[nn.Module]:
 
 def _plain(reduced: Any, plain: type) -> Any:
     """Return how to rebuild the plain model where pickle and deepcopy were told how to rebuild the shifting one."""
-    function, (_, *rest), state, *more = reduced
+    function, args, state, *more = reduced
     if isinstance(state, Mapping):
         state = {key: value for key, value in state.items() if key != "_green_box"}
-    return function, (plain, *rest), state, *more
+    if function is copyreg.__newobj__:  # type: ignore[attr-defined]
+        # pickle refuses it for another class than the object's own
+        function, args = copyreg._reconstructor, (plain, object, None)  # type: ignore[attr-defined]
+    return function, args, state, *more
 
 
 def _to_fp32(output: Any) -> Any:

@@ -1,0 +1,327 @@
+"""The same schedule gives the same gears and the same losses in a loop of one's own and in all three frameworks."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from accelerate import Accelerator
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from transformers import Trainer, TrainingArguments
+
+from greentrain import GreenSession
+from greentrain.callbacks.accelerate import GreenAccelerator
+from greentrain.callbacks.lightning import GreenCallback as LightningCallback
+from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
+from greentrain.errors import ConfigError
+from greentrain.journal import read_journal
+from greentrain.precision.linear import GearLinear
+from greentrain.types import Gear
+
+pytestmark = [
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
+    pytest.mark.filterwarnings("ignore"),
+]
+WIDTH, VOCAB, CONTEXT, BATCH, ACCUMULATE, STEPS = 32, 17, 8, 4, 2, 8
+SCHEDULE = [[0, "bf16"], [2, "fp8"], [4, "fp32"], [6, "bf16"]]
+GEARS_BY_MICRO_BATCH = ["bf16"] * 4 + ["fp8"] * 4 + ["fp32"] * 4 + ["bf16"] * 4
+Batch = Mapping[str, Tensor]
+
+
+class Tokens(Dataset[dict[str, Tensor]]):
+    """Sequences that a seed decides."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.ids = torch.randint(VOCAB, (BATCH * ACCUMULATE * STEPS, CONTEXT + 1), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"input_ids": self.ids[i, :-1], "labels": self.ids[i, 1:]}
+
+
+class Model(nn.Module):
+    """Keeps the gear and the loss of every training forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(VOCAB, WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCAB)
+        self.seen: list[tuple[str, float]] = []
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = self.embed(input_ids)
+        logits = self.head(x + self.down(torch.relu(self.up(x))))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        if self.training:
+            self.seen.append((_gear(self.up), loss.item()))
+        return {"loss": loss}
+
+
+class Module(L.LightningModule):
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss: Tensor = self.model(**batch)["loss"]
+        return loss
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        return _optimizer(self)
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+
+def _gear(layer: nn.Module) -> str:
+    if isinstance(layer, GearLinear):
+        return str(layer._green.box.gear)
+    return "none"
+
+
+def _optimizer(model: nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def _config(folder: Path, **precision: Any) -> dict[str, Any]:
+    return {
+        "run": {"dir": str(folder), "report": False, "live": False},
+        "power": {"meters": ["null"]},
+        "precision": {"gears": ["bf16", "fp8", "fp32"], "min_features": 16, "probe_every": 0, **precision},
+        "policy": {"name": "scripted", "schedule": SCHEDULE},
+    }
+
+
+def _raw(config: dict[str, Any], folder: Path, steps: int = STEPS) -> tuple[Model, GreenSession]:
+    model = Model()
+    optimizer = _optimizer(model)
+    loader = DataLoader(Tokens(), batch_size=BATCH)
+    with GreenSession(config) as green:
+        green.watch(model, optimizer)
+        for i, batch in zip(range(steps * ACCUMULATE), loader, strict=False):
+            (model(**batch)["loss"] / ACCUMULATE).backward()
+            if (i + 1) % ACCUMULATE == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                green.step(tokens=batch["input_ids"].numel() * ACCUMULATE)
+    return model, green
+
+
+def _lightning(config: dict[str, Any], folder: Path, ckpt: str | None = None, **options: Any) -> tuple[Model, Any]:
+    model = Model()
+    callback = LightningCallback(config)
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=options.pop("max_steps", STEPS),
+        accumulate_grad_batches=ACCUMULATE,
+        callbacks=[callback],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=folder,
+        **options,
+    )
+    trainer.fit(Module(model), DataLoader(Tokens(), batch_size=BATCH), ckpt_path=ckpt)
+    trainer.save_checkpoint(folder / "last.ckpt")
+    return model, callback.session
+
+
+def _accelerate(config: dict[str, Any], folder: Path) -> tuple[Model, Any]:
+    model = Model()
+    accelerator = GreenAccelerator(gradient_accumulation_steps=ACCUMULATE, cpu=True, green=config)
+    prepared, optimizer, loader = accelerator.prepare(model, _optimizer(model), DataLoader(Tokens(), batch_size=BATCH))
+    for batch in loader:
+        with accelerator.accumulate(prepared):
+            accelerator.backward(prepared(**batch)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.end_training()
+    return model, accelerator.green
+
+
+def _transformers(config: dict[str, Any], folder: Path, **options: Any) -> tuple[Model, Any]:
+    model = Model()
+    callback = TransformersCallback(config)
+    optimizer = _optimizer(model)
+    args = TrainingArguments(
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATE,
+        max_steps=STEPS,
+        max_grad_norm=0.0,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        remove_unused_columns=False,
+        **options,
+    )
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    InOrder(model, args, train_dataset=Tokens(), optimizers=(optimizer, constant), callbacks=[callback]).train()
+    return model, callback.session
+
+
+@pytest.fixture(autouse=True)
+def one_state() -> Iterator[None]:
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def _shifts(session: GreenSession) -> list[tuple[int, str]]:
+    assert session.folder is not None
+    events = read_journal(session.folder / "rank-00000.jsonl")
+    return [(e["step"], e["gear"]) for e in events if e["kind"] == "event" and e["name"] == "gear"]
+
+
+@pytest.mark.parametrize("run", [_raw, _lightning, _accelerate, _transformers])
+def test_one_schedule_gives_one_gear_log_and_one_loss_curve(
+    tmp_path: Path, run: Callable[..., tuple[Model, GreenSession]]
+) -> None:
+    reference, _ = _raw(_config(tmp_path / "reference"), tmp_path)
+    model, session = run(_config(tmp_path / "runs"), tmp_path)
+    assert [gear for gear, _ in model.seen] == GEARS_BY_MICRO_BATCH
+    assert [loss for _, loss in model.seen] == [loss for _, loss in reference.seen]
+    assert _shifts(session) == [(2, "fp8"), (4, "fp32"), (6, "bf16")]
+    assert session.metrics()["green/fp8_share"] == 0.25
+    assert session.totals().steps == STEPS
+
+
+def test_fp8_is_not_bf16(tmp_path: Path) -> None:
+    reference, _ = _raw(_config(tmp_path / "reference"), tmp_path)
+    still = _config(tmp_path / "runs") | {"policy": {"name": "static", "gear": "bf16"}}
+    model, _ = _raw(still, tmp_path)
+    assert [loss for _, loss in model.seen][:4] == [loss for _, loss in reference.seen][:4]
+    assert [loss for _, loss in model.seen][4] != [loss for _, loss in reference.seen][4]
+
+
+@pytest.mark.parametrize("run", [_raw, _lightning, _accelerate, _transformers])
+def test_static_fp8(tmp_path: Path, run: Callable[..., tuple[Model, GreenSession]]) -> None:
+    config = _config(tmp_path / "runs") | {"policy": {"name": "static", "gear": "fp8"}}
+    model, session = run(config, tmp_path)
+    assert {gear for gear, _ in model.seen} == {"fp8"}
+    assert session.metrics()["green/fp8_share"] == 1.0
+
+
+def test_the_session_leaves_a_plain_model_behind(tmp_path: Path) -> None:
+    model, session = _raw(_config(tmp_path / "runs"), tmp_path)
+    assert type(model) is Model and type(model.up) is nn.Linear
+    assert not hasattr(model, "_green_box") and not hasattr(model.up, "_green")
+    run = json.loads((session.folder / "run.json").read_text())  # type: ignore[operator]
+    assert {layer["name"]: layer["chosen"] for layer in run["layers"]} == {"up": True, "down": True, "head": False}
+    assert "scaled_mm" in run["gear_backend"]
+
+
+def test_a_lightning_checkpoint_continues_steps_and_gear(tmp_path: Path) -> None:
+    first, _ = _lightning(_config(tmp_path / "b"), tmp_path, max_steps=3)
+    second, session = _lightning(_config(tmp_path / "b"), tmp_path, ckpt=str(tmp_path / "last.ckpt"))
+    assert [gear for gear, _ in first.seen + second.seen] == GEARS_BY_MICRO_BATCH
+    assert session.metrics()["green/fp8_share"] == 0.25
+    assert session.totals().steps == STEPS
+
+
+def test_an_accelerate_checkpoint_continues_steps_and_gear(tmp_path: Path) -> None:
+    config = _config(tmp_path / "runs")
+    model = Model()
+    accelerator = GreenAccelerator(cpu=True, green=config)
+    prepared, optimizer = accelerator.prepare(model, _optimizer(model))
+    batch = next(iter(DataLoader(Tokens(), batch_size=BATCH)))
+    for _ in range(3):
+        accelerator.backward(prepared(**batch)["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.save_state(str(tmp_path / "checkpoint"))
+    accelerator.end_training()
+    assert model.up._green.box.gear is Gear.FP8  # type: ignore[union-attr, operator]
+    accelerator = GreenAccelerator(cpu=True, green=_config(tmp_path / "runs"))
+    other = Model()
+    prepared, optimizer = accelerator.prepare(other, _optimizer(other))
+    accelerator.load_state(str(tmp_path / "checkpoint"))
+    for _ in range(2):
+        accelerator.backward(prepared(**batch)["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.end_training()
+    assert [gear for gear, _ in other.seen] == ["fp8", "fp32"]
+
+
+def test_a_trainer_checkpoint_continues_steps_and_gear(tmp_path: Path) -> None:
+    whole, _ = _transformers(_config(tmp_path / "a"), tmp_path)
+    model, optimizer = Model(), None
+    callback = TransformersCallback(_config(tmp_path / "b"))
+    optimizer = _optimizer(model)
+    args = TrainingArguments(
+        output_dir=str(tmp_path / "saved"),
+        per_device_train_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATE,
+        max_steps=3,
+        max_grad_norm=0.0,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="steps",
+        save_steps=3,
+        remove_unused_columns=False,
+    )
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    InOrder(model, args, train_dataset=Tokens(), optimizers=(optimizer, constant), callbacks=[callback]).train()
+    other = Model()
+    optimizer = _optimizer(other)
+    again = copy.copy(args)
+    again.max_steps = STEPS
+    constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    callback = TransformersCallback(_config(tmp_path / "b"))
+    trainer = InOrder(other, again, train_dataset=Tokens(), optimizers=(optimizer, constant), callbacks=[callback])
+    trainer.train(resume_from_checkpoint=True)
+    assert [gear for gear, _ in model.seen + other.seen] == GEARS_BY_MICRO_BATCH
+    assert [loss for _, loss in model.seen + other.seen] == [loss for _, loss in whole.seen]
+
+
+def test_a_trainer_callback_that_comes_too_late_is_told_so(tmp_path: Path) -> None:
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", max_steps=1)
+    trainer = Trainer(Model(), args, train_dataset=Tokens())
+    trainer.add_callback(TransformersCallback(_config(tmp_path / "runs")))
+    with pytest.raises(ConfigError, match=r"Trainer\(callbacks"):
+        trainer.train()
+
+
+def test_a_prepared_model_is_refused(tmp_path: Path) -> None:
+    model = Model()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator.prepare_model(model)
+    with GreenSession(_config(tmp_path)) as green, pytest.raises(ConfigError, match="before it is prepared"):
+        green.watch(model)
+
+
+def test_two_sessions_on_one_model_are_refused(tmp_path: Path) -> None:
+    model = Model()
+    with GreenSession(_config(tmp_path)) as one, GreenSession(_config(tmp_path)) as two:
+        one.watch(model)
+        with pytest.raises(ConfigError, match="another GreenSession"):
+            two.watch(model)
+
+
+def test_fp16_without_loss_scaling_is_refused(tmp_path: Path) -> None:
+    config = _config(tmp_path, gears=["fp16", "bf16"]) | {"policy": {}}
+    with GreenSession(config) as green, pytest.raises(ConfigError, match="GradScaler"):
+        green.watch(Model())
+    with GreenSession(config) as green:
+        green.watch(Model(), scaler=torch.amp.GradScaler("cpu"))

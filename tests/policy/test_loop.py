@@ -1,0 +1,92 @@
+"""Static and scripted policies, and what the shield lets through."""
+
+from collections import Counter
+
+import pytest
+
+from greentrain.config import GreenConfig, PolicyConfig, PrecisionConfig
+from greentrain.errors import ConfigError
+from greentrain.policy.loop import DecisionLoop
+from greentrain.policy.static import ScriptedPolicy, StaticPolicy, open_policy
+from greentrain.types import Decision, Gear, Observation, Policy
+
+
+def at(step: int, gear: Gear = Gear.BF16) -> Observation:
+    return Observation(step=step, gear=gear)
+
+
+def test_a_schedule_holds_from_its_step_on() -> None:
+    policy = ScriptedPolicy([(0, Gear.BF16), (3, Gear.FP8), (5, Gear.FP32)])
+    assert [policy.decide(at(step)).gear for step in range(7)] == ["bf16"] * 3 + ["fp8"] * 2 + ["fp32"] * 2
+    assert policy.decide(at(4)).reason == "schedule, step 3"
+
+
+def test_the_configuration_opens_its_policy() -> None:
+    precision = PrecisionConfig(gears=("bf16", "fp8"))
+    assert open_policy(PolicyConfig(), precision).decide(at(0)).gear is Gear.BF16
+    assert open_policy(PolicyConfig(gear="fp8"), precision).decide(at(0)).gear is Gear.FP8
+    scripted = open_policy(PolicyConfig(name="scripted", schedule=((0, "fp8"), (2, "bf16"))), precision)
+    assert isinstance(scripted, Policy)
+    assert [scripted.decide(at(i)).gear for i in range(3)] == ["fp8", "fp8", "bf16"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.37, 0.5, 1.0])
+def test_fp8_keeps_to_its_share_at_every_step(share: float) -> None:
+    loop = DecisionLoop(StaticPolicy(Gear.FP8), (Gear.FP8, Gear.BF16), fp8_max_share=share)
+    done: Counter[Gear] = Counter()
+    for step in range(200):
+        done[loop.decide(at(step), done, {}).gear] += 1
+        assert done[Gear.FP8] <= share * (step + 1) + 1e-9
+    assert done[Gear.FP8] == pytest.approx(200 * share, abs=1)
+
+
+def test_a_vetoed_gear_is_replaced_and_the_reason_told() -> None:
+    loop = DecisionLoop(StaticPolicy(Gear.FP8), (Gear.FP8, Gear.FP32, Gear.BF16))
+    assert loop.decide(at(0), {}, {Gear.FP8: "too noisy"}) == Decision(gear=Gear.BF16, reason="too noisy")
+    assert loop.decide(at(0), {}, {Gear.FP8: "too noisy", Gear.BF16: "broken"}).gear is Gear.FP32
+
+
+def test_a_run_of_fp8_alone_has_nothing_to_go_back_to() -> None:
+    loop = DecisionLoop(StaticPolicy(Gear.FP8), (Gear.FP8,))
+    assert loop.decide(at(0), {}, {Gear.FP8: "too noisy"}).gear is Gear.FP8
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"precision": {"gears": ["bf17"]}}, ["precision.gears", "bf17", "Did you mean 'bf16'"]),
+        ({"precision": {"gears": ["bf16", "bf16"]}}, ["twice"]),
+        ({"precision": {"gears": ["fp8"], "fp8_max_share": 0.4}}, ["only gear", "add bf16"]),
+        ({"precision": {"gears": ["fp8"], "fp8_max_share": 1.2}}, ["fp8_max_share", "1.2", "between 0 and 1"]),
+        ({"precision": {"gears": ["fp8"], "gamma": 0}}, ["precision.gamma", "above 0"]),
+        ({"precision": {"gears": ["fp8"], "gamma": "measure"}}, ["Did you mean 'measured'"]),
+        ({"precision": {"gears": ["fp8"], "backend": "te"}}, ["precision.backend", "transformer_engine"]),
+        ({"precision": {"gears": ["fp8"], "eval_gear": "bf16"}}, ["eval_gear", "not among"]),
+        ({"policy": {"gear": "fp8"}}, ["policy asks for the gear 'fp8'", "add it"]),
+        ({"precision": {"gears": ["bf16"]}, "policy": {"name": "scripted"}}, ["policy.schedule", "[[0, bf16]"]),
+        (
+            {"precision": {"gears": ["bf16"]}, "policy": {"name": "scripted", "schedule": [[1, "bf16"]]}},
+            ["start at 0"],
+        ),
+        (
+            {"precision": {"gears": ["bf16"]}, "policy": {"name": "scripted", "schedule": ["bf16"]}},
+            ["policy.schedule", "list of [step, gear]"],
+        ),
+        (
+            {"precision": {"gears": ["bf16"]}, "policy": {"name": "scripted", "schedule": [[0, "bf16"], [5, "fp8"]]}},
+            ["'fp8'", "precision.gears"],
+        ),
+        ({"policy": {"name": "carl"}}, ["policy.name", "static, scripted"]),
+    ],
+)
+def test_wrong_sections_fail_at_once(sections: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        GreenConfig.load(sections)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_schedule_may_be_a_mapping() -> None:
+    loaded = GreenConfig.load(
+        {"precision": {"gears": ["bf16", "fp8"]}, "policy": {"name": "scripted", "schedule": {0: "bf16", 9: "fp8"}}}
+    )
+    assert loaded.policy.schedule == ((0, "bf16"), (9, "fp8"))
