@@ -7,24 +7,26 @@
 so a shift never falls into a gradient accumulation window, and no step but the one that shifts pays for it.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError
 from greentrain.harmless import harmless
-from greentrain.optim import adapt
+from greentrain.optim import PAPER_GAMMA, adapt
+from greentrain.optim.family import unwrap
 from greentrain.policy.loop import DecisionLoop
 from greentrain.policy.static import StaticPolicy, open_policy
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.limits import check_gears
 from greentrain.types import Decision, Gear, Observation
 
-PAPER_GAMMA = 4.0
-"""CarbonGearRL, section 3.3: sigma_FP8 / sigma_BF16 about 4; measured 11 to 14, see ``greentrain.optim``."""
+log = logging.getLogger(__name__)
 
 
 class Gears:
@@ -102,16 +104,25 @@ class Gears:
         Raises:
             ConfigError: gamma is asked for and this optimizer is no Adam.
         """
-        while not hasattr(optimizer, "register_step_post_hook") or hasattr(optimizer, "optimizer"):
-            optimizer = optimizer.optimizer
+        optimizer = unwrap(optimizer)
         if any(optimizer is known for known in self._bound):
             return
         self._bound.append(optimizer)
         if Gear.FP8 in self.box.gears and self._config.gamma != 1.0:
-            self._undo.append(adapt(optimizer, self.gamma, decay=self._config.decay).remove)
+            self._adapt(optimizer)
         if counts and not self._counted:
             self._counted = True
             self._undo.append(optimizer.register_step_post_hook(self.boundary).remove)
+
+    def _adapt(self, optimizer: Optimizer) -> None:
+        try:
+            adapted = adapt(optimizer, self.gamma, decay=self._config.decay)
+        except ConfigError as error:
+            if self._config.gamma != "measured":
+                raise
+            log.info("gamma stays 1: %s", error)  # nobody asked for it by name
+        else:
+            self._undo.append(adapted.remove)
 
     @harmless
     def boundary(self, *_: Any) -> None:

@@ -64,10 +64,10 @@ def _fixed(model: nn.Module) -> Iterable[tuple[torch.dtype, str, str]]:
                 )
                 return
     for module in model.modules():
-        dtype = _policy_dtype(module)
-        if dtype is not None and dtype is not torch.float32:
+        gathered = _policy_dtype(module)
+        if gathered is not None and gathered is not torch.float32:
             yield (
-                dtype,
+                gathered,
                 f"{type(module).__name__} gathers its weights in",
                 "drop param_dtype from its mixed-precision policy (the gears cast), or keep to that gear (and fp8 with"
                 " bfloat16)",
@@ -86,8 +86,9 @@ def _fixed(model: nn.Module) -> Iterable[tuple[torch.dtype, str, str]]:
 
 def _policy_dtype(module: nn.Module) -> torch.dtype | None:
     """Return the dtype in which FSDP 1 or 2 gathers this module's weights, where it says."""
-    if hasattr(module, "_get_fsdp_state"):  # FSDP 2, fully_shard
-        policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
+    state: Any = getattr(type(module), "_get_fsdp_state", None)
+    if state is not None:  # FSDP 2, fully_shard
+        policy = getattr(state(module), "_mp_policy", None)
     else:  # FSDP 1
         policy = getattr(module, "mixed_precision", None) if type(module).__name__ in _WRAPPERS else None
     dtype: Any = getattr(policy, "param_dtype", None)

@@ -83,8 +83,8 @@ def test_a_request_waits_for_commit() -> None:
     net, gears = Net(), box()
     gears.attach(net)
     gears.request("fp8")
-    assert gears.gear is Gear.FP32
-    assert gears.commit() and gears.gear is Gear.FP8
+    assert str(gears.gear) == "fp32"
+    assert gears.commit() and str(gears.gear) == "fp8"
     assert not gears.commit()
     gears.request("fp8")
     assert not gears.commit()
@@ -131,7 +131,8 @@ def test_an_averaged_model_follows_the_weights() -> None:
     with torch.no_grad():
         net.up.weight.add_(1.0)
     average.update_parameters(net)
-    assert torch.allclose(net.up.weight - average.module.up.weight, torch.tensor(0.5))
+    (weight, *_), (averaged, *_) = net.parameters(), average.parameters()
+    assert torch.allclose(weight - averaged, torch.tensor(0.5))
     assert average(X)["y"].shape == (8, WIDTH)
 
 
@@ -187,7 +188,7 @@ def test_activation_checkpointing_recomputes_in_the_same_gear(use_reentrant: boo
         x = X.clone().requires_grad_()
         net(x)["y"].sum().backward()
         grads.append([p.grad for p in net.parameters()] + [x.grad])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def test_in_a_gear_for_a_while() -> None:
@@ -256,4 +257,4 @@ def test_deepspeed_that_keeps_half_weights_is_refused() -> None:
 
 def test_torchscript_is_refused() -> None:
     with pytest.raises(ConfigError, match="TorchScript"), pytest.warns(DeprecationWarning):
-        box("bf16").attach(torch.jit.trace(nn.Linear(WIDTH, WIDTH), X))
+        box("bf16").attach(torch.jit.trace(nn.Linear(WIDTH, WIDTH), X))  # type: ignore[no-untyped-call]
