@@ -370,9 +370,11 @@ def _bands(summary: Mapping[str, Any], series: RunSeries) -> list[Band]:
 
 def _marks(summary: Mapping[str, Any], series: RunSeries) -> list[tuple[float, str]]:
     start_s, span_s = float(series.edges_unix_s[0]), _span_s(series)
-    marks = []
+    marks: list[tuple[float, str]] = []
+    shifts: list[tuple[float, str]] = []
     for event in summary["events"]:
         at = 100 * (float(event.get("t", 0.0)) - start_s) / span_s
-        if event["name"] in ("checkpoint", "warning", "start", "resume", "gap") and 0 <= at <= 100:
-            marks.append((round(at, 2), f"{event['name']}: {event.get('text', '')}"))
-    return marks[:MAX_BANDS]
+        if event["name"] in ("checkpoint", "warning", "start", "resume", "gap", "gear") and 0 <= at <= 100:
+            chosen = shifts if event["name"] == "gear" else marks
+            chosen.append((round(at, 2), f"{event['name']}: {event.get('text', '')}"))
+    return [*marks[:MAX_BANDS], *shifts[:MAX_BANDS]]

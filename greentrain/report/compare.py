@@ -21,6 +21,7 @@ _FIGURES = (
     ("time", "time", "wall_s", units_text.duration),
     ("mean power", "power", "mean_w", units_text.power),
 )
+_HEADS = {"gear": "energy per token by gear"}
 _FAR = 0.02
 """Relative difference from which a share or factor is worth a caveat."""
 
@@ -33,8 +34,8 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Returns:
         ``names``; ``sentences``, the relation of each later run to the first in words; ``rows``, of name, section
-        (total, phase, device kind), values, texts and ratios to the first (null where unknown); ``caveats``, why a
-        ratio may not mean what it seems to.
+        (total, phase, device kind, or gear, whose values are J/token), values, texts and ratios to the first (null
+        where unknown); ``caveats``, why a ratio may not mean what it seems to.
 
     Raises:
         GreenTrainError: Fewer than two runs.
@@ -46,6 +47,7 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ]
     rows += _by(summaries, "phase", "phases", "name")
     rows += _by(summaries, "device kind", "devices", "kind")
+    rows += _by_gear(summaries)
     return {
         "names": [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(summaries))],
         "runs": [summary["run"]["run_id"] for summary in summaries],
@@ -74,7 +76,7 @@ def render(comparison: Mapping[str, Any]) -> "RenderableType":
     section = ""
     for row in comparison["rows"]:
         if row["section"] != section and row["section"] != "total":
-            table.add_row(f"[dim]energy by {row['section']}[/]")
+            table.add_row(f"[dim]{_HEADS.get(row['section'], 'energy by ' + row['section'])}[/]")
         section = row["section"]
         table.add_row(escape(row["name"]), *row["texts"], *[_times(ratio) for ratio in row["ratios"][1:]])
     parts.append(table)
@@ -105,6 +107,16 @@ def _by(summaries: Sequence[Mapping[str, Any]], section: str, group: str, key: s
         sums.append(found)
     names = sorted({name for found in sums for name in found}, key=lambda name: -max(f.get(name, 0.0) for f in sums))
     return [_row(section, name, [found.get(name) for found in sums], _energy_or_none) for name in names]
+
+
+def _by_gear(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    found = [{row["gear"]: row["j_per_token"] for row in summary["gears"]} for summary in summaries]
+    rows = []
+    for name in sorted({name for gears in found for name in gears}):
+        row = _row("gear", name, [gears.get(name) for gears in found], units_text.joules)
+        row["texts"] = [text if name in gears else "not used" for text, gears in zip(row["texts"], found, strict=True)]
+        rows.append(row)
+    return rows
 
 
 def _energy_or_none(energy_j: float | None) -> str:

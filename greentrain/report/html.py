@@ -7,9 +7,13 @@ from typing import Any, Final
 
 from greentrain.report import charts, units_text
 from greentrain.report.files import write_atomic
+from greentrain.report.gears import gear_table
 from greentrain.report.series import RunSeries
 
 _KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
+MAX_EVENTS: Final = 24
+MAX_SHIFTS: Final = 12
+"""Events, and shifts of gears among them, that are listed; summary.json has more."""
 
 
 def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
@@ -48,6 +52,8 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         headline=headline(summary),
         likes=[(*likeness(item["amount"], item["unit"]), item["source"]) for item in summary["equivalents"]],
         rows=_bar_rows(summary),
+        gears=gear_table(summary),
+        events=_shown_events(summary),
         width=charts.WIDTH,
     )
 
@@ -160,6 +166,15 @@ def _charts(summary: Mapping[str, Any], series: RunSeries | None) -> list[charts
         charts.emissions_chart(summary, series),
     ]
     return [chart for chart in drawn if chart is not None]
+
+
+def _shown_events(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the events to list, shifts of gears and others each up to a number, and how many are left out."""
+    shifts = [event for event in summary["events"] if event["name"] == "gear"]
+    others = [event for event in summary["events"] if event["name"] != "gear"]
+    shown = sorted([*shifts[:MAX_SHIFTS], *others[:MAX_EVENTS]], key=lambda event: float(event.get("t", 0.0)))
+    more = len(others) - len(others[:MAX_EVENTS])
+    return {"shown": shown, "more": more, "more_shifts": summary["gear_shifts"] - len(shifts[:MAX_SHIFTS])}
 
 
 def _bar_rows(summary: Mapping[str, Any]) -> dict[str, Any]:

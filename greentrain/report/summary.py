@@ -15,6 +15,9 @@ devices                 one a device: energy, provenance, sensor's figures, miss
 phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams
 hosts, ranks            the same energy by place
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, intensity, sources
+gears                   one a precision gear: energy, time and work in it, and their ratios; empty without gears
+layers                  which linear layers may run in FP8, on which backend, and why not the others; null: no FP8
+gear_shifts             how many shifts there were; the first ones are among the events
 work                    steps, tokens, samples and the ratios to joules, grams and seconds
 sci, scope2             the standards' own fields
 equivalents             comparisons a person can feel, each with its factor and source
@@ -24,9 +27,9 @@ headline                what dominates
 ======================  =================================================================================
 """
 
-import dataclasses
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +41,7 @@ from greentrain.report import standards
 from greentrain.report.assumptions import assumptions
 from greentrain.report.figures import carbon_figures, energy_figures, power_figures, work_figures
 from greentrain.report.files import write_atomic
+from greentrain.report.gears import gear_rows, layer_figures
 from greentrain.report.series import RunSeries, build_series
 from greentrain.report.tally import DeviceTally, Tally
 from greentrain.units import S_PER_HOUR
@@ -46,6 +50,8 @@ SUMMARY_FORMAT: Final = 1
 ALIVE_S: Final = 60.0
 """A rank without a last line counts as running while its last interval is younger than this (s)."""
 MAX_EVENTS: Final = 500
+MAX_SHIFTS: Final = 200
+"""Shifts of gears among the events; they do not push out a warning."""
 _STATE_TEXT: Final = {
     "finished": "The run finished.",
     "exception": "The run ended with an exception; everything up to it is booked.",
@@ -66,7 +72,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     """
     tally = Tally.of(record)
     by_rank = [rank.totals for rank in record.ranks]
-    totals = dataclasses.replace(sum(by_rank, Totals()), steps=max((part.steps for part in by_rank), default=0))
+    totals = Totals.of_job(by_rank)
     wall_s = max((part.duration_s for part in by_rank), default=0.0)
     series = series if series is not None else build_series(record)
     now_s = time.time() if now_unix_s is None else now_unix_s
@@ -76,6 +82,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     devices = [_device(device, tally, energy["energy_j"]) for device in tally.devices.values()]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
     phases = _phases(totals, tally, energy["energy_j"])
+    shifts, events = _events(record)
     out: dict[str, Any] = {
         "format": SUMMARY_FORMAT,
         "greentrain_version": __version__,
@@ -90,10 +97,13 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
         "work": work,
+        "gears": gear_rows(by_rank, totals, tally, energy["energy_j"]),
+        "layers": layer_figures(record.run),
+        "gear_shifts": len(shifts),
         "headline": {"device": _largest(devices, "name"), "phase": _largest(phases, "name")},
         "gaps": tally.gaps,
         "gap_count": tally.gap_count,
-        "events": _events(record)[:MAX_EVENTS],
+        "events": sorted([*events[:MAX_EVENTS], *shifts[:MAX_SHIFTS]], key=_when),
     }
     out["sci"] = standards.sci_fields(out)
     out["scope2"] = standards.scope2_fields(out)
@@ -263,14 +273,26 @@ def _largest(rows: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
     return {"name": rows[0][key], "share": rows[0]["share"], "energy_j": rows[0]["energy_j"]}
 
 
-def _events(record: RunRecord) -> list[dict[str, Any]]:
+def _events(record: RunRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the shifts of gears, those that all ranks do together once, and all other events; each by time."""
     rows = []
+    shifts: dict[tuple[Any, Any], dict[str, Any]] = {}
     for rank in record.ranks:
+        times: Counter[Any] = Counter()
         for event in rank.events:
-            rows.append({"rank": rank.rank, **{k: v for k, v in event.items() if k != "kind"}})
+            row = {"rank": rank.rank, **{k: v for k, v in event.items() if k != "kind"}}
+            if event["name"] == "gear":
+                times[event.get("text")] += 1
+                shifts.setdefault((event.get("text"), times[event.get("text")]), row)
+            else:
+                rows.append(row)
         for opened in rank.opens[1:]:
             if "t" in opened:
                 rows.append(
                     {"rank": rank.rank, "t": opened["t"], "name": "start", "text": "The process started again."}
                 )
-    return sorted(rows, key=lambda event: float(event.get("t", 0.0)))
+    return sorted(shifts.values(), key=_when), sorted(rows, key=_when)
+
+
+def _when(event: Mapping[str, Any]) -> float:
+    return float(event.get("t", 0.0))

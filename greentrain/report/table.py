@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.report import units_text
 from greentrain.report.charts import short_name
+from greentrain.report.gears import gear_table
 from greentrain.report.html import headline
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def render(summary: Mapping[str, Any]) -> "RenderableType":
-    """Return a rich renderable: headline, devices, phases."""
+    """Return a rich renderable: headline, devices, phases and, where the run had any, gears."""
     from rich.console import Group
     from rich.text import Text
 
@@ -27,7 +28,8 @@ def render(summary: Mapping[str, Any]) -> "RenderableType":
     if not state["finished"] or state["ranks_without_file"]:
         parts.append(Text(state["text"], style="yellow"))
     parts += [_devices(summary), _phases(summary)]
-    return Group(*parts)
+    gears = gear_table(summary)
+    return Group(*parts) if gears is None else Group(*parts, _gears(gears))
 
 
 def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
@@ -95,5 +97,31 @@ def _phases(summary: Mapping[str, Any]) -> "Table":
             units_text.energy(phase["energy_j"]),
             units_text.percent(phase["share"]) if phase["share"] is not None else "",
             units_text.energy(phase["inclusive_j"]),
+        )
+    return table
+
+
+def _gears(gears: Mapping[str, Any]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    unit = gears["unit"]
+    table = Table(title="Precision gears", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("Gear", f"Per {unit}", "", f"{unit.capitalize()}s/s", "Mean", "Energy", "Share", "Time", "Steps"):
+        table.add_column(name, justify="left" if name in ("Gear", "") else "right")
+    table.add_column("Source")
+    for row in gears["rows"]:
+        style = {"measured": "green", "modelled": "yellow"}.get(row["provenance"], "red")
+        table.add_row(
+            escape(row["gear"]),
+            units_text.joules(row["j_per_one"]),
+            escape(row["relative"]),
+            units_text.UNKNOWN if row["rate_per_s"] is None else units_text.significant(row["rate_per_s"]),
+            units_text.power(row["mean_power_w"]),
+            units_text.energy(row["energy_j"]),
+            units_text.percent(row["share"]) if row["share"] is not None else "",
+            units_text.duration(row["seconds"]),
+            units_text.count(row["steps"] or 0),
+            f"[{style}]{row['source']}[/]",
         )
     return table

@@ -43,6 +43,16 @@ class DeviceTally:
 
 
 @dataclass(slots=True, kw_only=True)
+class GearTally:
+    """What one gear emitted in the entries whose intensity is known."""
+
+    operational_g: float = 0.0
+    emissions_g: float = 0.0
+    """Operational grams and the embodied share of the time in the gear."""
+    tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
 class Tally:
     """Sums over all entries of all ranks."""
 
@@ -55,6 +65,7 @@ class Tally:
     phase_g: dict[str, float] = field(default_factory=dict)
     """Operational grams by exclusive phase, of the entries whose intensity is known."""
     device_g: dict[tuple[str, str], float] = field(default_factory=dict)
+    gears: dict[str, GearTally] = field(default_factory=dict)
     intensity_min: float | None = None
     intensity_max: float | None = None
     zones: dict[tuple[str, str, str, str, str], float] = field(default_factory=dict)
@@ -102,12 +113,23 @@ class Tally:
                 self.device_g[key] = self.device_g.get(key, 0.0) + share.energy_j * g_per_j
                 for phase, phase_j in share.phases.items():
                     self.phase_g[phase] = self.phase_g.get(phase, 0.0) + phase_j * g_per_j
+        if entry.operational_g is not None and span_s > 0:
+            self._add_gears(entry, g_per_j, span_s)
         self.entries_j += energy_j
         self.facility_j += energy_j * entry.pue
         if entry.operational_g is not None:
             self.priced_facility_j += energy_j * entry.pue
         self.has_embodied = self.has_embodied or entry.embodied_g is not None
         self._add_carbon(entry, energy_j)
+
+    def _add_gears(self, entry: LedgerEntry, g_per_j: float, span_s: float) -> None:
+        for name, use in entry.gears.items():
+            if use.is_known:
+                gear = self.gears.setdefault(name, GearTally())
+                grams = use.energy_j * g_per_j
+                gear.operational_g += grams
+                gear.emissions_g += grams + (entry.embodied_g or 0.0) * use.seconds / span_s
+                gear.tokens += use.tokens
 
     def _add_carbon(self, entry: LedgerEntry, energy_j: float) -> None:
         point = entry.carbon

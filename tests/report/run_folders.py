@@ -9,7 +9,7 @@ from typing import Any
 from greentrain.config import GreenConfig
 from greentrain.journal import Journal, rank_path
 from greentrain.ledger import Totals, entry_to_json
-from greentrain.types import CarbonPoint, DeviceEnergy, LedgerEntry, Provenance
+from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 
 T0_S = 1_767_225_600.0
 """2026-01-01T00:00:00Z."""
@@ -65,6 +65,7 @@ def entry(
     steps: int = 10,
     embodied_g: float | None = None,
     step_groups: Sequence[tuple[int, float, float, int]] = (),
+    gears: Mapping[str, GearUse] | None = None,
 ) -> LedgerEntry:
     """Return an entry whose grams follow from its joules."""
     energy_j = sum(d.energy_j for d in devices.values())
@@ -82,6 +83,7 @@ def entry(
         tokens=tokens,
         samples=samples,
         step_groups=step_groups,
+        gears=gears or {},
     )
 
 
@@ -193,6 +195,53 @@ def four_ranks(root: Path) -> Path:
             entries.append(entry(T0_S + 10 * i, T0_S + 10 * (i + 1), devices, tokens=1000, embodied_g=25.0 / 360))
         sensors = [sensor(uid, "gpu", "NVIDIA H100 80GB HBM3")] + ([CPU] if rank == 0 else [])
         folder.rank(rank, sensors, entries)
+    return folder.path
+
+
+LAYERS = [
+    *(
+        {"name": f"h.{i}.mlp.{n}", "in_features": a, "out_features": b, "chosen": True, "reason": f"{a} inputs fit FP8"}
+        for i in range(4)
+        for n, a, b in (("up", 1024, 4096), ("down", 4096, 1024))
+    ),
+    {"name": "lm_head", "in_features": 1024, "out_features": 8192, "chosen": False, "reason": "an <output> layer"},
+    {"name": "gate", "in_features": 1024, "out_features": 8, "chosen": False, "reason": "8 is no multiple of 16"},
+]
+
+
+def two_gears(root: Path, ranks: int = 2, *, tokens: int = 1000, **run: Any) -> Path:
+    """Two minutes in bf16 at 400 W a GPU, then two in fp8 at 500 W and twice the pace; rank 0 books a CPU of 50 W."""
+    run = {"layers": LAYERS, "gear_backend": "scaled_mm: runs on <this> device", **run}
+    folder = Folder(root, "gears", world_size=ranks, **run)
+    for rank in range(ranks):
+        uid = f"GPU-{rank}"
+        entries = []
+        for i in range(24):
+            gear, watt, pace = ("bf16", 400.0, 1) if i < 12 else ("fp8", 500.0, 2)
+            devices = {uid: device(10 * watt)}
+            if rank == 0:
+                devices["cpu"] = device(500.0, Provenance.MODELLED)
+            use = GearUse(
+                energy_j=sum(d.energy_j for d in devices.values()),
+                modelled_j=500.0 if rank == 0 else 0.0,
+                device_s=10.0 * len(devices),
+                seconds=10.0,
+                steps=5 * pace,
+                tokens=tokens * pace,
+                samples=10 * pace,
+            )
+            entries.append(
+                entry(
+                    T0_S + 10 * i, T0_S + 10 * (i + 1), devices, gears={gear: use}, steps=use.steps, tokens=use.tokens,
+                    samples=use.samples, pue=1.0, g_per_kwh=360.0, embodied_g=0.01,
+                )
+            )  # fmt: skip
+        events = [
+            {"t": T0_S + 120 + rank * 0.01, "name": "gear", "text": "bf16 -> fp8 after step 60: <schedule>",
+             "step": 60, "gear": "fp8"}
+        ]  # fmt: skip
+        sensors = [sensor(uid, "gpu", "NVIDIA H100 80GB HBM3")] + ([CPU] if rank == 0 else [])
+        folder.rank(rank, sensors, entries, events=events)
     return folder.path
 
 
