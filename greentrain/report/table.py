@@ -107,8 +107,8 @@ def _gears(gears: Mapping[str, Any]) -> "Table":
 
     unit = gears["unit"]
     table = Table(title="Precision gears", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("Gear", f"Per {unit}", "", f"{unit.capitalize()}s/s", "Mean", "Energy", "Share", "Time", "Steps"):
-        table.add_column(name, justify="left" if name in ("Gear", "") else "right")
+    for name in ("Gear", f"Per {unit}", "", f"{unit.capitalize()}s/s", "Energy", "Time", "Steps"):
+        table.add_column(name, justify="left" if name in ("Gear", "") else "right", no_wrap=True)
     table.add_column("Source")
     for row in gears["rows"]:
         style = {"measured": "green", "modelled": "yellow"}.get(row["provenance"], "red")
@@ -117,9 +117,7 @@ def _gears(gears: Mapping[str, Any]) -> "Table":
             units_text.joules(row["j_per_one"]),
             escape(row["relative"]),
             units_text.UNKNOWN if row["rate_per_s"] is None else units_text.significant(row["rate_per_s"]),
-            units_text.power(row["mean_power_w"]),
             units_text.energy(row["energy_j"]),
-            units_text.percent(row["share"]) if row["share"] is not None else "",
             units_text.duration(row["seconds"]),
             units_text.count(row["steps"] or 0),
             f"[{style}]{row['source']}[/]",

@@ -162,7 +162,7 @@ def test_no_plan_no_layers(run: dict[str, Any]) -> None:
 
 def test_the_table_shows_gears(tmp_path: Path) -> None:
     text = _text(table.render(_summary(two_gears(tmp_path))))
-    for word in ("Precision gears", "Per token", "4.25 J", "2.62 J", "0.618x bf16", "1.05 kW", "5.9 % modelled"):
+    for word in ("Precision gears", "Per token", "4.25 J", "2.62 J", "0.618x bf16", "35.0 Wh", "5.9 % modelled"):
         assert word in text, word
 
 
