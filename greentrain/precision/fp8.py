@@ -194,7 +194,13 @@ def fp8_linear(x: Tensor, weight: Tensor, scaling: str = "tensorwise", gemm: Gem
         raise TypeError(f"an FP8 product takes float32, bfloat16 or float16, not {x.dtype}: cast the layer's input")
     if x.numel() == 0 or weight.numel() == 0:
         return F.linear(x, weight.to(x.dtype))
-    y: Tensor = _Fp8Linear.apply(_row_major(x), weight, scaling, gemm or Gemm.on(device_type))  # type: ignore[no-untyped-call]
+    rows, gemm = _row_major(x), gemm or Gemm.on(device_type)
+    if device_type == "cpu" and torch.is_autocast_enabled("cpu"):
+        # The CPU's product is made of torch's own, and autocast would round its operands again (torch 2.13).
+        with torch.autocast("cpu", enabled=False):
+            y: Tensor = _Fp8Linear.apply(rows, weight, scaling, gemm)  # type: ignore[no-untyped-call]
+    else:
+        y = _Fp8Linear.apply(rows, weight, scaling, gemm)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], weight.shape[0])
 
 

@@ -101,8 +101,8 @@ def _gathered(model: nn.Module, name: str, weight: nn.Parameter) -> bool:
     above = [model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))]
     if not isinstance(weight, DTensor) or not any(isinstance(module, FSDPModule) for module in above):
         return False
-    sharded = [placement.is_shard() for placement in weight.placements]
-    return sharded[-1] and sum(sharded) == 1
+    split = [not placement.is_replicate() for placement in weight.placements]
+    return split[-1] and sum(split) == 1  # FSDP alone, or replicated FSDP; a second split is the tensor's own
 
 
 def _not_body(name: str, linear: nn.Linear, owners: dict[int, list[str]], last_of: nn.Module | None) -> str | None:
