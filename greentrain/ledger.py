@@ -177,7 +177,9 @@ class EnergyLedger:
         """Add an entry to the totals and to the journal."""
         self.totals = self.totals.add(entry)
         if self.journal is not None:
-            self.journal.append(entry_to_json(entry) | {"sum": self.totals.sums()})
+            record = entry_to_json(entry)
+            groups = record.pop("step_groups")  # last in its line: who thins a journal cuts them off unread
+            self.journal.append({**record, "sum": self.totals.sums(), "step_groups": groups})
 
 
 def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:

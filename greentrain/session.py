@@ -18,6 +18,7 @@ no file is written. A background thread does the rest.
 import contextlib
 import functools
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -86,7 +87,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._live: LiveLine | None = None
         self._watcher = Watcher(self)
         self._gears: Gears | None = None
-        self._shift: str | None = None
+        self._shifted_s: float | None = None
         self._shifts_until_close = False
         self._resume: dict[str, Any] | None = None
         self._starts = 0
@@ -143,6 +144,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._last = run
         self._pid = os.getpid()
         self._mark = run.marks.append
+        self._shifted_s = None
         self._hook = ShutdownHook(self.close, self._told_to_end)
         self._hook.install()
         self._show_gears()
@@ -206,9 +208,10 @@ class GreenSession(contextlib.ContextDecorator):
                 or ``numel()``, not a reduction on the device.
             samples: Samples of the same batches.
         """
-        self._mark((self._now(), "step", "", 0, tokens, samples))
-        if self._shift is not None:
-            self._mark_shift()
+        t_s = self._now()
+        if self._shifted_s is not None:  # the gear was shifted when this step's optimizer was through
+            t_s, self._shifted_s = math.nextafter(self._shifted_s, 0.0), None
+        self._mark((t_s, "step", "", 0, tokens, samples))
 
     def count(self, tokens: int = 0, samples: int = 0) -> None:
         """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
@@ -387,15 +390,10 @@ class GreenSession(contextlib.ContextDecorator):
         run = self._mine()
         if run is None:
             return
-        self._mark_shift()
-        self._shift = str(decision.gear)  # the mark of the step that just ended comes first
+        self._shifted_s = self._now()
+        self._mark((self._shifted_s, "gear", str(decision.gear)))
         text = f"{before} -> {decision.gear} after step {steps}: {decision.reason}"
         run.event("gear", text, step=steps, gear=str(decision.gear))
-
-    def _mark_shift(self) -> None:
-        gear, self._shift = self._shift, None
-        if gear is not None:
-            self.gear(gear)
 
     def _show_gears(self) -> None:
         run = self._mine()

@@ -31,7 +31,7 @@ class ScriptedPolicy:
 
     def __init__(self, schedule: Sequence[tuple[int, Gear]]) -> None:
         self._steps = [step for step, _ in schedule]
-        self._decisions = [Decision(gear=gear, reason=f"schedule, step {step}") for step, gear in schedule]
+        self._decisions = [Decision(gear=gear, reason="schedule") for _, gear in schedule]
 
     def decide(self, seen: Observation) -> Decision:
         """Return the gear of the last entry at or before the coming step."""

@@ -43,7 +43,8 @@ class RecompileWatch:
         if self._handler is not None:
             logging.getLogger(LOGGER).removeHandler(self._handler)
             self._handler = None
-            sys.modules["torch._dynamo"].config.recompile_limit = self._limit
+            if self._limit is not None and self._limit < LIMIT:  # otherwise another session has raised it, or the user
+                sys.modules["torch._dynamo"].config.recompile_limit = self._limit
 
 
 class _Listener(logging.Handler):

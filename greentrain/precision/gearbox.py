@@ -44,10 +44,11 @@ class GearBox:
     def __init__(self, config: PrecisionConfig) -> None:
         self._config = config
         self.gears = tuple(Gear(gear) for gear in config.gears)
-        self.gear = self.gears[0]
-        """Gear of training steps."""
         self.eval_gear = Gear(config.eval_gear) if config.eval_gear else _usual_eval(self.gears)
         """Gear of everything in eval mode."""
+        # Forward reads a dtype and a bool: dynamo 2.13 sets no guard on an enum that is a dictionary's key.
+        self._eval_dtype, self._eval_fp8 = AUTOCAST.get(self.eval_gear), self.eval_gear is Gear.FP8
+        self._gear, self._dtype, self._fp8 = self.gears[0], AUTOCAST.get(self.gears[0]), self.gears[0] is Gear.FP8
         self.model: nn.Module | None = None
         """The model that shifts, without its wrappers; None before ``attach``."""
         self.plan: Sequence[LayerPlan] = ()
@@ -56,6 +57,11 @@ class GearBox:
         """Who multiplies in FP8; None where FP8 is not among the gears."""
         self._pending: Gear | None = None
         self._recompiles = RecompileWatch(len(self.gears))
+
+    @property
+    def gear(self) -> Gear:
+        """Gear of training steps."""
+        return self._gear
 
     def attach(self, model: nn.Module, *, device: torch.device | None = None, wrap_forward: bool = True) -> None:
         """Give a model its gears, in place. The Parameters and the keys of its state_dict stay what they are.
@@ -116,7 +122,7 @@ class GearBox:
             device_type: ``cpu`` or ``cuda``.
             training: False: the gear of evaluation.
         """
-        dtype = AUTOCAST.get(self.gear if training else self.eval_gear)
+        dtype = self._dtype if training else self._eval_dtype
         # The cache is keyed by tensor, not by dtype: nested in a framework's autocast it would mix two precisions.
         return torch.autocast(
             device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False
@@ -124,7 +130,7 @@ class GearBox:
 
     def runs_fp8(self, training: bool) -> bool:
         """Return whether the chosen layers run in FP8 now."""
-        return (self.gear if training else self.eval_gear) is Gear.FP8
+        return self._fp8 if training else self._eval_fp8
 
     def request(self, gear: str) -> None:
         """Ask for a gear; :meth:`commit` shifts.
@@ -148,17 +154,18 @@ class GearBox:
         self._recompiles.prepare()
         if gear is None or gear is self.gear:
             return False
-        self.gear = gear
+        self._shift(gear)
         return True
 
     @contextlib.contextmanager
     def at(self, gear: Gear) -> Iterator[None]:
         """Run a block in a gear, outside any training step: to compile, to compare."""
-        before, self.gear = self.gear, gear
+        before = self._gear
+        self._shift(gear)
         try:
             yield
         finally:
-            self.gear = before
+            self._shift(before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the gear, in plain JSON types."""
@@ -167,7 +174,10 @@ class GearBox:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue in the gear of a checkpoint; one that is not among the gears any more is ignored."""
         if state.get("gear") in [str(gear) for gear in self.gears]:
-            self.gear = Gear(state["gear"])
+            self._shift(Gear(state["gear"]))
+
+    def _shift(self, gear: Gear) -> None:
+        self._gear, self._dtype, self._fp8 = gear, AUTOCAST.get(gear), gear is Gear.FP8
 
     def _attach_layers(self, model: nn.Module, device: torch.device) -> None:
         config = self._config
