@@ -140,6 +140,16 @@ class Gears:
         self.box.request(gear)
         self._loop = DecisionLoop(StaticPolicy(Gear(gear)), self.box.gears, self._config.fp8_max_share)
 
+    def prewarm(self, run: Callable[[], Any]) -> None:
+        """Run something once in every gear, so that compiling does not fall into the training.
+
+        Args:
+            run: Forward and backward of one micro-batch; clear the gradients afterwards.
+        """
+        for gear in self.box.gears:
+            with self.box.at(gear):
+                run()
+
     def gamma(self) -> float:
         """Return by how much AdamW has to slow down in the gear of this step."""
         asked = self._config.gamma

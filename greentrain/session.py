@@ -336,6 +336,15 @@ class GreenSession(contextlib.ContextDecorator):
             raise ConfigError(f"cannot shift to {gear!r}: precision.gears is empty; name the gears of the run there")
         self.gears.shift(gear)
 
+    def prewarm(self, run: Callable[[], Any]) -> None:
+        """Run something once in every gear, so that torch.compile makes its graphs before training does.
+
+        Args:
+            run: Forward and backward of one micro-batch of the usual shape; clear the gradients afterwards.
+        """
+        if self.gears is not None:
+            self.gears.prewarm(run)
+
     @property
     def gears(self) -> "Gears | None":
         """The gears of the session; None where the configuration names none. Loads torch."""
