@@ -1,0 +1,121 @@
+"""Measured blocks of steps, and the action costs that follow from them.
+
+A block is what one rank measured while one gear ran; ranks add up to the job, and blocks of a gear to means with
+intervals. Figures that a loop or a sensor did not give stay None all the way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from greentrain.action_table import Action, ActionCost, Estimate
+from greentrain.errors import ConfigError
+from greentrain.types import Gear, Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRecord:
+    """One block of steps in one gear, as measured."""
+
+    gear: Gear
+    seconds: float
+    steps: int
+    tokens: int | None
+    """None where the loop told none, or not after every step."""
+    samples: int | None
+    energy_j: Mapping[str, float] | None
+    """By device uid (J); None: not known. Empty where this rank reads no device."""
+    provenance: str
+    """Of the joules: ``measured``, ``modelled``, ``mixed`` or ``missing``."""
+
+
+def add_ranks(ranks: Sequence[Sequence[BlockRecord]]) -> list[BlockRecord]:
+    """Return the blocks of a whole job: tokens and joules added, the time of the slowest rank.
+
+    Args:
+        ranks: The records of each rank, which ran the same blocks.
+
+    Raises:
+        ConfigError: They did not.
+    """
+    runs = {tuple((block.gear, block.steps) for block in blocks) for blocks in ranks}
+    if len(runs) != 1:
+        raise ConfigError(
+            "the ranks did not profile the same steps: give every GearProfiler an agree= that asks rank 0"
+        )
+    return [_added(blocks) for blocks in zip(*ranks, strict=True)]
+
+
+def costs_of(blocks: Sequence[BlockRecord], gears: Sequence[Gear]) -> tuple[ActionCost, ...]:
+    """Return the cost of each gear that has a block.
+
+    The joules of a block are known if they are of every device that any block has: else two gears would be compared
+    on different hardware.
+    """
+    devices = {uid for block in blocks for uid in block.energy_j or ()}
+    costs = []
+    for gear in gears:
+        own = [block for block in blocks if block.gear is gear]
+        if own:
+            costs.append(_cost(gear, own, devices))
+    return tuple(costs)
+
+
+def _cost(gear: Gear, blocks: Sequence[BlockRecord], devices: set[str]) -> ActionCost:
+    seconds = [block.seconds for block in blocks]
+    steps = [float(block.steps) for block in blocks]
+    tokens = _all_known([block.tokens for block in blocks])
+    samples = _all_known([block.samples for block in blocks])
+    joules = _all_known(
+        [sum(b.energy_j.values()) if devices and b.energy_j and b.energy_j.keys() == devices else None for b in blocks]
+    )
+    return ActionCost(
+        action=Action(gear=gear),
+        steps_per_s=Estimate.of(_ratios(steps, seconds)),
+        tokens_per_s=None if tokens is None else Estimate.of(_ratios(tokens, seconds)),
+        samples_per_s=None if samples is None else Estimate.of(_ratios(samples, seconds)),
+        power_w=None if joules is None else Estimate.of(_ratios(joules, seconds)),
+        j_per_step=None if joules is None else Estimate.of(_ratios(joules, steps)),
+        j_per_token=None if joules is None or tokens is None else Estimate.of(_ratios(joules, tokens)),
+        provenance="missing" if joules is None else _one({block.provenance for block in blocks}),
+        steps=sum(block.steps for block in blocks),
+        blocks=len(blocks),
+    )
+
+
+def _added(blocks: Sequence[BlockRecord]) -> BlockRecord:
+    tokens = _all_known([block.tokens for block in blocks])
+    samples = _all_known([block.samples for block in blocks])
+    energy_j: dict[str, float] | None = {}
+    for block in blocks:
+        if energy_j is None or block.energy_j is None:
+            energy_j = None
+            continue
+        for uid, joules in block.energy_j.items():  # rapl:package-0 of two nodes are one entry
+            energy_j[uid] = energy_j.get(uid, 0.0) + joules
+    return BlockRecord(
+        gear=blocks[0].gear,
+        seconds=max(block.seconds for block in blocks),
+        steps=blocks[0].steps,
+        tokens=None if tokens is None else round(sum(tokens)),
+        samples=None if samples is None else round(sum(samples)),
+        energy_j=energy_j,
+        provenance=_one({block.provenance for block in blocks if block.energy_j}) if energy_j else "missing",
+    )
+
+
+def _all_known(values: Sequence[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else None
+
+
+def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def _one(provenances: set[str]) -> str:
+    return provenances.pop() if len(provenances) == 1 else "mixed"
+
+
+def provenance_of(energy_j: Mapping[str, float] | None, known: Mapping[str, Provenance]) -> str:
+    """Return where joules come from; of a device that nobody vouches for they count as modelled."""
+    return _one({str(known.get(uid, Provenance.MODELLED)) for uid in energy_j}) if energy_j else "missing"

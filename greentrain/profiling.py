@@ -1,0 +1,368 @@
+"""Measures what every gear costs and brings, in a few seconds of training: the engine of ``session.profile_gears()``.
+
+Each gear runs in several short blocks of ordinary training steps, in turns, and every other round the other way
+round, so that what drifts (temperature, clocks, a neighbour on the node) meets all gears alike::
+
+    round 1:  bf16  fp16  fp8      of each block:  | warm-up, not counted | measured steps |
+    round 2:  fp8   fp16  bf16                                            ^ synchronise    ^
+    round 3:  bf16  fp16  fp8
+
+An even number of rounds cancels a linear drift. An odd number of n rounds with k gears leaves (k - 1) / (k n^2) of it
+between the first gear and the last: with three rounds 5.6 % of the drift for two gears, 8.3 % for four.
+
+Of a block only times, steps and tokens are kept; its joules are asked for when the sensors have long reported them.
+A gear's figures are means over its blocks with Student's t, so the interval holds what differs from block to block,
+drift included.
+"""
+
+import math
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from greentrain.action_table import ActionTable
+from greentrain.errors import ConfigError, SessionError
+from greentrain.profile_blocks import BlockRecord, costs_of, provenance_of
+from greentrain.types import Gear, Provenance
+
+LEAST_BLOCKS: Final = 2
+"""Blocks a gear that ``max_steps`` is shared out for first: with one there is no interval."""
+FALLING: Final = 0.9
+"""A step this much shorter than the one before says that the gear is still warming up."""
+MOST_WARM: Final = 4
+"""Bound of the first warm-up, in times ``warmup_steps``."""
+SPARE: Final = 1.05
+"""Steps planned for a block, in times what its gear's pace asks for: one more look costs a synchronisation."""
+ASK_AFTER_S: Final = 10.0
+"""Age of a block (s) after which its joules are asked for while others run: sensors have reported it (5 s at most,
+``greentrain.runtime.MAX_LAG_S``), their curves still hold it (27 min, ``greentrain.power.curve.CAPACITY``)."""
+MOST_CALLS: Final = 1024
+"""Calls of the user's function without an optimizer step after which :meth:`GearProfiler.run` gives up."""
+
+
+@dataclass(slots=True)
+class _Block:
+    """A block while it runs and until its joules are known."""
+
+    gear: Gear
+    first: bool
+    last_step: int
+    """Step of the phase with which it ends at the latest."""
+    looked_s: float | None
+    """Time of the last look (s): the start of the warm-up steps that run."""
+    warm: int = 0
+    warm_s: float | None = None
+    """Seconds a warm-up step, of the last ones."""
+    t0_s: float | None = None
+    t1_s: float = 0.0
+    steps: int = 0
+    told: int = 0
+    tokens: int = 0
+    samples: int = 0
+    short: bool = False
+    """The steps ran out before it was long enough for the sensors."""
+    energy_j: Mapping[str, float] | None = None
+
+
+class GearProfiler:
+    """Takes training through the gears; driven by the training itself.
+
+    ::
+
+        Warming --steps done, pace steady--> Measuring --min_block_s and min_steps reached--> Warming of the next
+           ^ |                                 ^ |                                            block, or Done
+           +-+ still getting faster            +-+ a few more steps
+
+    Between two looks at the clock a step costs a subtraction. The next look is a number of steps away that ``agree``
+    makes the same on all ranks, so all of them shift gears at the same step.
+
+    ``max_steps`` is never exceeded. Two blocks a gear come first, whatever they hold, then as many rounds as fit. Where
+    steps are so quick that a block's share of them runs out before ``min_block_s``, its speed counts and its joules
+    are unknown, unless its gear has two longer blocks; :attr:`advice` then says how many steps it takes.
+
+    Args:
+        gears: Gears to measure, the one to start in first.
+        energy: Returns the joules by device between two times of ``clock``, or None where they are not known. Called
+            between blocks for blocks long past, and by :meth:`table`, where it may wait for sensors.
+        provenance: Returns where the joules of each device come from.
+        clock: Monotonic time (s).
+        synchronize: Waits until the device has done all it was given; None where steps are over when they return.
+        agree: Returns rank 0's number on every rank.
+        rounds: Blocks a gear.
+        warmup_steps: Steps before a gear's first block; a third of them before later ones.
+        min_block_s: Shortest block (s): ten periods of the slowest sensor, or an edge's share of a tick counts.
+        min_steps: Fewest steps of a block.
+        max_steps: Most steps of all gears together, warm-up included.
+
+    Raises:
+        ConfigError: The gears or numbers make no sense, or the steps do not suffice for two blocks a gear.
+    """
+
+    def __init__(
+        self,
+        gears: Sequence[Gear],
+        *,
+        energy: Callable[[float, float], Mapping[str, float] | None],
+        provenance: Callable[[], Mapping[str, Provenance]],
+        clock: Callable[[], float] = time.monotonic,
+        synchronize: Callable[[], None] | None = None,
+        agree: Callable[[int], int] = lambda steps: steps,
+        rounds: int = 3,
+        warmup_steps: int = 3,
+        min_block_s: float = 1.0,
+        min_steps: int = 3,
+        max_steps: int = 200,
+    ) -> None:
+        if not gears or len(set(gears)) != len(gears):
+            raise ConfigError(f"profiling needs each gear once, at least one, not {[str(gear) for gear in gears]}")
+        for name, value, least in (
+            ("rounds", rounds, LEAST_BLOCKS),
+            ("warmup_steps", warmup_steps, 1),
+            ("min_steps", min_steps, 1),
+            ("max_steps", max_steps, LEAST_BLOCKS * len(gears) * (warmup_steps + min_steps)),
+        ):
+            if value < least:
+                raise ConfigError(f"profiling {len(gears)} gears: {name} is {value}; it must be at least {least}")
+        if not (math.isfinite(min_block_s) and min_block_s > 0):
+            raise ConfigError(f"profiling: min_block_s is {min_block_s}; it must be a number of seconds above 0")
+        self._gears = tuple(gears)
+        self._energy, self._provenance = energy, provenance
+        self._clock, self._synchronize, self._agree = clock, synchronize, agree
+        self._rounds, self._warmup_steps = rounds, warmup_steps
+        self._min_block_s, self._min_steps, self._max_steps = min_block_s, min_steps, max_steps
+        self._round = 0
+        self._waiting = list(gears)
+        self._blocks: list[_Block] = []
+        self._needs: dict[Gear, int] = {}
+        self._ended: _Block | None = None
+        self._told = False
+        self._left = 0
+        self.steps = 0
+        """Steps since the start, warm-up included."""
+        self.done = False
+        """True when there is nothing more to run."""
+        self._block = self._next_block(None)
+
+    @property
+    def gear(self) -> Gear:
+        """Gear of the coming step; after the end that of the last one."""
+        return self._block.gear
+
+    def boundary(self, t_s: float) -> Gear:
+        """Note the end of an optimizer step.
+
+        Args:
+            t_s: Now, by ``clock`` (s).
+
+        Returns:
+            The gear of the next step.
+        """
+        if self.done:
+            self._ended = None
+            return self.gear
+        self.steps += 1
+        self._told = False
+        block = self._block
+        if block.t0_s is None:
+            self._ended = None
+            block.warm += 1
+        else:
+            self._ended = block
+            block.steps += 1
+        self._left -= 1
+        if self._left <= 0:
+            if self._synchronize is not None:
+                self._synchronize()
+                t_s = self._clock()
+            if block.t0_s is None:
+                self._warmed(block, t_s)
+            else:
+                self._measured(block, block.t0_s, t_s)
+        return self.gear
+
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        """Note what the step that ended with the last :meth:`boundary` held, on this rank."""
+        if self._ended is not None:
+            self._ended.told += not self._told
+            self._ended.tokens += tokens
+            self._ended.samples += samples
+        self._told = True
+
+    def run(self, step: Callable[[], int | None]) -> None:
+        """Train until everything is measured.
+
+        Args:
+            step: Trains one step, or one micro-batch of one, and returns its tokens, or None. Its optimizer's hook
+                must call :meth:`boundary`.
+
+        Raises:
+            ConfigError: It returns something else.
+            SessionError: It does not step the optimizer.
+        """
+        tokens = calls = 0
+        while not self.done:
+            before = self.steps
+            held = step()
+            try:
+                tokens += 0 if held is None else operator.index(held)
+            except TypeError as error:
+                raise ConfigError(
+                    f"the function to profile returned a {type(held).__name__}; it must return the step's tokens as an"
+                    " int, or None"
+                ) from error
+            calls += 1
+            if self.steps == before:
+                if calls >= MOST_CALLS:
+                    raise SessionError(
+                        f"the function to profile was called {calls} times without a step of the watched optimizer:"
+                        " pass that optimizer to watch() and step it in the function"
+                    )
+                continue
+            if tokens and not self._told:
+                self.step(tokens)
+            tokens = calls = 0
+
+    @property
+    def advice(self) -> str:
+        """What keeps joules out of the table though there are sensors, and the remedy; "" where nothing does."""
+        blocks = self._counted()
+        short = sum(block.short for block in blocks)
+        if not short:
+            return ""
+        paces_s = [pace_s for gear in self._gears if (pace_s := self._pace_s(gear))]
+        longest = math.ceil(SPARE**2 * self._min_block_s / min(paces_s)) + MOST_WARM * self._warmup_steps
+        needed = LEAST_BLOCKS * len(self._gears) * longest
+        return (
+            f"{short} of {len(blocks)} blocks ended before the {self._min_block_s:g} s that the sensors need:"
+            f" raise max_steps from {self._max_steps} to about {max(needed, self._max_steps + 1)}"
+        )
+
+    def records(self) -> list[BlockRecord]:
+        """Return the blocks of this rank; asks for the joules not yet known."""
+        self._ask(math.inf)
+        provenance = self._provenance()
+        return [
+            BlockRecord(
+                gear=block.gear,
+                seconds=block.t1_s - (block.t0_s or 0.0),
+                steps=block.steps,
+                tokens=block.tokens if block.tokens and block.told == block.steps else None,
+                samples=block.samples if block.samples and block.told == block.steps else None,
+                energy_j=block.energy_j,
+                provenance=provenance_of(block.energy_j, provenance),
+            )
+            for block in self._counted()
+        ]
+
+    def table(
+        self,
+        *,
+        device: str = "",
+        world_size: int = 1,
+        versions: Mapping[str, str] | None = None,
+        created_unix_s: float | None = None,
+        records: Sequence[BlockRecord] | None = None,
+    ) -> ActionTable:
+        """Return what was measured; a gear without a whole block is not in it.
+
+        Args:
+            device: For people: what the steps ran on.
+            world_size: Ranks of the job.
+            versions: What it was measured with.
+            created_unix_s: Time (s since the epoch); None: now.
+            records: The blocks of all ranks, from ``profile_blocks.add_ranks``; None: those of this rank alone.
+        """
+        blocks = self.records() if records is None else records
+        told = [block for block in blocks if block.tokens is not None]
+        return ActionTable(
+            costs=costs_of(blocks, self._gears),
+            device=device,
+            world_size=world_size,
+            tokens_per_step=sum(b.tokens or 0 for b in told) / sum(b.steps for b in told) if told else None,
+            created_unix_s=time.time() if created_unix_s is None else created_unix_s,
+            versions=dict(versions or {}),
+        )
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _warmed(self, block: _Block, now_s: float) -> None:
+        """Look at a warm-up: another step of it, or the first measured ones."""
+        before_s, block.looked_s = block.looked_s, now_s
+        faster = False
+        if before_s is not None:
+            last_s = block.warm_s
+            block.warm_s = (now_s - before_s) / (1 if block.first else block.warm)
+            faster = last_s is not None and block.warm_s < FALLING * last_s
+        if block.first:
+            least = self._warmup_steps
+            most = min(MOST_WARM * least, block.last_step - (self.steps - block.warm) - self._min_steps)
+            if self._agree(int(block.warm < least or (faster and block.warm < most))):
+                self._left = 1
+                return
+        block.t0_s = now_s
+        pace_s = self._pace_s(block.gear) or block.warm_s or 0.0
+        planned = math.ceil(SPARE * self._min_block_s / pace_s) if pace_s > 0 else 0
+        self._left = min(self._agree(max(self._min_steps, planned)), block.last_step - self.steps)
+
+    def _measured(self, block: _Block, t0_s: float, now_s: float) -> None:
+        """Look at the measured steps: a few more of them, or the next block."""
+        seconds = now_s - t0_s
+        wanted = max(0, self._min_steps - block.steps)
+        if seconds < self._min_block_s:
+            missing = (self._min_block_s - seconds) / seconds if seconds > 0 else 1.0
+            wanted = max(wanted, math.ceil(SPARE * missing * block.steps), 1)
+        wanted = self._agree(wanted)
+        self._left = min(wanted, block.last_step - self.steps)
+        if self._left > 0:
+            return
+        block.t1_s, block.short = now_s, wanted > 0
+        self._needs[block.gear] = block.steps + block.warm
+        if seconds > 0:
+            self._blocks.append(block)
+        self._ask(now_s - ASK_AFTER_S)
+        if not self._waiting:
+            self._round += 1
+            again = self._gears if self._round % 2 == 0 else self._gears[::-1]
+            self._waiting = list(again) if self._another_round() else []
+        if self._waiting:
+            self._block = self._next_block(now_s)
+        else:
+            self.done = True
+
+    def _another_round(self) -> bool:
+        if self._round < LEAST_BLOCKS:
+            return True
+        needed = math.ceil(SPARE * sum(self._needs.values()))
+        return self._round < self._rounds and self.steps + needed <= self._max_steps
+
+    def _next_block(self, now_s: float | None) -> _Block:
+        """Return the next block, with its share of the steps that are left."""
+        gear = self._waiting.pop(0)
+        left = self._max_steps - self.steps
+        later = len(self._waiting) + len(self._gears) * max(0, LEAST_BLOCKS - 1 - self._round)
+        share = left // (later + 1)
+        if self._round > 0:
+            share = max(share, left - sum(self._needs[other] for other in self._waiting))
+        first = gear not in self._needs
+        self._left = 1 if first else math.ceil(self._warmup_steps / 3)
+        return _Block(gear=gear, first=first, last_step=self.steps + share, looked_s=now_s)
+
+    def _counted(self) -> list[_Block]:
+        """Return the blocks without the short ones of gears that have enough others."""
+        long = [block.gear for block in self._blocks if not block.short]
+        return [block for block in self._blocks if not block.short or long.count(block.gear) < LEAST_BLOCKS]
+
+    def _pace_s(self, gear: Gear) -> float | None:
+        """Return the seconds a step of a gear took in its last block; None before its first."""
+        for block in reversed(self._blocks):
+            if block.gear is gear and block.t0_s is not None:
+                return (block.t1_s - block.t0_s) / block.steps
+        return None
+
+    def _ask(self, until_s: float) -> None:
+        """Ask for the joules of the blocks that ended by a time and have none yet."""
+        for block in self._blocks:
+            if block.energy_j is None and not block.short and block.t0_s is not None and block.t1_s <= until_s:
+                block.energy_j = self._energy(block.t0_s, block.t1_s)
