@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError
+from greentrain.gear_table import GearTable
 from greentrain.harmless import harmless
 from greentrain.optim import PAPER_GAMMA, adapt
 from greentrain.optim.family import unwrap
@@ -51,6 +52,8 @@ class Gears:
             open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share
         )
         self._undo: list[Callable[[], None]] = []
+        self.measuring: GearTable | None = None
+        """The profiling phase, while it runs: it decides in place of the policy."""
         self._bound: list[Any] = []
         self._counted = False
 
@@ -129,6 +132,10 @@ class Gears:
         """Note that an optimizer step is done, and shift if the policy wants to."""
         self.steps += 1
         self.done[self.box.gear] += 1
+        if self.measuring is not None:
+            self.measuring.boundary()
+            if self.measuring.done:
+                self.measuring = None
         self._decide()
 
     def shift(self, gear: str) -> None:
@@ -149,6 +156,11 @@ class Gears:
         for gear in self.box.gears:
             with self.box.at(gear):
                 run()
+
+    def measure(self, phase: GearTable | None) -> None:
+        """Let a profiling phase take the coming steps; None gives them back to the policy."""
+        self.measuring = phase
+        self._decide()
 
     def gamma(self) -> float:
         """Return by how much AdamW has to slow down in the gear of this step."""
@@ -203,7 +215,10 @@ class Gears:
 
     def _decide(self) -> None:
         before = self.box.gear
-        decision = self._loop.decide(Observation(step=self.steps, gear=before), self.done, self.vetoes)
+        if self.measuring is not None:
+            decision = Decision(gear=self.measuring.gear, reason="profiling")
+        else:
+            decision = self._loop.decide(Observation(step=self.steps, gear=before), self.done, self.vetoes)
         self.box.request(decision.gear)
         if self.box.commit():
             self._tell(before, decision, self.steps)

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from greentrain.action_cache import ActionCache
+from greentrain.action_table import ActionTable
 from greentrain.carbon.detect import open_signal
 from greentrain.clock import Clock, SystemClock
 from greentrain.config import GreenConfig
@@ -41,7 +43,8 @@ from greentrain.types import CarbonSignal, Decision, Gear, PowerMeter, Topology
 from greentrain.watch import Watcher, is_engine
 
 if TYPE_CHECKING:
-    from greentrain.gears import Gears  # loads torch
+    from greentrain.gear_table import GearTable  # loads torch, as the next
+    from greentrain.gears import Gears
 
 STATE_FORMAT = 1
 _CLOSE_WAIT_S = 5.0
@@ -88,6 +91,9 @@ class GreenSession(contextlib.ContextDecorator):
         self._watcher = Watcher(self)
         self._gears: Gears | None = None
         self._shifted_s: float | None = None
+        self._profile: GearTable | None = None
+        self.action_table: ActionTable | None = None
+        """What ``profile_gears`` has measured; None before."""
         self._shifts_until_close = False
         self._resume: dict[str, Any] | None = None
         self._starts = 0
@@ -144,7 +150,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._last = run
         self._pid = os.getpid()
         self._mark = run.marks.append
-        self._shifted_s = None
+        self._shifted_s = self._profile = None
         self._hook = ShutdownHook(self.close, self._told_to_end)
         self._hook.install()
         self._show_gears()
@@ -212,6 +218,8 @@ class GreenSession(contextlib.ContextDecorator):
         if self._shifted_s is not None:  # the gear was shifted when this step's optimizer was through
             t_s, self._shifted_s = math.nextafter(self._shifted_s, 0.0), None
         self._mark((t_s, "step", "", 0, tokens, samples))
+        if self._profile is not None:
+            self._profile.step(tokens, samples)
 
     def count(self, tokens: int = 0, samples: int = 0) -> None:
         """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
@@ -345,6 +353,49 @@ class GreenSession(contextlib.ContextDecorator):
         if self.gears is not None:
             self.gears.prewarm(run)
 
+    def profile_gears(
+        self, step: Callable[[], int | None] | None = None, *, refresh: bool = False, max_steps: int = 200
+    ) -> ActionTable | None:
+        """Measure speed, power and J/token of every gear, in blocks of ordinary training steps with warm-up.
+
+        Tables are kept by model, layers, device, world size and batch (``GREENTRAIN_CACHE_DIR``, or else the user's
+        cache), so the same training is measured once. The policy decides again afterwards.
+
+        Args:
+            step: Trains one step of the watched model and optimizer and returns its tokens; it is called until all is
+                measured. None: the coming steps of the training are used, and ``action_table`` is set at the end.
+            refresh: Measure even if there is a table.
+            max_steps: Most steps that it may take, over all gears.
+
+        Returns:
+            The table; None without ``step``.
+
+        Raises:
+            ConfigError: ``precision.gears`` is empty, or the steps are too few.
+            SessionError: The session does not run, or watches no model.
+        """
+        run = self._mine()
+        if run is None or self.gears is None:
+            raise SessionError(
+                "profile_gears() needs a running session with precision.gears and a watched model: start() it, name the"
+                " gears, and watch(model, optimizer) first"
+            )
+        from greentrain.gear_table import GearTable
+
+        self._profile = GearTable(
+            self.gears.box,
+            run.sensors,
+            self.energy,
+            max_steps=max_steps,
+            cache=None if refresh else ActionCache(),
+            tell=self._measured,
+        )
+        self.gears.measure(self._profile)
+        if step is not None:
+            self._profile.run(step)
+            self.gears.measure(None)
+        return self.action_table
+
     @property
     def gears(self) -> "Gears | None":
         """The gears of the session; None where the configuration names none. Loads torch."""
@@ -403,6 +454,13 @@ class GreenSession(contextlib.ContextDecorator):
         self._mark((self._shifted_s, "gear", str(decision.gear)))
         text = f"{before} -> {decision.gear} after step {steps}: {decision.reason}"
         run.event("gear", text, step=steps, gear=str(decision.gear))
+
+    def _measured(self, table: ActionTable) -> None:
+        self.action_table, self._profile = table, None
+        run = self._mine()
+        if run is not None:
+            run.event("profile", f"the gears were measured:\n{table}")
+            run.know(action_table=table.to_dict())
 
     def _show_gears(self) -> None:
         run = self._mine()
