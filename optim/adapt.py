@@ -29,8 +29,7 @@ def adapt(optimizer: Any, gamma: float | Callable[[], float], decay: Form | str 
     """Let gamma slow down every step of an Adam or AdamW, until ``remove()``.
 
     Where gamma is 1 nothing is touched, so the step is bit-identical. LR schedulers, clipping, GradScaler, checkpoints,
-    amsgrad and maximize are unaffected: hooks see what they would see without it. Copies and pickles of the optimizer
-    are plain.
+    amsgrad and maximize work as without it. Copies and pickles of the optimizer are plain.
 
     * DeepSpeed: pass the engine or its optimizer. ZeRO 3 calls step once for every sub-group, so gamma must not change
       before all are through. SuperOffload and ZenFlow go around step, and so around gamma.
@@ -44,7 +43,7 @@ def adapt(optimizer: Any, gamma: float | Callable[[], float], decay: Form | str 
     Args:
         optimizer: For-loop, foreach, fused or capturable Adam of torch; of DeepSpeed, bitsandbytes or torchao;
             or the wrapper of a framework around one.
-        gamma: A number above 0, or a callable that is asked once a step, after the step's closure.
+        gamma: A number above 0, or a callable that is asked at every step, after the step's closure.
         decay: ``keep``, ``scale`` or ``paper``, see :class:`Form`.
 
     Raises:
@@ -70,7 +69,7 @@ class Adapted:
 
     Args:
         optimizer: One that :func:`greentrain.optim.family.check` passes.
-        gamma: Read once a step.
+        gamma: Read at every step.
         form: How it enters.
     """
 
@@ -98,7 +97,6 @@ class Adapted:
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._loan.end()  # a step that raised where somebody has replaced optimizer.step, and our finally with it
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
             self._lend(optimizer)
@@ -115,6 +113,9 @@ class Adapted:
         return args, {**kwargs, "closure": then_lend}
 
     def _lend(self, optimizer: Optimizer) -> None:
+        # Still lent: a step raised and somebody had replaced optimizer.step, and our finally with it; or a subclass
+        # calls super().step(), where torch runs the hooks again.
+        self._loan.end()
         self._loan.give(optimizer.param_groups, self.form, self._gamma(), decoupled=self._decoupled)
 
     def _after(self, *_: Any) -> None:

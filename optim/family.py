@@ -33,7 +33,7 @@ def unwrap(optimizer: Any) -> Optimizer:
     inner = optimizer
     for _ in range(8):  # engine > accelerate > ZeRO > base is 4; a wrapper of itself must not hang
         held = [getattr(inner, name, None) for name in WRAPPED]
-        held = [one for one in held if one is not inner and hasattr(one, "param_groups")]
+        held = [one for one in held if hasattr(one, "param_groups")]
         if not held:
             break
         inner = held[0]

@@ -69,7 +69,7 @@ class Form(StrEnum):
             return cls(name)
         except ValueError:
             near = difflib.get_close_matches(str(name), list(cls), n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
+            hint = f". Did you mean {str(near[0])!r}?" if near else ""
             raise ConfigError(f"decay is {name!r}; known: {', '.join(cls)}{hint}") from None
 
     def leaves_alone(self, gamma: float) -> bool:
@@ -98,7 +98,7 @@ class Form(StrEnum):
 
 
 class Gamma:
-    """Reads gamma once a step.
+    """Reads gamma.
 
     Args:
         source: A number above 0, or a callable without arguments that returns one.

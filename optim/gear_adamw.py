@@ -24,7 +24,7 @@ class GearAdamW(torch.optim.AdamW):
         eps: Added to gamma sqrt(v).
         weight_decay: lambda.
         amsgrad: Use the largest v so far.
-        gamma: A number above 0, or a callable that is asked once a step, after the step's closure.
+        gamma: A number above 0, or a callable that is asked at every step, after the step's closure.
         decay: ``keep``, ``scale`` or ``paper``, see :class:`Form`.
         maximize: Maximise the objective.
         foreach: Use the foreach kernels; None: torch decides.
