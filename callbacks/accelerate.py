@@ -77,7 +77,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
     def _gear(self, item: Any) -> None:
         gears = self.green.gears
         if gears is not None and isinstance(item, Module) and gears.box.model in (None, unwrap(item)):
-            self._driver.gear(item, device=self.device, loss_scaled=self.scaler is not None)
+            self._driver.gear(item, device=self.device, scaler=self.scaler)
 
     def _follow(self, item: Any) -> Any:
         first = self._models if isinstance(item, Module) else self._optimizers

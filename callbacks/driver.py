@@ -85,15 +85,13 @@ class Driver:
         except Exception as error:
             warn(f"the session could not be started ({error!r})")
 
-    def gear(
-        self, model: torch.nn.Module, *, device: torch.device, loss_scaled: bool, wrap_forward: bool = True
-    ) -> None:
+    def gear(self, model: torch.nn.Module, *, device: torch.device, scaler: Any, wrap_forward: bool = True) -> None:
         """Give the model its gears, where the configuration names any.
 
         Args:
             model: The model, before the framework replaces its forward.
             device: Where it will run.
-            loss_scaled: The framework uses a GradScaler.
+            scaler: The framework's GradScaler; None: it uses none.
             wrap_forward: False where the framework enters the gears' autocast context itself.
 
         Raises:
@@ -101,7 +99,7 @@ class Driver:
         """
         if self.session.gears is not None:
             gears = self.session.gears
-            gears.attach(model, device=device, loss_scaled=loss_scaled, wrap_forward=wrap_forward)
+            gears.attach(model, device=device, scaler=scaler, wrap_forward=wrap_forward)
 
     def bind(self, optimizer: Any, *, counts: bool = True) -> None:
         """Shift after the steps of an optimizer.

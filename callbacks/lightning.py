@@ -5,7 +5,8 @@ Example::
     trainer = L.Trainer(callbacks=[GreenCallback("green.yaml")])     # no argument = measure only
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from greentrain._imports import try_import
@@ -53,8 +54,8 @@ class GreenCallback(Callback):
         gears = self.session.gears
         if gears is not None and self._fitting:
             plugin, device = trainer.precision_plugin, trainer.strategy.root_device
-            scaled = getattr(plugin, "scaler", None) is not None
-            self._driver.gear(pl_module, device=device, loss_scaled=scaled, wrap_forward=False)
+            scaler = getattr(plugin, "scaler", None)
+            self._driver.gear(pl_module, device=device, scaler=scaler, wrap_forward=False)
             before = vars(plugin).get("forward_context")
             plugin.forward_context = lambda: gears.box.context(device.type, pl_module.training)  # type: ignore[method-assign]
             self._ungear = lambda: _put_back(plugin, before)
@@ -107,6 +108,9 @@ class GreenCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._driver.enter(Phase.FORWARD)
         self._driver.add(batch)
+        gears = self.session.gears
+        if gears is not None and gears.recorder is not None and pl_module.automatic_optimization:
+            gears.recorder.offer(functools.partial(_loss, trainer, pl_module, batch_idx), batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
         self._driver.enter(Phase.BACKWARD)
@@ -165,6 +169,21 @@ class GreenCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._fitting:
             self._driver.load(state_dict, self._rank)
+
+
+def _loss(trainer: Trainer, pl_module: LightningModule, batch_idx: int, batch: Any) -> Any:
+    """Return the loss of a batch once more, and log nothing."""
+    silent = {"log": lambda *args, **kwargs: None, "log_dict": lambda *args, **kwargs: None}
+    before = {name: vars(pl_module)[name] for name in silent if name in vars(pl_module)}
+    vars(pl_module).update(silent)
+    try:
+        with trainer.precision_plugin.train_step_context():
+            output = pl_module.training_step(batch, batch_idx)
+    finally:
+        for name in silent:
+            del vars(pl_module)[name]
+        vars(pl_module).update(before)
+    return output["loss"] if isinstance(output, Mapping) else output
 
 
 def _put_back(plugin: Any, before: Any) -> None:

@@ -51,8 +51,8 @@ class GreenCallback(TrainerCallback, ExportableState):
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.session.gears is not None:  # later, the Trainer has replaced the model's forward
             trainer = calling(Trainer)
-            scaled = trainer is not None and trainer.accelerator.scaler is not None
-            self._driver.gear(kwargs["model"], device=args.device, loss_scaled=scaled)
+            scaler = None if trainer is None else trainer.accelerator.scaler
+            self._driver.gear(kwargs["model"], device=args.device, scaler=scaler)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._driver.stop("exception")  # a training that was left by an exception

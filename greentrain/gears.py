@@ -24,10 +24,16 @@ from greentrain.optim.family import unwrap
 from greentrain.policy.loop import DecisionLoop
 from greentrain.policy.static import StaticPolicy, open_policy
 from greentrain.precision.gearbox import GearBox
+from greentrain.precision.guard import QualityGuard
 from greentrain.precision.limits import check_gears
+from greentrain.precision.noise import Noise, NoiseProbe
+from greentrain.precision.recorder import CallRecorder
 from greentrain.types import Decision, Gear, Observation
 
 log = logging.getLogger(__name__)
+
+GAMMA_DIGITS = 2
+"""A measured gamma is rounded: torchao compiles AdamW anew for every value, and its error is larger than that."""
 
 
 class Gears:
@@ -52,32 +58,42 @@ class Gears:
             open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share
         )
         self._undo: list[Callable[[], None]] = []
+        self.recorder: CallRecorder | None = None
+        """What gives the noise probe a batch of training; None before training starts, or without a probe."""
+        self.probe: NoiseProbe | None = None
+        self.noise: Noise | None = None
+        """What the noise probe has found last."""
+        self._guard = QualityGuard()
+        self._saved: Mapping[str, Any] = {}
+        self._outer: nn.Module | None = None
+        self._scaler: Any = None
         self.measuring: GearTable | None = None
         """The profiling phase, while it runs: it decides in place of the policy."""
         self._bound: list[Any] = []
         self._counted = False
 
     def attach(
-        self, model: nn.Module, *, loss_scaled: bool, device: torch.device | None = None, wrap_forward: bool = True
+        self, model: nn.Module, *, scaler: Any, device: torch.device | None = None, wrap_forward: bool = True
     ) -> None:
         """Give a model its gears and shift to that of the first step.
 
         Args:
             model: The model, before a framework replaces its forward.
-            loss_scaled: A GradScaler is in use.
+            scaler: The GradScaler in use, or True where a framework scales the loss itself; None: there is none.
             device: Where the model will run; None: where its parameters are.
             wrap_forward: False where the framework enters ``box.context`` itself.
 
         Raises:
             ConfigError: A gear cannot work here; says why.
         """
-        if Gear.FP16 in self.box.gears and not loss_scaled:
+        if Gear.FP16 in self.box.gears and not scaler:
             raise ConfigError(
                 "precision.gears holds fp16, whose small gradients vanish without loss scaling: train with a"
                 " torch.amp.GradScaler from the start (the framework's fp16 mode, or watch(..., scaler=scaler)); it"
                 " leaves the other gears' numbers as they are"
             )
         self.box.attach(model, device=device, wrap_forward=wrap_forward)
+        self._outer, self._scaler = model, scaler
         self._decide()
 
     def check(self, model: nn.Module) -> None:
@@ -89,12 +105,24 @@ class Gears:
         if self.box.model is not None:
             device = next((p.device for p in model.parameters()), torch.device("cpu"))
             check_gears(model, self.box.gears, device)
+            self._outer = model
 
     def restart(self) -> None:
         """Count from 0: a new run begins."""
-        self.steps = 0
+        self.steps, self.noise, self._saved, self.vetoes, self._guard = 0, None, {}, {}, QualityGuard()
         self.done = dict.fromkeys(self.box.gears, 0)
         self._decide()
+
+    def _watch_noise(self) -> None:
+        """Start the noise probe, when the model is in all its wrappers."""
+        every = self._config.probe_every
+        if self.probe is None and every and Gear.FP8 in self.box.gears and self._outer is not None:
+            scale = getattr(self._scaler, "get_scale", lambda: 1.0)
+            self.recorder = CallRecorder(self._outer, scale)
+            self.probe = NoiseProbe(self.box, self.recorder, every)
+            if self._saved:
+                self.probe.load_state_dict(self._saved)
+                self.noise = self.probe.noise
 
     def bind(self, optimizer: Any, *, counts: bool = True) -> None:
         """Count an optimizer's steps and let AdamW take the gear into account.
@@ -111,6 +139,7 @@ class Gears:
         if any(optimizer is known for known in self._bound):
             return
         self._bound.append(optimizer)
+        self._watch_noise()
         if Gear.FP8 in self.box.gears and self._config.gamma != 1.0:
             self._adapt(optimizer)
         if counts and not self._counted:
@@ -136,6 +165,8 @@ class Gears:
             self.measuring.boundary()
             if self.measuring.done:
                 self.measuring = None
+        elif self.probe is not None:
+            self._listen(self.probe.step(self.steps))
         self._decide()
 
     def shift(self, gear: str) -> None:
@@ -169,19 +200,29 @@ class Gears:
             return 1.0
         if isinstance(asked, float):
             return asked
-        return PAPER_GAMMA if asked == "paper" else 1.0
+        if asked == "paper":
+            return PAPER_GAMMA
+        return 1.0 if self.noise is None else round(self.noise.gamma, GAMMA_DIGITS)
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for a logger."""
+        """Return figures for a logger; what was not measured is left out."""
         out = {}
         if Gear.FP8 in self.box.gears and self.steps:
             out["green/fp8_share"] = self.done[Gear.FP8] / self.steps
+        if self.noise is not None:
+            out["green/gamma"] = self.noise.gamma
+            if self.noise.sigma_ratio is not None:
+                out["green/sigma_ratio"] = self.noise.sigma_ratio
         return out
 
     def release(self) -> None:
         """Take the hooks off the optimizers; the model keeps its gears. Idempotent."""
         self._counted = False
         self._bound.clear()
+        if self.recorder is not None and self.probe is not None:
+            self.recorder.clear()
+            self._saved = self.probe.state_dict()
+            self.recorder = self.probe = None
         while self._undo:
             self._undo.pop()()
 
@@ -203,7 +244,10 @@ class Gears:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, in plain JSON types."""
-        return {**self.box.state_dict(), "steps": self.steps, "done": {str(g): n for g, n in self.done.items()}}
+        return {**self.box.state_dict(), "steps": self.steps, "done": {str(g): n for g, n in self.done.items()}} | {
+            "probe": self._saved if self.probe is None else self.probe.state_dict(),
+            "guard": self._guard.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a checkpoint was written."""
@@ -211,7 +255,19 @@ class Gears:
         self.steps = int(state.get("steps", 0))
         done = state.get("done", {})
         self.done = {gear: int(done.get(str(gear), 0)) for gear in self.box.gears}
+        self._saved = state.get("probe") or {}
+        self._guard.load_state_dict(state.get("guard") or {})
         self._decide()
+
+    def _listen(self, noise: Noise | None) -> None:
+        """Take in what a probe has found, or that there will be none any more."""
+        if noise is not None:
+            self.noise = noise
+            why = self._guard.judge(noise)
+            self.vetoes = {} if why is None else {Gear.FP8: why}
+        elif self.probe is not None and self.probe.problem:
+            log.info("gradient noise is not measured any more: %s", self.probe.problem)
+            self._saved, self.probe, self.recorder = self.probe.state_dict(), None, None
 
     def _decide(self) -> None:
         before = self.box.gear

@@ -326,7 +326,7 @@ class GreenSession(contextlib.ContextDecorator):
             engine = model is not None and is_engine(model)
             self._shifts_until_close = True
             if model is not None:
-                self.gears.attach(model, loss_scaled=scaler is not None or (engine and model.fp16_enabled()))
+                self.gears.attach(model, scaler=scaler or (engine and model.fp16_enabled()) or None)
             if engine:
                 self.gears.bind(model.optimizer, counts=False)
             elif optimizer is not None:

@@ -1,6 +1,7 @@
 """The same schedule gives the same gears and the same losses in a loop of one's own and in all three frameworks."""
 
 import copy
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
     pytest.mark.filterwarnings("ignore"),
 ]
-WIDTH, VOCAB, CONTEXT, BATCH, ACCUMULATE, STEPS = 32, 17, 8, 4, 2, 8
+WIDTH, VOCAB, CONTEXT, BATCH, ACCUMULATE, STEPS, LONG = 32, 17, 8, 4, 2, 8, 16
 SCHEDULE = [[0, "bf16"], [2, "fp8"], [4, "fp32"], [6, "bf16"]]
 GEARS_BY_MICRO_BATCH = ["bf16"] * 4 + ["fp8"] * 4 + ["fp32"] * 4 + ["bf16"] * 4
 Batch = Mapping[str, Tensor]
@@ -39,7 +40,7 @@ class Tokens(Dataset[dict[str, Tensor]]):
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.ids = torch.randint(VOCAB, (BATCH * ACCUMULATE * STEPS, CONTEXT + 1), generator=generator)
+        self.ids = torch.randint(VOCAB, (BATCH * ACCUMULATE * LONG, CONTEXT + 1), generator=generator)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,7 +65,7 @@ class Model(nn.Module):
         x = self.embed(input_ids)
         logits = self.head(x + self.down(torch.relu(self.up(x))))
         loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
-        if self.training:
+        if self.training and len(input_ids) == BATCH:  # the noise probe takes two samples
             self.seen.append((_gear(self.up), loss.item()))
         return {"loss": loss}
 
@@ -120,13 +121,13 @@ def _raw(config: dict[str, Any], folder: Path, steps: int = STEPS) -> tuple[Mode
     return model, green
 
 
-def _lightning(config: dict[str, Any], folder: Path, ckpt: str | None = None, **options: Any) -> tuple[Model, Any]:
+def _lightning(config: dict[str, Any], folder: Path, ckpt: str | None = None, steps: int = STEPS) -> tuple[Model, Any]:
     model = Model()
     callback = LightningCallback(config)
     trainer = L.Trainer(
         accelerator="cpu",
         devices=1,
-        max_steps=options.pop("max_steps", STEPS),
+        max_steps=steps,
         accumulate_grad_batches=ACCUMULATE,
         callbacks=[callback],
         logger=False,
@@ -134,18 +135,17 @@ def _lightning(config: dict[str, Any], folder: Path, ckpt: str | None = None, **
         enable_model_summary=False,
         enable_checkpointing=False,
         default_root_dir=folder,
-        **options,
     )
     trainer.fit(Module(model), DataLoader(Tokens(), batch_size=BATCH), ckpt_path=ckpt)
     trainer.save_checkpoint(folder / "last.ckpt")
     return model, callback.session
 
 
-def _accelerate(config: dict[str, Any], folder: Path) -> tuple[Model, Any]:
+def _accelerate(config: dict[str, Any], folder: Path, steps: int = STEPS) -> tuple[Model, Any]:
     model = Model()
     accelerator = GreenAccelerator(gradient_accumulation_steps=ACCUMULATE, cpu=True, green=config)
     prepared, optimizer, loader = accelerator.prepare(model, _optimizer(model), DataLoader(Tokens(), batch_size=BATCH))
-    for batch in loader:
+    for batch in itertools.islice(loader, steps * ACCUMULATE):
         with accelerator.accumulate(prepared):
             accelerator.backward(prepared(**batch)["loss"])
             optimizer.step()
@@ -154,7 +154,7 @@ def _accelerate(config: dict[str, Any], folder: Path) -> tuple[Model, Any]:
     return model, accelerator.green
 
 
-def _transformers(config: dict[str, Any], folder: Path, **options: Any) -> tuple[Model, Any]:
+def _transformers(config: dict[str, Any], folder: Path, steps: int = STEPS) -> tuple[Model, Any]:
     model = Model()
     callback = TransformersCallback(config)
     optimizer = _optimizer(model)
@@ -162,14 +162,13 @@ def _transformers(config: dict[str, Any], folder: Path, **options: Any) -> tuple
         output_dir=str(folder / "out"),
         per_device_train_batch_size=BATCH,
         gradient_accumulation_steps=ACCUMULATE,
-        max_steps=STEPS,
+        max_steps=steps,
         max_grad_norm=0.0,
         use_cpu=True,
         disable_tqdm=True,
         report_to="none",
         save_strategy="no",
         remove_unused_columns=False,
-        **options,
     )
     constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     InOrder(model, args, train_dataset=Tokens(), optimizers=(optimizer, constant), callbacks=[callback]).train()
@@ -220,6 +219,22 @@ def test_static_fp8(tmp_path: Path, run: Callable[..., tuple[Model, GreenSession
     assert session.metrics()["green/fp8_share"] == 1.0
 
 
+@pytest.mark.parametrize("run", [_raw, _lightning, _accelerate, _transformers])
+def test_the_noise_probe_finds_a_ratio_and_changes_no_number(
+    tmp_path: Path, run: Callable[..., tuple[Model, GreenSession]]
+) -> None:
+    still, _ = run(_config(tmp_path / "still", gamma=1.0), tmp_path, steps=LONG)
+    seen = []
+    for gamma in (1.0, "measured"):
+        model, session = run(_config(tmp_path / str(gamma), gamma=gamma, probe_every=1), tmp_path, steps=LONG)
+        metrics = session.metrics()
+        assert 3 < metrics["green/sigma_ratio"] < 40
+        assert 1.0 <= metrics["green/gamma"] < 1.5
+        seen.append(model.seen)
+    assert seen[0] == still.seen and len(still.seen) == LONG * ACCUMULATE
+    assert seen[1][:10] == still.seen[:10]
+
+
 def test_the_session_leaves_a_plain_model_behind(tmp_path: Path) -> None:
     model, session = _raw(_config(tmp_path / "runs"), tmp_path)
     assert type(model) is Model and type(model.up) is nn.Linear
@@ -230,7 +245,7 @@ def test_the_session_leaves_a_plain_model_behind(tmp_path: Path) -> None:
 
 
 def test_a_lightning_checkpoint_continues_steps_and_gear(tmp_path: Path) -> None:
-    first, _ = _lightning(_config(tmp_path / "b"), tmp_path, max_steps=3)
+    first, _ = _lightning(_config(tmp_path / "b"), tmp_path, steps=3)
     second, session = _lightning(_config(tmp_path / "b"), tmp_path, ckpt=str(tmp_path / "last.ckpt"))
     assert [gear for gear, _ in first.seen + second.seen] == GEARS_BY_MICRO_BATCH
     assert session.metrics()["green/fp8_share"] == 0.25
