@@ -43,6 +43,8 @@ def test_it_is_torchaos_float8_linear_without_the_conversion(scaling: str, bias:
     before = [id(parameter) for parameter in layer.parameters()]
     backend = choose_backend("torchao", CPU, scaling)
     assert backend.name == "torchao" and backend.reason.startswith("torchao ")
+    assert isinstance(backend, ao.AoBackend)
+    assert all(gemm.pad_inner_dim for gemm in backend.gemms), "a batch may have any number of rows on a GPU"
     ours = results(lambda x: backend.linear(layer, x), layer, x, grad)
     converted = Float8Linear.from_float(layer, Float8LinearConfig.from_recipe_name(scaling))
     theirs = results(converted, layer, x, grad)

@@ -84,18 +84,23 @@ def test_padding_changes_nothing(scaling: str, multiple_of: int) -> None:
 
 
 def test_padding_meets_what_cuda_asks_of_every_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    seen, kinds = [], []
 
     def scaled_mm(a: Tensor, b: Tensor, a_unit: Tensor, recipe: Any, b_unit: Tensor, _: Any, **options: Any) -> Tensor:
         seen.append((a, b, a_unit, b_unit, recipe, options["output_dtype"]))
+        kinds.append((a.dtype, options["use_fast_accum"]))
         return original(a, b, a_unit, recipe, b_unit, recipe, **options)
 
     original = F.scaled_mm
     monkeypatch.setattr(F, "scaled_mm", scaled_mm)
     for scaling in SCALINGS:
         for m in (1, 7, 32):
-            run(*draw(m, 40, 24), scaling, LIKE_CUDA)
-    assert len(seen) == 18
+            tensors = draw(m, 40, 24)
+            if m == 32:  # column-major
+                tensors = tuple(tensor.t().contiguous().t() for tensor in tensors)  # type: ignore[assignment]
+            run(*tensors, scaling, LIKE_CUDA)
+    # Forward may add in the short accumulator of the tensor core; gradients have the range of e5m2 and the longer one.
+    assert kinds == [(torch.float8_e4m3fn, True), (torch.float8_e5m2, False), (torch.float8_e5m2, False)] * 6
     for a, b, a_unit, b_unit, recipe, out in seen:
         (rows, inner), columns = a.shape, b.shape[1]
         assert inner % 16 == 0 and columns % 16 == 0
