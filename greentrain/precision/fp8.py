@@ -103,10 +103,11 @@ def quantize(x: Tensor, dtype: torch.dtype, shared: tuple[int, ...]) -> Operand:
     """Cast a matrix to FP8 so that the largest magnitude becomes the largest value of the format.
 
     Args:
-        x: (rows, columns), row-major, not empty, one of DTYPES.
+        x: (rows, columns), not empty, one of DTYPES.
         dtype: E4M3 or E5M2.
         shared: WHOLE, ROW or COLUMN: along what one factor is shared.
     """
+    x = x.reshape(-1).view(x.shape)  # row-major, also where a single row came with other strides
     scale = torch.finfo(dtype).max / (x.abs().amax(dim=shared, keepdim=True).float() + TINY)
     return Operand((x * scale).to(dtype), scale.reciprocal())
 
@@ -160,7 +161,6 @@ class _Fp8Linear(torch.autograd.Function):
         x, x_unit, weight = ctx.saved_tensors
         rowwise, gemm = ctx.scaling == "rowwise", ctx.gemm
         along, across = (ROW, COLUMN) if rowwise else (WHOLE, WHOLE)
-        grad = _row_major(grad)
         grad_x = grad_weight = g8 = None
         if weight is not None:
             g8, w8 = quantize(grad, E5M2, along), quantize(weight, E4M3, across)
@@ -194,7 +194,7 @@ def fp8_linear(x: Tensor, weight: Tensor, scaling: str = "tensorwise", gemm: Gem
         raise TypeError(f"an FP8 product takes float32, bfloat16 or float16, not {x.dtype}: cast the layer's input")
     if x.numel() == 0 or weight.numel() == 0:
         return F.linear(x, weight.to(x.dtype))
-    rows, gemm = _row_major(x), gemm or Gemm.on(device_type)
+    rows, gemm = x.reshape(-1, x.shape[-1]), gemm or Gemm.on(device_type)
     if device_type == "cpu" and torch.is_autocast_enabled("cpu"):
         # The CPU's product is made of torch's own, and autocast would round its operands again (torch 2.13).
         with torch.autocast("cpu", enabled=False):
@@ -202,8 +202,3 @@ def fp8_linear(x: Tensor, weight: Tensor, scaling: str = "tensorwise", gemm: Gem
     else:
         y = _Fp8Linear.apply(rows, weight, scaling, gemm)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], weight.shape[0])
-
-
-def _row_major(x: Tensor) -> Tensor:
-    """Flatten to (rows, last) with the strides (last, 1): a single row may come with others, which a GPU refuses."""
-    return x.reshape(-1).view(-1, x.shape[-1])
