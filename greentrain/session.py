@@ -459,7 +459,7 @@ class GreenSession(contextlib.ContextDecorator):
         self.action_table, self._profile = table, None
         run = self._mine()
         if run is not None:
-            run.event("profile", f"the gears were measured:\n{table}")
+            run.event("profile", f"{len(table.costs)} gears were measured side by side")
             run.know(action_table=table.to_dict())
 
     def _show_gears(self) -> None:

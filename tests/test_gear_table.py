@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,24 @@ from greentrain.action_cache import ENV_DIR
 from greentrain.action_table import Action
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import SessionError
+from greentrain.ledger import read_run
+from greentrain.report.html import render_html
+from greentrain.report.summary import summarize
 from greentrain.types import Gear
 from tests.callbacks.conftest import POWER_W, FlatMeter
 
 TOKENS = 640
-PAUSE_S = {"bf16": 0.06, "fp8": 0.03}
+PAUSE_S = {"bf16": 0.08, "fp8": 0.03}
 """How long a step takes besides computing, by gear."""
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(ENV_DIR, str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a crowded machine a second one is waited for longer than a step takes
+    yield tmp_path / "cache"
+    torch.set_num_threads(threads)
 
 
 def _session(folder: Path) -> GreenSession:
@@ -62,7 +68,7 @@ def _check(table: Any) -> None:
         assert cost.power_w.mean == pytest.approx(POWER_W, rel=0.1)
         assert cost.provenance == "measured" and cost.blocks >= 2
         assert cost.j_per_token.mean == pytest.approx(POWER_W / cost.tokens_per_s.mean, rel=0.1)
-    assert 1.3 < fast.tokens_per_s.mean / slow.tokens_per_s.mean < 2.3
+    assert 1.2 < fast.tokens_per_s.mean / slow.tokens_per_s.mean < 2.7
     assert table.tokens_per_step == TOKENS
 
 
@@ -81,6 +87,8 @@ def test_a_callable_is_run_until_all_is_measured_and_the_table_is_kept(tmp_path:
     run = json.loads((green.folder / "run.json").read_text())  # type: ignore[operator]
     assert {cost["action"]["gear"] for cost in run["action_table"]["costs"]} == {"bf16", "fp8"}
     assert len(list((cache / "actions").iterdir())) == 1
+    summary = summarize(read_run(green.folder or ""))
+    assert "Gears side by side" in (page := render_html(summary, None)) and "fp8 " in page
 
 
 @pytest.mark.slow

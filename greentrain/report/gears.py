@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from greentrain.action_table import ActionTable
 from greentrain.ledger import Totals
 from greentrain.report import units_text
 from greentrain.report.tally import Tally
@@ -50,6 +51,12 @@ def gear_rows(by_rank: Sequence[Totals], totals: Totals, tally: Tally, total_j: 
             row[f"{one}s_per_s"] = _ratio(done or None, seconds)
         rows.append(row)
     return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
+
+
+def profiled(summary: Mapping[str, Any]) -> str | None:
+    """Return the gears side by side as ``profile_gears()`` has measured them, as text; None where it has not."""
+    table = summary["action_table"]
+    return None if table is None else str(ActionTable.from_dict(table))
 
 
 def gear_table(summary: Mapping[str, Any]) -> dict[str, Any] | None:

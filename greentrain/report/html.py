@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from greentrain.report import charts, units_text
 from greentrain.report.files import write_atomic
-from greentrain.report.gears import gear_table
+from greentrain.report.gears import gear_table, profiled
 from greentrain.report.series import RunSeries
 
 _KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
@@ -53,6 +53,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         likes=[(*likeness(item["amount"], item["unit"]), item["source"]) for item in summary["equivalents"]],
         rows=_bar_rows(summary),
         gears=gear_table(summary),
+        profiled=profiled(summary),
         events=_shown_events(summary),
         width=charts.WIDTH,
     )

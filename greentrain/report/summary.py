@@ -17,6 +17,7 @@ hosts, ranks            the same energy by place
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, intensity, sources
 gears                   one a precision gear: energy, time and work in it, and their ratios; empty without gears
 layers                  which linear layers may run in FP8, on which backend, and why not the others; null: no FP8
+action_table            speed, power and J/token of each gear side by side, where the run measured them; or null
 gear_shifts             how many shifts there were; the first ones are among the events
 work                    steps, tokens, samples and the ratios to joules, grams and seconds
 sci, scope2             the standards' own fields
@@ -100,6 +101,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "gears": gear_rows(by_rank, totals, tally, energy["energy_j"]),
         "layers": layer_figures(record.run),
         "gear_shifts": len(shifts),
+        "action_table": record.run.get("action_table"),
         "headline": {"device": _largest(devices, "name"), "phase": _largest(phases, "name")},
         "gaps": tally.gaps,
         "gap_count": tally.gap_count,
