@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError
 from greentrain.gear_table import GearTable
-from greentrain.harmless import harmless
+from greentrain.harmless import harmless, warn
 from greentrain.optim import PAPER_GAMMA, adapt
 from greentrain.optim.family import unwrap
 from greentrain.policy.loop import DecisionLoop
@@ -116,6 +116,7 @@ class Gears:
     def _watch_noise(self) -> None:
         """Start the noise probe, when the model is in all its wrappers."""
         every = self._config.probe_every
+        self._warn_of_eager()
         if self.probe is None and every and Gear.FP8 in self.box.gears and self._outer is not None:
             scale = getattr(self._scaler, "get_scale", lambda: 1.0)
             self.recorder = CallRecorder(self._outer, scale)
@@ -123,6 +124,18 @@ class Gears:
             if self._saved:
                 self.probe.load_state_dict(self._saved)
                 self.noise = self.probe.noise
+
+    def _warn_of_eager(self) -> None:
+        outer = self._outer
+        if outer is None or Gear.FP8 not in self.box.gears or next(outer.parameters()).device.type != "cuda":
+            return
+        own = self.box.backend is not None and self.box.backend.name != "transformer_engine"
+        compiled = any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in outer.modules())
+        if own and not compiled:
+            warn(
+                "FP8 without torch.compile is slower than BF16 on a GPU (four times in nanochat's log, rowwise, H100):"
+                " compile the model or its blocks"
+            )
 
     def bind(self, optimizer: Any, *, counts: bool = True) -> None:
         """Count an optimizer's steps and let AdamW take the gear into account.
