@@ -1,0 +1,294 @@
+"""How much noise each gear puts into the gradient, measured while training runs.
+
+Every so many steps, between two optimizer steps, a few samples of a training step are run again::
+
+    reference   samples a and b together, FP32    g                    its norm
+    gear        the same samples, in each gear    sigma = |g_gear - g|
+    samples     a alone, b alone, BF16            |g_a - g_b|: what two samples differ by
+
+on some of the layers' weights. The gear's sigma over that of BF16 is ``sigma_ratio``, 10 to 14 for FP8 on small GPTs.
+Adam's second moment also holds the minibatch noise, and what it sees is
+
+    gamma = sqrt((sigma_batch^2 + sigma_fp8^2) / (sigma_batch^2 + sigma_bf16^2))
+
+with all three for as many samples. Rounding noise and minibatch noise shrink alike with the batch, so a large batch has
+the same ratio: 1.004 with one sequence of such a GPT, 1.005 with 16. That leaves out the part of the rounding error
+that is the same for all samples and does not average out: with 128 sequences the ratio was 1.012.
+
+What differs from training on purpose: samples of one batch only, and dropout masks that are the same in every gear. On
+a GPU the reference multiplies in TF32, whose rounding is an eighth of BF16's (10 against 7 bits of mantissa, NVIDIA
+A100 whitepaper, v1.0) at a multiple of FP32's speed. ``|g_a - g_b|`` is so much larger than any rounding that BF16 is
+precise enough for it.
+
+Time: a probe that took t seconds is followed by so many steps without one that the share of all probes stays under
+``max_share``. All ranks probe at the same step, each with its own samples, and all use the mean: rank 0 alone would
+hang where a forward talks to the other ranks (SyncBatchNorm, expert parallelism), and the others would wait anyway.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from greentrain.harmless import warn
+from greentrain.precision.gearbox import GearBox
+from greentrain.precision.gradients import Gradients
+from greentrain.precision.recorder import CallRecorder
+from greentrain.types import Gear
+
+WARM_UP: Final = 10
+"""Steps of this process before the first probe: compilers and allocators are through (own choice)."""
+SAMPLES: Final = 2
+SAMPLES_WITH_BATCH_NORM: Final = 16
+"""Two samples normalised over each other are +1 and -1, whatever they were."""
+FIRST_COST_STEPS: Final = 1.0
+"""What the first probe is expected to cost, in steps: 1.3 with 16 sequences of 64 tokens of a small GPT, on CPU."""
+PATIENCE: Final = 20
+"""Steps in which a recording may fail before probing ends (own choice)."""
+LOW: Final[tuple[Gear, ...]] = (Gear.BF16, Gear.FP16, Gear.FP8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """The gradient noise of the gears, smoothed over probes; norms over the probed weights, for a few samples."""
+
+    step: int
+    """Optimizer steps done at the last probe."""
+    sigma: Mapping[Gear, float]
+    """By gear: norm of its gradient's deviation from FP32."""
+    sigma_batch: float | None
+    """Norm of the deviation from the expected gradient that the choice of samples makes; None: not known."""
+    grad_norm: float
+    """Norm of the FP32 gradient."""
+    cost_s: float
+    """Wall time of the last probe (s), mean over ranks."""
+
+    @property
+    def sigma_ratio(self) -> float | None:
+        """Noise of FP8 over that of BF16; None where one is not known."""
+        fp8, bf16 = self.sigma.get(Gear.FP8), self.sigma.get(Gear.BF16)
+        return fp8 / bf16 if fp8 is not None and bf16 else None
+
+    @property
+    def gamma(self) -> float:
+        """Noise that Adam sees in FP8 over that in BF16; 1.0 where it is not known."""
+        fp8, bf16, batch = self.sigma.get(Gear.FP8), self.sigma.get(Gear.BF16), self.sigma_batch
+        if fp8 is None or bf16 is None or not batch:
+            return 1.0
+        return math.sqrt((batch**2 + fp8**2) / (batch**2 + bf16**2))
+
+    @property
+    def note(self) -> str:
+        """What is not known and why, in a sentence; empty if all is."""
+        one = "a batch of one sample does not tell the noise between samples, so gamma is 1"
+        return one if self.sigma_batch is None else ""
+
+
+class NoiseProbe:
+    """Measures the noise of a model's gears at a small share of the time.
+
+    Args:
+        box: The gears; attached to a model before the first step.
+        recorder: On the outermost module that training calls.
+        every: Least number of steps from one probe to the next; 0: no probes.
+        max_share: Largest share of the wall time.
+        beta: Weight of the past in the means: 0.9 averages over about ten probes.
+    """
+
+    def __init__(
+        self, box: GearBox, recorder: CallRecorder, every: int, max_share: float = 0.005, beta: float = 0.9
+    ) -> None:
+        self.noise: Noise | None = None
+        """What is known; None before the first probe."""
+        self.problem = ""
+        """Why probing has ended; empty while it goes on."""
+        self._box = box
+        self._recorder = recorder
+        self._every = every
+        self._max_share = max_share
+        self._beta = beta
+        self._low = [gear for gear in LOW if gear in box.gears or gear is Gear.BF16]
+        self._gradients = Gradients(box, recorder, self._low)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was measured: a new run begins at step 0."""
+        self.noise = None
+        self._next = max(self._every, math.ceil(FIRST_COST_STEPS / self._max_share))
+        self._means: dict[str, _Mean] = {key: _Mean() for key in (*self._low, "batch", "norm")}
+        self._spent_s = self._trained_s = 0.0
+        self._calls = self._tries = 0
+        self._window: tuple[float, int] | None = None  # time and steps at its start
+        self._armed = False
+        self._recorder.clear()
+
+    @property
+    def next_step(self) -> int | None:
+        """After how many steps the next probe may be; None if there will be none."""
+        return None if self.problem or not self._every else self._next
+
+    def step(self, steps: int) -> Noise | None:
+        """Note that an optimizer step is done, and probe if it is time. Never raises; on all ranks alike.
+
+        Args:
+            steps: Optimizer steps of the run so far.
+
+        Returns:
+            What is known now, after a probe; otherwise None.
+        """
+        if self._window is None:
+            self._calls += 1
+            if self._calls >= WARM_UP:
+                self._window = time.perf_counter(), steps
+        elif steps + 1 >= self._next and self.next_step is not None and self._box.model is not None:
+            try:
+                return self._turn(steps)
+            except Exception as error:
+                self._end(_text(error))
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, in plain JSON types."""
+        last = self.noise
+        return {
+            "next_step": self._next,
+            "means": {str(key): [mean.total, mean.weight] for key, mean in self._means.items()},
+            "spent_s": self._spent_s,
+            "trained_s": self._trained_s,
+            "step": None if last is None else last.step,
+            "cost_s": None if last is None else last.cost_s,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint was written."""
+        self._next = int(state["next_step"])
+        for key, mean in self._means.items():
+            mean.total, mean.weight = state["means"].get(str(key), (0.0, 0.0))
+        self._spent_s, self._trained_s = float(state["spent_s"]), float(state["trained_s"])
+        self.noise = None if state["step"] is None else self._summary(int(state["step"]), float(state["cost_s"]))
+
+    def _turn(self, steps: int) -> Noise | None:
+        device = next(p.device for p in self._model.parameters())
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        if not self._armed:
+            self._arm()
+            return None
+        ready = min(column[0] for column in _share([-1.0 if self._why_not() else float(self._recorder.rows)], device))
+        if ready < 0:
+            self._end(self._why_not() or "another rank cannot probe")
+        elif ready == 0:
+            self._tries += 1
+            self._arm()
+            if self._tries >= PATIENCE:
+                self._end(f"no forward and backward pass of the model was seen in {PATIENCE} steps")
+        else:
+            return self._probe(steps, int(ready), device)
+        return None
+
+    def _arm(self) -> None:
+        self._armed = True
+        batch_norm = any(isinstance(m, _BatchNorm) and m.training for m in self._model.modules())
+        self._recorder.arm(SAMPLES_WITH_BATCH_NORM if batch_norm else SAMPLES)
+
+    def _why_not(self) -> str:
+        if self._recorder.problem:
+            return self._recorder.problem
+        for name, parameter in self._model.named_parameters():
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                kind = str(parameter.dtype).removeprefix("torch.")
+                return f"the weight {name} is stored in {kind}, so there is no FP32 gradient to compare with"
+        return ""
+
+    def _probe(self, steps: int, samples: int, device: torch.device) -> Noise | None:
+        assert self._window is not None
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the step before is not the probe's
+        begin_s = time.perf_counter()
+        failure = ""
+        try:
+            spread = self._gradients.compare(samples)
+            measured = [*spread.by_gear.values(), spread.samples, spread.norm]
+        except Exception as error:
+            failure = _text(error)
+            measured = [math.nan] * len(self._means)
+        end_s = time.perf_counter()
+        mine = [float(bool(failure)), end_s - begin_s, begin_s - self._window[0], *measured]
+        failed, cost, trained, *means = (_mean(column) for column in zip(*_share(mine, device), strict=True))
+        self._recorder.clear()
+        self._armed, self._tries = False, 0
+        if failed:
+            self._end(failure or "it failed on another rank")
+            return None
+        for mean, value in zip(self._means.values(), means, strict=True):
+            mean.add(value, self._beta)
+        self._spent_s += cost
+        self._trained_s += trained
+        self._next = steps + max(self._every, self._pause(cost, trained / (steps - self._window[1])))
+        self._window = time.perf_counter(), steps
+        self.noise = self._summary(steps, cost)
+        return self.noise
+
+    def _pause(self, cost_s: float, step_s: float) -> int:
+        """Return after how many steps a probe like the last one fits into the share of all time since the start."""
+        needed_s = (self._spent_s + cost_s) / self._max_share - self._trained_s
+        return math.ceil(needed_s / step_s) if step_s > 0 else 0
+
+    @property
+    def _model(self) -> nn.Module:
+        assert self._box.model is not None
+        return self._box.model
+
+    def _summary(self, steps: int, cost_s: float) -> Noise | None:
+        root = {key: math.sqrt(mean.value) for key, mean in self._means.items() if mean.weight}
+        if "norm" not in root:
+            return None
+        sigma = {gear: root[gear] for gear in self._low if gear in root}
+        return Noise(step=steps, sigma=sigma, sigma_batch=root.get("batch"), grad_norm=root["norm"], cost_s=cost_s)
+
+    def _end(self, why: str) -> None:
+        self.problem = why
+        self._recorder.clear()
+        warn(f"the gradient noise of the gears is not measured any more: {why}")
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Exponential moving mean, without the pull of its start."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float, beta: float) -> None:
+        if math.isfinite(value):  # not what overflowed, as FP16 may
+            self.total = beta * self.total + (1 - beta) * value
+            self.weight = beta * self.weight + (1 - beta)
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight
+
+
+def _share(values: list[float], device: torch.device) -> list[list[float]]:
+    """Return the values of every rank, the same on all."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return [values]
+    mine = torch.tensor(values, dtype=torch.float64, device=device)
+    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_ranks, mine)
+    return [[float(value) for value in rank.tolist()] for rank in all_ranks]
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+
+
+def _mean(column: Sequence[float]) -> float:
+    finite = [value for value in column if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else math.nan

@@ -1,0 +1,258 @@
+"""One training call of a model, kept so that it can be made again without the user's loss function.
+
+Backward needs two things of the training script: what the model was called with, and the gradient that its loss sent
+back to the model's outputs. Both pass by while training runs::
+
+    arm() --> the next training forward: keep the first samples of its arguments, hook its outputs
+          --> its backward: keep the gradients that arrive there
+    call(rows) --> Replay.run(model): the outputs again, and the gradients that belong to them
+
+The hooks are there for one forward only, so that a step that is not recorded costs nothing, and they are on the
+outermost module that training calls: inside a compiled module they would be compiled with it. The replay runs the inner
+module alone: no DDP, and none of the hooks that anybody has put on the outermost one.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from greentrain.precision.rows import Rows, tensors
+
+LARGE_BYTES = 2**28
+"""A recorded gradient above 256 MiB waits in host memory: backward is when the device's is scarcest (own choice)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A recorded call with some of its samples."""
+
+    function: Callable[..., Any] | None
+    """Returns a scalar loss; None: the forward of the model."""
+    arguments: Any
+    """(args, kwargs)."""
+    rows: range
+    """Samples in them."""
+    batch: int
+    """Samples that the recorded call had."""
+    gradients: dict[int, Tensor]
+    """By output: what the loss sent back to it, for the kept samples."""
+    loss_scale: float
+
+    def run(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor], float]:
+        """Call the model again.
+
+        Args:
+            model: The inner module.
+
+        Returns:
+            Outputs and their gradients, for ``torch.autograd.grad``, and the factor that these gradients hold: the
+            loss scale, and 1/n where training divides its loss by n micro-batches.
+
+        Raises:
+            RuntimeError: The call does not give what it gave in training.
+        """
+        args, kwargs = self.arguments
+        if self.function is not None:
+            loss = self.function(*args, **kwargs)
+            return [loss], [torch.full_like(loss, self.loss_scale)], self.loss_scale
+        outputs = list(tensors(model.forward(*args, **kwargs)))
+        used = [i for i in self.gradients if i < len(outputs) and outputs[i].requires_grad]
+        ends = _ends([outputs[i] for i in used])
+        used = [i for i, end in zip(used, ends, strict=True) if end]
+        if not used:
+            raise RuntimeError("called again, the model gives no output of those that had a gradient")
+        gradients = [self._gradient(i, outputs[i]) for i in used]
+        lone_loss = len(used) == 1 and outputs[used[0]].dim() == 0
+        return [outputs[i] for i in used], gradients, float(gradients[0]) if lone_loss else self.loss_scale
+
+    def _gradient(self, index: int, output: Tensor) -> Tensor:
+        gradient = self.gradients[index]
+        if gradient.dim() and gradient.shape != output.shape:  # samples, or samples times positions in one dimension
+            each = output.shape[0] // len(self.rows)
+            gradient = gradient[self.rows.start * each : self.rows.stop * each]
+        if gradient.shape != output.shape:
+            raise RuntimeError(
+                f"output {index} of the model has the shape {tuple(output.shape)} for {len(self.rows)} of {self.batch}"
+                f" samples, and its gradient {tuple(gradient.shape)}: its first dimension is not the batch"
+            )
+        return gradient.to(output.device, output.dtype)
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call while it is being recorded."""
+
+    rows: Rows
+    function: Callable[..., Any] | None
+    loss_scale: float
+    versions: int = 0
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+
+    def arrive(self, index: int, gradient: Tensor) -> None:
+        """Keep what belongs to the kept samples of an output's gradient."""
+        kept = gradient.detach()
+        if kept.dim() and kept.shape[0] % self.rows.size == 0:
+            kept = kept[: kept.shape[0] // self.rows.size * self.rows.kept]
+        large = kept.numel() * kept.element_size() > LARGE_BYTES
+        kept = kept.cpu() if large and kept.is_cuda else kept.clone()
+        before = self.gradients.get(index)  # several losses, each with a backward of its own
+        self.gradients[index] = kept if before is None else before + kept
+
+
+class CallRecorder:
+    """Records one training forward of a model when asked to.
+
+    Args:
+        model: The outermost module that training calls: DDP, OptimizedModule, a DeepSpeed engine, or the model itself.
+        loss_scale: What the loss is multiplied with before backward, a GradScaler's ``get_scale``.
+    """
+
+    def __init__(self, model: nn.Module, loss_scale: Callable[[], float] = lambda: 1.0) -> None:
+        self.problem = ""
+        """Why this model's calls cannot be made again; empty if they can, as far as is known."""
+        self._model = model
+        self._loss_scale = loss_scale
+        self._keep = 2
+        self._armed = False
+        self._call: _Call | None = None
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def rows(self) -> int:
+        """Samples that were recorded, their gradients included; 0 until then."""
+        call = self._call
+        return 0 if call is None or not (call.gradients or call.function) else call.rows.kept
+
+    def arm(self, keep: int = 2) -> None:
+        """Record the next training forward.
+
+        Args:
+            keep: How many samples of it.
+        """
+        self.disarm()
+        self._call = None
+        self._keep = keep
+        self.problem = self.problem or _sharded(self._model)
+        if self.problem:
+            return
+        self._armed = True
+        compiled = self._model._compiled_call_impl
+        if compiled is not None:  # model.compile() in place: hooks would be compiled
+            self._model._compiled_call_impl = functools.partial(self._around, compiled)
+            self._undo.append(lambda: setattr(self._model, "_compiled_call_impl", compiled))
+            return
+        self._undo.append(self._model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
+        self._undo.append(self._model.register_forward_hook(self._after).remove)
+
+    def disarm(self) -> None:
+        """Take the hooks off. Idempotent."""
+        self._armed = False
+        while self._undo:
+            self._undo.pop()()
+
+    def clear(self) -> None:
+        """Let go of what was recorded."""
+        self.disarm()
+        self._call = None
+
+    def offer(self, function: Callable[[Any], Tensor], batch: Any) -> None:
+        """Give a batch of training and what computes its loss, in frameworks that do not call a forward.
+
+        Args:
+            function: Takes a batch and returns the scalar loss of training, with no effect but that. It is called as
+                in training, in eager, and only until the next optimizer step is done.
+            batch: A batch; looked at only when armed.
+        """
+        if not self._armed:
+            return
+        call = _Call(Rows(((batch,), {}), self._keep), function, self._loss_scale())
+        self.disarm()
+        if self._has_rows(call):
+            self._call = call
+
+    def call(self, rows: int | range) -> Replay | None:
+        """Return the recorded call with some of its samples; None if none is recorded.
+
+        Args:
+            rows: The first so many, or which, within ``range(self.rows)``.
+        """
+        call, rows = self._call, range(rows) if isinstance(rows, int) else rows
+        if call is None or not 0 < rows.stop <= self.rows or not rows:
+            return None
+        return Replay(
+            function=call.function,
+            arguments=call.rows.take(rows),
+            rows=rows,
+            batch=call.rows.size,
+            gradients=call.gradients,
+            loss_scale=call.loss_scale,
+        )
+
+    def _around(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._before(self._model, args, kwargs)
+        output = compiled(*args, **kwargs)
+        self._after(self._model, args, output)
+        return output
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            call = _Call(Rows((args, kwargs), self._keep), None, self._loss_scale(), _versions(module))
+            self._call = call if self._has_rows(call) else None
+            if self._call is None:
+                self.disarm()
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self._call
+        if call is None:
+            return
+        self.disarm()
+        if _versions(module) != call.versions:
+            self._call = None
+            self.problem = "its forward changes parameters in place, and called again it would do so again"
+            return
+        for index, tensor in enumerate(tensors(output)):
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(call.arrive, index))  # type: ignore[no-untyped-call]
+
+    def _has_rows(self, call: _Call) -> bool:
+        if not call.rows.size:
+            self.problem = "what it is called with holds no tensor with a batch dimension"
+        return bool(call.rows.size)
+
+
+def _ends(outputs: list[Tensor]) -> list[bool]:
+    """Return which outputs no other one was computed from.
+
+    A model that returns loss and logits gets a gradient at both, and that of the logits is the loss's own.
+    """
+    if len(outputs) == 1:
+        return [True]
+    seen: set[Any] = set()
+    queue = [node for output in outputs for node, _ in getattr(output.grad_fn, "next_functions", ())]
+    while queue:
+        node = queue.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            queue += [before for before, _ in node.next_functions]
+    return [output.grad_fn not in seen for output in outputs]
+
+
+def _versions(model: nn.Module) -> int:
+    """Return a number that changes when a parameter is changed in place."""
+    return sum(parameter._version for parameter in model.parameters())
+
+
+def _sharded(model: nn.Module) -> str:
+    why = "and one pass alone would gather them for itself"
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        return f"its parameters are split over ranks by FSDP, {why}"
+    for parameter in model.parameters():
+        if hasattr(parameter, "ds_numel"):  # deepspeed/runtime/zero/partition_parameters.py, 0.19.8
+            return f"its parameters are split over ranks by ZeRO-3, {why}"
+        if any(kind.__name__ == "DTensor" for kind in type(parameter).__mro__):
+            return f"its parameters are split over ranks (DTensor: FSDP 2 or tensor parallelism), {why}"
+    return ""

@@ -1,0 +1,59 @@
+"""FP8 is left under sqrt(3) and comes back above 1.5 sqrt(3)."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from greentrain.precision.guard import LEAVE, RETURN, QualityGuard
+from greentrain.precision.noise import Noise
+from greentrain.types import Gear
+
+
+def noise(ratio: float, sigma: float = 2.0) -> Noise:
+    return Noise(step=1, sigma={Gear.FP8: sigma}, sigma_batch=1.0, grad_norm=ratio * sigma, cost_s=0.0)
+
+
+def test_hysteresis() -> None:
+    guard = QualityGuard()
+    ratios = [9.0, 1.74, 1.73, 2.5, 2.59, 2.6, 1.8, 1.0, 3.0]
+    said = [guard.judge(noise(ratio)) is not None for ratio in ratios]
+    assert said == [False, False, True, True, True, False, False, True, False]
+    assert pytest.approx(3) == LEAVE**2 and pytest.approx(1.5 * LEAVE) == RETURN
+
+
+def test_it_says_why() -> None:
+    guard = QualityGuard()
+    assert guard.judge(noise(1.6)) == "gradient norm is 1.6 x FP8's noise, under sqrt(3) (arXiv 2505.19115)"
+    assert guard.judge(noise(2.1)) == (
+        "gradient norm is 2.1 x FP8's noise; it fell under sqrt(3) (arXiv 2505.19115), and FP8 comes back above 2.6"
+    )
+
+
+def test_what_is_not_known_is_no_veto_and_changes_nothing() -> None:
+    guard = QualityGuard()
+    unknown = [
+        Noise(step=1, sigma={Gear.BF16: 1.0}, sigma_batch=None, grad_norm=0.1, cost_s=0.0),
+        noise(math.nan),
+        noise(1.0, sigma=0.0),
+    ]
+    assert [guard.judge(one) for one in unknown] == [None] * 3
+    guard.judge(noise(1.0))
+    assert [guard.judge(one) for one in unknown] == [None] * 3
+    assert guard.judge(noise(2.0)) is not None
+
+
+def test_it_survives_a_checkpoint() -> None:
+    guard, other = QualityGuard(), QualityGuard()
+    guard.judge(noise(1.0))
+    other.load_state_dict(json.loads(json.dumps(guard.state_dict())))
+    assert other.judge(noise(2.0)) is not None
+    other.load_state_dict({})
+    assert other.judge(noise(2.0)) is None
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import greentrain.precision.guard"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
