@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from greentrain.callbacks.driver import Driver
-from greentrain.harmless import harmless
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
+from greentrain.harmless import harmless
 from greentrain.types import Phase
 from tests.callbacks.conftest import Recorder, TinyLM
 

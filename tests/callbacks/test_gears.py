@@ -22,6 +22,7 @@ from greentrain.callbacks.lightning import GreenCallback as LightningCallback
 from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
 from greentrain.errors import ConfigError
 from greentrain.journal import read_journal
+from greentrain.precision import noise
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.linear import GearLinear
 
@@ -221,8 +222,9 @@ def test_static_fp8(tmp_path: Path, run: Callable[..., tuple[Model, GreenSession
 
 @pytest.mark.parametrize("run", [_raw, _lightning, _accelerate, _transformers])
 def test_the_noise_probe_finds_a_ratio_and_changes_no_number(
-    tmp_path: Path, run: Callable[..., tuple[Model, GreenSession]]
+    tmp_path: Path, run: Callable[..., tuple[Model, GreenSession]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(noise, "FIRST_COST_STEPS", 0.0)  # probe as soon as the warm-up is over
     still, _ = run(_config(tmp_path / "still", gamma=1.0), tmp_path, steps=LONG)
     seen = []
     for gamma in (1.0, "measured"):
