@@ -180,6 +180,47 @@ def test_gradients_are_not_touched_and_no_hook_is_left() -> None:
     assert net.training and not [m for m in net.modules() if m._forward_hooks]
 
 
+def test_dropout_is_no_noise_of_a_gear() -> None:
+    net = Noisy()
+    _, probe = build(net)
+    (noise,) = train(net, WARM_UP + 2, probe)[1]
+    assert noise.sigma[Gear.BF16] < 0.05 * noise.grad_norm and noise.sigma_batch > 0.5 * noise.grad_norm  # type: ignore[operator]
+
+
+def test_a_scaled_loss_or_part_of_one_gives_the_same_noise() -> None:
+    found = []
+    for factor in (1.0, 1024.0 / 4):
+        _, probe = build(net := Net(), "bf16", "fp16", "fp8")
+        for step in range(WARM_UP + 2):
+            (net(batch(step)) * factor).backward()  # type: ignore[no-untyped-call]
+            noise = probe.step(step + 1)
+        assert noise is not None
+        found.append(noise)
+    for gear in (Gear.BF16, Gear.FP8):  # FP16 has what a scaler is for
+        assert found[0].sigma[gear] == pytest.approx(found[1].sigma[gear], rel=1e-6)
+    assert found[0].grad_norm == pytest.approx(found[1].grad_norm, rel=1e-6)
+    assert found[0].sigma_batch == pytest.approx(found[1].sigma_batch, rel=1e-6)
+
+
+def test_a_framework_that_enters_the_gear_itself_offers_its_training_step() -> None:
+    net, wrapped = Net(), Net()
+    box = GearBox(PrecisionConfig(gears=("bf16", "fp8"), min_features=16))
+    box.attach(net, wrap_forward=False)
+    recorder = CallRecorder(net)
+    probe = NoiseProbe(box, recorder, 1, ALWAYS)
+    for step in range(WARM_UP + 2):
+        recorder.offer(net.forward, batch(step))
+        with box.context("cpu"):
+            loss = net.forward(batch(step))
+        loss.backward()
+        noise = probe.step(step + 1)
+    _, other = build(wrapped)
+    for step in range(WARM_UP + 2):
+        wrapped(batch(step)).backward()
+        expected = other.step(step + 1)
+    assert noise is not None and expected is not None and noise.sigma == expected.sigma
+
+
 def test_batch_norm_gets_more_samples() -> None:
     net = Noisy()
     _, probe = build(net)
