@@ -260,6 +260,7 @@ class Gears:
         return {**self.box.state_dict(), "steps": self.steps, "done": {str(g): n for g, n in self.done.items()}} | {
             "probe": self._saved if self.probe is None else self.probe.state_dict(),
             "guard": self._guard.state_dict(),
+            "vetoes": {str(gear): why for gear, why in self.vetoes.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -270,6 +271,7 @@ class Gears:
         self.done = {gear: int(done.get(str(gear), 0)) for gear in self.box.gears}
         self._saved = state.get("probe") or {}
         self._guard.load_state_dict(state.get("guard") or {})
+        self.vetoes = {Gear(gear): why for gear, why in (state.get("vetoes") or {}).items()}
         self._decide()
 
     def _listen(self, noise: Noise | None) -> None:
