@@ -58,7 +58,11 @@ class Watcher:
             optimizer: A torch optimizer; None: no optimizer.
             stepped: Called after each optimizer step of an engine, which is no optimizer's step hook: ZeRO-3 steps
                 once a sub-group.
+
+        Raises:
+            ConfigError: An object is neither module, engine nor optimizer.
         """
+        self.check(model, optimizer)
         if model is not None and is_engine(model):
             self._watch_engine(model, stepped)
         elif model is not None:

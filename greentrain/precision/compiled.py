@@ -7,6 +7,7 @@ gears, two modes and two shapes are more, and what is beyond runs uncompiled wit
 import logging
 import sys
 import warnings
+import weakref
 
 from greentrain.errors import GreenTrainWarning
 
@@ -25,26 +26,29 @@ class RecompileWatch:
 
     def __init__(self, gears: int) -> None:
         self._gears = gears
-        self._limit: int | None = None
-        self._handler: _Listener | None = None
+        self._put_back: weakref.finalize[[_Listener, int], RecompileWatch] | None = None
 
     def prepare(self) -> None:
         """Raise the limit as soon as something has loaded dynamo. Cheap before and after."""
-        if self._handler is not None or self._gears < 2 or "torch._dynamo" not in sys.modules:
+        if self._put_back is not None or self._gears < 2 or "torch._dynamo" not in sys.modules:
             return
         config = sys.modules["torch._dynamo"].config
-        self._limit = config.recompile_limit
-        config.recompile_limit = max(LIMIT, self._limit)
-        self._handler = _Listener()
-        logging.getLogger(LOGGER).addHandler(self._handler)
+        listener, limit = _Listener(), config.recompile_limit
+        self._put_back = weakref.finalize(self, _put_back, listener, limit)  # a model may be dropped with its gears on
+        config.recompile_limit = max(LIMIT, limit)
+        logging.getLogger(LOGGER).addHandler(listener)
 
     def stop(self) -> None:
         """Put everything back. Idempotent."""
-        if self._handler is not None:
-            logging.getLogger(LOGGER).removeHandler(self._handler)
-            self._handler = None
-            if self._limit is not None and self._limit < LIMIT:  # otherwise another session has raised it, or the user
-                sys.modules["torch._dynamo"].config.recompile_limit = self._limit
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
+
+
+def _put_back(listener: logging.Handler, limit: int) -> None:
+    logging.getLogger(LOGGER).removeHandler(listener)
+    if limit < LIMIT:  # otherwise another session has raised it, or the user
+        sys.modules["torch._dynamo"].config.recompile_limit = limit
 
 
 class _Listener(logging.Handler):

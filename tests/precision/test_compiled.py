@@ -1,5 +1,6 @@
 """torch.compile: one graph a gear, no break, dynamo's limit raised and put back, and a warning if it is hit."""
 
+import gc
 import logging
 from collections.abc import Callable, Iterator
 
@@ -37,6 +38,7 @@ class Net(nn.Module):
 @pytest.fixture
 def make() -> Iterator[Callable[[], GearBox]]:
     torch._dynamo.reset()
+    gc.collect()  # models of other tests that went with their gears on
     boxes: list[GearBox] = []
 
     def box() -> GearBox:
@@ -102,6 +104,17 @@ def test_the_limit_is_raised_while_gears_are_on(make: Make) -> None:
     assert torch._dynamo.config.recompile_limit == before
 
 
+def test_a_model_that_goes_with_its_gears_on_leaves_nothing_behind(make: Make) -> None:
+    before = torch._dynamo.config.recompile_limit
+    box, net = GearBox(PrecisionConfig(gears=("bf16", "fp8"), min_features=16)), Net()
+    box.attach(net)
+    assert torch._dynamo.config.recompile_limit > before and logging.getLogger(LOGGER).handlers
+    del box, net
+    gc.collect()
+    assert torch._dynamo.config.recompile_limit == before and not logging.getLogger(LOGGER).handlers
+
+
+@pytest.mark.usefixtures("make")
 def test_hitting_the_limit_is_told_once() -> None:
     watch = RecompileWatch(3)
     watch.prepare()
