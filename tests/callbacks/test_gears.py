@@ -1,6 +1,7 @@
 """The same schedule gives the same gears and the same losses in a loop of one's own and in all three frameworks."""
 
 import copy
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -22,9 +23,9 @@ from greentrain.callbacks.lightning import GreenCallback as LightningCallback
 from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
 from greentrain.errors import ConfigError
 from greentrain.journal import read_journal
-from greentrain.precision import noise
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.linear import GearLinear
+from greentrain.precision.noise import NoiseProbe
 
 pytestmark = [
     pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
@@ -224,7 +225,8 @@ def test_static_fp8(tmp_path: Path, run: Callable[..., tuple[Model, GreenSession
 def test_the_noise_probe_finds_a_ratio_and_changes_no_number(
     tmp_path: Path, run: Callable[..., tuple[Model, GreenSession]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noise, "FIRST_COST_STEPS", 0.0)  # probe as soon as the warm-up is over
+    eager = functools.partialmethod(NoiseProbe.__init__, max_share=1.0)  # probes as soon as its warm-up is over
+    monkeypatch.setattr(NoiseProbe, "__init__", eager)
     still, _ = run(_config(tmp_path / "still", gamma=1.0), tmp_path, steps=LONG)
     seen = []
     for gamma in (1.0, "measured"):
