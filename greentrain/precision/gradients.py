@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -143,12 +143,15 @@ def _square(gradients: Sequence[Tensor | None], others: Sequence[Tensor | None] 
 @contextlib.contextmanager
 def _tf32(device: str) -> Iterator[None]:
     """Let FP32 products of a GPU run in TF32."""
-    before = torch.get_float32_matmul_precision()
-    if device != "cuda" or before != "highest":
+    matmul: Any = torch.backends.cuda.matmul
+    before = getattr(matmul, "fp32_precision", None)  # torch 2.9 and newer; the older flag may then refuse to be read
+    if device != "cuda" or (matmul.allow_tf32 if before is None else before == "tf32"):
         yield
         return
-    torch.set_float32_matmul_precision("high")
+    matmul.allow_tf32 = True
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        matmul.allow_tf32 = False
+        if before is not None:
+            matmul.fp32_precision = before

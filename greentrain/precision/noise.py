@@ -47,8 +47,11 @@ WARM_UP: Final = 10
 SAMPLES: Final = 2
 SAMPLES_WITH_BATCH_NORM: Final = 16
 """Two samples normalised over each other are +1 and -1, whatever they were."""
-FIRST_COST_STEPS: Final = 1.0
-"""What the first probe is expected to cost, in steps: 1.3 with 16 sequences of 64 tokens of a small GPT, on CPU."""
+PASSES: Final = 8.0
+"""What a first probe is expected to take, in training passes of each sample: two samples took 3.9 steps of 4 sequences
+and 1.1 of 16, on CPU (GPT of width 128, 4 layers, 64 tokens; torch 2.13) ..."""
+LEAST: Final = 1.0
+"""... but no less than this many steps."""
 PATIENCE: Final = 20
 """Steps in which a recording may fail before probing ends (own choice)."""
 LOW: Final[tuple[Gear, ...]] = (Gear.BF16, Gear.FP16, Gear.FP8)
@@ -120,7 +123,7 @@ class NoiseProbe:
     def restart(self) -> None:
         """Forget what was measured: a new run begins at step 0."""
         self.noise = None
-        self._next = max(self._every, math.ceil(FIRST_COST_STEPS / self._max_share))
+        self._next = max(self._every, math.ceil(LEAST / self._max_share))
         self._means: dict[str, _Mean] = {key: _Mean() for key in (*self._low, "batch", "norm")}
         self._spent_s = self._trained_s = 0.0
         self._calls = self._tries = 0
@@ -180,7 +183,9 @@ class NoiseProbe:
         if not self._armed:
             self._arm()
             return None
-        ready = min(column[0] for column in _share([-1.0 if self._why_not() else float(self._recorder.rows)], device))
+        mine = [-1.0 if self._why_not() else float(self._recorder.rows), float(self._recorder.batch)]
+        ready, batch = (min(column) for column in zip(*_share(mine, device), strict=True))
+        first = math.ceil(max(LEAST, PASSES * ready / (batch or 1.0)) / self._max_share)
         if ready < 0:
             self._end(self._why_not() or "another rank cannot probe")
         elif ready == 0:
@@ -188,6 +193,9 @@ class NoiseProbe:
             self._arm()
             if self._tries >= PATIENCE:
                 self._end(f"no forward and backward pass of the model was seen in {PATIENCE} steps")
+        elif steps < first and not self._spent_s:
+            self._recorder.clear()
+            self._armed, self._next = False, first
         else:
             return self._probe(steps, int(ready), device)
         return None

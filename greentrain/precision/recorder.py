@@ -127,6 +127,11 @@ class CallRecorder:
         call = self._call
         return 0 if call is None or not (call.gradients or call.function) else call.rows.kept
 
+    @property
+    def batch(self) -> int:
+        """Samples that the recorded call had; 0 until then."""
+        return 0 if self._call is None else self._call.rows.size
+
     def arm(self, keep: int = 2) -> None:
         """Record the next training forward.
 

@@ -21,7 +21,7 @@ from greentrain.config import PrecisionConfig
 from greentrain.errors import GreenTrainWarning
 from greentrain.precision import noise as module
 from greentrain.precision.gearbox import GearBox
-from greentrain.precision.gradients import ELEMENTS, probed_weights
+from greentrain.precision.gradients import ELEMENTS, _tf32, probed_weights
 from greentrain.precision.layers import LayerPlan
 from greentrain.precision.noise import PATIENCE, WARM_UP, Noise, NoiseProbe
 from greentrain.precision.recorder import CallRecorder
@@ -192,7 +192,7 @@ def test_a_scaled_loss_or_part_of_one_gives_the_same_noise() -> None:
     for factor in (1.0, 1024.0 / 4):
         _, probe = build(net := Net(), "bf16", "fp16", "fp8")
         for step in range(WARM_UP + 2):
-            (net(batch(step)) * factor).backward()  # type: ignore[no-untyped-call]
+            (net(batch(step)) * factor).backward()
             noise = probe.step(step + 1)
         assert noise is not None
         found.append(noise)
@@ -212,7 +212,7 @@ def test_a_framework_that_enters_the_gear_itself_offers_its_training_step() -> N
         recorder.offer(net.forward, batch(step))
         with box.context("cpu"):
             loss = net.forward(batch(step))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         noise = probe.step(step + 1)
     _, other = build(wrapped)
     for step in range(WARM_UP + 2):
@@ -267,7 +267,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_probes_keep_to_their_share_of_the_time(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    # First: with 32 samples one step of 100. Second: 2 s spent and to come are 1 % of 200 s, of which 90 have passed
+    # since the warm-up. Fourth: 10 + 8 s. With 4 samples the first is expected to cost 4 steps, and costs 1.
+    [(32, [100, 210, 310, 1810]), (4, [400, 420, 440, 1810])],
+)
+def test_probes_keep_to_their_share_of_the_time(
+    size: int, expected: list[int], clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = Net()
     _, probe = build(net, every=20, share=0.01)
     compare = probe._gradients.compare
@@ -285,14 +293,12 @@ def test_probes_keep_to_their_share_of_the_time(clock: list[float], monkeypatch:
         clock[0] += 1.0
         if probe.next_step is not None and step + 1 >= probe.next_step:
             net.zero_grad()
-            net(batch(step)).backward()
+            net(batch(step, size)).backward()
         if probe.step(step) is not None:
             steps.append(step)
             # Probes before the last one: what this one costs was not known.
             assert len(spent) < 2 or sum(spent) - max(0.0, spent[-1] - spent[-2]) <= 0.0101 * clock[0]
-    # First: one step is 1 % of 100. Second: 2 s spent and to come are 1 % of 200 s, of which 90 have passed since the
-    # warm-up. Fourth: 10 + 8 s.
-    assert steps[:4] == [100, 210, 310, 1810]
+    assert steps[:4] == expected
     assert {b - a for a, b in itertools.pairwise(steps[3:])} == {20}
     assert sum(spent) <= 0.0101 * clock[0]
 
@@ -461,6 +467,29 @@ def test_probed_weights_are_spread_over_depth_and_kinds_and_bounded() -> None:
     net.requires_grad_(False)
     with pytest.raises(RuntimeError, match="no weight"):
         probed_weights(net, plan("0k"))
+
+
+@pytest.mark.parametrize("before", ["none", "ieee", "tf32", "high"])
+def test_tf32_is_on_for_a_gpus_reference_and_as_it_was_again(before: str) -> None:
+    flags: Any = torch.backends.cuda.matmul  # can be set without a GPU
+    if before == "high":
+        torch.set_float32_matmul_precision("high")
+    elif not hasattr(flags, "fp32_precision"):
+        pytest.skip("torch 2.9 and newer")
+    else:
+        flags.fp32_precision = before
+    try:
+        precision = getattr(flags, "fp32_precision", None)
+        with _tf32("cuda"):
+            assert getattr(flags, "fp32_precision", "tf32") == "tf32"
+        assert getattr(flags, "fp32_precision", None) == precision
+        with _tf32("cpu"):
+            assert getattr(flags, "fp32_precision", None) == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        if precision is not None:
+            cpu: Any = torch.backends.mkldnn
+            flags.fp32_precision = cpu.matmul.fp32_precision = "none"
 
 
 RANKS = """
