@@ -270,6 +270,8 @@ class Gears:
         done = state.get("done", {})
         self.done = {gear: int(done.get(str(gear), 0)) for gear in self.box.gears}
         self._saved = state.get("probe") or {}
+        if self.probe is not None and self._saved:
+            self.probe.load_state_dict(self._saved)
         self._guard.load_state_dict(state.get("guard") or {})
         self.vetoes = {Gear(gear): why for gear, why in (state.get("vetoes") or {}).items()}
         self._decide()
