@@ -1,6 +1,7 @@
 """What the recipes share: the command line and the size of the run."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,24 +26,43 @@ class Settings:
     zone: str
     out: str
     name: str
+    gears: tuple[str, ...] = ()
+    """Precision gears of the run; none: GreenTrain leaves precision alone."""
+    schedule: tuple[tuple[int, str], ...] = ()
+    """Pairs of an optimizer step and the gear from there on."""
 
     @property
     def green(self) -> dict[str, dict[str, object]]:
-        """GreenTrain's configuration: where the run is written and which grid feeds it."""
-        return {
+        """GreenTrain's configuration: where the run is written, which grid feeds it, and its gears."""
+        sections: dict[str, dict[str, object]] = {
             "run": {"dir": self.out, "name": self.name},
             "carbon": {"signal": "typical", "zone": self.zone, "pue": 1.2},
         }
+        if self.gears:
+            # Below 128 features FP8 does not pay; --small goes there to show the way.
+            sections["precision"] = {"gears": self.gears, "min_features": min(128, self.size.width)}
+            sections["policy"] = {"name": "scripted", "schedule": self.schedule}
+        return sections
 
 
-def parse(name: str, argv: list[str] | None = None) -> Settings:
-    """Read the command line of a recipe and load its data."""
+def parse(name: str, argv: list[str] | None = None, gears: Sequence[str] = ()) -> Settings:
+    """Read the command line of a recipe and load its data.
+
+    Args:
+        name: Of the run.
+        argv: The words of the command line; None: those of this process.
+        gears: Precision gears among which a recipe shifts; adds the flags --gear and --schedule.
+    """
     parser = argparse.ArgumentParser(description="Train a small GPT on Python's own source and report its energy.")
     parser.add_argument("--steps", type=int, default=None, help="optimizer steps (default 500; 300 with --small)")
     parser.add_argument("--small", action="store_true", help="a model of 0.4 M parameters, for a quick look and for CI")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--zone", default="US-CAL-CISO", help="grid zone whose typical carbon intensity is used")
     parser.add_argument("--out", default="runs", help="folder of the run folders")
+    if gears:
+        either = parser.add_mutually_exclusive_group()
+        either.add_argument("--gear", choices=gears, help="stay in this gear")
+        either.add_argument("--schedule", help="step:gear,... (default: fp8 from 40 to 75 %% of the steps, else bf16)")
     args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
     if args.small:
@@ -52,8 +72,9 @@ def parse(name: str, argv: list[str] | None = None) -> Settings:
     else:
         text = corpus()
         size, steps, batch, lr, blocks = Size(vocab=text.vocab), 500, 4, 1e-3, 128
+    steps = args.steps or steps
     return Settings(
-        steps=args.steps or steps,
+        steps=steps,
         batch=batch,
         lr=lr,
         size=size,
@@ -64,4 +85,18 @@ def parse(name: str, argv: list[str] | None = None) -> Settings:
         zone=args.zone,
         out=args.out,
         name=name,
+        gears=tuple(gears),
+        schedule=_schedule(args.gear, args.schedule, steps) if gears else (),
     )
+
+
+def _schedule(gear: str | None, text: str | None, steps: int) -> tuple[tuple[int, str], ...]:
+    if gear is not None:
+        return ((0, gear),)
+    if text is None:  # the end in BF16: the last steps are those with the smallest gradients
+        return ((0, "bf16"), (steps * 2 // 5, "fp8"), (steps * 3 // 4, "bf16"))
+    try:
+        pairs = [pair.split(":") for pair in text.split(",")]
+        return tuple((int(step), gear) for step, gear in pairs)
+    except ValueError:
+        raise SystemExit(f"--schedule is {text!r}; it must look like 0:bf16,100:fp8,200:bf16") from None
