@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 POWER_W = 250.0
 TICK_J = POWER_W * 0.1
-"""What a counter hides between two ticks; runs here are short against it."""
+"""What a counter hides between two ticks; on a crowded machine a run's first tick may be off by one."""
 
 
 def _one_gpu(lab: "Lab") -> None:
@@ -31,7 +31,7 @@ def _whole(lab: "Lab", reason: str) -> RankRecord:
     assert rank.close is not None and rank.close["reason"] == reason
     records = list(read_journal(rank_path(next(lab.runs.iterdir()), 0)))
     assert [record["kind"] for record in records].count("close") == 1
-    assert rank.totals.energy_j == pytest.approx(lab.truth_j(rank, 0), rel=0.01, abs=TICK_J / 2)
+    assert rank.totals.energy_j == pytest.approx(lab.truth_j(rank, 0), rel=0.01, abs=1.1 * TICK_J)
     assert rank.totals.energy_j == pytest.approx(rank.close["totals"]["energy_j"])
     return rank
 
