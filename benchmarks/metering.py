@@ -63,20 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             began_s = time.monotonic()
             rows += CASES[name](bench)
             _log(f"{name}: {time.monotonic() - began_s:.0f} s")
-    machine = _machine()
-    table = _markdown(rows, machine, bench.notes)
+    about = machine("benchmarks/metering.py")
+    table = _markdown(rows, about, bench.notes)
     print(table)
     if args.into is not None:
         kept = args.into.read_text(encoding="utf-8").partition(MARK)[0]
         args.into.write_text(f"{kept}{MARK}\n\n{table}\n", encoding="utf-8")
     if args.json is not None:
-        data = {"machine": machine, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
+        data = {"machine": about, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
         args.json.write_text(json.dumps(data | {"notes": bench.notes}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def _markdown(rows: Sequence[Row], machine: Mapping[str, str], notes: Sequence[str]) -> str:
-    lines = [f"- {key}: {value}" for key, value in machine.items()]
+def _markdown(rows: Sequence[Row], about: Mapping[str, str], notes: Sequence[str]) -> str:
+    lines = [f"- {key}: {value}" for key, value in about.items()]
     head = ["case", "figure", "unit", *(_title(tool) for tool in TOOLS), "bar", "verdict", "codecarbon / ours"]
     head.append("zeus / ours")
     lines += ["", f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
@@ -110,7 +110,12 @@ def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
 
 
-def _machine() -> dict[str, str]:
+def machine(script: str) -> dict[str, str]:
+    """Return where and how a table was made.
+
+    Args:
+        script: Path of the benchmark.
+    """
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -120,7 +125,7 @@ def _machine() -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": cpu,
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        "command": " ".join(["python", "benchmarks/metering.py", *_arguments()]),
+        "command": " ".join(["python", script, *_arguments()]),
     }
 
 
