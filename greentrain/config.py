@@ -5,21 +5,18 @@ is read: an unknown key is an error that names the nearest known one.
 """
 
 import dataclasses
-import difflib
 import math
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from greentrain.config_values import bound, build, choice, moment
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 
-T = typing.TypeVar("T")
 METERS = ("nvml", "rapl", "cpu_model", "prometheus", "replay", "null")
-SIGNALS = ("constant", "typical", "trace")
+SIGNALS = ("constant", "typical", "trace", "electricity_maps", "watttime", "gb")
 CPU_SCOPES = ("process_tree", "machine")
 WORLD = "world"
 GEARS = tuple(gear.value for gear in Gear)
@@ -27,7 +24,11 @@ BACKENDS = ("auto", "scaled_mm", "transformer_engine", "torchao")
 SCALINGS = ("tensorwise", "rowwise")
 GAMMAS = ("measured", "paper")
 DECAYS = ("keep", "scale", "paper")
-POLICIES = ("static", "scripted")
+SCHEDULERS = ("threshold", "lowest_window", "mpc", "carbongear", "carbongear-printed", "carl", "spot")
+"""Policies that plan against the grid and a deadline."""
+POLICIES = ("static", "scripted", *SCHEDULERS)
+SWITCHING = ("auto", "myopic", "dp")
+BUDGET_ACTIONS = ("warn", "cheaper", "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class RunConfig:
     """Write report.html and its companions when the run ends."""
 
     def __post_init__(self) -> None:
-        _bound("run.book_s", self.book_s, 0.1, 10.0)
+        bound("run.book_s", self.book_s, 0.1, 10.0)
         for key, text in (("run.name", self.name), ("run.id", self.id)):
             if text is not None and (not text or text.startswith(".") or any(c in text for c in "/\\\0\n")):
                 raise ConfigError(
@@ -81,17 +82,17 @@ class PowerConfig:
     """Recording for the meter ``replay``."""
 
     def __post_init__(self) -> None:
-        _bound("power.sample_s", self.sample_s, 0.005, 10.0)
-        _choice("power.cpu_scope", self.cpu_scope, CPU_SCOPES)
+        bound("power.sample_s", self.sample_s, 0.005, 10.0)
+        choice("power.cpu_scope", self.cpu_scope, CPU_SCOPES)
         if self.cpu_tdp_w is not None:
-            _bound("power.cpu_tdp_w", self.cpu_tdp_w, 0.1, 100_000.0)
+            bound("power.cpu_tdp_w", self.cpu_tdp_w, 0.1, 100_000.0)
         if isinstance(self.meters, str):
-            _choice("power.meters", self.meters, ("auto", *METERS))
+            choice("power.meters", self.meters, ("auto", *METERS))
         else:
             if not self.meters:
                 raise ConfigError("power.meters is an empty list: name a meter, or use ['null'] to measure nothing")
             for name in self.meters:
-                _choice("power.meters", name, METERS)
+                choice("power.meters", name, METERS)
         names = (self.meters,) if isinstance(self.meters, str) else self.meters
         for name, key in (("prometheus", "prometheus_url"), ("replay", "replay_csv")):
             if name in names and getattr(self, key) is None:
@@ -112,6 +113,14 @@ class CarbonConfig:
     """File for ``trace``: columns timestamp_utc, g_per_kwh."""
     trace_max_gap_h: float = 0.0
     """Holes in the trace up to this long (h) are bridged by a straight line and marked as estimated."""
+    fallback: tuple[str, ...] = ()
+    """Signals to ask in turn while ``signal`` knows nothing; they must be of the same basis."""
+    cache_dir: str | None = None
+    """Where answers of the network are kept; None: the user's cache folder."""
+    replay_start: str | None = None
+    """Grid time at which the run starts (ISO 8601 with offset), to replay a recorded grid; None: now."""
+    speed: float = 1.0
+    """Grid seconds that pass in a second: 480 replays a day in three minutes. Joules stay those of real time."""
     pue: float = 1.0
     """Power usage effectiveness of the facility: facility energy / IT energy, at least 1."""
     market_g_per_kwh: float | None = None
@@ -122,16 +131,21 @@ class CarbonConfig:
     """Years over which a device's embodied carbon is spread."""
 
     def __post_init__(self) -> None:
-        _choice("carbon.signal", self.signal, SIGNALS)
-        _bound("carbon.pue", self.pue, 1.0, 5.0)
-        _bound("carbon.lifetime_years", self.lifetime_years, 0.1, 50.0)
-        _bound("carbon.trace_max_gap_h", self.trace_max_gap_h, 0.0, 48.0)
+        choice("carbon.signal", self.signal, SIGNALS)
+        for name in self.fallback:
+            choice("carbon.fallback", name, SIGNALS)
+        bound("carbon.speed", self.speed, 1.0, 1e5)
+        if self.replay_start is not None:
+            moment("carbon.replay_start", self.replay_start)
+        bound("carbon.pue", self.pue, 1.0, 5.0)
+        bound("carbon.lifetime_years", self.lifetime_years, 0.1, 50.0)
+        bound("carbon.trace_max_gap_h", self.trace_max_gap_h, 0.0, 48.0)
         for key in ("g_per_kwh", "market_g_per_kwh"):
             value = getattr(self, key)
             if value is not None:
-                _bound(f"carbon.{key}", value, 0.0, 5000.0)
+                bound(f"carbon.{key}", value, 0.0, 5000.0)
         for name, value in self.embodied_kg.items():
-            _bound(f"carbon.embodied_kg[{name!r}]", value, 0.0, 1e7)
+            bound(f"carbon.embodied_kg[{name!r}]", value, 0.0, 1e7)
         if self.signal == "trace" and self.trace_csv is None:
             raise ConfigError("carbon.signal is 'trace', so carbon.trace_csv must name a CSV file")
         if self.g_per_kwh is not None and self.signal != "constant":
@@ -170,26 +184,26 @@ class PrecisionConfig:
 
     def __post_init__(self) -> None:
         for gear in self.gears:
-            _choice("precision.gears", gear, GEARS)
+            choice("precision.gears", gear, GEARS)
         if len(set(self.gears)) != len(self.gears):
             raise ConfigError(f"precision.gears names a gear twice: {list(self.gears)}")
-        _choice("precision.backend", self.backend, BACKENDS)
-        _choice("precision.scaling", self.scaling, SCALINGS)
-        _choice("precision.decay", self.decay, DECAYS)
-        _bound("precision.min_features", self.min_features, 1, 1e6)
-        _bound("precision.fp8_max_share", self.fp8_max_share, 0.0, 1.0)
+        choice("precision.backend", self.backend, BACKENDS)
+        choice("precision.scaling", self.scaling, SCALINGS)
+        choice("precision.decay", self.decay, DECAYS)
+        bound("precision.min_features", self.min_features, 1, 1e6)
+        bound("precision.fp8_max_share", self.fp8_max_share, 0.0, 1.0)
         if self.gears == ("fp8",) and self.fp8_max_share < 1.0:
             raise ConfigError(
                 f"precision.fp8_max_share is {self.fp8_max_share:g}, but fp8 is the only gear: add bf16 to"
                 " precision.gears"
             )
-        _bound("precision.probe_every", self.probe_every, 0, 1e9)
+        bound("precision.probe_every", self.probe_every, 0, 1e9)
         if isinstance(self.gamma, str):
-            _choice("precision.gamma", self.gamma, GAMMAS)
+            choice("precision.gamma", self.gamma, GAMMAS)
         elif not (math.isfinite(self.gamma) and self.gamma > 0):
             raise ConfigError(f"precision.gamma is {self.gamma!r}; it must be a number above 0, or one of {GAMMAS}")
         if self.eval_gear is not None:
-            _choice("precision.eval_gear", self.eval_gear, GEARS)
+            choice("precision.eval_gear", self.eval_gear, GEARS)
             if self.gears and self.eval_gear not in self.gears:
                 raise ConfigError(
                     f"precision.eval_gear is {self.eval_gear!r}, which is not among precision.gears {list(self.gears)}"
@@ -205,19 +219,86 @@ class PolicyConfig:
     """For ``static``: the gear of the whole run; None: the first of precision.gears."""
     schedule: tuple[tuple[int, str], ...] = ()
     """For ``scripted``: pairs of an optimizer step, counted from 0, and the gear from there on."""
+    tokens: float | None = None
+    """Tokens (samples, where steps count no tokens) that the job is to be trained on, for those in SCHEDULERS."""
+    deadline_h: float | None = None
+    """Hours of grid time from the start of the run until it has to be done."""
+    decide_s: float = 3600.0
+    """Grid time between two decisions (s)."""
+    actions: str | None = None
+    """A declared action table (YAML) in place of a measured one; its watts and speeds are labelled ``assumed``."""
+    released: bool = True
+    """Whether ranks that do not work are given back: they then cost nothing."""
+    idle_w: float | None = None
+    """Power of one rank that is held and does not work (W); needed when ``released`` is false."""
+    switch_s: float = 0.0
+    """Time in which a change of width trains nothing, at full power (s)."""
+    dwell_s: float = 0.0
+    """Shortest time between two changes of width (s)."""
+    switching: str = "auto"
+    """How mpc counts ``switch_s`` and ``dwell_s``: ``dp`` plans them, ``myopic`` not; auto: dp where one is set."""
+    margin_s: float = 0.0
+    """Time to spare before the deadline (s)."""
+    window_h: float = 24.0
+    """For ``lowest_window`` and ``carl``: how far they look ahead (h)."""
+    prices_csv: str | None = None
+    """For ``spot``: columns timestamp_utc, price_per_h; without, prices are synthetic and labelled so."""
+    seed: int = 0
+    """Of policies that draw, and of synthetic prices."""
+    budget_g: float | None = None
+    """Grams of CO2e, operational, that the run may emit."""
+    budget_action: str = "warn"
+    """What is done at the budget: ``warn``; ``cheaper``: also the cheapest gear from 80 % on; ``stop``: also a
+    checkpoint and an end."""
 
     def __post_init__(self) -> None:
-        _choice("policy.name", self.name, POLICIES)
+        choice("policy.name", self.name, POLICIES)
+        self._check_schedule()
+        self._check_plan()
+
+    @property
+    def plans(self) -> bool:
+        """True if the policy plans against the grid and a deadline."""
+        return self.name in SCHEDULERS
+
+    def _check_plan(self) -> None:
+        if self.plans and (self.tokens is None or self.deadline_h is None):
+            missing = [key for key in ("tokens", "deadline_h") if getattr(self, key) is None]
+            raise ConfigError(
+                f"policy.name is {self.name!r}, so policy.{' and policy.'.join(missing)} must be set: the tokens of the"
+                " job, and the hours until it has to be done"
+            )
+        for key, low, high in (
+            ("tokens", 1.0, 1e18),
+            ("deadline_h", 1e-4, 24.0 * 366),
+            ("idle_w", 0.0, 1e9),
+            ("budget_g", 1e-9, 1e15),
+        ):
+            value = getattr(self, key)
+            if value is not None:
+                bound(f"policy.{key}", value, low, high)
+        bound("policy.decide_s", self.decide_s, 1.0, 86_400.0)
+        for key in ("switch_s", "dwell_s", "margin_s"):
+            bound(f"policy.{key}", getattr(self, key), 0.0, 7 * 86_400.0)
+        bound("policy.window_h", self.window_h, 1.0, 336.0)
+        choice("policy.switching", self.switching, SWITCHING)
+        choice("policy.budget_action", self.budget_action, BUDGET_ACTIONS)
+        if not self.released and self.idle_w is None:
+            raise ConfigError(
+                "policy.released is false, so policy.idle_w must say what one rank draws (W) that is held and idle"
+            )
+
+    def _check_schedule(self) -> None:
         if self.gear is not None:
-            _choice("policy.gear", self.gear, GEARS)
+            choice("policy.gear", self.gear, GEARS)
         if (self.name == "scripted") != bool(self.schedule):
             raise ConfigError(
                 "policy.schedule is for policy.name 'scripted', which needs it: a list of [step, gear],"
                 f" such as [[0, bf16], [100, fp8]]; name is {self.name!r}, schedule {list(self.schedule)}"
             )
         for step, gear in self.schedule:
-            _choice("policy.schedule", gear, GEARS)
-            _bound("policy.schedule", step, 0, math.inf)
+            choice("policy.schedule", gear, GEARS)
+            bound("policy.schedule", step, 0, math.inf)
         steps = [step for step, _ in self.schedule]
         if steps and (steps[0] != 0 or steps != sorted(set(steps))):
             raise ConfigError(f"policy.schedule has the steps {steps}; they must start at 0 and increase")
@@ -255,7 +336,7 @@ class GreenConfig:
         if isinstance(source, GreenConfig):
             return source
         if isinstance(source, Mapping):
-            return _build(cls, source, where="")
+            return build(cls, source, where="")
         if not isinstance(source, (str, Path)):
             raise ConfigError(f"configuration is a {type(source).__name__}; pass a path, a mapping or a GreenConfig")
         return cls._from_file(Path(source))
@@ -277,79 +358,10 @@ class GreenConfig:
         if not isinstance(data, Mapping):
             raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections such as 'carbon:' with keys")
         try:
-            return _build(cls, data, where="")
+            return build(cls, data, where="")
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain nested dicts, as written to run.json."""
         return dataclasses.asdict(self)
-
-
-def _bound(key: str, value: float, low: float, high: float) -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ConfigError(f"{key} is {value!r}; it must be between {low:g} and {high:g}")
-
-
-def _choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}; known: {', '.join(allowed)}{_nearest(value, allowed)}")
-
-
-def _nearest(word: str, known: typing.Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f". Did you mean {near[0]!r}?" if near else ""
-
-
-def _build(cls: type[T], data: Mapping[str, Any], where: str) -> T:
-    hints = typing.get_type_hints(cls)
-    values: dict[str, Any] = {}
-    for key, value in data.items():
-        if key not in hints:
-            raise ConfigError(
-                f"unknown key {where}{key}; known here: {', '.join(sorted(hints))}{_nearest(str(key), hints)}"
-            )
-        values[key] = _convert(hints[key], value, where + str(key))
-    return cls(**values)
-
-
-def _convert(hint: Any, value: Any, key: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        if value is None:
-            value = {}
-        if isinstance(value, hint):  # type: ignore[arg-type]
-            return value
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} is {value!r}; it must be a section with keys")
-        return _build(hint, value, where=f"{key}.")  # type: ignore[arg-type]
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        errors = []
-        for option in typing.get_args(hint):
-            try:
-                return _convert(option, value, key)
-            except ConfigError as error:
-                errors.append(error)
-        raise errors[0]
-    return _convert_leaf(hint, value, key)
-
-
-def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
-    origin = typing.get_origin(hint) or hint
-    if typing.get_args(hint)[:1] == (tuple[int, str],) and isinstance(value, (list, tuple, Mapping)):
-        pairs = list(value.items()) if isinstance(value, Mapping) else value
-        if all(isinstance(p, (list, tuple)) and len(p) == 2 and type(p[0]) is int and type(p[1]) is str for p in pairs):
-            return tuple((step, name) for step, name in pairs)
-        raise ConfigError(f"{key} is {value!r}; expected a list of [step, gear], such as [[0, bf16], [100, fp8]]")
-    if origin is type(None) and value is None:
-        return None
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hint in (bool, str, int) and type(value) is hint:
-        return value
-    if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    if origin is Mapping and isinstance(value, Mapping):
-        item = typing.get_args(hint)[1]
-        return {str(k): _convert_leaf(item, v, f"{key}[{k!r}]") for k, v in value.items()}
-    name = getattr(hint, "__name__", str(hint))
-    raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {name}")

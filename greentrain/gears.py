@@ -21,7 +21,7 @@ from greentrain.gear_table import GearTable
 from greentrain.harmless import harmless, warn
 from greentrain.optim import PAPER_GAMMA, adapt
 from greentrain.optim.family import unwrap
-from greentrain.policy.loop import DecisionLoop
+from greentrain.policy.gear_loop import GearLoop
 from greentrain.policy.static import StaticPolicy, open_policy
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.guard import QualityGuard
@@ -54,9 +54,7 @@ class Gears:
         """The same by gear."""
         self.vetoes: dict[Gear, str] = {}
         """Gears that must not be used now, and why."""
-        self._loop = DecisionLoop(
-            open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share
-        )
+        self._loop = GearLoop(open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share)
         self._undo: list[Callable[[], None]] = []
         self.recorder: CallRecorder | None = None
         """What gives the noise probe a batch of training; None before training starts, or without a probe."""
@@ -189,7 +187,7 @@ class Gears:
             ConfigError: It is not among the gears of the run.
         """
         self.box.request(gear)
-        self._loop = DecisionLoop(StaticPolicy(Gear(gear)), self.box.gears, self._config.fp8_max_share)
+        self._loop = GearLoop(StaticPolicy(Gear(gear)), self.box.gears, self._config.fp8_max_share)
 
     def prewarm(self, run: Callable[[], Any]) -> None:
         """Run something once in every gear, so that compiling does not fall into the training.

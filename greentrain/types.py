@@ -186,11 +186,18 @@ class CarbonPoint:
     basis: CarbonBasis = CarbonBasis.AVERAGE
     accounting: str = "unspecified"
     """``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it."""
+    issued_unix_s: float | None = None
+    """When the source said so (s since the epoch, UTC); None where it does not tell."""
 
 
 @runtime_checkable
 class CarbonSignal(Protocol):
-    """The carbon intensity of one zone as a function of time. One file a provider in ``greentrain.carbon``."""
+    """The carbon intensity of one zone as a function of time. One file a provider in ``greentrain.carbon``.
+
+    Two more methods are used where a signal has them: ``forecast(t0_unix_s, t1_unix_s)`` returns the points that its
+    source has forecast and that reach into the interval, oldest first, without waiting (it may be empty, or end early);
+    ``close()`` ends the thread of one that asks a network.
+    """
 
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
         """Return the time average over an interval, not its last value. Never blocks, never raises.

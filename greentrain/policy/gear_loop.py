@@ -1,4 +1,4 @@
-"""The decision kernel: observe, decide, shield. The same code in a training process and in a simulator."""
+"""From step to step: a gear that is wanted, and what is allowed instead."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ PRECISE_FIRST = (Gear.BF16, Gear.FP32, Gear.FP16)
 """What stands in for FP8 where it is not allowed: the gear around its products first."""
 
 
-class DecisionLoop:
+class GearLoop:
     """Asks a policy and keeps what it wants within what is allowed.
 
     Args:

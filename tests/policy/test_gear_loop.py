@@ -6,7 +6,7 @@ import pytest
 
 from greentrain.config import GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
-from greentrain.policy.loop import DecisionLoop
+from greentrain.policy.gear_loop import GearLoop
 from greentrain.policy.static import ScriptedPolicy, StaticPolicy, open_policy
 from greentrain.types import Decision, Gear, Observation, Policy
 
@@ -32,7 +32,7 @@ def test_the_configuration_opens_its_policy() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.37, 0.5, 1.0])
 def test_fp8_keeps_to_its_share_at_every_step(share: float) -> None:
-    loop = DecisionLoop(StaticPolicy(Gear.FP8), (Gear.FP8, Gear.BF16), fp8_max_share=share)
+    loop = GearLoop(StaticPolicy(Gear.FP8), (Gear.FP8, Gear.BF16), fp8_max_share=share)
     done: Counter[Gear] = Counter()
     for step in range(200):
         done[loop.decide(at(step), done, {}).gear] += 1
@@ -41,13 +41,13 @@ def test_fp8_keeps_to_its_share_at_every_step(share: float) -> None:
 
 
 def test_a_vetoed_gear_is_replaced_and_the_reason_told() -> None:
-    loop = DecisionLoop(StaticPolicy(Gear.FP8), (Gear.FP8, Gear.FP32, Gear.BF16))
+    loop = GearLoop(StaticPolicy(Gear.FP8), (Gear.FP8, Gear.FP32, Gear.BF16))
     assert loop.decide(at(0), {}, {Gear.FP8: "too noisy"}) == Decision(gear=Gear.BF16, reason="too noisy")
     assert loop.decide(at(0), {}, {Gear.FP8: "too noisy", Gear.BF16: "broken"}).gear is Gear.FP32
 
 
 def test_a_run_of_fp8_alone_has_nothing_to_go_back_to() -> None:
-    loop = DecisionLoop(StaticPolicy(Gear.FP8), (Gear.FP8,))
+    loop = GearLoop(StaticPolicy(Gear.FP8), (Gear.FP8,))
     assert loop.decide(at(0), {}, {Gear.FP8: "too noisy"}).gear is Gear.FP8
 
 
@@ -76,7 +76,12 @@ def test_a_run_of_fp8_alone_has_nothing_to_go_back_to() -> None:
             {"precision": {"gears": ["bf16"]}, "policy": {"name": "scripted", "schedule": [[0, "bf16"], [5, "fp8"]]}},
             ["'fp8'", "precision.gears"],
         ),
-        ({"policy": {"name": "carl"}}, ["policy.name", "static, scripted"]),
+        ({"policy": {"name": "mcp"}}, ["policy.name", "static, scripted", "Did you mean 'mpc'"]),
+        ({"policy": {"name": "mpc"}}, ["policy.tokens and policy.deadline_h must be set"]),
+        ({"policy": {"name": "mpc", "tokens": 0.0, "deadline_h": 1}}, ["policy.tokens is 0.0", "between 1 and"]),
+        ({"policy": {"name": "mpc", "tokens": 1e9, "deadline_h": -1}}, ["policy.deadline_h is -1.0"]),
+        ({"policy": {"released": False}}, ["policy.idle_w"]),
+        ({"carbon": {"replay_start": "2022-06-01T00:00"}}, ["carbon.replay_start", "append Z"]),
     ],
 )
 def test_wrong_sections_fail_at_once(sections: dict[str, object], words: list[str]) -> None:

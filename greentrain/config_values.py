@@ -1,0 +1,98 @@
+"""Checks and conversions of configured values: every error names key, value, bound and remedy."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from greentrain.errors import ConfigError
+
+T = typing.TypeVar("T")
+
+
+def bound(key: str, value: float, low: float, high: float) -> None:
+    """Check that a number is finite and within its bounds."""
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ConfigError(f"{key} is {value!r}; it must be between {low:g} and {high:g}")
+
+
+def moment(key: str, text: str) -> datetime:
+    """Return a point in time that was written with its offset."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{key} is {text!r}; write it as ISO 8601, such as 2022-06-01T00:00Z") from error
+    if found.tzinfo is None:
+        raise ConfigError(f"{key} is {text!r}, without a time zone: append Z for UTC, or an offset such as +02:00")
+    return found
+
+
+def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Check that a word is one of those allowed."""
+    if value not in allowed:
+        raise ConfigError(f"{key} is {value!r}; known: {', '.join(allowed)}{nearest(value, allowed)}")
+
+
+def nearest(word: str, known: typing.Iterable[str]) -> str:
+    """Return a question that names the nearest known word; empty if none is near."""
+    near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f". Did you mean {near[0]!r}?" if near else ""
+
+
+def build(cls: type[T], data: Mapping[str, Any], where: str) -> T:
+    """Return a section from its mapping, every key checked."""
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in hints:
+            raise ConfigError(
+                f"unknown key {where}{key}; known here: {', '.join(sorted(hints))}{nearest(str(key), hints)}"
+            )
+        values[key] = _convert(hints[key], value, where + str(key))
+    return cls(**values)
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if value is None:
+            value = {}
+        if isinstance(value, hint):  # type: ignore[arg-type]
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key} is {value!r}; it must be a section with keys")
+        return build(hint, value, where=f"{key}.")  # type: ignore[arg-type]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        errors = []
+        for option in typing.get_args(hint):
+            try:
+                return _convert(option, value, key)
+            except ConfigError as error:
+                errors.append(error)
+        raise errors[0]
+    return _convert_leaf(hint, value, key)
+
+
+def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
+    origin = typing.get_origin(hint) or hint
+    if typing.get_args(hint)[:1] == (tuple[int, str],) and isinstance(value, (list, tuple, Mapping)):
+        pairs = list(value.items()) if isinstance(value, Mapping) else value
+        if all(isinstance(p, (list, tuple)) and len(p) == 2 and type(p[0]) is int and type(p[1]) is str for p in pairs):
+            return tuple((step, name) for step, name in pairs)
+        raise ConfigError(f"{key} is {value!r}; expected a list of [step, gear], such as [[0, bf16], [100, fp8]]")
+    if origin is type(None) and value is None:
+        return None
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint in (bool, str, int) and type(value) is hint:
+        return value
+    if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    if origin is Mapping and isinstance(value, Mapping):
+        item = typing.get_args(hint)[1]
+        return {str(k): _convert_leaf(item, v, f"{key}[{k!r}]") for k, v in value.items()}
+    name = getattr(hint, "__name__", str(hint))
+    raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {name}")

@@ -1,0 +1,126 @@
+"""What a job can do at any moment, as arrays: off, and every action of its table.
+
+The cheapest mixtures of all choices lie on the lower convex hull of (tokens/s, W); what is above it is never part of a
+best plan, whatever the grid does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greentrain.action_table import Action, ActionTable
+from greentrain.errors import ConfigError
+from greentrain.types import Gear
+
+OFF = 0
+"""Row of the pause."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Menu:
+    """The m choices of one job. Row 0 is off."""
+
+    actions: tuple[Action | None, ...]
+    """None in row 0."""
+    tokens_per_s: NDArray[np.float64]
+    """(m,)"""
+    power_w: NDArray[np.float64]
+    """(m,) IT power of the whole job, idle devices that are held included."""
+    width: NDArray[np.int64]
+    """(m,) ranks or nodes at work; 0 when off."""
+    provenance: str
+    """Of the watts: ``measured``, ``modelled``, ``mixed`` or ``assumed``."""
+
+    @classmethod
+    def of(
+        cls,
+        table: ActionTable,
+        *,
+        released: bool = True,
+        idle_w: float | None = None,
+        wanted: Callable[[Action], bool] = lambda action: True,
+    ) -> "Menu":
+        """Return the choices of a table.
+
+        Args:
+            table: Costs of actions; those whose speed or power nobody knows are left out.
+            released: Whether ranks that do not work are given back and cost nothing.
+            idle_w: Power of one rank that is held and does not work (W).
+            wanted: Which actions may be chosen.
+
+        Raises:
+            ConfigError: No action is left, or ranks are held and nobody says what that costs.
+        """
+        rows = [c for c in table.costs if c.tokens_per_s is not None and c.power_w is not None and wanted(c.action)]
+        rows = [c for c in rows if c.tokens_per_s is not None and c.tokens_per_s.mean > 0]
+        if not rows:
+            raise ConfigError(
+                f"the action table of {table.device!r} has {len(table.costs)} actions, and of none that may be used are"
+                " both tokens/s and watts known: count tokens in step(tokens=...), measure power, or declare the table"
+                " with policy.actions"
+            )
+        if not released and idle_w is None:
+            raise ConfigError(
+                "policy.released is false, so policy.idle_w must say what one rank draws (W) that is held and idle"
+            )
+        width = np.array([0] + [c.action.ranks or table.world_size for c in rows])
+        idle = 0.0 if released or idle_w is None else idle_w
+        power = np.array([0.0] + [c.power_w.mean for c in rows if c.power_w]) + (width.max() - width) * idle
+        known = {c.provenance for c in rows}
+        return cls(
+            actions=(None, *(c.action for c in rows)),
+            tokens_per_s=np.array([0.0] + [c.tokens_per_s.mean for c in rows if c.tokens_per_s]),
+            power_w=power,
+            width=width,
+            provenance=known.pop() if len(known) == 1 else "mixed",
+        )
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+    @cached_property
+    def hull(self) -> NDArray[np.int64]:
+        """(v,) rows on the lower convex hull, from off to the fastest: both speed and marginal W per token/s grow."""
+        order = np.lexsort((self.power_w, self.tokens_per_s))
+        hull: list[int] = []
+        for i in order.tolist():
+            if hull and self.tokens_per_s[i] <= self.tokens_per_s[hull[-1]]:
+                continue  # as slow, and no cheaper
+            while len(hull) > 1 and self._slope(hull[-1], i) <= self._slope(hull[-2], hull[-1]):
+                hull.pop()
+            hull.append(i)
+        return np.array(hull)
+
+    def _slope(self, a: int, b: int) -> float:
+        return float((self.power_w[b] - self.power_w[a]) / (self.tokens_per_s[b] - self.tokens_per_s[a]))
+
+    @cached_property
+    def fp8(self) -> NDArray[np.bool_]:
+        """(m,) which choices run in FP8."""
+        return np.array([action is not None and action.gear is Gear.FP8 for action in self.actions])
+
+    @property
+    def fastest(self) -> int:
+        """Row of the highest speed, the cheapest of these."""
+        return int(self.hull[-1])
+
+    def find(self, wanted: Callable[[Action], bool]) -> int | None:
+        """Return the fastest row (the cheapest of these) with such an action; None if there is none."""
+        rows = [i for i, action in enumerate(self.actions) if action is not None and wanted(action)]
+        return min(rows, key=lambda i: (-self.tokens_per_s[i], self.power_w[i]), default=None)
+
+    @property
+    def static(self) -> int:
+        """Row of the usual training: full power, BF16 (else FP32, else any gear), as wide and fast as can be."""
+        for gears in ((Gear.BF16,), (Gear.FP32,), tuple(Gear)):
+            found = self.find(lambda a, gears=gears: a.gear in gears and a.cap == 1.0)  # type: ignore[misc]
+            if found is not None:
+                return found
+        return self.fastest
+
+    def names(self) -> Sequence[str]:
+        """Return what each row is called."""
+        return ["off" if action is None else str(action) for action in self.actions]

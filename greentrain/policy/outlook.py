@@ -1,0 +1,80 @@
+"""What a policy may know when it decides, for n jobs side by side. A training process is n = 1."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outlook:
+    """The state of n jobs at the start of an epoch, and what is known of their grids.
+
+    Intensities are NaN where nobody knows them, never 0.
+    """
+
+    epoch_s: float
+    """Time until the next decision (s); the last epoch of a job may be shorter."""
+    step_s: float
+    """Spacing of the columns of ``past_g_per_kwh`` and ``forecast_g_per_kwh`` (s)."""
+    t_unix_s: Array
+    """(n,) grid time of the decision (s since the epoch, UTC)."""
+    left_s: Array
+    """(n,) time to the deadline (s)."""
+    total_s: Array
+    """(n,) from start to deadline (s)."""
+    tokens_left: Array
+    """(n,)"""
+    tokens: Array
+    """(n,) of the whole job."""
+    current: NDArray[np.int64]
+    """(n,) row of the menu in use until now."""
+    held_s: Array
+    """(n,) since the width last changed (s)."""
+    past_g_per_kwh: Array
+    """(n, p) the last p steps, oldest first, the running one not among them."""
+    forecast_g_per_kwh: Array
+    """(n, h) column 0 is the running step, as far as it is known; columns past the deadline mean nothing."""
+    price_per_h: Array | None = None
+    """(n, h) price of one rank and hour, for policies that pay."""
+    utilisation: Array | None = None
+    """(n,) share of the devices that is busy, in 0..1."""
+
+    @property
+    def now_g_per_kwh(self) -> Array:
+        """(n,) intensity of the running step."""
+        return self.forecast_g_per_kwh[:, 0]
+
+    def weights_s(self) -> Array:
+        """Return (n, h): how much of each forecast column lies before the deadline (s)."""
+        edges = np.arange(self.forecast_g_per_kwh.shape[1]) * self.step_s
+        return np.clip(self.left_s[:, None] - edges, 0.0, self.step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choice:
+    """What a policy wants for n jobs."""
+
+    rows: NDArray[np.int64]
+    """(n,) rows of the menu."""
+    reasons: Sequence[str]
+    """Templates of this policy's reasons; ``{now:.0f}`` and the like are filled in where somebody reads them."""
+    reason: NDArray[np.int64]
+    """(n,) which reason."""
+    price: Array | None = None
+    """(n,) g per token, where the policy has such a price."""
+
+
+@runtime_checkable
+class SchedulePolicy(Protocol):
+    """Chooses rows of a menu from an outlook. Pure: the same outlook gives the same choice, and no clock is read."""
+
+    name: str
+
+    def choose(self, seen: Outlook) -> Choice:
+        """Return the rows for the coming epoch. Policies that draw take the random numbers from their own seed."""
+        ...
