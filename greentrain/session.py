@@ -18,7 +18,6 @@ no file is written. A background thread does the rest.
 import contextlib
 import functools
 import itertools
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -26,11 +25,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from greentrain.action_cache import ActionCache
 from greentrain.action_table import ActionTable
 from greentrain.carbon.detect import open_signal
 from greentrain.clock import Clock, SystemClock
 from greentrain.config import GreenConfig
+from greentrain.control import Control
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger import Totals
 from greentrain.live import LiveLine
@@ -38,13 +37,13 @@ from greentrain.power.claims import claims_dir, other_pids
 from greentrain.run_id import choose_run_id
 from greentrain.runtime import ActiveRun, wait_for_ranks
 from greentrain.shutdown import ShutdownHook
+from greentrain.spans import PhaseSpan
 from greentrain.topology import current_topology
-from greentrain.types import CarbonSignal, Decision, Gear, PowerMeter, Topology
-from greentrain.watch import Watcher, is_engine
+from greentrain.types import CarbonSignal, PowerMeter, Topology
+from greentrain.watch import Watcher
 
 if TYPE_CHECKING:
-    from greentrain.gear_table import GearTable  # loads torch, as the next
-    from greentrain.gears import Gears
+    from greentrain.gears import Gears  # loads torch
 
 STATE_FORMAT = 1
 _CLOSE_WAIT_S = 5.0
@@ -89,12 +88,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._hook: ShutdownHook | None = None
         self._live: LiveLine | None = None
         self._watcher = Watcher(self)
-        self._gears: Gears | None = None
-        self._shifted_s: float | None = None
-        self._profile: GearTable | None = None
-        self.action_table: ActionTable | None = None
-        """What ``profile_gears`` has measured; None before."""
-        self._shifts_until_close = False
+        self._control = Control(self.config, self)
         self._resume: dict[str, Any] | None = None
         self._starts = 0
         self._pid = os.getpid()
@@ -117,7 +111,7 @@ class GreenSession(contextlib.ContextDecorator):
             MeterError: A meter that was asked for by name cannot be opened.
             RunFolderError: The run folder cannot be written.
         """
-        if self._mine() is not None:
+        if self.active() is not None:
             raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
         place = topology or self._topology or current_topology()
         self._starts += 1
@@ -143,17 +137,15 @@ class GreenSession(contextlib.ContextDecorator):
             self._close_live()
             meter.close() if run is None else run.close("exception")
             raise
-        if self._gears is not None and self._resume is None:
-            self._gears.restart()
+        self._control.started(resumed=self._resume is not None)
         self._resume = None
         self._run = run
         self._last = run
         self._pid = os.getpid()
         self._mark = run.marks.append
-        self._shifted_s = self._profile = None
         self._hook = ShutdownHook(self.close, self._told_to_end)
         self._hook.install()
-        self._show_gears()
+        self._control.show()
         return self
 
     def close(self, reason: str = "finished") -> None:
@@ -162,7 +154,7 @@ class GreenSession(contextlib.ContextDecorator):
         Args:
             reason: ``finished``, ``exception``, ``sigterm`` or ``exit``; kept in the journal.
         """
-        run = self._mine()
+        run = self.active()
         if run is None:
             return
         if self._hook is not None:
@@ -170,8 +162,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._run = None
         self._mark = _ignore
         self._watcher.release()
-        if self._gears is not None:
-            self._gears.detach() if self._shifts_until_close else self._gears.release()
+        self._control.closed()
         run.know(parameters=self.parameters)
         run.close(reason)
         self._close_live()
@@ -192,12 +183,11 @@ class GreenSession(contextlib.ContextDecorator):
     @property
     def running(self) -> bool:
         """True between start and close, in the process that started it."""
-        return self._mine() is not None
+        return self.active() is not None
 
-    @property
-    def run(self) -> ActiveRun | None:
-        """The run being measured, for tools; None when closed."""
-        return self._run
+    def active(self) -> ActiveRun | None:
+        """Return the run being measured, None when closed. A forked child inherits the object, not the run."""
+        return self._run if self._pid == os.getpid() else None
 
     @property
     def folder(self) -> Path | None:
@@ -214,12 +204,9 @@ class GreenSession(contextlib.ContextDecorator):
                 or ``numel()``, not a reduction on the device.
             samples: Samples of the same batches.
         """
-        t_s = self._now()
-        if self._shifted_s is not None:  # the gear was shifted when this step's optimizer was through
-            t_s, self._shifted_s = math.nextafter(self._shifted_s, 0.0), None
+        t_s = self._control.step_end(self._now())
         self._mark((t_s, "step", "", 0, tokens, samples))
-        if self._profile is not None:
-            self._profile.step(tokens, samples)
+        self._control.stepped(tokens, samples)
 
     def count(self, tokens: int = 0, samples: int = 0) -> None:
         """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
@@ -243,7 +230,13 @@ class GreenSession(contextlib.ContextDecorator):
         """Note that time from now on, and the steps that end in it, belong to this precision gear; "": to none."""
         self._mark((self._now(), "gear", name))
 
-    def phase(self, name: str) -> "PhaseSpan":
+    def mark(self, name: str, *what: Any) -> float:
+        """Queue a mark of this moment, for what acts on the training, and return its time (s)."""
+        t_s = self._now()
+        self._mark((t_s, name, *what))
+        return t_s
+
+    def phase(self, name: str) -> PhaseSpan:
         """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
         return PhaseSpan(self, name)
 
@@ -280,7 +273,7 @@ class GreenSession(contextlib.ContextDecorator):
             out["green/samples_per_j"] = sums.samples / sums.energy_j
         if self._last.topology.world_size > 1:
             out["green/ranks"] = float(sums.ranks)
-        return out if self._gears is None else out | self._gears.metrics()
+        return out | self._control.metrics()
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
         """Return the energy by device uid (J) between two ``time.monotonic()`` times of the last half hour.
@@ -322,17 +315,8 @@ class GreenSession(contextlib.ContextDecorator):
             ConfigError: The objects are no torch module, optimizer or engine, or a gear cannot work with them.
         """
         self._watcher.check(model, optimizer)
-        if self.gears is not None:
-            engine = model is not None and is_engine(model)
-            self._shifts_until_close = True
-            if model is not None:
-                self.gears.attach(model, scaler=scaler or (engine and model.fp16_enabled()) or None)
-            if engine:
-                self.gears.bind(model.optimizer, counts=False)
-            elif optimizer is not None:
-                self.gears.bind(optimizer)
-            self._show_gears()
-        self._watcher.watch(model, optimizer, None if self.gears is None else self.gears.boundary)
+        boundary = self._control.watch(model, optimizer, scaler)
+        self._watcher.watch(model, optimizer, boundary)
 
     def shift(self, gear: str) -> None:
         """Use a gear from the next optimizer step on, in place of the policy.
@@ -340,9 +324,7 @@ class GreenSession(contextlib.ContextDecorator):
         Raises:
             ConfigError: It is not among ``precision.gears``.
         """
-        if self.gears is None:
-            raise ConfigError(f"cannot shift to {gear!r}: precision.gears is empty; name the gears of the run there")
-        self.gears.shift(gear)
+        self._control.shift(gear)
 
     def prewarm(self, run: Callable[[], Any]) -> None:
         """Run something once in every gear, so that torch.compile makes its graphs before training does.
@@ -350,8 +332,7 @@ class GreenSession(contextlib.ContextDecorator):
         Args:
             run: Forward and backward of one micro-batch of the usual shape; clear the gradients afterwards.
         """
-        if self.gears is not None:
-            self.gears.prewarm(run)
+        self._control.prewarm(run)
 
     def profile_gears(
         self, step: Callable[[], int | None] | None = None, *, refresh: bool = False, max_steps: int = 200
@@ -374,52 +355,34 @@ class GreenSession(contextlib.ContextDecorator):
             ConfigError: ``precision.gears`` is empty, or the steps are too few.
             SessionError: The session does not run, or watches no model.
         """
-        run = self._mine()
-        if run is None or self.gears is None:
-            raise SessionError(
-                "profile_gears() needs a running session with precision.gears and a watched model: start() it, name the"
-                " gears, and watch(model, optimizer) first"
-            )
-        from greentrain.gear_table import GearTable
+        return self._control.profile_gears(step, refresh=refresh, max_steps=max_steps)
 
-        self._profile = GearTable(
-            self.gears.box,
-            run.sensors,
-            self.energy,
-            max_steps=max_steps,
-            cache=None if refresh else ActionCache(),
-            tell=self._measured,
-        )
-        self.gears.measure(self._profile)
-        if step is not None:
-            self._profile.run(step)
-            self.gears.measure(None)
-        return self.action_table
+    @property
+    def action_table(self) -> ActionTable | None:
+        """What ``profile_gears`` has measured; None before."""
+        return self._control.action_table
 
     @property
     def gears(self) -> "Gears | None":
         """The gears of the session; None where the configuration names none. Loads torch."""
-        if self._gears is None and self.config.precision.gears:
-            from greentrain.gears import Gears
-
-            self._gears = Gears(self.config, self._shifted)
-        return self._gears
+        return self._control.gears
 
     def checkpoint(self) -> None:
         """Note in the journal that a checkpoint was taken now."""
-        if self._mine() is not None and self._run is not None:
+        if self.active() is not None and self._run is not None:
             self._run.event("checkpoint", f"checkpoint after {self.totals().steps} steps", steps=self.totals().steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a training checkpoint must hold to continue the totals: plain JSON types."""
-        run = self._mine()
+        run = self.active()
         if run is not None:
             run.book_now()
         return {
             "format": STATE_FORMAT,
             "run_id": None if self._last is None else self._last.run_id,
             "totals": self.totals().to_dict(),
-        } | ({} if self._gears is None else {"precision": self._gears.state_dict()})
+            **self._control.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a checkpoint at the next start.
@@ -441,35 +404,12 @@ class GreenSession(contextlib.ContextDecorator):
         if self._run is not None:
             raise SessionError("load_state_dict() must come before start(): the run folder is open already")
         self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"])}
-        if self.gears is not None and "precision" in state:
-            self.gears.load_state_dict(state["precision"])
+        self._control.load_state_dict(state)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _shifted(self, before: Gear, decision: Decision, steps: int) -> None:
-        run = self._mine()
-        if run is None:
-            return
-        self._shifted_s = self._now()
-        self._mark((self._shifted_s, "gear", str(decision.gear)))
-        text = f"{before} -> {decision.gear} after step {steps}: {decision.reason}"
-        run.event("gear", text, step=steps, gear=str(decision.gear))
-
-    def _measured(self, table: ActionTable) -> None:
-        self.action_table, self._profile = table, None
-        run = self._mine()
-        if run is not None:
-            run.event("profile", f"{len(table.costs)} gears were measured side by side")
-            run.know(action_table=table.to_dict())
-
-    def _show_gears(self) -> None:
-        run = self._mine()
-        if run is not None and self._gears is not None and self._gears.box.model is not None:
-            self.gear(str(self._gears.box.gear))
-            run.know(**self._gears.describe())
-
     def _told_to_end(self) -> None:
-        run = self._mine()
+        run = self.active()
         if run is not None:
             run.event("sigterm", "the process was told to end and goes on with its own handler")
             run.book_now()
@@ -493,10 +433,6 @@ class GreenSession(contextlib.ContextDecorator):
         if self._live is not None:
             self._live.update(run)
 
-    def _mine(self) -> ActiveRun | None:
-        """Return the run, but None in a forked child: it inherits the object, not the run."""
-        return self._run if self._pid == os.getpid() else None
-
     def _report(self, run: ActiveRun, wait: bool) -> None:
         from greentrain.report import write_report
 
@@ -507,23 +443,6 @@ class GreenSession(contextlib.ContextDecorator):
             self.report_path = write_report(run.folder)
         except Exception as error:
             run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
-
-
-class PhaseSpan:
-    """The block of one ``with session.phase(name)``; an instance may be entered again, not nested in itself."""
-
-    __slots__ = ("_name", "_session", "_token")
-
-    def __init__(self, session: GreenSession, name: str) -> None:
-        self._session = session
-        self._name = name
-        self._token = 0
-
-    def __enter__(self) -> None:
-        self._token = self._session.begin(self._name)
-
-    def __exit__(self, *exc: object) -> None:
-        self._session.end(self._name, self._token)
 
 
 def _ignore(mark: tuple[Any, ...]) -> None:

@@ -40,8 +40,9 @@ def _text(tmp_path: Path, meters: str, nowhere: bool = False, tokens: int = 0, s
     with GreenSession(config, signal=Nowhere() if nowhere else None) as green:
         green.step(tokens=tokens, samples=samples)
         time.sleep(1.4)
-        assert green.run is not None
-        return live_text(green.run)
+        run = green.active()
+        assert run is not None
+        return live_text(run)
 
 
 def test_all_figures_that_are_known(tmp_path: Path) -> None:
