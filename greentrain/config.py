@@ -227,10 +227,12 @@ class PolicyConfig:
     """Grid time between two decisions (s)."""
     actions: str | None = None
     """A declared action table (YAML) in place of a measured one; its watts and speeds are labelled ``assumed``."""
-    released: bool = True
-    """Whether ranks that do not work are given back: they then cost nothing."""
+    released: bool | None = None
+    """Whether ranks that do not work are given back, and so cost nothing. None: yes in a simulation; no where this
+    process pauses in memory, which keeps its devices."""
     idle_w: float | None = None
-    """Power of one rank that is held and does not work (W); needed when ``released`` is false."""
+    """Power of one rank that is held and does not work (W); None: measured in the run; a simulation needs it where
+    ``released`` is false."""
     switch_s: float = 0.0
     """Time in which a change of width trains nothing, at full power (s)."""
     dwell_s: float = 0.0
@@ -283,10 +285,6 @@ class PolicyConfig:
         bound("policy.window_h", self.window_h, 1.0, 336.0)
         choice("policy.switching", self.switching, SWITCHING)
         choice("policy.budget_action", self.budget_action, BUDGET_ACTIONS)
-        if not self.released and self.idle_w is None:
-            raise ConfigError(
-                "policy.released is false, so policy.idle_w must say what one rank draws (W) that is held and idle"
-            )
 
     def _check_schedule(self) -> None:
         if self.gear is not None:
@@ -305,6 +303,18 @@ class PolicyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActuatorsConfig:
+    """What a plan may do to the run, beside its gears."""
+
+    pause: bool = True
+    """Hold the process still between two steps, everything in memory."""
+    free_cache: bool = False
+    """Give torch's reserved GPU memory back to the driver during a pause."""
+    checkpoint: bool = True
+    """Ask the framework for a checkpoint before a pause, so that a kill costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GreenConfig:
     """Everything a run can be told. Sections and keys are those of the YAML file."""
 
@@ -313,6 +323,7 @@ class GreenConfig:
     carbon: CarbonConfig = field(default_factory=CarbonConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    actuators: ActuatorsConfig = field(default_factory=ActuatorsConfig)
 
     def __post_init__(self) -> None:
         gears = self.precision.gears

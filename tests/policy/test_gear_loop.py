@@ -80,7 +80,6 @@ def test_a_run_of_fp8_alone_has_nothing_to_go_back_to() -> None:
         ({"policy": {"name": "mpc"}}, ["policy.tokens and policy.deadline_h must be set"]),
         ({"policy": {"name": "mpc", "tokens": 0.0, "deadline_h": 1}}, ["policy.tokens is 0.0", "between 1 and"]),
         ({"policy": {"name": "mpc", "tokens": 1e9, "deadline_h": -1}}, ["policy.deadline_h is -1.0"]),
-        ({"policy": {"released": False}}, ["policy.idle_w"]),
         ({"carbon": {"replay_start": "2022-06-01T00:00"}}, ["carbon.replay_start", "append Z"]),
     ],
 )
