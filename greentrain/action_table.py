@@ -9,8 +9,10 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from greentrain.config_values import bound, choice, nearest
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 
@@ -85,8 +87,8 @@ class ActionCost:
     """What one action brings and costs. Ratios such as J/token are means of the blocks' own ratios."""
 
     action: Action
-    steps_per_s: Estimate
-    """Optimizer steps a second."""
+    steps_per_s: Estimate | None
+    """Optimizer steps a second; None in a declared table."""
     tokens_per_s: Estimate | None = None
     """None where the loop told no tokens."""
     samples_per_s: Estimate | None = None
@@ -95,7 +97,8 @@ class ActionCost:
     j_per_step: Estimate | None = None
     j_per_token: Estimate | None = None
     provenance: str = "missing"
-    """Of the joules: ``measured``, ``modelled``, ``mixed``, or ``missing`` where there are none."""
+    """Of the joules: ``measured``, ``modelled``, ``mixed``, ``assumed`` where somebody declared them, or ``missing``
+    where there are none."""
     steps: int = 0
     """Steps measured, warm-up not counted."""
     blocks: int = 0
@@ -103,10 +106,9 @@ class ActionCost:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "ActionCost":
         """Return what ``dataclasses.asdict`` made a mapping of."""
-        names = ("tokens_per_s", "samples_per_s", "power_w", "j_per_step", "j_per_token")
+        names = ("steps_per_s", "tokens_per_s", "samples_per_s", "power_w", "j_per_step", "j_per_token")
         return cls(
             action=Action(**{**data["action"], "gear": Gear(data["action"]["gear"])}),
-            steps_per_s=Estimate(**data["steps_per_s"]),
             **{name: None if data[name] is None else Estimate(**data[name]) for name in names},
             provenance=str(data["provenance"]),
             steps=int(data["steps"]),
@@ -127,6 +129,35 @@ class ActionTable:
     created_unix_s: float
     versions: Mapping[str, str] = field(default_factory=dict)
     """What it was measured with: torch, driver."""
+
+    @classmethod
+    def declare(cls, rows: Sequence[Mapping[str, Any]], *, device: str, where: str = "actions") -> "ActionTable":
+        """Return a table that nobody measured: every figure in it is ``assumed``.
+
+        Args:
+            rows: One an action: ``gear``, ``tokens_per_s`` and ``power_w`` of the whole job; ``cap`` (1.0) and
+                ``ranks`` may be left out.
+            device: For people: what it is a table of.
+            where: What an error calls the rows: the file.
+
+        Raises:
+            ConfigError: There is no row, or one lacks a key, has an unknown one or a value out of bounds, or two are of
+                the same action.
+        """
+        costs: list[ActionCost] = []
+        for i, row in enumerate(rows, start=1):
+            cost = _declared_cost(row, f"{where}, row {i}: ")
+            twin = next((k for k, other in enumerate(costs, start=1) if other.action == cost.action), None)
+            if twin is not None:
+                raise ConfigError(f"{where}, row {i}: {cost.action} is row {twin} already: keep one of them")
+            costs.append(cost)
+        if not costs:
+            raise ConfigError(
+                f"{where} declares no action: list at least one, such as {{gear: bf16, ranks: 8, cap: 1.0,"
+                " tokens_per_s: 5.2e5, power_w: 62400}"
+            )
+        widest = max(cost.action.ranks or 1 for cost in costs)
+        return cls(costs=tuple(costs), device=device, world_size=widest, created_unix_s=0.0)
 
     def of(self, action: Action) -> ActionCost | None:
         """Return the cost of an action; None where it was never measured."""
@@ -180,11 +211,80 @@ class ActionTable:
         for cost in self.costs:
             speed, energy = (cost.tokens_per_s, cost.j_per_token) if tokens else (cost.steps_per_s, cost.j_per_step)
             figures = ("unknown" if value is None else str(value) for value in (speed, cost.power_w, energy))
-            rows.append((str(cost.action), *figures, cost.provenance, f"{cost.steps} in {cost.blocks} blocks"))
+            steps = f"{cost.steps} in {cost.blocks} blocks" if cost.blocks else "none"
+            rows.append((str(cost.action), *figures, cost.provenance, steps))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         width = "" if self.world_size == 1 else f", {self.world_size} ranks"
         return "\n".join((f"{self.device}{width}", *lines))
+
+
+def declared(path: Path | str) -> ActionTable:
+    """Read a declared table: a YAML list of actions, or a mapping with ``device`` and that list as ``actions``.
+
+    Raises:
+        ConfigError: The file cannot be read or is no such table; names file, row, key, value and bound.
+    """
+    import yaml
+
+    path = Path(path)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the action table {path}: {error.strerror or error}; check policy.actions"
+        ) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    device = f"declared in {path.name}"
+    if isinstance(data, Mapping):
+        unknown = [key for key in data if key not in ("device", "actions")]
+        if unknown:
+            raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a declared table has 'device' and 'actions'")
+        device, data = str(data.get("device", device)), data.get("actions")
+    if not isinstance(data, list):
+        raise ConfigError(f"{path} holds a {type(data).__name__}; a declared table is a list of actions")
+    return ActionTable.declare(data, device=device, where=str(path))
+
+
+def _declared_cost(row: Any, where: str) -> ActionCost:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{where}it is {row!r}; an action has the keys {', '.join(_DECLARED)}")
+    for key in row:
+        if key not in _DECLARED:
+            raise ConfigError(f"{where}unknown key {key!r}; known: {', '.join(_DECLARED)}{nearest(key, _DECLARED)}")
+    missing = [key for key in ("gear", "tokens_per_s", "power_w") if row.get(key) is None]
+    if missing:
+        raise ConfigError(f"{where}{missing[0]} is missing: an action needs gear, tokens_per_s and power_w")
+    choice(f"{where}gear", str(row["gear"]), tuple(gear.value for gear in Gear))
+    numbers: dict[str, float] = {}
+    for key, low, high in (("cap", 0.01, 1.0), ("tokens_per_s", 1e-9, 1e15), ("power_w", 1e-3, 1e12)):
+        value = row.get(key, 1.0)
+        numbers[key] = _number(value, where + key)
+        bound(where + key, numbers[key], low, high)
+    ranks = row.get("ranks")
+    if ranks is not None and (type(ranks) is not int or ranks < 1):
+        raise ConfigError(f"{where}ranks is {ranks!r}; it must be a whole number from 1 on")
+    return ActionCost(
+        action=Action(gear=Gear(row["gear"]), cap=numbers["cap"], ranks=ranks),
+        steps_per_s=None,
+        tokens_per_s=Estimate(mean=numbers["tokens_per_s"]),
+        power_w=Estimate(mean=numbers["power_w"]),
+        j_per_token=Estimate(mean=numbers["power_w"] / numbers["tokens_per_s"]),
+        provenance="assumed",
+    )
+
+
+def _number(value: Any, key: str) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)  # YAML reads 5e5 as text: it wants a point and a sign
+    except (TypeError, ValueError):
+        raise ConfigError(f"{key} is {value!r}; it must be a number") from None
+
+
+_DECLARED: Final = ("gear", "ranks", "cap", "tokens_per_s", "power_w")
 
 
 def student_t_95(degrees: int) -> float:

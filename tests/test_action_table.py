@@ -16,6 +16,7 @@ from greentrain.action_table import (
     ActionCost,
     ActionTable,
     Estimate,
+    declared,
     student_t_95,
 )
 from greentrain.errors import ConfigError, GreenTrainWarning
@@ -151,7 +152,6 @@ def _cost_with(**changes: Any) -> dict[str, Any]:
         {**_table().to_dict(), "costs": 3},
         {**_table().to_dict(), "versions": None},
         _cost_with(action={"gear": "fp4", "cap": 1.0, "ranks": None}),
-        _cost_with(steps_per_s=None),
         _cost_with(power_w=612.3),
         _cost_with(power_w={"mean": math.nan}),
         _cost_with(power_w={"mean": "much"}),
@@ -272,3 +272,65 @@ def test_the_key_changes_with_each_ingredient(name: str, value: Any) -> None:
 def test_the_key_stays_where_nothing_changes() -> None:
     same = {**FACTS, "actions": iter(FACTS["actions"][::-1]), "tokens_per_step": 4099, "versions": {"torch": "2.13.0"}}
     assert cache_key(**same) == cache_key(**FACTS)
+
+
+# -- declared tables -------------------------------------------------------------------------------------------
+
+
+def _declared_file(folder: Path, text: str) -> Path:
+    path = folder / "actions.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_declared_table_is_assumed(tmp_path: Path) -> None:
+    text = "- {gear: bf16, tokens_per_s: 5e5, power_w: 62400}"
+    text += "\n- {gear: fp8, ranks: 4, cap: 0.6, tokens_per_s: 4e5, power_w: 2e4}"
+    table = declared(_declared_file(tmp_path, text))
+    assert table.actions == (Action(gear=Gear.BF16), Action(gear=Gear.FP8, cap=0.6, ranks=4))
+    assert {cost.provenance for cost in table.costs} == {"assumed"}
+    first = table.costs[0]
+    assert first.tokens_per_s == Estimate(mean=5e5) and first.j_per_token == Estimate(mean=62400 / 5e5)
+    assert first.steps_per_s is None
+    assert table.device == "declared in actions.yaml" and table.world_size == 4
+    assert ActionTable.from_dict(json.loads(json.dumps(table.to_dict()))) == table
+    assert "assumed" in str(table) and "0 in 0" not in str(table)
+
+
+def test_a_declared_table_may_name_its_device(tmp_path: Path) -> None:
+    text = "device: 8 x H100\nactions:\n- {gear: bf16, tokens_per_s: 5e5, power_w: 62400}"
+    assert declared(_declared_file(tmp_path, text)).device == "8 x H100"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "declares no action"),
+        ("gear: bf16", "unknown key 'gear'; a declared table has"),
+        ("{actions: 3}", "holds a int"),
+        ("- [a", "not valid YAML"),
+        ("- bf16", "row 1: it is 'bf16'"),
+        ("- {gear: bf16, tokens_per_s: 1}", "row 1: power_w is missing"),
+        (
+            "- {gear: bf16, tokens_per_s: 1, power_w: 1}\n- {gear: bf17, tokens_per_s: 1, power_w: 1}",
+            "row 2: gear is 'bf17'",
+        ),
+        ("- {gear: bf16, tokens_per_s: 0, power_w: 1}", "row 1: tokens_per_s is 0.0; it must be between"),
+        ("- {gear: bf16, tokens_per_s: 1, power_w: .nan}", "row 1: power_w is nan"),
+        ("- {gear: bf16, tokens_per_s: fast, power_w: 1}", "row 1: tokens_per_s is 'fast'; it must be a number"),
+        ("- {gear: bf16, tokens_per_s: 1, power_w: true}", "row 1: power_w is True"),
+        ("- {gear: bf16, cap: 1.5, tokens_per_s: 1, power_w: 1}", "row 1: cap is 1.5; it must be between 0.01 and 1"),
+        ("- {gear: bf16, ranks: 0, tokens_per_s: 1, power_w: 1}", "row 1: ranks is 0"),
+        ("- {gear: bf16, rank: 1, tokens_per_s: 1, power_w: 1}", "unknown key 'rank'; known: .*Did you mean 'ranks'"),
+        ("- &a {gear: bf16, tokens_per_s: 1, power_w: 1}\n- *a", "row 2: bf16 is row 1 already"),
+    ],
+)
+def test_what_is_wrong_with_a_declared_table_is_said_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        declared(_declared_file(tmp_path, text))
+    assert "actions.yaml" in str(caught.value)
+
+
+def test_a_declared_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.yaml.*policy\.actions"):
+        declared(tmp_path / "nothing.yaml")
