@@ -74,7 +74,7 @@ def price(seen_g_per_kwh: Array, weights_s: Array, tokens: Array, menu: Menu) ->
         seen_g_per_kwh: (n, h) intensity of each column; unknown ones (NaN) count as the mean of the job's known ones.
         weights_s: (n, h) time in each column that is left to the job (s).
         tokens: (n,) still to be done.
-        menu: What the jobs can do. Off may cost power here, but nothing ends before its deadline: see ``waterfill.solve``.
+        menu: What the jobs can do. Off may cost power; that a job may end before its deadline is not counted here.
 
     Returns:
         (n,) g/token: 0 where nothing is left to do, inf where even the fastest row comes too late.
