@@ -1,7 +1,7 @@
 """What a policy may know when it decides, for n jobs side by side. A training process is n = 1."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -67,11 +67,17 @@ class Choice:
     """(n,) which reason."""
     price: Array | None = None
     """(n,) g per token, where the policy has such a price."""
+    figures: Mapping[str, Array] = field(default_factory=dict)
+    """(n,) each: figures of this policy that its reasons name, beside those of ``greentrain.policy.reasons``."""
 
 
 @runtime_checkable
 class SchedulePolicy(Protocol):
-    """Chooses rows of a menu from an outlook. Pure: the same outlook gives the same choice, and no clock is read."""
+    """Chooses rows of a menu from an outlook. Pure: the same outlook gives the same choice, and no clock is read.
+
+    Two more attributes are used where a policy has them: ``past_s`` and ``ahead_s`` say how far back and ahead it looks
+    (s), so that nobody gathers more for it. Without them it gets all there is.
+    """
 
     name: str
 

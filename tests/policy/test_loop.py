@@ -1,0 +1,287 @@
+"""What the kernel makes of a policy's wishes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from greentrain.errors import ConfigError
+from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.mpc import Mpc
+from greentrain.policy.outlook import Choice, Outlook
+from greentrain.policy.reach import Reach
+from tests.policy.cases import action_table, small_menu
+from tests.policy.drive import Fixed, Whim, drive, outlook
+
+MENU = Menu.of(action_table())
+FAST = MENU.fastest
+HOUR = 3600.0
+
+
+def named(name: str) -> int:
+    return list(MENU.names()).index(name)
+
+
+def plenty(n: int, current: int = FAST, held_s: Sequence[float] | None = None) -> Outlook:
+    """Jobs with so much time that no rule but the tested one can matter."""
+    return outlook(
+        ahead=[[300.0] * 4] * n, tokens_left=[1e6] * n, left_s=[1e7] * n, current=[current] * n, held_s=held_s
+    )
+
+
+# -- the shield ------------------------------------------------------------------------------------------------
+
+
+def test_a_wish_that_leaves_time_is_granted() -> None:
+    decided = DecisionKernel(Fixed([OFF]), MENU).decide(plenty(1))
+    assert decided.rows.tolist() == [OFF] and not decided.shielded.any()
+    assert decided.reasons[int(decided.reason[0])] == "fixed"
+
+
+def test_the_shield_takes_the_slowest_row_that_is_in_time() -> None:
+    speed = MENU.tokens_per_s
+    slower = int(MENU.hull[-2])
+    # after this hour nine hours of full speed: what is left needs more than the third fastest now, less than this
+    left = speed[FAST] * 9 * HOUR + speed[slower] * HOUR * 0.999
+    seen = outlook(ahead=[[300.0] * 10], tokens_left=[left], left_s=[10 * HOUR], current=[FAST])
+    kernel = DecisionKernel(Fixed([OFF]), MENU)
+    decided = kernel.decide(seen)
+    assert decided.rows.tolist() == [slower] and decided.shielded.tolist() == [True]
+    assert kernel.explain(seen, decided) == (
+        f"100.0% of the tokens are left and 10.0 h: off would miss the deadline, so {MENU.names()[slower]}"
+    )
+
+
+def test_a_job_that_is_late_hurries() -> None:
+    seen = outlook(ahead=[[300.0] * 3], tokens_left=[1e18], left_s=[HOUR], current=[OFF])
+    kernel = DecisionKernel(Fixed([OFF]), MENU)
+    decided = kernel.decide(seen)
+    assert decided.rows.tolist() == [FAST]
+    assert "cannot be met any more" in kernel.explain(seen, decided)
+
+
+@pytest.mark.parametrize("left_s", [0.0, -HOUR])
+def test_past_the_deadline_it_still_hurries(left_s: float) -> None:
+    seen = outlook(ahead=[[300.0] * 3], tokens_left=[1e9], left_s=[left_s], current=[OFF])
+    for policy in (Fixed([OFF]), Mpc(MENU)):
+        assert DecisionKernel(policy, MENU).decide(seen).rows.tolist() == [FAST]
+
+
+def test_a_margin_is_kept_free() -> None:
+    left = MENU.tokens_per_s[FAST] * 8.5 * HOUR
+    seen = outlook(ahead=[[300.0] * 10], tokens_left=[left], left_s=[10 * HOUR], current=[FAST])
+    assert DecisionKernel(Fixed([OFF]), MENU).decide(seen).rows.tolist() == [OFF]
+    assert DecisionKernel(Fixed([OFF]), MENU, margin_s=HOUR).decide(seen).shielded.tolist() == [True]
+
+
+def test_the_shield_counts_the_switch_back() -> None:
+    left = MENU.tokens_per_s[FAST] * 8.9 * HOUR
+    seen = outlook(ahead=[[300.0] * 10], tokens_left=[left], left_s=[10 * HOUR], current=[FAST])
+    assert DecisionKernel(Fixed([OFF]), MENU, switch_s=300.0).decide(seen).rows.tolist() == [OFF]
+    assert DecisionKernel(Fixed([OFF]), MENU, switch_s=600.0).decide(seen).shielded.tolist() == [True]
+
+
+def test_a_job_may_be_in_time_only_where_it_is() -> None:
+    # three hours left, a change costs two: four nodes as they are do more than eight after the change
+    four = named("fp8 on 4")
+    left = MENU.tokens_per_s[four] * 3 * HOUR
+    seen = outlook(ahead=[[300.0] * 3], tokens_left=[left], left_s=[3 * HOUR], current=[four])
+    for wish in (OFF, FAST):
+        decided = DecisionKernel(Fixed([wish]), MENU, switch_s=2 * HOUR).decide(seen)
+        assert decided.rows.tolist() == [four] and decided.shielded.tolist() == [True]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    actions=st.integers(1, 6),
+    epochs=st.floats(1.0, 12.0),
+    share=st.floats(0.05, 1.0),
+    switch_s=st.sampled_from([0.0, 0.0, 120.0, 600.0, 4000.0]),
+    dwell_s=st.sampled_from([0.0, 1800.0, 3 * HOUR]),
+    margin_s=st.sampled_from([0.0, 900.0]),
+    veto=st.booleans(),
+)
+def test_tokens_are_met_whenever_they_can_be(
+    seed: int,
+    actions: int,
+    epochs: float,
+    share: float,
+    switch_s: float,
+    dwell_s: float,
+    margin_s: float,
+    veto: bool,
+) -> None:
+    rng = np.random.default_rng(seed)
+    menu = small_menu(rng, actions, idle_w=None if rng.random() < 0.5 else 20.0)
+    vetoed = rng.random(len(menu)) < 0.4 if veto else None
+    deadline_s = epochs * 1800.0
+    reach = Reach(menu=menu, switch_s=switch_s, margin_s=margin_s)
+    start = outlook(ahead=[[300.0]], tokens_left=[1.0], left_s=[deadline_s], current=[menu.static], epoch_s=1800.0)
+    allowed = None if vetoed is None else ~vetoed
+    if allowed is not None:
+        allowed[OFF] |= not allowed.any()
+    can = reach.tokens_of_all(start, np.array([0]), allowed)[0]
+    most = float(np.where(True if allowed is None else allowed, can, 0.0).max())
+    kernel = DecisionKernel(
+        Whim(menu, rng), menu, switch_s=switch_s, dwell_s=dwell_s, margin_s=margin_s, hysteresis=0.01
+    )
+    left = drive(
+        kernel,
+        menu,
+        tokens=share * most,
+        deadline_s=deadline_s,
+        epoch_s=1800.0,
+        switch_s=switch_s,
+        vetoed=vetoed,
+        grid=lambda t_s: np.where(rng.random((1, 6)) < 0.3, np.nan, rng.uniform(0, 900, (1, 6))),
+    )
+    assert left <= 1e-6 * most
+
+
+# -- vetoes, hysteresis, dwell -----------------------------------------------------------------------------------
+
+
+def test_a_vetoed_row_is_replaced_by_the_nearest_in_speed() -> None:
+    vetoed = MENU.fp8.copy()
+    kernel = DecisionKernel(Fixed([FAST]), MENU)
+    seen = plenty(1)
+    decided = kernel.decide(seen, vetoed)
+    assert MENU.names()[int(decided.rows[0])] == "bf16 on 8"
+    assert kernel.explain(seen, decided) == "fp8 on 8 may not be used now: bf16 on 8 instead"
+
+
+def test_a_vetoed_row_is_replaced_by_the_best_at_its_price() -> None:
+    price = 62_400.0 * 300.0 / 3.6e6 / MENU.tokens_per_s[MENU.static]  # what bf16 on 8 emits a token: capped ones pay
+    decided = DecisionKernel(Fixed([FAST], [price]), MENU).decide(plenty(1), MENU.fp8)
+    row = int(decided.rows[0])
+    grams = 300.0 * MENU.power_w / 3.6e6 - price * MENU.tokens_per_s
+    assert row == int(np.where(MENU.fp8, np.inf, grams).argmin())
+    assert MENU.names()[row] == "bf16 at 60% on 8"
+
+
+def test_vetoes_may_differ_between_jobs() -> None:
+    vetoed = np.stack([MENU.fp8, ~MENU.fp8, np.zeros(len(MENU), bool)])
+    vetoed[1, OFF] = False
+    decided = DecisionKernel(Fixed([FAST] * 3), MENU).decide(plenty(3), vetoed)
+    assert [MENU.names()[row] for row in decided.rows] == ["bf16 on 8", "fp8 on 8", "fp8 on 8"]
+    late = outlook(ahead=[[300.0]] * 3, tokens_left=[1e18] * 3, left_s=[HOUR] * 3, current=[OFF] * 3)
+    decided = DecisionKernel(Fixed([OFF] * 3), MENU).decide(late, vetoed)
+    assert [MENU.names()[row] for row in decided.rows] == ["bf16 on 8", "fp8 on 8", "fp8 on 8"]
+
+
+def test_where_everything_is_vetoed_the_job_is_off() -> None:
+    decided = DecisionKernel(Fixed([FAST]), MENU).decide(plenty(1), np.ones(len(MENU), bool))
+    assert decided.rows.tolist() == [OFF]
+
+
+def test_off_may_be_vetoed() -> None:
+    vetoed = np.arange(len(MENU)) == OFF
+    decided = DecisionKernel(Fixed([OFF]), MENU).decide(plenty(1), vetoed)
+    assert MENU.names()[int(decided.rows[0])] == "bf16 at 60% on 1"
+
+
+def test_a_change_that_saves_too_little_is_not_made() -> None:
+    """At the price where two rows of the hull are equal, noise would have a job flap between them."""
+    a, b = int(MENU.hull[-2]), int(MENU.hull[-1])
+    slope = (MENU.power_w[b] - MENU.power_w[a]) / (MENU.tokens_per_s[b] - MENU.tokens_per_s[a])
+    tie = 300.0 / 3.6e6 * slope
+    for factor, stays in ((1.001, True), (1.5, False)):
+        seen = plenty(1, current=a)
+        kernel = DecisionKernel(Fixed([b], [tie * factor]), MENU, hysteresis=0.01)
+        decided = kernel.decide(seen)
+        assert decided.rows.tolist() == [a if stays else b]
+        if stays:
+            assert "would save too little for a change" in kernel.explain(seen, decided)
+        assert DecisionKernel(Fixed([b], [tie * factor]), MENU, hysteresis=0.0).decide(seen).rows.tolist() == [b]
+
+
+def test_hysteresis_does_not_keep_what_is_vetoed() -> None:
+    a, b = int(MENU.hull[-2]), int(MENU.hull[-1])
+    vetoed = np.arange(len(MENU)) == a
+    seen = plenty(1, current=a)
+    assert DecisionKernel(Fixed([b], [1e-9]), MENU, hysteresis=10.0).decide(seen, vetoed).rows.tolist() == [b]
+
+
+def test_a_width_is_held_but_for_the_deadline() -> None:
+    four = named("fp8 on 4")
+    seen = plenty(2, current=four, held_s=[HOUR, 3 * HOUR])
+    kernel = DecisionKernel(Fixed([FAST, FAST]), MENU, dwell_s=2 * HOUR)
+    decided = kernel.decide(seen)
+    assert decided.rows.tolist() == [four, FAST]
+    assert kernel.explain(seen, decided) == "the width has to be held for a while: fp8 on 4 instead of fp8 on 8"
+    urgent = outlook(
+        ahead=[[300.0]], tokens_left=[MENU.tokens_per_s[FAST] * HOUR], left_s=[HOUR], current=[four], held_s=[0]
+    )
+    assert DecisionKernel(Fixed([four]), MENU, dwell_s=2 * HOUR).decide(urgent).rows.tolist() == [FAST]
+
+
+def test_a_gear_may_change_while_a_width_is_held() -> None:
+    seen = plenty(1, current=named("bf16 on 8"), held_s=[0.0])
+    assert DecisionKernel(Fixed([FAST]), MENU, dwell_s=HOUR).decide(seen).rows.tolist() == [FAST]
+
+
+def test_a_job_that_is_done_is_off() -> None:
+    seen = outlook(ahead=[[300.0]], tokens_left=[0.0], left_s=[HOUR], current=[FAST], tokens=[1.0])
+    kernel = DecisionKernel(Fixed([FAST]), MENU)
+    decided = kernel.decide(seen)
+    assert decided.rows.tolist() == [OFF] and kernel.explain(seen, decided) == "all tokens are done"
+
+
+# -- what is not known -------------------------------------------------------------------------------------------
+
+
+def test_gaps_are_bridged_for_the_policy_and_called_unknown_to_people() -> None:
+    class Sees:
+        name = "sees"
+
+        def choose(self, seen: Outlook) -> Choice:
+            self.ahead = seen.forecast_g_per_kwh
+            return Mpc(MENU).choose(seen)
+
+    nan = np.nan
+    policy = Sees()
+    kernel = DecisionKernel(policy, MENU)
+    seen = outlook(
+        ahead=[[nan, 100.0, nan], [nan, nan, nan], [nan, nan, 200.0]],
+        past=[[50.0, nan], [nan, nan], [nan, nan]],
+        tokens_left=[1e9] * 3,
+        left_s=[3 * HOUR] * 3,
+        current=[FAST] * 3,
+    )
+    decided = kernel.decide(seen)
+    assert policy.ahead.tolist() == [[50.0, 100.0, 100.0], [1.0, 1.0, 1.0], [200.0, 200.0, 200.0]]
+    assert kernel.explain(seen, decided, 1).startswith("unknown g/kWh now and unknown on average")
+    assert kernel.explain(seen, decided, 0).startswith("unknown g/kWh now and 100 on average")
+
+
+def test_rows_outside_the_menu_are_refused() -> None:
+    with pytest.raises(IndexError, match="'fixed' chose the rows 99 to 99; the menu has 0 to 48"):
+        DecisionKernel(Fixed([99]), MENU).decide(plenty(1))
+
+
+def test_a_veto_of_another_menu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="covers 3 rows, but the menu has 49"):
+        DecisionKernel(Fixed([1]), MENU).decide(plenty(1), np.ones(3, bool))
+
+
+def test_jobs_side_by_side_are_decided_like_each_alone() -> None:
+    rng = np.random.default_rng(3)
+    n = 40
+    seen: dict[str, Any] = {
+        "ahead": rng.uniform(50, 500, (n, 48)),
+        "tokens_left": rng.uniform(1e9, 1.8e11, n),
+        "left_s": rng.uniform(HOUR, 48 * HOUR, n),
+        "current": rng.integers(len(MENU), size=n),
+        "held_s": rng.uniform(0, 4 * HOUR, n),
+    }
+    kernel = DecisionKernel(Mpc(MENU), MENU, switch_s=300.0, dwell_s=HOUR)
+    together = kernel.decide(outlook(**seen))
+    assert 0 < together.shielded.sum() < n
+    for i in range(n):
+        alone = kernel.decide(outlook(**{key: value[i : i + 1] for key, value in seen.items()}))
+        assert alone.rows[0] == together.rows[i] and alone.reason[0] == together.reason[i]
