@@ -1,0 +1,51 @@
+"""From the name in a configuration to the policy."""
+
+from greentrain.config import PolicyConfig
+from greentrain.errors import ConfigError
+from greentrain.policy.lowest_window import LowestWindow
+from greentrain.policy.menu import Menu
+from greentrain.policy.mpc import Mpc
+from greentrain.policy.outlook import SchedulePolicy
+from greentrain.policy.prices import PriceFile, SyntheticPrices
+from greentrain.policy.schedule_static import StaticSchedule
+from greentrain.policy.spot import Spot
+from greentrain.policy.threshold import Threshold
+from greentrain.types import Gear
+
+
+def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
+    """Return the policy that a configuration names.
+
+    Args:
+        config: Section ``policy``.
+        menu: What the job can do.
+
+    Raises:
+        ConfigError: The menu lacks the gear of a static schedule, a file is wrong, or the policy does not plan.
+        MissingExtraError: The policy needs an extra that is not installed.
+    """
+    match config.name:
+        case "static":
+            return StaticSchedule(menu, _row_of(config.gear, menu))
+        case "threshold":
+            return Threshold(menu)
+        case "lowest_window":
+            return LowestWindow(menu, config.window_h)
+        case "mpc":
+            return Mpc(menu)
+        case "spot":
+            prices = SyntheticPrices(config.seed) if config.prices_csv is None else PriceFile(config.prices_csv)
+            return Spot(menu, prices)
+    raise ConfigError(
+        f"policy.name is {config.name!r}, which does not plan against a grid: see greentrain.policy.static"
+    )
+
+
+def _row_of(gear: str | None, menu: Menu) -> int | None:
+    if gear is None:
+        return None
+    row = menu.find(lambda action: action.gear is Gear(gear) and action.cap == 1.0)
+    if row is None:
+        known = sorted({str(action.gear) for action in menu.actions if action is not None})
+        raise ConfigError(f"policy.gear is {gear!r}, but the action table only has {', '.join(known)} at full power")
+    return row
