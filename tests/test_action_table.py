@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greentrain import action_cache
-from greentrain.action_cache import ENV_DIR, ActionCache, cache_folder, cache_key
+from greentrain.action_cache import ActionCache, cache_key
 from greentrain.action_table import (
     FORMAT,
     STUDENT_T_95,
@@ -19,6 +19,7 @@ from greentrain.action_table import (
     declared,
     student_t_95,
 )
+from greentrain.cache_folder import ENV_DIR, cache_folder
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.types import Gear
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from greentrain import GreenSession
-from greentrain.action_cache import ENV_DIR
 from greentrain.action_table import Action
+from greentrain.cache_folder import ENV_DIR
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import SessionError
 from greentrain.ledger import read_run
