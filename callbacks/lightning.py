@@ -7,6 +7,7 @@ Example::
 
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from greentrain._imports import try_import
@@ -18,6 +19,9 @@ with try_import("lightning") as _imports:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.utilities.exceptions import SIGTERMException
 _imports.check()
+
+PAUSE_CHECKPOINT = "greentrain-pause.ckpt"
+"""Written to the Trainer's root folder before the plan pauses or a budget ends the run; the next one replaces it."""
 
 
 class GreenCallback(Callback):
@@ -130,6 +134,10 @@ class GreenCallback(Callback):
             if self._engine:
                 self._driver.boundary()
             self._driver.step()
+            if self.session.checkpoint_due:  # the plan pauses after the next step, or the budget is spent
+                trainer.save_checkpoint(Path(trainer.default_root_dir) / PAUSE_CHECKPOINT)
+            if self.session.should_stop:
+                trainer.should_stop = True
             every = trainer.log_every_n_steps  # type: ignore[attr-defined]
             if every and self._steps // every > before // every:
                 self._log(trainer)

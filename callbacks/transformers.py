@@ -136,6 +136,10 @@ class GreenCallback(TrainerCallback, ExportableState):
         if self._engine:
             self._driver.boundary()
         self._driver.step(tokens)
+        if self.session.checkpoint_due:
+            control.should_save = True  # the plan pauses after the next step, or the budget is spent
+        if self.session.should_stop:
+            control.should_training_stop = True
         self._next(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

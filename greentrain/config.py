@@ -248,7 +248,7 @@ class PolicyConfig:
     seed: int = 0
     """Of policies that draw, and of synthetic prices."""
     budget_g: float | None = None
-    """Grams of CO2e, operational, that the run may emit."""
+    """Grams of CO2e that the run may emit, as ``green/emissions_g`` counts them."""
     budget_action: str = "warn"
     """What is done at the budget: ``warn``; ``cheaper``: also the cheapest gear from 80 % on; ``stop``: also a
     checkpoint and an end."""

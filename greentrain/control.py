@@ -1,20 +1,27 @@
-"""The acting side of a session: gears, the phase that measures them, and what a checkpoint holds of both."""
+"""The acting side of a session: gears, the phase that measures them, the plan, and what a checkpoint holds of them."""
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from greentrain.action_cache import ActionCache
-from greentrain.action_table import ActionTable
+from greentrain.action_table import ActionTable, declared
+from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, SessionError
+from greentrain.harmless import harmless
 from greentrain.runtime import ActiveRun
-from greentrain.types import Decision, Gear
+from greentrain.types import CarbonSignal, Decision, Gear
 from greentrain.watch import is_engine
 
 if TYPE_CHECKING:
+    from greentrain.budgeting import Budgeting
     from greentrain.gear_table import GearTable  # loads torch, as the next
     from greentrain.gears import Gears
+    from greentrain.schedule import Schedule  # loads numpy
+
+PLAN_STEPS: Final = 200
+"""Most steps in which a plan learns what its gears cost, the default of ``profile_gears``."""
 
 
 class Host(Protocol):
@@ -26,6 +33,14 @@ class Host(Protocol):
 
     def mark(self, name: str, *what: Any) -> float:
         """Queue a mark of this moment and return its time (s)."""
+        ...
+
+    def begin(self, name: str) -> int:
+        """Enter a phase."""
+        ...
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase."""
         ...
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
@@ -48,6 +63,21 @@ class Control:
         self._profile: GearTable | None = None
         self._shifted_s: float | None = None
         self._until_close = False
+        self._grid: tuple[CarbonSignal, GridTime] | None = None
+        self._schedule: Schedule | None = None
+        self._saved: Mapping[str, Any] | None = None
+        self._declared: ActionTable | None = None
+        self._plans = config.policy.plans
+        self._budget: Budgeting | None = None
+        self._tokens = 0.0
+        self._told: tuple[str, ...] = ()
+        if config.policy.plans and not config.precision.gears:
+            raise ConfigError(
+                f"policy.name is {config.policy.name!r}, but precision.gears is empty: name the gears that the plan may"
+                " use; one, such as [bf16], is enough for a plan of pauses"
+            )
+        if config.policy.actions is not None:
+            self._declared = declared(config.policy.actions)
         self.action_table: ActionTable | None = None
         """What :meth:`profile_gears` has measured; None before."""
 
@@ -62,14 +92,25 @@ class Control:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def started(self, *, resumed: bool) -> None:
-        """A run begins, or goes on from a checkpoint."""
-        if self._gears is not None and not resumed:
-            self._gears.restart()
-        self._shifted_s = self._profile = None
+    def started(self, signal: CarbonSignal, grid_time: GridTime, *, resumed: bool) -> None:
+        """A run begins, or goes on from a checkpoint.
+
+        Args:
+            signal: Carbon intensity in the grid's own time.
+            grid_time: What that is.
+            resumed: It goes on.
+        """
+        if not resumed:
+            self._saved, self._tokens, self._told = None, 0.0, ()
+            if self._gears is not None:
+                self._gears.restart()
+        self._grid = (signal, grid_time)
+        self._shifted_s = self._profile = self._schedule = self._budget = None
 
     def closed(self) -> None:
         """The run is over: what was changed for its time is changed back."""
+        if self._schedule is not None:
+            harmless(self._schedule.close)()
         if self._gears is not None:
             self._gears.detach() if self._until_close else self._gears.release()
 
@@ -116,6 +157,87 @@ class Control:
         """A step was told."""
         if self._profile is not None:
             self._profile.step(tokens, samples)
+        if self._plans:
+            self._plan(tokens, samples)
+        if self._config.policy.budget_g is not None:
+            self._watch_budget(tokens, samples)
+
+    @harmless
+    def _watch_budget(self, tokens: int, samples: int) -> None:
+        run, gears = self._host.active(), self._gears
+        if run is None:
+            return
+        if self._budget is None:
+            from greentrain.budgeting import Budgeting
+
+            named = tuple(Gear(name) for name in self._config.precision.gears)
+            self._budget = Budgeting(self._config.policy, run, named, self._told)
+        self._tokens += (tokens or samples) * run.topology.world_size
+        gear = None if gears is None else gears.box.gear
+        self._budget.stepped(self._tokens, gear, self._declared or self.action_table)
+        if gears is not None:
+            gears.barred = self._budget.vetoes
+
+    @harmless
+    def _plan(self, tokens: int, samples: int) -> None:
+        run = self._host.active()
+        if self._schedule is None and run is not None and self._grid is not None:
+            from greentrain.schedule import Schedule
+
+            signal, grid_time = self._grid
+            self._schedule = Schedule(
+                self._config,
+                run=run,
+                signal=signal,
+                grid_time=grid_time,
+                actors=self,
+                declared=self._declared or self.action_table,
+                state=self._saved,
+            )
+        if self._schedule is not None:
+            self._schedule.stepped(tokens, samples)
+
+    # What a plan acts through; see greentrain.schedule.Actors.
+
+    def follow(self, gear: Gear, reason: str) -> None:
+        """Use a gear from now on, because the plan says so."""
+        if self._gears is not None:
+            self._gears.follow(gear, reason)
+
+    def vetoes(self) -> Mapping[Gear, str]:
+        """Return the gears that must not be used now, and why."""
+        return {} if self._gears is None else {**self._gears.vetoes, **self._gears.barred}
+
+    def measure(self) -> None:
+        """Measure every gear in the coming steps, for the plan."""
+        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS)
+
+    def begin(self, name: str) -> int:
+        """Enter a phase."""
+        return self._host.begin(name)
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase."""
+        self._host.end(name, token)
+
+    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
+        """Return joules by device between two times."""
+        return self._host.energy(t0_s, t1_s, wait_s)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """True while a checkpoint should be written, as a pause or the end of a budget is about to come."""
+        return self.should_stop or (self._schedule is not None and self._schedule.checkpoint_due)
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the carbon budget is spent and ``policy.budget_action`` says to end."""
+        return self._budget is not None and self._budget.stop
+
+    def wake(self) -> None:
+        """End a pause."""
+        if self._schedule is not None:
+            self._schedule.wake()
 
     def shift(self, gear: str) -> None:
         """Use a gear from the next optimizer step on, in place of the policy.
@@ -171,12 +293,20 @@ class Control:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, in plain JSON types."""
-        return {} if self._gears is None else {"precision": self._gears.state_dict()}
+        out: dict[str, Any] = {} if self._gears is None else {"precision": self._gears.state_dict()}
+        if self._schedule is not None:
+            out["plan"] = self._schedule.state_dict()
+        if self._budget is not None:
+            out["budget"] = {"tokens": self._tokens, "said": list(self._budget.said)}
+        return out
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where a checkpoint was written."""
         if self.gears is not None and "precision" in state:
             self.gears.load_state_dict(state["precision"])
+        self._saved = state.get("plan")
+        budget = state.get("budget") or {}
+        self._tokens, self._told = float(budget.get("tokens", 0.0)), tuple(budget.get("said", ()))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -194,3 +324,5 @@ class Control:
         if run is not None:
             run.event("profile", f"{len(table.costs)} gears were measured side by side")
             run.know(action_table=table.to_dict())
+        if self._schedule is not None:
+            self._schedule.use(table)

@@ -53,7 +53,9 @@ class Gears:
         self.done: dict[Gear, int] = dict.fromkeys(self.box.gears, 0)
         """The same by gear."""
         self.vetoes: dict[Gear, str] = {}
-        """Gears that must not be used now, and why."""
+        """Gears whose quality does not do now, and why."""
+        self.barred: Mapping[Gear, str] = {}
+        """Gears that somebody else rules out, and why."""
         self._loop = GearLoop(open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share)
         self._undo: list[Callable[[], None]] = []
         self.recorder: CallRecorder | None = None
@@ -189,6 +191,11 @@ class Gears:
         self.box.request(gear)
         self._loop = GearLoop(StaticPolicy(Gear(gear)), self.box.gears, self._config.fp8_max_share)
 
+    def follow(self, gear: Gear, reason: str) -> None:
+        """Use a gear from now on: a step has just ended, and a plan asks for it."""
+        self._loop = GearLoop(StaticPolicy(gear, reason), self.box.gears, self._config.fp8_max_share)
+        self._decide()
+
     def prewarm(self, run: Callable[[], Any]) -> None:
         """Run something once in every gear, so that compiling does not fall into the training.
 
@@ -289,7 +296,9 @@ class Gears:
         if self.measuring is not None:
             decision = Decision(gear=self.measuring.gear, reason="profiling")
         else:
-            decision = self._loop.decide(Observation(step=self.steps, gear=before), self.done, self.vetoes)
+            decision = self._loop.decide(
+                Observation(step=self.steps, gear=before), self.done, {**self.barred, **self.vetoes}
+            )
         self.box.request(decision.gear)
         if self.box.commit():
             self._tell(before, decision, self.steps)

@@ -5,16 +5,70 @@ collective, so a rank that left, or one that has no GPU to offer, does not hang 
 """
 
 import json
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
 from greentrain.types import Topology
 
-WAIT_S: Final = 60.0
-"""How long a rank waits for rank 0's word at a step on which they have agreed (s): ranks of one job are seldom further
-apart, and after it the rank goes on as before."""
+WAIT_S: Final = 600.0
+"""How long a rank waits for rank 0's word at a step on which they have agreed (s): as long as NCCL waits for a
+collective (torch.distributed, init_process_group, timeout), which would end the job then."""
+
+HALFWAY: Final = 0.5
+"""Share of the steps to the next decision after which ranks look again how far it is: step times change."""
+
+
+class Agenda:
+    """At which step all ranks meet next: agreed in steps, as only these are the same everywhere, estimated from time.
+
+    Args:
+        ranks: How many there are; a single one meets itself after every step.
+        unix_s: Time (s since the epoch).
+    """
+
+    def __init__(self, ranks: int, unix_s: Callable[[], float]) -> None:
+        self._ranks, self._unix_s = ranks, unix_s
+        self.steps = 0
+        """Optimizer steps counted."""
+        self._next = 0
+        self._from = (0, unix_s())
+        self._step_s = 0.0
+
+    def step(self) -> bool:
+        """Count a step; return True if all meet after it."""
+        self.steps += 1
+        return self.steps >= self._next
+
+    def meet_after(self, steps: int) -> None:
+        """Agree on the next step."""
+        self._next = self.steps + steps
+
+    def restart(self) -> None:
+        """Measure step times from here on: what was before was no training."""
+        self._step_s = self.step_s
+        self._from = (self.steps, self._unix_s())
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes (s); 0 where nobody knows yet."""
+        steps, since_s = self._from
+        done = self.steps - steps
+        return (self._unix_s() - since_s) / done if done > 0 else self._step_s
+
+    def is_due(self, unix_s: float) -> bool:
+        """Return whether a time has come, to the nearest step."""
+        return self._unix_s() >= unix_s - self.step_s / 2
+
+    def steps_until(self, unix_s: float) -> int:
+        """Return after how many steps to look again whether a time has come."""
+        if self._ranks == 1 or not self.step_s:
+            return 1
+        left = (unix_s - self._unix_s()) / self.step_s
+        seen = 1 + 2 * (self.steps - self._from[0])  # a time from a few steps is not trusted for many
+        return max(1, min(seen, math.ceil(left) if left < 4 else int(left * HALFWAY)))
 
 
 class Meetings:

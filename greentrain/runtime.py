@@ -174,12 +174,12 @@ class ActiveRun:
         if name in ("gap", "warning"):
             self.warn(text)
 
-    def warn(self, text: str) -> None:
-        """Show a warning once a text; never raises, even where warnings are errors."""
+    def warn(self, text: str, then: str = "training goes on") -> None:
+        """Show a warning once a text, and what follows; never raises, even where warnings are errors."""
         if text not in self._warned:
             self._warned.add(text)
             with contextlib.suppress(Exception):
-                warnings.warn(f"GreenTrain: {text}; training goes on", GreenTrainWarning, stacklevel=3)
+                warnings.warn(f"GreenTrain: {text}; {then}", GreenTrainWarning, stacklevel=3)
 
     def window(self, t0_s: float, t1_s: float) -> tuple[dict[str, float], float] | None:
         """Return energy by device (J) and missing device-seconds between two monotonic times.

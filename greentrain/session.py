@@ -16,8 +16,10 @@ no file is written. A background thread does the rest.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.action_table import ActionTable
 from greentrain.carbon.detect import open_signal
+from greentrain.carbon.replayed import GridTime, ReplayedSignal
 from greentrain.clock import Clock, SystemClock
 from greentrain.config import GreenConfig
 from greentrain.control import Control
@@ -116,6 +119,9 @@ class GreenSession(contextlib.ContextDecorator):
         place = topology or self._topology or current_topology()
         self._starts += 1
         self.report_path = None
+        run_id = self._run_id(place)
+        grid_time = self._grid_time(run_id)
+        signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
         meter = self._meter if self._meter is not None else self._open_meters(place)
         run: ActiveRun | None = None
         try:
@@ -123,9 +129,9 @@ class GreenSession(contextlib.ContextDecorator):
                 config=self.config,
                 topology=place,
                 meter=meter,
-                signal=self._signal,
+                signal=signal,
                 clock=self._clock,
-                run_id=self._run_id(place),
+                run_id=run_id,
                 carried=Totals.from_dict(self._resume["totals"]) if self._resume else None,
                 parameters=self.parameters,
                 on_second=self._each_second,
@@ -133,11 +139,12 @@ class GreenSession(contextlib.ContextDecorator):
             if self.config.run.live and place.rank == 0:
                 self._live = LiveLine.open()
             run.start()
+            run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
         except BaseException:
             self._close_live()
             meter.close() if run is None else run.close("exception")
             raise
-        self._control.started(resumed=self._resume is not None)
+        self._control.started(self._signal, grid_time, resumed=self._resume is not None)
         self._resume = None
         self._run = run
         self._last = run
@@ -326,6 +333,23 @@ class GreenSession(contextlib.ContextDecorator):
         """
         self._control.shift(gear)
 
+    def resume(self) -> None:
+        """End a pause of the plan at once, from any thread; so does a SIGCONT. Without a pause, nothing happens."""
+        self._control.wake()
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """True for one step before the plan pauses: write a checkpoint then, and a kill in the pause costs nothing.
+
+        Also true when ``should_stop`` is.
+        """
+        return self._control.checkpoint_due
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the carbon budget is spent and the configuration says to end: leave the loop."""
+        return self._control.should_stop
+
     def prewarm(self, run: Callable[[], Any]) -> None:
         """Run something once in every gear, so that torch.compile makes its graphs before training does.
 
@@ -423,6 +447,16 @@ class GreenSession(contextlib.ContextDecorator):
     def _run_id(self, place: Topology) -> str:
         carried = self._resume["run_id"] if self._resume else None
         return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
+
+    def _grid_time(self, run_id: str) -> GridTime:
+        """Return the grid's time: a run that goes on keeps the one with which it began."""
+        time = GridTime.of(self.config.carbon, self._clock.unix_s())
+        if time.is_real:
+            return time
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            text = (Path(self.config.run.dir) / run_id / "run.json").read_text(encoding="utf-8")
+            return GridTime.from_dict(json.loads(text)["grid"])
+        return time
 
     def _close_live(self) -> None:
         live, self._live = self._live, None

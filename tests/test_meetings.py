@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain import meetings
-from greentrain.meetings import Meetings
+from greentrain.meetings import Agenda, Meetings
 from greentrain.types import Topology
 
 
@@ -63,3 +63,36 @@ def test_alone_it_needs_no_store() -> None:
 
 def test_several_ranks_without_a_process_group_cannot_agree() -> None:
     assert not Meetings("a-run", place(1)).possible
+
+
+@pytest.mark.parametrize("step_s", [0.01, 1.0, 700.0])
+def test_ranks_meet_about_when_they_should_and_seldom_before(step_s: float) -> None:
+    now = [0.0]
+    agenda = Agenda(8, lambda: now[0])
+    met: list[float] = []
+    due = False
+    while not due:
+        now[0] += step_s * (0.5 if agenda.steps < 3 else 1.0)  # the first steps mislead
+        if agenda.step():
+            met.append(now[0])
+            due = agenda.is_due(3600.0)
+            agenda.meet_after(agenda.steps_until(3600.0))
+    assert met[-1] == pytest.approx(3600.0, abs=max(step_s, 36.0))
+    assert len(met) < 40
+
+
+def test_alone_every_step_is_looked_at_and_time_decides() -> None:
+    now = [0.0]
+    agenda = Agenda(1, lambda: now[0])
+    for _ in range(10):
+        now[0] += 1.0
+        assert agenda.step()
+        agenda.meet_after(agenda.steps_until(100.0))
+    assert agenda.step_s == pytest.approx(1.0)
+    assert not agenda.is_due(10.6) and agenda.is_due(10.4)
+    now[0] += 50.0  # a pause
+    agenda.restart()
+    assert agenda.step_s == pytest.approx(6.0)
+    now[0] += 1.0
+    agenda.step()
+    assert agenda.step_s == pytest.approx(1.0)

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +12,10 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError, SessionError
 from greentrain.journal import read_journal
 from greentrain.ledger import read_run
-from greentrain.types import CarbonPoint, Device, DeviceKind, PowerSample, Provenance, Sensor, Topology
+from greentrain.types import CarbonPoint, Topology
+from tests.flat_meter import T0_S, FlatMeter
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
-T0_S = time.monotonic()
-
-
-class FlatMeter:
-    """A GPU of constant power with a counter, and a CPU of constant power without."""
-
-    def __init__(self, gpu_w: float = 200.0, cpu_w: float = 50.0, shared: bool = True) -> None:
-        gpu = Device(uid="GPU-a", kind=DeviceKind.GPU, name="Fake GPU")
-        cpu = Device(uid="model:cpu", kind=DeviceKind.CPU, name="Fake CPU")
-        self.sensors: Sequence[Sensor] = (
-            Sensor(device=gpu, provenance=Provenance.MEASURED, method="counter", period_s=0.02, shared=shared),
-            Sensor(device=cpu, provenance=Provenance.MODELLED, method="model", period_s=0.02, shared=False),
-        )
-        self.gpu_j: Callable[[float], float] = lambda t_s: gpu_w * (t_s - T0_S)
-        self.cpu_w = cpu_w
-        self.fail: Callable[[], None] = lambda: None
-        self.closed = 0
-
-    def read(self) -> list[PowerSample]:
-        self.fail()
-        t_s = time.monotonic()
-        return [
-            PowerSample(device_uid="GPU-a", t_s=t_s, energy_j=self.gpu_j(t_s)),
-            PowerSample(device_uid="model:cpu", t_s=t_s, power_w=self.cpu_w),
-        ]
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def _session(tmp_path: Path, meter: FlatMeter | None = None, **run: Any) -> GreenSession:

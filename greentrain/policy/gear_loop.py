@@ -31,12 +31,13 @@ class GearLoop:
             vetoes: Gears that must not be used now, and why.
         """
         wanted = self._policy.decide(seen)
+        spent = self._fp8_max_share < 1.0 and done.get(Gear.FP8, 0) + 1 > self._fp8_max_share * (sum(done.values()) + 1)
         why = vetoes.get(wanted.gear, "")
-        if not why and wanted.gear is Gear.FP8 and self._fp8_max_share < 1.0:
-            steps = sum(done.values()) + 1
-            if done.get(Gear.FP8, 0) + 1 > self._fp8_max_share * steps:
-                why = f"FP8 has had its share of {self._fp8_max_share:.0%} of the steps"
+        if not why and wanted.gear is Gear.FP8 and spent:
+            why = f"FP8 has had its share of {self._fp8_max_share:.0%} of the steps"
         if not why:
             return wanted
         allowed = [gear for gear in PRECISE_FIRST if gear in self._gears and gear not in vetoes]
+        if not allowed and not spent and Gear.FP8 in self._gears and Gear.FP8 not in vetoes:
+            allowed = [Gear.FP8]
         return Decision(gear=allowed[0], reason=why) if allowed else wanted

@@ -43,7 +43,7 @@ class Menu:
         idle_w: float | None = None,
         wanted: Callable[[Action], bool] = lambda action: True,
     ) -> "Menu":
-        """Return the choices of a table.
+        """Return the choices of a table. Where its loop told samples and no tokens, "tokens" are samples.
 
         Args:
             table: Costs of actions; those whose speed or power nobody knows are left out.
@@ -54,8 +54,10 @@ class Menu:
         Raises:
             ConfigError: No action is left, or ranks are held and nobody says what that costs.
         """
-        rows = [c for c in table.costs if c.tokens_per_s is not None and c.power_w is not None and wanted(c.action)]
-        rows = [c for c in rows if c.tokens_per_s is not None and c.tokens_per_s.mean > 0]
+        tokens = any(cost.tokens_per_s is not None for cost in table.costs)
+        speed = {cost.action: cost.tokens_per_s if tokens else cost.samples_per_s for cost in table.costs}
+        known = [(c, v.mean, c.power_w.mean) for c in table.costs if (v := speed[c.action]) and c.power_w]
+        rows = [row for row in known if row[1] > 0 and wanted(row[0].action)]
         if not rows:
             raise ConfigError(
                 f"the action table of {table.device!r} has {len(table.costs)} actions, and of none that may be used are"
@@ -66,16 +68,16 @@ class Menu:
             raise ConfigError(
                 "policy.released is false, so policy.idle_w must say what one rank draws (W) that is held and idle"
             )
-        width = np.array([0] + [c.action.ranks or table.world_size for c in rows])
+        width = np.array([0] + [c.action.ranks or table.world_size for c, _, _ in rows])
         idle = 0.0 if released or idle_w is None else idle_w
-        power = np.array([0.0] + [c.power_w.mean for c in rows if c.power_w]) + (width.max() - width) * idle
-        known = {c.provenance for c in rows}
+        power_w = np.array([0.0] + [w for _, _, w in rows]) + (width.max() - width) * idle
+        sources = {c.provenance for c, _, _ in rows}
         return cls(
-            actions=(None, *(c.action for c in rows)),
-            tokens_per_s=np.array([0.0] + [c.tokens_per_s.mean for c in rows if c.tokens_per_s]),
-            power_w=power,
+            actions=(None, *(c.action for c, _, _ in rows)),
+            tokens_per_s=np.array([0.0] + [v for _, v, _ in rows]),
+            power_w=power_w,
             width=width,
-            provenance=known.pop() if len(known) == 1 else "mixed",
+            provenance=sources.pop() if len(sources) == 1 else "mixed",
         )
 
     def __len__(self) -> int:

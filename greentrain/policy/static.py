@@ -12,10 +12,11 @@ class StaticPolicy:
 
     Args:
         gear: The gear.
+        reason: Why.
     """
 
-    def __init__(self, gear: Gear) -> None:
-        self._decision = Decision(gear=gear, reason="static")
+    def __init__(self, gear: Gear, reason: str = "static") -> None:
+        self._decision = Decision(gear=gear, reason=reason)
 
     def decide(self, seen: Observation) -> Decision:
         """Return the gear."""

@@ -51,6 +51,14 @@ def test_a_run_of_fp8_alone_has_nothing_to_go_back_to() -> None:
     assert loop.decide(at(0), {}, {Gear.FP8: "too noisy"}).gear is Gear.FP8
 
 
+def test_where_every_precise_gear_is_ruled_out_fp8_stands_in() -> None:
+    loop = GearLoop(StaticPolicy(Gear.BF16), (Gear.BF16, Gear.FP8))
+    assert loop.decide(at(0), {}, {Gear.BF16: "budget"}) == Decision(gear=Gear.FP8, reason="budget")
+    assert loop.decide(at(0), {}, {Gear.BF16: "budget", Gear.FP8: "noise"}).gear is Gear.BF16
+    limited = GearLoop(StaticPolicy(Gear.BF16), (Gear.BF16, Gear.FP8), fp8_max_share=0.5)
+    assert limited.decide(at(9), {Gear.FP8: 8, Gear.BF16: 1}, {Gear.BF16: "budget"}).gear is Gear.BF16
+
+
 @pytest.mark.parametrize(
     ("sections", "words"),
     [

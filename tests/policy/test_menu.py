@@ -37,6 +37,17 @@ def test_off_comes_first_and_what_nobody_measured_is_left_out() -> None:
     assert menu.provenance == "measured"
 
 
+def test_a_loop_that_counts_samples_plans_samples() -> None:
+    images = ActionCost(
+        action=BF16,
+        steps_per_s=Estimate(mean=1.0),
+        samples_per_s=Estimate(mean=64.0),
+        power_w=Estimate(mean=500.0),
+        provenance="measured",
+    )
+    assert Menu.of(table(images)).tokens_per_s.tolist() == [0.0, 64.0]
+
+
 def test_held_ranks_go_on_drawing_power() -> None:
     rows = [cost(Action(gear=Gear.BF16, ranks=n), 100.0 * n, 500.0 * n) for n in (1, 2, 4)]
     menu = Menu.of(table(*rows), released=False, idle_w=60.0)

@@ -1,0 +1,44 @@
+"""What is known of the grid at one moment: three weeks behind, and the time to the deadline ahead."""
+
+import math
+from typing import Final
+
+import numpy as np
+
+from greentrain.carbon.forecast import ProfileForecast
+from greentrain.policy.outlook import Array
+from greentrain.types import CarbonSignal
+from greentrain.units import S_PER_HOUR
+
+PAST_H: Final = 21 * 24
+"""Hours of history that forecasts use (facts on carbon scheduling, section 5: three weeks are enough)."""
+
+
+class GridOutlook:
+    """Asks a signal, in the grid's time, and forecasts what it does not say.
+
+    Args:
+        signal: The signal.
+    """
+
+    step_s: Final = S_PER_HOUR
+    """Spacing of past and forecast (s)."""
+
+    def __init__(self, signal: CarbonSignal) -> None:
+        self._signal = signal
+        self._forecast = ProfileForecast(signal)
+
+    def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
+        """Return the past hours, oldest first, and the hours ahead, the running one first (g/kWh; NaN: unknown).
+
+        Args:
+            grid_s: The moment (s since the epoch, UTC).
+            ahead_s: How far to look (s).
+        """
+        past = np.array([self.mean(grid_s - (k + 1) * self.step_s, grid_s - k * self.step_s) for k in range(PAST_H)])
+        return past[::-1].copy(), self._forecast.ahead(grid_s, math.ceil(ahead_s / self.step_s), past[::-1])
+
+    def mean(self, t0_s: float, t1_s: float) -> float:
+        """Return the intensity of an interval (g/kWh); NaN where nobody knows it."""
+        value = self._signal.mean(t0_s, t1_s).g_per_kwh
+        return math.nan if value is None else value

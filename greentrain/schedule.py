@@ -1,0 +1,333 @@
+"""The plan of a training job: who decides when, and what all ranks then do.
+
+::
+
+    Measuring --action table there--> Resting --idle power known--> Deciding --all tokens done--> Over
+        |  (declared table: at once)      (only where this process pauses)  |   ^
+        |                                                                   v   |
+        +-- the training's own steps                                      Paused
+
+Rank 0 decides every ``policy.decide_s``, at the end of an optimizer step; the others hear of it at a step on which all
+have agreed the time before, so that every other step costs one comparison. Nothing here raises once training runs.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+from greentrain.action_table import Action, ActionTable
+from greentrain.actuators.pause import PHASE, Pause
+from greentrain.carbon.replayed import GridTime
+from greentrain.config import GreenConfig
+from greentrain.grid_outlook import GridOutlook
+from greentrain.meetings import Agenda, Meetings
+from greentrain.planner import Job, Planner, Word
+from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.opening import open_schedule
+from greentrain.runtime import ActiveRun
+from greentrain.types import CarbonSignal, Gear
+from greentrain.units import S_PER_HOUR
+
+log = logging.getLogger(__name__)
+
+REST_S: Final = 6.0
+"""How long all ranks rest, once, to learn what a paused one draws (s): the first half is for clocks to fall."""
+SENSORS_S: Final = 4.0
+"""How long to wait for the sensors to report a rest (s)."""
+
+
+class Actors(Protocol):
+    """What the plan acts through."""
+
+    def follow(self, gear: Gear, reason: str) -> None:
+        """Use a gear from now on."""
+        ...
+
+    def vetoes(self) -> Mapping[Gear, str]:
+        """Return the gears that must not be used now, and why."""
+        ...
+
+    def measure(self) -> None:
+        """Measure what every action costs in the coming steps; ``Schedule.use`` is called with the table."""
+        ...
+
+    def begin(self, name: str) -> int:
+        """Enter a phase."""
+        ...
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase."""
+        ...
+
+    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
+        """Return joules by device between two times."""
+        ...
+
+
+class Schedule:
+    """Follows a plan in one training process.
+
+    Args:
+        config: The checked configuration; ``policy`` plans.
+        run: The run.
+        signal: Carbon intensity in the grid's own time.
+        grid_time: What the grid's time is.
+        actors: What it acts through.
+        declared: A table that was declared; None: measure one.
+        unix_s: Time.
+        state: Of an earlier part of the run.
+    """
+
+    def __init__(
+        self,
+        config: GreenConfig,
+        *,
+        run: ActiveRun,
+        signal: CarbonSignal,
+        grid_time: GridTime,
+        actors: Actors,
+        declared: ActionTable | None,
+        unix_s: Callable[[], float] = time.time,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        assert config.policy.tokens is not None and config.policy.deadline_h is not None
+        self._config, self._run, self._actors, self._unix_s = config, run, actors, unix_s
+        self._grid, self._time = GridOutlook(signal), grid_time
+        self._ranks = run.topology.world_size
+        self._first = run.topology.rank == 0
+        self._meetings = Meetings(run.run_id, run.topology)
+        self._pause = Pause(free_cache=config.actuators.free_cache)
+        start_s = float((state or {}).get("start_s", grid_time.grid_s))
+        self.job = Job(
+            tokens=config.policy.tokens,
+            start_s=start_s,
+            deadline_s=start_s + config.policy.deadline_h * S_PER_HOUR,
+        )
+        self.tokens = float((state or {}).get("tokens", 0.0))
+        """Tokens that all ranks have trained, earlier parts included; as many on each rank."""
+        self.checkpoint_due = False
+        """True for one step before a pause: what is in memory should go to the disk."""
+        self.planner: Planner | None = None
+        """Who decides; on rank 0, once there is a table."""
+        self._word: Word | None = None
+        self._agenda = Agenda(self._ranks, unix_s)
+        self._table: ActionTable | None = None
+        self._opened = self._pausing = self._closed = False
+        self._at = (0, self.tokens, unix_s())
+        self._over = not self._meetings.possible
+        if self._over:
+            run.warn(f"{self._ranks} ranks have no process group, so they cannot agree on a plan: there is none")
+        elif declared is not None:
+            self._table = declared
+        else:
+            actors.measure()
+
+    # -- called by the training ----------------------------------------------------------------------------------
+
+    def stepped(self, tokens: int, samples: int) -> None:
+        """Note the end of an optimizer step, on every rank; now and then, decide."""
+        meeting = self._agenda.step()
+        self.tokens += (tokens or samples) * self._ranks
+        if self._table is not None:
+            table, self._table = self._table, None
+            self._open(table)
+        elif meeting and self._opened and not self._over:
+            self._boundary()
+
+    def use(self, table: ActionTable) -> None:
+        """Plan with a table from the end of this step on; called on every rank in the same step."""
+        self._table = table
+
+    def _open(self, table: ActionTable) -> None:
+        pausable = self._config.actuators.pause
+        released = bool(self._config.policy.released)
+        idle_w = self._config.policy.idle_w
+        if pausable and not released and idle_w is None:
+            idle_w = self._rest()
+            if idle_w is None:
+                pausable = False
+                self._run.warn(
+                    "nobody knows what a paused rank draws, so the plan has no pauses: set policy.idle_w (W)"
+                )
+        if self._first:
+            held = pausable and not released
+            menu = Menu.of(table, released=not held, idle_w=idle_w, wanted=self._can_do)
+            self.planner = Planner(
+                self._config.policy,
+                job=self.job,
+                time=self._time,
+                grid=self._grid,
+                menu=menu,
+                make=lambda scaled: open_schedule(self._config.policy, scaled),
+                pausable=pausable,
+            )
+            self._run.know(plan=self._facts())
+        self._opened = True
+        self._mark_time()
+        self._boundary()
+
+    def wake(self) -> None:
+        """End a pause by hand, from any thread."""
+        self._pause.wake()
+
+    def close(self) -> None:
+        """The run is over: tell it what the plan knew. Idempotent."""
+        self._closed = True
+        self._pause.wake()
+        if self.planner is not None:
+            self._run.know(plan=self._facts())
+        self._over = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, in plain JSON types."""
+        return {"start_s": self.job.start_s, "tokens": self.tokens}
+
+    # -- what the plan rests on ------------------------------------------------------------------------------------
+
+    def _can_do(self, action: Action) -> bool:
+        """Return whether this process can do an action: a width or a cap needs other hands."""
+        return action.cap == 1.0 and action.ranks in (None, self._ranks) and action.gear in self._config.precision.gears
+
+    def _rest(self) -> float | None:
+        """Return what this rank draws while it rests (W); None where no sensor says."""
+        token = self._actors.begin(PHASE)
+        time.sleep(REST_S / 2)
+        t0_s = time.monotonic()
+        time.sleep(REST_S / 2)
+        t1_s = time.monotonic()
+        self._actors.end(PHASE, token)
+        joules = self._actors.energy(t0_s, t1_s, SENSORS_S)
+        return None if joules is None else sum(joules.values()) / (t1_s - t0_s)
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a reader of the run folder needs to judge the plan, in plain JSON types."""
+        assert self.planner is not None
+        menu = self.planner.menu
+        hours = math.ceil((self.job.deadline_s - self.job.start_s) / S_PER_HOUR)
+        edges = [self.job.start_s + h * S_PER_HOUR for h in range(hours)]
+        known = [self._grid.mean(t, min(t + S_PER_HOUR, self.job.deadline_s)) for t in edges]
+        return {
+            "policy": self._config.policy.name,
+            **asdict(self.job),
+            "grid": asdict(self._time),
+            "held": bool(menu.power_w[OFF] > 0),
+            "provenance": menu.provenance,
+            "rows": [
+                {"name": name, "tokens_per_s": float(speed), "power_w": float(power), "width": int(width)}
+                for name, speed, power, width in zip(
+                    menu.names(), menu.tokens_per_s, menu.power_w, menu.width, strict=True
+                )
+            ],
+            "static": menu.static,
+            "tokens_done": self.tokens,
+            "speed_of_table": self.planner.scale,
+            "hourly_g_per_kwh": [None if math.isnan(value) else value for value in known],
+        }
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        if self._pausing:
+            self._hold()  # the step that was asked for a checkpoint is done
+        elif self._ranks > 1:
+            self._hear(self._meetings.share(self._say(self._decide() if self._due() else None)))
+        elif self._due():
+            self._hear(self._say(self._decide()))
+
+    def _due(self) -> bool:
+        """Return whether it is time to decide; rank 0's answer counts."""
+        return self._word is None or self._agenda.is_due(self._time.real(self._word.next_s))
+
+    def _decide(self, awake: bool = False) -> Word | None:
+        """Return the decision of rank 0; None on the others."""
+        if self.planner is None:
+            return None
+        self._observe()
+        return self.planner.decide(self._unix_s(), self.tokens, vetoed=self._actors.vetoes(), awake=awake)
+
+    def _observe(self) -> None:
+        """Tell the planner what was trained since the last time."""
+        steps, tokens, since_s = self._at
+        if self.planner is not None and self._agenda.steps > steps:
+            self.planner.observe(self.tokens - tokens, self._unix_s() - since_s)
+        self._mark_time()
+
+    def _mark_time(self) -> None:
+        self._agenda.restart()
+        self._at = (self._agenda.steps, self.tokens, self._unix_s())
+
+    def _say(self, word: Word | None) -> dict[str, Any]:
+        """Return what rank 0 tells: a decision or none, and how many steps from now all meet again."""
+        newest = word or self._word
+        steps = 1 if newest is None else self._agenda.steps_until(self._time.real(newest.next_s))
+        return {"word": None if word is None else word.to_dict(), "steps": steps}
+
+    def _hear(self, said: Mapping[str, Any] | None) -> None:
+        if said is None:
+            self._over = True
+            self._run.warn("rank 0 said nothing at an agreed step, so this rank follows no plan any more")
+            return
+        self._agenda.meet_after(int(said["steps"]))
+        if said["word"] is not None:
+            self._follow(Word.from_dict(said["word"]))
+
+    def _follow(self, word: Word) -> None:
+        """Do what was decided."""
+        before, self._word = self._word, word
+        self._tell(before, word)
+        if word.done:
+            self._over = True
+        elif word.action is not None:
+            self._actors.follow(word.action.gear, word.reason)
+        else:
+            self._pausing = True
+            self.checkpoint_due = self._config.actuators.checkpoint
+            self._agenda.meet_after(1)
+            if not self.checkpoint_due:
+                self._hold()
+
+    def _hold(self) -> None:
+        """Stay between two steps until the plan, or somebody, says that it goes on."""
+        self.checkpoint_due = False
+        self._observe()
+        token = self._actors.begin(PHASE)
+        try:
+            said = None
+            while said is None:
+                woken = self._pause.hold(self._look)
+                if self._closed:
+                    return
+                said = self._hold_on(woken)
+            self._pausing = False
+            self._mark_time()
+            self._hear(said)
+        finally:
+            self._actors.end(PHASE, token)
+
+    def _look(self) -> bool:
+        """Return whether there is something to decide or to hear."""
+        return self._closed or (self._due() if self._first else self._meetings.heard())
+
+    def _hold_on(self, woken: bool) -> Mapping[str, Any] | None:
+        """Return the word that ends the pause, None where it goes on."""
+        if not self._first:
+            return self._meetings.share(None) if self._meetings.heard() else None
+        word = self._decide(awake=woken)
+        if word is not None and word.action is None and not word.done:
+            before, self._word = self._word, word
+            self._tell(before, word)
+            return None
+        return self._meetings.share(self._say(word))
+
+    def _tell(self, before: Word | None, word: Word) -> None:
+        if not self._first:
+            return
+        name = "off" if word.action is None else str(word.action)
+        self._run.event(
+            "decision", f"{name}: {word.reason}", **word.to_dict(), step=self._agenda.steps, tokens=self.tokens
+        )
+        if before is None or before.action != word.action:
+            log.info("%s after step %d: %s", name, self._agenda.steps, word.reason)
