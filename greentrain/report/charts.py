@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.report.axes import tick_text, time_ticks, value_ticks
+from greentrain.report import paths
+from greentrain.report.axes import time_ticks, value_ticks
 from greentrain.report.series import RunSeries
 from greentrain.report.units_text import significant
 
@@ -18,16 +19,12 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-WIDTH: Final = 1000
 MAX_DEVICES: Final = 12
 """Devices drawn one by one; beyond that they are drawn by kind and host."""
 MAX_BANDS: Final = 60
 SHADES: Final = 4
 """Shades of one hue; a fifth device of the kind starts over."""
 KIND_ORDER: Final = ("node", "gpu", "fpga", "cpu", "dram", "other")
-_ENERGY: Final = ((3.6e9, "MWh"), (3.6e6, "kWh"), (3600.0, "Wh"), (3.6, "mWh"))
-_MASS: Final = ((1e6, "t"), (1e3, "kg"), (1.0, "g"), (1e-3, "mg"), (1e-6, "\N{MICRO SIGN}g"))
-_POWER: Final = ((1e6, "MW"), (1e3, "kW"), (1.0, "W"), (1e-3, "mW"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +77,7 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
     import numpy as np
 
     groups = _groups(summary, series)
-    unit_w, unit = _unit(float(np.nanmax(np.nan_to_num(series.total_w))), _POWER)
+    unit_w, unit = paths.unit_of(float(np.nanmax(np.nan_to_num(series.total_w))), paths.POWER)
     fine = None if series.fine_w is None else series.fine_w / unit_w
     ceiling = float(np.nanmax(np.nan_to_num(series.total_w))) / unit_w
     if fine is not None and np.any(np.isfinite(fine)):
@@ -92,16 +89,16 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
     for group in groups:
         value = np.nan_to_num(group["power_w"]) / unit_w
         upper = base + value
-        area = _area(series.booked, base / top * height, upper / top * height, height)
+        area = paths.area(series.booked, base / top * height, upper / top * height, height)
         shapes.append(Shape(d=area, css=group["css"], label=group["label"], hatch=group["modelled"]))
         known = np.where(np.isfinite(group["power_w"]), value, np.nan)
-        rows.append({"name": group["label"], "unit": unit, "css": group["css"], "values": _numbers(known)})
+        rows.append({"name": group["label"], "unit": unit, "css": group["css"], "values": paths.numbers(known)})
         base = upper
     if len(groups) > 1:
-        rows.append({"name": "All devices", "unit": unit, "css": "", "values": _numbers(series.total_w / unit_w)})
+        rows.append({"name": "All devices", "unit": unit, "css": "", "values": paths.numbers(series.total_w / unit_w)})
     legend = list(shapes)
     if fine is not None:
-        line = _steps(np.minimum(fine, top) / top * height, height)
+        line = paths.steps(np.minimum(fine, top) / top * height, height)
         shapes.append(Shape(d=line, css="fine", label="All devices, step by step"))
         legend.append(shapes[-1])
     return Chart(
@@ -112,7 +109,7 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
         height=height,
         unit=unit,
         shapes=shapes,
-        y_ticks=_percent(ticks),
+        y_ticks=paths.at_percent(ticks),
         x_ticks=_time_axis(series),
         bands=_bands(summary, series),
         marks=_marks(summary, series),
@@ -127,18 +124,18 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
 
     carried_j = summary["energy"]["carried_j"] or 0.0
     total = series.measured_j + series.modelled_j
-    unit_j, unit = _unit(float(total[-1]), _ENERGY)
+    unit_j, unit = paths.unit_of(float(total[-1]), paths.ENERGY)
     ticks = value_ticks(float(total[-1]) / unit_j)
     height, top = 220, ticks[-1]
 
     measured, both = series.measured_j / unit_j / top * height, total / unit_j / top * height
     parts = [
-        Shape(d=_ramp(np.zeros_like(measured), measured, height), css="measured", label="Measured"),
-        Shape(d=_ramp(measured, both, height), css="modelled", label="Modelled", hatch=True),
+        Shape(d=paths.ramp(np.zeros_like(measured), measured, height), css="measured", label="Measured"),
+        Shape(d=paths.ramp(measured, both, height), css="modelled", label="Modelled", hatch=True),
     ]
     used = [shape for shape, energy in zip(parts, (series.measured_j, series.modelled_j), strict=True) if energy[-1]]
     background, y2 = _intensity(series, height)
-    line = Shape(d=_ramp_line(both, height), css="line", label="Energy")
+    line = Shape(d=paths.ramp_line(both, height), css="line", label="Energy")
     text = f"Energy adds up to {significant(float(total[-1]) / unit_j)} {unit}"
     return Chart(
         key="energy",
@@ -147,7 +144,7 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
         height=height,
         unit=unit,
         shapes=[*background, *used, line],
-        y_ticks=_percent(ticks),
+        y_ticks=paths.at_percent(ticks),
         x_ticks=_time_axis(series, most=5),
         y2_unit="g/kWh" if y2 else "",
         y2_ticks=y2,
@@ -155,8 +152,18 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
         tip={
             "span_s": _span_s(series),
             "rows": [
-                {"name": "Measured", "unit": unit, "css": "measured", "values": _numbers(series.measured_j / unit_j)},
-                {"name": "Modelled", "unit": unit, "css": "modelled", "values": _numbers(series.modelled_j / unit_j)},
+                {
+                    "name": "Measured",
+                    "unit": unit,
+                    "css": "measured",
+                    "values": paths.numbers(series.measured_j / unit_j),
+                },
+                {
+                    "name": "Modelled",
+                    "unit": unit,
+                    "css": "modelled",
+                    "values": paths.numbers(series.modelled_j / unit_j),
+                },
                 _grid_row(series),
             ],
         },
@@ -168,13 +175,13 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
     if summary["carbon"]["operational_location_g"] is None:
         return None
     grams = series.operational_g
-    unit_g, unit = _unit(float(grams[-1]), _MASS)
+    unit_g, unit = paths.unit_of(float(grams[-1]), paths.MASS)
     ticks = value_ticks(float(grams[-1]) / unit_g)
     height, top = 220, ticks[-1]
 
     heights = grams / unit_g / top * height
     background, y2 = _intensity(series, height)
-    line = Shape(d=_ramp_line(heights, height), css="gramline", label="Emissions of electricity")
+    line = Shape(d=paths.ramp_line(heights, height), css="gramline", label="Emissions of electricity")
     return Chart(
         key="emissions",
         title="Emissions of electricity so far",
@@ -182,7 +189,7 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
         height=height,
         unit=f"{unit} CO\N{SUBSCRIPT TWO}e",
         shapes=[*background, line],
-        y_ticks=_percent(ticks),
+        y_ticks=paths.at_percent(ticks),
         x_ticks=_time_axis(series, most=5),
         y2_unit="g/kWh" if y2 else "",
         y2_ticks=y2,
@@ -190,7 +197,7 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
         tip={
             "span_s": _span_s(series),
             "rows": [
-                {"name": "Emissions", "unit": unit, "css": "carbon", "values": _numbers(grams / unit_g)},
+                {"name": "Emissions", "unit": unit, "css": "carbon", "values": paths.numbers(grams / unit_g)},
                 _grid_row(series),
             ],
         },
@@ -260,14 +267,6 @@ def short_name(device: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) 
     return f"{device['name']} \N{MIDDLE DOT} {uid if len(uid) <= 12 else uid[:8] + chr(0x2026) + uid[-4:]}"
 
 
-def _unit(top: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
-    return next(((size, name) for size, name in units if top >= size), units[-1])
-
-
-def _percent(ticks: Sequence[float]) -> list[tuple[float, str]]:
-    return [(round(100 * tick / ticks[-1], 2), tick_text(tick)) for tick in ticks]
-
-
 def _span_s(series: RunSeries) -> float:
     return float(series.edges_unix_s[-1] - series.edges_unix_s[0])
 
@@ -277,63 +276,8 @@ def _time_axis(series: RunSeries, most: int = 8) -> list[tuple[float, str]]:
     return [(round(100 * t / span_s, 2), label) for t, label in time_ticks(span_s, most)]
 
 
-def _numbers(values: "Floats") -> list[float | None]:
-    return [None if value != value else float(f"{value:.4g}") for value in values.tolist()]
-
-
 def _grid_row(series: RunSeries) -> dict[str, Any]:
-    return {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": _numbers(series.intensity_g_per_kwh)}
-
-
-def _runs(mask: "npt.NDArray[np.bool_]") -> list[tuple[int, int]]:
-    """Return the (first, past last) indices of each run of true values."""
-    import numpy as np
-
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-    return [(int(a), int(b)) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def _x(index: int, bins: int) -> str:
-    return f"{WIDTH * index / bins:.2f}".rstrip("0").rstrip(".")
-
-
-def _y(value: float, height: int) -> str:
-    return f"{height - value:.2f}".rstrip("0").rstrip(".")
-
-
-def _area(mask: "npt.NDArray[np.bool_]", lower: "Floats", upper: "Floats", height: int) -> str:
-    """Return a stepped area between two heights, one closed piece a run of the mask."""
-    pieces = []
-    for start, end in _runs(mask):
-        there = [f"M{_x(start, len(mask))},{_y(upper[start], height)}"]
-        there += [f"V{_y(upper[i], height)}H{_x(i + 1, len(mask))}" for i in range(start, end)]
-        back = [f"V{_y(lower[i], height)}H{_x(i, len(mask))}" for i in range(end - 1, start - 1, -1)]
-        pieces.append("".join([*there, *back, "Z"]))
-    return "".join(pieces)
-
-
-def _steps(values: "Floats", height: int) -> str:
-    import numpy as np
-
-    pieces = []
-    for start, end in _runs(np.isfinite(values)):
-        pieces.append(f"M{_x(start, len(values))},{_y(values[start], height)}")
-        pieces += [f"V{_y(values[i], height)}H{_x(i + 1, len(values))}" for i in range(start, end)]
-    return "".join(pieces)
-
-
-def _ramp_points(values: "Floats", height: int) -> list[str]:
-    """Return the points of a cumulative line: 0 at the start, each value at its bin's end."""
-    points = [f"0,{height}"]
-    return points + [f"{_x(i + 1, len(values))},{_y(value, height)}" for i, value in enumerate(values.tolist())]
-
-
-def _ramp_line(values: "Floats", height: int) -> str:
-    return "M" + "L".join(_ramp_points(values, height))
-
-
-def _ramp(lower: "Floats", upper: "Floats", height: int) -> str:
-    return "M" + "L".join(_ramp_points(upper, height)) + "L" + "L".join(reversed(_ramp_points(lower, height))) + "Z"
+    return {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": paths.numbers(series.intensity_g_per_kwh)}
 
 
 def _intensity(series: RunSeries, height: int) -> tuple[list[Shape], list[tuple[float, str]]]:
@@ -344,15 +288,15 @@ def _intensity(series: RunSeries, height: int) -> tuple[list[Shape], list[tuple[
     if not np.any(known):
         return [], []
     ticks = value_ticks(float(np.nanmax(values)) * 1.05, most=3)
-    area = _area(known, np.zeros_like(values), np.nan_to_num(values) / ticks[-1] * height, height)
-    return [Shape(d=area, css="grid", label="Grid intensity (right axis)")], _percent(ticks)
+    area = paths.area(known, np.zeros_like(values), np.nan_to_num(values) / ticks[-1] * height, height)
+    return [Shape(d=area, css="grid", label="Grid intensity (right axis)")], paths.at_percent(ticks)
 
 
 def _bands(summary: Mapping[str, Any], series: RunSeries) -> list[Band]:
     start_s, span_s = float(series.edges_unix_s[0]), _span_s(series)
     names = {(d["host"], d["uid"]): d for d in summary["devices"]}
     bands = []
-    for first, last in _runs(~series.booked):
+    for first, last in paths.runs(~series.booked):
         count = len(series.booked)
         bands.append(
             Band(left=100 * first / count, width=100 * (last - first) / count, css="paused", label="not running")

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.report import charts, units_text
+from greentrain.report import charts, paths, units_text
 from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_table, profiled
 from greentrain.report.series import RunSeries
@@ -55,7 +55,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         gears=gear_table(summary),
         profiled=profiled(summary),
         events=_shown_events(summary),
-        width=charts.WIDTH,
+        width=paths.WIDTH,
     )
 
 
