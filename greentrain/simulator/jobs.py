@@ -1,0 +1,113 @@
+"""Jobs to simulate: how many tokens by when, and windows of a trace to try them in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greentrain.config_values import moment
+from greentrain.errors import ConfigError, TraceError
+from greentrain.simulator.grid_trace import GridTrace
+from greentrain.units import S_PER_HOUR
+
+Array = NDArray[np.float64]
+
+HISTORY_H: Final = 21 * 24.0
+"""Hours before a window that forecasts learn from (facts/carbon-scheduling.md, 5: three weeks are enough)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Jobs:
+    """What has to be done: n jobs."""
+
+    start_unix_s: Array
+    """(n,)"""
+    deadline_s: Array
+    """(n,) after the start (s)."""
+    tokens: Array
+    """(n,)"""
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.deadline_s) == len(self.start_unix_s) > 0:
+            raise ConfigError(
+                f"{len(self.start_unix_s)} starts, {len(self.deadline_s)} deadlines and {len(self.tokens)} numbers of"
+                " tokens: jobs need as many of each, at least one"
+            )
+        for key, values, unit in (("deadline", self.deadline_s, " s after its start"), ("tokens", self.tokens, "")):
+            bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+            if bad.size:
+                raise ConfigError(f"{key} of job {bad[0]} is {values[bad[0]]:g}{unit}; it must be above 0")
+
+    @classmethod
+    def alike(cls, starts: Array, *, tokens: float, deadline_s: float, seeds: int = 1) -> "Jobs":
+        """Return the same job at several starts, each ``seeds`` times.
+
+        Args:
+            starts: (n,) s since the epoch, UTC.
+            tokens: Of each.
+            deadline_s: After its start (s).
+            seeds: How often: policies that draw, draw for each anew.
+        """
+        start_unix_s = np.repeat(starts, seeds)
+        n = len(start_unix_s)
+        return cls(start_unix_s=start_unix_s, deadline_s=np.full(n, deadline_s), tokens=np.full(n, tokens))
+
+
+def windows(trace: GridTrace, count: int, *, length_s: float, history_h: float = HISTORY_H) -> Array:
+    """Return (count,) starts of windows: one behind the other from the end of the history on where they fit, else
+    spread evenly, and so overlapping.
+
+    Args:
+        trace: The grid.
+        count: How many.
+        length_s: Of each (s).
+        history_h: What lies before the first one (h).
+
+    Raises:
+        ConfigError: There shall be none.
+        TraceError: Not even one fits.
+    """
+    if count < 1:
+        raise ConfigError(f"windows is {count}; at least one is needed")
+    first_s, last_s = history_h * S_PER_HOUR, trace.end_unix_s - trace.start_unix_s - length_s
+    if first_s > last_s + 1e-6:
+        raise TraceError(
+            f"trace {trace.name!r} covers {(trace.end_unix_s - trace.start_unix_s) / S_PER_HOUR:g} h, which is shorter"
+            f" than {history_h:g} h of history and the {length_s / S_PER_HOUR:g} h of a job: take a longer trace, less"
+            " history or a shorter policy.deadline_h"
+        )
+    distance_s = min(length_s, (last_s - first_s) / max(1, count - 1))
+    distance_s = distance_s if distance_s == length_s else distance_s // trace.step_s * trace.step_s
+    return np.array([trace.start_unix_s + first_s + i * distance_s for i in range(count)])
+
+
+def moments(texts: Sequence[str], key: str = "start") -> Array:
+    """Return points in time (s since the epoch, UTC) written in ISO 8601 with their offset.
+
+    Raises:
+        ConfigError: One is malformed or has no time zone.
+    """
+    return np.array([moment(key, text).timestamp() for text in texts])
+
+
+def seconds_until(deadline: str, start: str) -> float:
+    """Return the time from a start to a deadline (s), both in ISO 8601 with their offset.
+
+    Raises:
+        ConfigError: One is malformed, has no time zone, or the deadline is not after the start.
+    """
+    start_s, deadline_s = moment("start", start).timestamp(), moment("deadline", deadline).timestamp()
+    if deadline_s <= start_s:
+        raise ConfigError(
+            f"deadline is {deadline!r}, {(start_s - deadline_s) / S_PER_HOUR:g} h before the start at {start!r}: choose"
+            " a time after it"
+        )
+    return deadline_s - start_s
+
+
+def iso(t_unix_s: float) -> str:
+    """Return a time for people, in UTC."""
+    return datetime.fromtimestamp(float(t_unix_s), UTC).isoformat(timespec="minutes").replace("+00:00", "Z")

@@ -1,0 +1,225 @@
+"""Policies against recorded grids: what each would have emitted, and how far it is from the best possible.
+
+result = simulate(GreenConfig.load("green.yaml"), [GridTrace.read("caiso.csv")], policies=("threshold", "mpc"))
+print(result)
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from greentrain.action_table import ActionTable, declared
+from greentrain.carbon.forecast import profile_forecast
+from greentrain.config import GreenConfig, PolicyConfig
+from greentrain.errors import ConfigError
+from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.menu import Menu
+from greentrain.policy.opening import open_schedule
+from greentrain.policy.outlook import Array, SchedulePolicy
+from greentrain.policy.schedule_static import CarbonBlind
+from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight
+from greentrain.simulator.jobs import HISTORY_H, Jobs, windows
+from greentrain.simulator.references import References, references
+from greentrain.simulator.world import Track, World
+from greentrain.units import J_PER_KWH, S_PER_HOUR
+
+CARBON_BLIND: Final = "carbon_blind"
+"""The constant pace of least energy, simulated like any policy; it is no name of a configuration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """What one policy made of n jobs on one grid."""
+
+    trace: str
+    policy: str
+    track: Track
+    references: References
+
+    @property
+    def grams(self) -> float:
+        """Of all jobs together."""
+        return float(self.track.grams.sum())
+
+    @property
+    def kwh(self) -> float:
+        """Of all jobs together."""
+        return float(self.track.joules.sum()) / J_PER_KWH
+
+    @property
+    def saving(self) -> float:
+        """Share of the usual training's grams that was not emitted, all jobs together."""
+        return 1.0 - self.grams / float(self.references.static_g.sum())
+
+    @property
+    def mean_saving(self) -> float:
+        """Mean over the jobs of that share of each."""
+        return float(np.mean(1.0 - self.track.grams / self.references.static_g))
+
+    @property
+    def saving_over_blind(self) -> float:
+        """Share of the grams of the constant pace that was not emitted: what knowing the grid brings."""
+        return 1.0 - self.grams / float(self.references.blind_g.sum())
+
+    @property
+    def excess(self) -> float:
+        """How much more than the best plan in hindsight was emitted, as a share of that plan's grams."""
+        return self.grams / float(self.references.oracle_g.sum()) - 1.0
+
+    @property
+    def misses(self) -> int:
+        """Jobs that were not done by their deadline."""
+        return int(self.track.missed.sum())
+
+    @property
+    def switches_per_day(self) -> float:
+        """Changes of width, pauses among them, a day of a running job."""
+        return float(self.track.switches.sum() / (self.track.end_s.sum() / (24 * S_PER_HOUR)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Result:
+    """What policies made of the same jobs."""
+
+    outcomes: Sequence[Outcome]
+    """Trace by trace, in the order of the policies."""
+    jobs: Sequence[Jobs]
+    """Of each trace."""
+    menu: Menu
+    table: str
+    """For people: what the actions are of."""
+
+    def of(self, policy: str, trace: str | None = None) -> Outcome:
+        """Return the outcome of a policy; of the first trace where none is named.
+
+        Raises:
+            KeyError: It was not simulated.
+        """
+        for outcome in self.outcomes:
+            if outcome.policy == policy and trace in (None, outcome.trace):
+                return outcome
+        raise KeyError(f"{policy!r} on {trace!r} was not simulated; there are {[o.policy for o in self.outcomes]}")
+
+    def __str__(self) -> str:
+        """Return the table for the terminal."""
+        head = ("trace", "policy", "kg", "saving", "over blind", "excess", "misses", "switches/day")
+        lines = [head]
+        for one in self.outcomes:
+            cells = (
+                one.trace,
+                one.policy,
+                f"{one.grams / 1000:.4g}",
+                f"{one.saving:.1%}",
+                f"{one.saving_over_blind:.1%}",
+            )
+            lines.append((*cells, f"{one.excess:.1%}", str(one.misses), f"{one.switches_per_day:.1f}"))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        jobs = len(self.jobs[0].tokens)
+        note = f"{jobs} jobs a trace; {self.table}: watts and speeds {self.menu.provenance}. Saving: against static;"
+        note += " over blind: against the constant pace of least energy; excess: over the best plan in hindsight."
+        return "\n".join((*text, note))
+
+
+def simulate(
+    config: GreenConfig,
+    traces: Sequence[GridTrace],
+    *,
+    policies: Sequence[str] = (),
+    table: ActionTable | None = None,
+    starts_unix_s: Array | None = None,
+    count: int = 24,
+    history_h: float = HISTORY_H,
+    seeds: int = 1,
+    forecaster: Forecaster | None = profile_forecast,
+    history: bool = False,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Result:
+    """Return what policies would have emitted. The same arguments give the same result.
+
+    Args:
+        config: Section ``policy`` says what has to be done, and with which actions.
+        traces: Recorded grids, all of one basis and accounting.
+        policies: Names as in ``policy.name``, or ``carbon_blind``; none: ``static``, ``carbon_blind`` and that of the
+            configuration.
+        table: What actions bring and cost; None: the one that ``policy.actions`` declares.
+        starts_unix_s: When the jobs start (s since the epoch, UTC); None: ``count`` windows spread over each trace.
+        count: How many windows.
+        history_h: Hours of a trace before its first window.
+        seeds: How often each window is run, for policies that draw.
+        forecaster: What policies see of the future; None: all of it.
+        history: Whether to keep what every job did in every epoch.
+        progress: Called with the number of runs done and that of all.
+
+    Raises:
+        ConfigError: The configuration lacks tokens, a deadline or actions, the tokens cannot be done by the deadline,
+            or the traces mix bases.
+        TraceError: A trace is shorter than its jobs.
+    """
+    policy = config.policy
+    tokens, deadline_h = _asked(policy)
+    _check_bases(traces)
+    found = _table(policy) if table is None else table
+    menu = menu_of(policy, found)
+    names = tuple(policies) or tuple(dict.fromkeys(("static", CARBON_BLIND, policy.name)))
+    outcomes: list[Outcome] = []
+    kept: list[Jobs] = []
+    for trace in traces:
+        starts = starts_unix_s
+        if starts is None:
+            starts = windows(trace, count, length_s=deadline_h * S_PER_HOUR, history_h=history_h)
+        jobs = Jobs.alike(starts, tokens=tokens, deadline_s=deadline_h * S_PER_HOUR, seeds=seeds)
+        known = references(trace, jobs, menu)
+        world = World(trace, Sight(trace, forecaster, horizon_h=int(np.ceil(deadline_h)) + 1), policy.decide_s)
+        for name in names:
+            track = world.run(kernel_of(policy, named_policy(name, policy, menu), menu), jobs, history=history)
+            outcomes.append(Outcome(trace=trace.name, policy=name, track=track, references=known))
+            progress(len(outcomes), len(traces) * len(names))
+        kept.append(jobs)
+    return Result(outcomes=tuple(outcomes), jobs=tuple(kept), menu=menu, table=found.device)
+
+
+def menu_of(config: PolicyConfig, table: ActionTable) -> Menu:
+    """Return the choices of a simulated job: ranks are released unless the configuration holds them.
+
+    Raises:
+        ConfigError: Ranks are held and nobody says what that costs, or the table has no action with speed and power.
+    """
+    return Menu.of(table, released=config.released is not False, idle_w=config.idle_w)
+
+
+def named_policy(name: str, config: PolicyConfig, menu: Menu) -> SchedulePolicy:
+    """Return a policy by its name; settings are those of the configuration."""
+    return CarbonBlind(menu) if name == CARBON_BLIND else open_schedule(replace(config, name=name), menu)
+
+
+def kernel_of(config: PolicyConfig, policy: SchedulePolicy, menu: Menu) -> DecisionKernel:
+    """Return the kernel as training uses it."""
+    return DecisionKernel(policy, menu, switch_s=config.switch_s, dwell_s=config.dwell_s, margin_s=config.margin_s)
+
+
+def _asked(config: PolicyConfig) -> tuple[float, float]:
+    if config.tokens is None or config.deadline_h is None:
+        missing = [f"policy.{key}" for key in ("tokens", "deadline_h") if getattr(config, key) is None]
+        raise ConfigError(f"{' and '.join(missing)} must be set to simulate: the tokens of a job, and its hours")
+    return config.tokens, config.deadline_h
+
+
+def _table(config: PolicyConfig) -> ActionTable:
+    if config.actions is None:
+        raise ConfigError(
+            "a simulation needs to know what actions bring and cost: declare them in a file and name it with"
+            " policy.actions, or hand over the table of a run"
+        )
+    return declared(config.actions)
+
+
+def _check_bases(traces: Sequence[GridTrace]) -> None:
+    if not traces:
+        raise ConfigError("there is no trace to simulate: name at least one")
+    bases = {(trace.basis, trace.accounting): trace.name for trace in traces}
+    if len(bases) > 1:
+        said = "; ".join(f"{name!r} is {basis}, {accounting}" for (basis, accounting), name in bases.items())
+        raise ConfigError(f"the traces mix bases, so their grams must not be compared ({said}): simulate each alone")
