@@ -43,6 +43,13 @@ class Outlook:
     """(n, h) price of one rank and hour, for policies that pay."""
     utilisation: Array | None = None
     """(n,) share of the devices that is busy, in 0..1."""
+    job: NDArray[np.int64] | None = None
+    """(n,) which jobs these are, where some of a batch are over, for policies that remember; None: 0 to n - 1."""
+
+    @property
+    def jobs(self) -> NDArray[np.int64]:
+        """(n,) which jobs these are."""
+        return np.arange(len(self.left_s)) if self.job is None else self.job
 
     @property
     def now_g_per_kwh(self) -> Array:
