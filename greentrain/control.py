@@ -1,6 +1,7 @@
 """The acting side of a session: gears, the phase that measures them, the plan, and what a checkpoint holds of them."""
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from greentrain.gears import Gears
     from greentrain.schedule import Schedule  # loads numpy
 
-PLAN_STEPS: Final = 200
-"""Most steps in which a plan learns what its gears cost, the default of ``profile_gears``."""
+FIRST_READING_S: Final = 2.0
+"""How long a profile waits for the sensors of a run that has just begun (s): probing them takes up to 0.4 s."""
+PLAN_STEPS: Final = 2000
+"""Most steps in which a plan learns what its gears cost: steps of milliseconds need many for a block of 1 s, which
+sensors need; usual ones are done after tens."""
 
 
 class Host(Protocol):
@@ -271,6 +275,9 @@ class Control:
             )
         from greentrain.gear_table import GearTable
 
+        end_s = time.monotonic() + FIRST_READING_S
+        while not run.sensors and time.monotonic() < end_s:
+            time.sleep(0.02)
         self._profile = GearTable(
             self.gears.box,
             run.sensors,

@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from greentrain.carbon.forecast import ProfileForecast
 from greentrain.policy.outlook import Array
 from greentrain.types import CarbonSignal
 from greentrain.units import S_PER_HOUR
@@ -25,6 +24,8 @@ class GridOutlook:
     """Spacing of past and forecast (s)."""
 
     def __init__(self, signal: CarbonSignal) -> None:
+        from greentrain.carbon.forecast import ProfileForecast
+
         self._signal = signal
         self._forecast = ProfileForecast(signal)
 

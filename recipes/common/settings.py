@@ -45,16 +45,21 @@ class Settings:
         return sections
 
 
-def parse(name: str, argv: list[str] | None = None, gears: Sequence[str] = ()) -> Settings:
+def parse(
+    name: str, argv: list[str] | None = None, gears: Sequence[str] = (), steps: tuple[int, int] = (500, 300)
+) -> Settings:
     """Read the command line of a recipe and load its data.
 
     Args:
         name: Of the run.
         argv: The words of the command line; None: those of this process.
         gears: Precision gears among which a recipe shifts; adds the flags --gear and --schedule.
+        steps: Optimizer steps of the large and of the small model, unless the command line says.
     """
     parser = argparse.ArgumentParser(description="Train a small GPT on Python's own source and report its energy.")
-    parser.add_argument("--steps", type=int, default=None, help="optimizer steps (default 500; 300 with --small)")
+    parser.add_argument(
+        "--steps", type=int, default=None, help=f"optimizer steps (default {steps[0]}; {steps[1]} with --small)"
+    )
     parser.add_argument("--small", action="store_true", help="a model of 0.4 M parameters, for a quick look and for CI")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--zone", default="US-CAL-CISO", help="grid zone whose typical carbon intensity is used")
@@ -68,13 +73,13 @@ def parse(name: str, argv: list[str] | None = None, gears: Sequence[str] = ()) -
     if args.small:
         torch.set_num_threads(1)  # more only wait for one another in a model this small
         text = corpus(vocab=512, max_bytes=1_000_000)
-        size, steps, batch, lr, blocks = Size(vocab=text.vocab, width=96, layers=3, heads=3), 300, 8, 4e-3, 32
+        size, batch, lr, blocks = Size(vocab=text.vocab, width=96, layers=3, heads=3), 8, 4e-3, 32
     else:
         text = corpus()
-        size, steps, batch, lr, blocks = Size(vocab=text.vocab), 500, 4, 1e-3, 128
-    steps = args.steps or steps
+        size, batch, lr, blocks = Size(vocab=text.vocab), 4, 1e-3, 128
+    count = args.steps or steps[args.small]
     return Settings(
-        steps=steps,
+        steps=count,
         batch=batch,
         lr=lr,
         size=size,
@@ -86,7 +91,7 @@ def parse(name: str, argv: list[str] | None = None, gears: Sequence[str] = ()) -
         out=args.out,
         name=name,
         gears=tuple(gears),
-        schedule=_schedule(args.gear, args.schedule, steps) if gears else (),
+        schedule=_schedule(args.gear, args.schedule, count) if gears else (),
     )
 
 
