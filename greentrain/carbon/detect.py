@@ -1,27 +1,72 @@
 """Builds the carbon signal that the configuration names."""
 
 from greentrain.carbon.constant import ConstantSignal
+from greentrain.carbon.fallback import Fallback
 from greentrain.carbon.trace import TraceSignal
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config import WORLD, CarbonConfig
-from greentrain.errors import ConfigError
+from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.types import CarbonSignal
 
 
 def open_signal(config: CarbonConfig) -> CarbonSignal:
-    """Return the signal of ``config.signal``, checked and ready.
+    """Return the signal of ``config.signal`` and those that stand in for it, checked and ready.
+
+    What asks a network has read its key, but asks from its ``start`` or the first question on.
 
     Raises:
-        ConfigError: Keys that this signal needs are missing.
-        CarbonSignalError: The signal cannot be built: unknown zone, malformed trace, unreadable tables.
+        ConfigError: Keys that a signal needs are missing, or average and marginal ones are mixed.
+        CarbonSignalError: A signal cannot be built: unknown zone, malformed trace, unreadable tables.
+        MissingExtraError: The signal asks a network, and httpx is not installed.
     """
+    first = _open(config.signal, config)
+    if not config.fallback:
+        return first
+    names = (config.signal, *config.fallback)
+    if len(set(names)) < len(names):
+        raise ConfigError(f"carbon.fallback {list(config.fallback)} names a signal twice, or carbon.signal itself")
+    return Fallback([first, *(_open(name, config, stand_in=True) for name in config.fallback)])
+
+
+def _open(name: str, config: CarbonConfig, *, stand_in: bool = False) -> CarbonSignal:
     named = config.zone if config.zone != WORLD else None
-    if config.signal == "trace":
+    if name in ("electricity_maps", "watttime", "gb"):
+        return _polled(name, config, named)
+    if name == "trace":
         if config.trace_csv is None:
-            raise ConfigError("carbon.signal is 'trace', so carbon.trace_csv must name a CSV file")
+            raise ConfigError("'trace' is among the carbon signals, so carbon.trace_csv must name a CSV file")
         return TraceSignal(config.trace_csv, zone=named, max_gap_h=config.trace_max_gap_h)
-    if config.signal == "typical":
+    if name == "typical":
         return TypicalSignal(config.zone)
     if config.g_per_kwh is not None:
         return ConstantSignal(config.g_per_kwh, zone=named or "unnamed", source="carbon.g_per_kwh of the configuration")
-    return ConstantSignal.of(config.zone)
+    try:
+        return ConstantSignal.of(config.zone)
+    except UnknownZoneError:
+        country, dash, _ = config.zone.partition("-")
+        if not (stand_in and dash):
+            raise
+        return ConstantSignal.of(country)  # a server's zone may be finer than the tables; the signal says what it is of
+
+
+def _polled(name: str, config: CarbonConfig, zone: str | None) -> CarbonSignal:
+    from greentrain.carbon.keys import find_key
+    from greentrain.carbon.polled import PolledSignal
+    from greentrain.carbon.source import GridSource
+
+    if zone is None:
+        raise ConfigError(f"carbon.signal {name!r} needs carbon.zone: {WORLD!r} is no zone of a grid")
+    source: GridSource
+    if name == "gb":
+        from greentrain.carbon.gb import GreatBritain
+
+        source = GreatBritain(zone)
+    elif name == "watttime":
+        from greentrain.carbon.watttime import PASSWORD, USER, WattTime
+
+        source = WattTime(zone, find_key(USER, name), find_key(PASSWORD, name))
+    else:
+        from greentrain.carbon.electricity_maps import VARIABLE, ElectricityMaps
+
+        source = ElectricityMaps(zone, find_key(VARIABLE, name))
+    return PolledSignal(source, cache_dir=config.cache_dir)
