@@ -1,0 +1,114 @@
+"""Prices from a file and made up, and who buys when."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from greentrain.errors import ConfigError
+from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.outlook import Array, Outlook
+from greentrain.policy.prices import PriceFile, Prices, SyntheticPrices
+from greentrain.policy.spot import Spot
+from tests.policy.cases import action_table
+from tests.policy.drive import outlook
+
+MENU = Menu.of(action_table())
+SPEED = float(MENU.tokens_per_s[MENU.static])
+HOUR = 3600.0
+T0 = 1_640_995_200.0
+
+
+class Rising:
+    """A price that grows by one an hour."""
+
+    name = "rising {prices}"
+    currency = "EUR"
+
+    def at(self, t_unix_s: Array) -> Array:
+        return (t_unix_s - T0) / HOUR
+
+
+def seen(duty: float, t_unix_s: float = T0 + 500 * HOUR) -> Outlook:
+    return outlook(
+        ahead=[[300.0]], tokens_left=[duty * 100 * HOUR * SPEED], left_s=[100 * HOUR], current=[OFF], t_unix_s=t_unix_s
+    )
+
+
+def write(folder: Path, rows: str) -> Path:
+    path = folder / "prices.csv"
+    path.write_text("timestamp_utc,price_per_h\n" + rows, encoding="utf-8")
+    return path
+
+
+def test_dear_hours_are_not_bought() -> None:
+    kernel = DecisionKernel(Spot(MENU, Rising()), MENU)
+    decided = kernel.decide(seen(0.5))
+    assert decided.rows.tolist() == [OFF]
+    assert kernel.explain(seen(0.5), decided) == (
+        "500 EUR a rank and hour (rising {prices}): 100% of the last 7 days were cheaper, and 50% of the time left is"
+        " needed: wait"
+    )
+
+
+def test_cheap_hours_are_bought(tmp_path: Path) -> None:
+    rows = "".join(f"{np.datetime64(int(T0 + h * HOUR), 's')}Z,{200 - h}\n" for h in range(600))
+    prices = PriceFile(write(tmp_path, rows), currency="EUR")
+    policy = Spot(MENU, prices)
+    assert policy.name == "spot" and policy.choose(seen(0.01)).rows.tolist() == [MENU.static]
+
+
+def test_where_nobody_knows_a_price_the_job_runs(tmp_path: Path) -> None:
+    prices = PriceFile(write(tmp_path, "2022-01-01T00:00Z,1\n2022-01-01T01:00Z,2\n"))
+    policy = Spot(MENU, prices)
+    assert policy.choose(seen(0.1)).rows.tolist() == [MENU.static]
+    assert prices.at(np.array([T0 - 1, T0, T0 + 1.9 * HOUR, T0 + 2 * HOUR])).tolist() == pytest.approx(
+        [np.nan, 1.0, 2.0, np.nan], nan_ok=True
+    )
+
+
+def test_made_up_prices_say_so_and_stay_the_same() -> None:
+    prices = SyntheticPrices(seed=3)
+    assert isinstance(prices, Prices)
+    t = np.array([T0 + hour * HOUR for hour in range(24 * 60)])
+    found = prices.at(t)
+    assert np.array_equal(found, SyntheticPrices(seed=3).at(t))
+    assert not np.allclose(found, SyntheticPrices(seed=4).at(t))
+    assert 0 < found.min() < found.max() < 4 and found.mean() == pytest.approx(2.0, rel=0.05)
+    assert np.abs(np.diff(found)).max() < 0.5  # slow, as prices are
+    noon, night = found.reshape(-1, 24)[:, 18].mean(), found.reshape(-1, 24)[:, 6].mean()
+    assert noon > night
+    policy = Spot(MENU, prices)
+    kernel = DecisionKernel(policy, MENU)
+    decided = kernel.decide(seen(0.5))
+    assert policy.name == "spot (synthetic prices)"
+    assert "(synthetic prices, seed 3)" in kernel.explain(seen(0.5), decided)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("2022-01-01T00:00Z,1\n", "has 1 rows of data"),
+        (
+            "2022-01-01T00:00,1\n2022-01-01T01:00Z,2\n",
+            r"csv:2: timestamp_utc is '2022-01-01T00:00', without a time zone",
+        ),
+        ("2022-01-01T00:00Z,1\n2022-01-01T00:00Z,2\n", "csv:3: .*is not after"),
+        ("2022-01-01T00:00Z,cheap\n2022-01-01T01:00Z,2\n", "csv:2: price_per_h is 'cheap', not a number"),
+        ("2022-01-01T00:00Z,1\n2022-01-01T01:00Z,inf\n", "csv:3: price_per_h is 'inf'; it must be between"),
+        ("yesterday,1\n", "csv:2: timestamp_utc is 'yesterday'; write it as ISO 8601"),
+    ],
+)
+def test_a_malformed_file_is_told_with_its_line(tmp_path: Path, rows: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        PriceFile(write(tmp_path, rows))
+
+
+def test_a_file_without_columns_or_without_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    with pytest.raises(ConfigError, match=r"cannot read the prices .*policy\.prices_csv"):
+        PriceFile(path)
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"csv:1: the columns are \['a', 'b'\]"):
+        PriceFile(path)
