@@ -115,9 +115,13 @@ class IntensityChain:
         )
 
     def probabilities(self) -> Array:
-        """Return (x, x): how likely each state follows each; one that was never seen stays where it is."""
-        seen = self.counts.sum(axis=1, keepdims=True)
-        return np.where(seen > 0, self.counts / np.maximum(seen, 1), np.eye(STATES))
+        """Return (x, x): how likely each state follows each; one that was never seen goes on like all of its level."""
+        alike = self.counts.reshape(len(LEVELS) + 1, len(TRENDS) + 1, STATES).sum(axis=1)
+        alike = np.where(alike.sum(axis=1, keepdims=True) > 0, alike, self.counts.sum(axis=0) + 1e-9)
+        seen = self.counts.sum(axis=1, keepdims=True) > 0
+        weights = np.where(seen, self.counts, np.repeat(alike, len(TRENDS) + 1, axis=0))
+        shares: Array = weights / weights.sum(axis=1, keepdims=True)
+        return shares
 
     def levels(self) -> Array:
         """Return (x,): mean relative intensity in each state; where none was seen, the middle of its bin."""

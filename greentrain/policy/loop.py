@@ -64,6 +64,7 @@ class DecisionKernel:
         dwell_s: Shortest time between two changes of width (s).
         margin_s: Time to spare before the deadline (s).
         hysteresis: A change must save this share of the emissions at full speed; 0: every change is worth it.
+        shield: Whether the deadline outranks the policy. Only the simulator does without, to show what one does alone.
     """
 
     def __init__(
@@ -75,12 +76,14 @@ class DecisionKernel:
         dwell_s: float = 0.0,
         margin_s: float = 0.0,
         hysteresis: float = HYSTERESIS,
+        shield: bool = True,
     ) -> None:
         self.policy = policy
         self.menu = menu
         self.reach = Reach(menu=menu, switch_s=switch_s, margin_s=margin_s)
         self._dwell_s = dwell_s
         self._hysteresis = hysteresis
+        self._shields = shield
 
     def observe(self, seen: Outlook) -> Outlook:
         """Return an outlook without gaps, as policies get it.
@@ -129,7 +132,9 @@ class DecisionKernel:
             usable = bound.any(axis=1)
             self._replace(held[usable], clear, choice, bound[usable], rows)
             reason[held[usable]] = base + _DWELL
-        shielded = self._shield(clear, allowed, rows, reason, base)
+        shielded = np.zeros(len(rows), np.bool_)
+        if self._shields:
+            shielded = self._shield(clear, allowed, rows, reason, base)
         done = clear.tokens_left <= 0.0
         if done.any():
             rows[done], reason[done], shielded[done] = OFF, base + _DONE, False

@@ -2,6 +2,8 @@
 
 from greentrain.config import PolicyConfig
 from greentrain.errors import ConfigError
+from greentrain.policy.carbongear import CarbonGear
+from greentrain.policy.carbongear_printed import CAUTION, CarbonGearPrinted
 from greentrain.policy.lowest_window import LowestWindow
 from greentrain.policy.menu import Menu
 from greentrain.policy.mpc import Mpc
@@ -33,12 +35,21 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
             return LowestWindow(menu, config.window_h)
         case "mpc":
             return Mpc(menu)
+        case "carbongear":
+            return CarbonGear(menu, switch_s=config.switch_s, epoch_s=config.decide_s)
+        case "carbongear-printed":
+            return CarbonGearPrinted(menu, seed=config.seed)
         case "spot":
             prices = SyntheticPrices(config.seed) if config.prices_csv is None else PriceFile(config.prices_csv)
             return Spot(menu, prices)
     raise ConfigError(
         f"policy.name is {config.name!r}, which does not plan against a grid: see greentrain.policy.static"
     )
+
+
+def caution(config: PolicyConfig) -> str | None:
+    """Return what a real run should be told about its policy before it trains; None where there is nothing."""
+    return CAUTION if config.name == "carbongear-printed" else None
 
 
 def _row_of(gear: str | None, menu: Menu) -> int | None:

@@ -134,6 +134,7 @@ def simulate(
     history_h: float = HISTORY_H,
     seeds: int = 1,
     forecaster: Forecaster | None = profile_forecast,
+    shield: bool = True,
     history: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Result:
@@ -150,6 +151,7 @@ def simulate(
         history_h: Hours of a trace before its first window.
         seeds: How often each window is run, for policies that draw.
         forecaster: What policies see of the future; None: all of it.
+        shield: Whether the deadline outranks the policies, as in training; without, a policy that cannot keep it shows.
         history: Whether to keep what every job did in every epoch.
         progress: Called with the number of runs done and that of all.
 
@@ -174,7 +176,8 @@ def simulate(
         known = references(trace, jobs, menu)
         world = World(trace, Sight(trace, forecaster, horizon_h=int(np.ceil(deadline_h)) + 1), policy.decide_s)
         for name in names:
-            track = world.run(kernel_of(policy, named_policy(name, policy, menu), menu), jobs, history=history)
+            kernel = kernel_of(policy, named_policy(name, policy, menu), menu, shield)
+            track = world.run(kernel, jobs, history=history)
             outcomes.append(Outcome(trace=trace.name, policy=name, track=track, references=known))
             progress(len(outcomes), len(traces) * len(names))
         kept.append(jobs)
@@ -195,9 +198,11 @@ def named_policy(name: str, config: PolicyConfig, menu: Menu) -> SchedulePolicy:
     return CarbonBlind(menu) if name == CARBON_BLIND else open_schedule(replace(config, name=name), menu)
 
 
-def kernel_of(config: PolicyConfig, policy: SchedulePolicy, menu: Menu) -> DecisionKernel:
-    """Return the kernel as training uses it."""
-    return DecisionKernel(policy, menu, switch_s=config.switch_s, dwell_s=config.dwell_s, margin_s=config.margin_s)
+def kernel_of(config: PolicyConfig, policy: SchedulePolicy, menu: Menu, shield: bool = True) -> DecisionKernel:
+    """Return the kernel as training uses it; there the shield is always on."""
+    return DecisionKernel(
+        policy, menu, switch_s=config.switch_s, dwell_s=config.dwell_s, margin_s=config.margin_s, shield=shield
+    )
 
 
 def _asked(config: PolicyConfig) -> tuple[float, float]:

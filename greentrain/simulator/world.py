@@ -1,7 +1,7 @@
 """Many jobs side by side on one recorded grid, each decided by the same kernel as in training."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from greentrain.errors import TraceError
 from greentrain.policy.loop import Decided, DecisionKernel
-from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.menu import OFF
 from greentrain.policy.outlook import Array, Outlook
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs, iso
@@ -85,77 +85,15 @@ class World:
         Raises:
             TraceError: A job is not within the trace.
         """
+        course = self.begin(kernel, jobs, history=history)
+        while not course.over:
+            course.step()
+        return course.track()
+
+    def begin(self, kernel: DecisionKernel, jobs: Jobs, *, history: bool = False) -> "Course":
+        """Return jobs at their start, to be run epoch by epoch; arguments and errors are those of :meth:`run`."""
         self._check(jobs)
-        state = _State(jobs, kernel.menu, math.ceil(float(jobs.deadline_s.max()) / self._epoch_s - 1e-9), history)
-        for k in range(state.epochs):
-            at_s = k * self._epoch_s
-            live = np.flatnonzero((state.tokens_left > 0) & (jobs.deadline_s > at_s))
-            if not len(live):
-                break
-            seen = self._outlook(kernel, jobs, state, live, at_s)
-            decided = kernel.decide(seen)
-            self._advance(kernel, jobs, state, live, k, seen, decided)
-        return state.track(self._epoch_s)
-
-    def _outlook(
-        self, kernel: DecisionKernel, jobs: Jobs, state: "_State", live: NDArray[np.int64], at_s: float
-    ) -> Outlook:
-        policy, step_s = kernel.policy, self._sight.step_s
-        t_unix_s, left_s = jobs.start_unix_s[live] + at_s, jobs.deadline_s[live] - at_s
-        ahead_s = min(float(getattr(policy, "ahead_s", math.inf)), float(left_s.max()))
-        ahead_h = min(max(1, math.ceil(ahead_s / step_s - 1e-9)), self._sight.horizon_h)
-        past_h = int(min(float(getattr(policy, "past_s", math.inf)) / step_s, self._sight.past_h))
-        return Outlook(
-            epoch_s=self._epoch_s,
-            step_s=step_s,
-            t_unix_s=t_unix_s,
-            left_s=left_s,
-            total_s=jobs.deadline_s[live],
-            tokens_left=state.tokens_left[live],
-            tokens=jobs.tokens[live],
-            current=state.current[live],
-            held_s=state.held_s[live],
-            past_g_per_kwh=self._sight.past(t_unix_s, past_h) if past_h else np.zeros((len(live), 0)),
-            forecast_g_per_kwh=self._sight.ahead(t_unix_s, ahead_h),
-            job=live,
-        )
-
-    def _advance(
-        self,
-        kernel: DecisionKernel,
-        jobs: Jobs,
-        state: "_State",
-        live: NDArray[np.int64],
-        k: int,
-        seen: Outlook,
-        decided: Decided,
-    ) -> None:
-        """Let the jobs do for one epoch what was decided."""
-        menu, rows, left = kernel.menu, decided.rows, seen.tokens_left
-        speed, power_w = menu.tokens_per_s[rows], menu.power_w[rows]
-        epoch_s = np.minimum(seen.left_s, self._epoch_s)
-        pending_s = kernel.reach.pending_s(rows, seen.current, seen.held_s)
-        could = speed * np.maximum(epoch_s - pending_s, 0.0)
-        done = could >= left - DONE * seen.tokens
-        with np.errstate(divide="ignore", invalid="ignore"):
-            used_s = np.where(done, np.minimum(pending_s + left / speed, epoch_s), epoch_s)
-        start_g = self.trace.integral(seen.t_unix_s)
-        grams = power_w * (self.trace.integral(seen.t_unix_s + used_s) - start_g) / J_PER_KWH
-        moved = menu.width[rows] != menu.width[seen.current]
-        state.grams[live] += grams
-        state.joules[live] += power_w * used_s
-        state.tokens_left[live] = np.where(done, 0.0, left - could)
-        state.end_s[live] += used_s
-        state.held_s[live] = np.where(moved, 0.0, seen.held_s) + epoch_s
-        state.current[live] = rows
-        state.switches[live] += moved
-        state.shielded[live] += decided.shielded
-        state.decisions += len(live)
-        if state.history is not None:
-            state.history.rows[live, k] = rows
-            state.history.g_per_kwh[live, k] = (self.trace.integral(seen.t_unix_s + epoch_s) - start_g) / epoch_s
-            state.history.tokens[live, k] = np.where(done, left, could)
-            state.history.grams[live, k] = grams
+        return Course(self.trace, self._sight, self._epoch_s, kernel, jobs, history)
 
     def _check(self, jobs: Jobs) -> None:
         late = jobs.start_unix_s + jobs.deadline_s > self.trace.end_unix_s + 1.0
@@ -169,37 +107,125 @@ class World:
             )
 
 
-class _State:
-    """Of n jobs, changed in place."""
+class Course:
+    """Jobs on their way. ``over`` once none is left to decide for.
 
-    def __init__(self, jobs: Jobs, menu: Menu, epochs: int, history: bool) -> None:
+    Args:
+        trace: The truth.
+        sight: What is seen of it.
+        epoch_s: Time between two decisions (s).
+        kernel: Policy, menu and rules.
+        jobs: What has to be done, within the trace.
+        history: Whether to keep every epoch.
+    """
+
+    def __init__(
+        self, trace: GridTrace, sight: Sight, epoch_s: float, kernel: DecisionKernel, jobs: Jobs, history: bool
+    ) -> None:
+        self._trace, self._sight, self._epoch_s = trace, sight, epoch_s
+        self._kernel, self._jobs = kernel, jobs
         n = len(jobs.tokens)
-        self.epochs = epochs
+        epochs = math.ceil(float(jobs.deadline_s.max()) / epoch_s - 1e-9)
+        self.epoch = 0
+        """How many are over."""
         self.tokens_left = jobs.tokens.astype(np.float64)
-        self.current = np.full(n, menu.static)
-        self.held_s = np.full(n, math.inf)
-        self.grams, self.joules, self.end_s = np.zeros(n), np.zeros(n), np.zeros(n)
-        self.switches, self.shielded = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        self.decisions = 0
-        self.history: History | None = None
+        """(n,)"""
+        self.current = np.full(n, kernel.menu.static)
+        """(n,) row in use until now."""
+        self.grams = np.zeros(n)
+        """(n,) emitted until now."""
+        self._held_s = np.full(n, math.inf)
+        self._joules, self._end_s = np.zeros(n), np.zeros(n)
+        self._switches, self._shielded = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        self._decisions = 0
+        self._history: History | None = None
         if history:
-            self.history = History(
-                epoch_s=0.0,
+            self._history = History(
+                epoch_s=epoch_s,
                 rows=np.full((n, epochs), OFF),
                 g_per_kwh=np.full((n, epochs), np.nan),
                 tokens=np.zeros((n, epochs)),
                 grams=np.zeros((n, epochs)),
             )
 
-    def track(self, epoch_s: float) -> Track:
-        kept = self.history
+    @property
+    def over(self) -> bool:
+        """Whether all jobs are done or at their deadline."""
+        return not self._live().any()
+
+    def look(self) -> Outlook:
+        """Return what the policy sees of the jobs that are not over."""
+        policy, step_s, jobs = self._kernel.policy, self._sight.step_s, self._jobs
+        live, at_s = np.flatnonzero(self._live()), self.epoch * self._epoch_s
+        t_unix_s, left_s = jobs.start_unix_s[live] + at_s, jobs.deadline_s[live] - at_s
+        ahead_s = min(float(getattr(policy, "ahead_s", math.inf)), float(left_s.max()))
+        ahead_h = min(max(1, math.ceil(ahead_s / step_s - 1e-9)), self._sight.horizon_h)
+        past_h = int(min(float(getattr(policy, "past_s", math.inf)) / step_s, self._sight.past_h))
+        return Outlook(
+            epoch_s=self._epoch_s,
+            step_s=step_s,
+            t_unix_s=t_unix_s,
+            left_s=left_s,
+            total_s=jobs.deadline_s[live],
+            tokens_left=self.tokens_left[live],
+            tokens=jobs.tokens[live],
+            current=self.current[live],
+            held_s=self._held_s[live],
+            past_g_per_kwh=self._sight.past(t_unix_s, past_h) if past_h else np.zeros((len(live), 0)),
+            forecast_g_per_kwh=self._sight.ahead(t_unix_s, ahead_h),
+            job=live,
+        )
+
+    def step(self) -> Decided:
+        """Decide, and let the jobs that are not over do that for one epoch."""
+        seen = self.look()
+        decided = self._kernel.decide(seen)
+        self._advance(seen, decided)
+        self.epoch += 1
+        return decided
+
+    def track(self) -> Track:
+        """Return what has become of the jobs."""
         return Track(
             tokens_left=self.tokens_left,
             grams=self.grams,
-            joules=self.joules,
-            end_s=self.end_s,
-            switches=self.switches,
-            shielded=self.shielded,
-            decisions=self.decisions,
-            history=None if kept is None else replace(kept, epoch_s=epoch_s),
+            joules=self._joules,
+            end_s=self._end_s,
+            switches=self._switches,
+            shielded=self._shielded,
+            decisions=self._decisions,
+            history=self._history,
         )
+
+    def _live(self) -> NDArray[np.bool_]:
+        live: NDArray[np.bool_] = (self.tokens_left > 0) & (self._jobs.deadline_s > self.epoch * self._epoch_s)
+        return live
+
+    def _advance(self, seen: Outlook, decided: Decided) -> None:
+        assert seen.job is not None
+        menu, rows, left, live = self._kernel.menu, decided.rows, seen.tokens_left, seen.job
+        speed, power_w = menu.tokens_per_s[rows], menu.power_w[rows]
+        epoch_s = np.minimum(seen.left_s, self._epoch_s)
+        pending_s = self._kernel.reach.pending_s(rows, seen.current, seen.held_s)
+        could = speed * np.maximum(epoch_s - pending_s, 0.0)
+        done = could >= left - DONE * seen.tokens
+        with np.errstate(divide="ignore", invalid="ignore"):
+            used_s = np.where(done, np.minimum(pending_s + left / speed, epoch_s), epoch_s)
+        start_g = self._trace.integral(seen.t_unix_s)
+        grams = power_w * (self._trace.integral(seen.t_unix_s + used_s) - start_g) / J_PER_KWH
+        moved = menu.width[rows] != menu.width[seen.current]
+        self.grams[live] += grams
+        self._joules[live] += power_w * used_s
+        self.tokens_left[live] = np.where(done, 0.0, left - could)
+        self._end_s[live] += used_s
+        self._held_s[live] = np.where(moved, 0.0, seen.held_s) + epoch_s
+        self.current[live] = rows
+        self._switches[live] += moved
+        self._shielded[live] += decided.shielded
+        self._decisions += len(live)
+        if self._history is not None:
+            self._history.rows[live, self.epoch] = rows
+            mean = (self._trace.integral(seen.t_unix_s + epoch_s) - start_g) / epoch_s
+            self._history.g_per_kwh[live, self.epoch] = mean
+            self._history.tokens[live, self.epoch] = np.where(done, left, could)
+            self._history.grams[live, self.epoch] = grams

@@ -71,7 +71,7 @@ def test_its_price_goes_to_the_limit_at_once_and_changes_nothing() -> None:
 
 
 def test_all_it_learns_is_that_off_costs_least() -> None:
-    """A hundred jobs in one state for longer than any lasts: on average the cheapest action wins, which trains nothing."""
+    """A hundred jobs in one state for longer than any lasts: on average the cheapest wins, which trains nothing."""
     n = 100
     policy, rng = CarbonGearPrinted(MENU), np.random.default_rng(3)
     tokens, flat = np.full(n, 1e15), np.full((n, HOURS), 300.0)

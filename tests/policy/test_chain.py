@@ -37,7 +37,7 @@ def test_a_grid_of_another_size_gives_the_same_chain() -> None:
     assert one.counts.sum() == 60 * 24 - 21 * 24
 
 
-def test_probabilities_are_shares_of_what_was_seen_and_the_unseen_stays() -> None:
+def test_probabilities_are_shares_of_what_was_seen_and_the_unseen_goes_on_like_its_level() -> None:
     counts = np.zeros((STATES, STATES), np.int64)
     counts[3, 4], counts[3, 9] = 3, 1
     level_sum = np.zeros(STATES)
@@ -45,7 +45,9 @@ def test_probabilities_are_shares_of_what_was_seen_and_the_unseen_stays() -> Non
     chain = IntensityChain(counts=counts, level_sum=level_sum)
     p = chain.probabilities()
     assert p.sum(axis=1) == pytest.approx(np.ones(STATES))
-    assert (p[3, 4], p[3, 9], p[7, 7]) == (0.75, 0.25, 1.0)
+    assert (p[3, 4], p[3, 9]) == (0.75, 0.25)
+    assert (p[7] == p[3]).all(), "another trend of the same level"
+    assert p[100, [4, 9]] == pytest.approx([0.75, 0.25]), "a level that was never seen"
     assert chain.levels()[3] == pytest.approx(0.3)
 
 
