@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -16,6 +18,9 @@ import pytest
 
 pytest.importorskip("httpx", reason="the extra 'grid' is not installed")
 
+from greentrain import GreenSession
+from greentrain.carbon import poller
+from greentrain.carbon.cache import GridCache
 from greentrain.carbon.client import Patience
 from greentrain.carbon.electricity_maps import ElectricityMaps
 from greentrain.carbon.gb import GreatBritain
@@ -555,6 +560,40 @@ def test_of_many_at_once_one_asks(tmp_path: Path) -> None:
                 signal.close()
 
 
+def test_whoever_holds_the_lock_is_waited_for_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(gb) as server:
+        cache = GridCache(gb_source(server.url).facts, tmp_path)
+        with cache.claim() as mine, following(gb_source(server.url), tmp_path) as signal:
+            assert mine
+            time.sleep(0.2)
+            assert not server.requests
+            monkeypatch.setattr(poller, "_PATIENT_S", 0.1)
+            until(lambda: signal.mean(now(), now()).g_per_kwh is not None)
+
+
+def test_of_many_processes_one_asks(tmp_path: Path) -> None:
+    code = """
+import sys, time
+from greentrain.carbon.electricity_maps import ElectricityMaps
+from greentrain.carbon.keys import Secret
+from greentrain.carbon.polled import PolledSignal
+from tests.carbon.grid_server import QUICK
+url, folder = sys.argv[1:]
+signal = PolledSignal(ElectricityMaps("DE", Secret("k"), base_url=url), cache_dir=folder, patience=QUICK)
+signal.start()
+end_s = time.monotonic() + 20
+while len(signal.history(0.0, 1e12)) < 540 and time.monotonic() < end_s:
+    time.sleep(0.01)
+print(len(signal.history(0.0, 1e12)) >= 540)
+"""
+    with serving(electricity_maps) as server:
+        command = [sys.executable, "-c", code, server.url, str(tmp_path)]
+        children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+        assert [child.communicate()[0].strip() for child in children] == ["True"] * 3
+        assert len(server.requests) == 5
+        assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".lock"}, "no part of a file is left"
+
+
 @pytest.mark.parametrize("damage", ["torn", "empty", "old", "other", "wrong value", "nonsense"])
 def test_a_damaged_cache_is_no_cache(tmp_path: Path, damage: str) -> None:
     with serving(electricity_maps) as server:
@@ -602,7 +641,6 @@ def test_a_cool_down_holds_for_all_processes(tmp_path: Path, told: list[str]) ->
         assert idle(server) == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="root writes everywhere")
 def test_without_a_place_for_the_cache_every_process_asks(tmp_path: Path, told: list[str]) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -643,3 +681,19 @@ def test_no_key_is_ever_written_or_said(
     for text in (*shown, *files, *told, caplog.text, out.out, out.err, *map(str, tmp_path.rglob("*"))):
         for secret in (TOKEN, USER, PASSWORD, "jwt-of-the-day"):
             assert secret not in text
+
+
+def test_a_run_is_priced_and_its_folder_holds_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ELECTRICITY_MAPS_TOKEN", TOKEN)
+    config = {"power": {"meters": ["cpu_model"]}, "run": {"dir": str(tmp_path / "runs"), "live": False, "book_s": 0.5}}
+    with serving(electricity_maps) as server, following(em_source(server.url), tmp_path / "cache") as signal:
+        assert signal.wait(5.0)
+        with GreenSession(config, signal=signal) as green:
+            time.sleep(0.3)
+            green.step(tokens=1)
+        totals, folder = green.totals(), green.folder
+    assert totals.energy_j > 0 and totals.emissions_g > 0
+    assert folder is not None
+    texts = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
+    assert any("Electricity Maps, API v4" in text for text in texts)
+    assert not any(TOKEN in text for text in texts)
