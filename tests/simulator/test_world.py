@@ -42,7 +42,7 @@ def run(
     forecaster: Forecaster | None = daily,
     menu: Menu = MENU,
     epoch_s: float = HOUR,
-    **rules: float,
+    **rules: Any,
 ) -> Track:
     sight = Sight(grid, forecaster, horizon_h=int(deadline_s / HOUR) + 1, past_h=48)
     jobs = Jobs.alike(START + np.array(starts_h) * HOUR, tokens=tokens, deadline_s=deadline_s)
