@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from greentrain.gears import Gears
     from greentrain.schedule import Schedule  # loads numpy
 
+NONE: Final = (0, 0)
 FIRST_READING_S: Final = 2.0
 """How long a profile waits for the sensors of a run that has just begun (s): probing them takes up to 0.4 s."""
 PLAN_STEPS: Final = 2000
@@ -75,6 +76,7 @@ class Control:
         self._budget: Budgeting | None = None
         self._tokens = 0.0
         self._told: tuple[str, ...] = ()
+        self._uncounted = NONE
         if config.policy.plans and not config.precision.gears:
             raise ConfigError(
                 f"policy.name is {config.policy.name!r}, but precision.gears is empty: name the gears that the plan may"
@@ -110,6 +112,7 @@ class Control:
                 self._gears.restart()
         self._grid = (signal, grid_time)
         self._shifted_s = self._profile = self._schedule = self._budget = None
+        self._uncounted = NONE
 
     def closed(self) -> None:
         """The run is over: what was changed for its time is changed back."""
@@ -157,8 +160,15 @@ class Control:
         t_s, self._shifted_s = math.nextafter(self._shifted_s, 0.0), None
         return t_s
 
+    def counted(self, tokens: int, samples: int) -> None:
+        """Tokens or samples were told without a step; they go with the next one."""
+        self._uncounted = (self._uncounted[0] + tokens, self._uncounted[1] + samples)
+
     def stepped(self, tokens: int, samples: int) -> None:
         """A step was told."""
+        if self._uncounted != NONE:
+            tokens, samples = tokens + self._uncounted[0], samples + self._uncounted[1]
+            self._uncounted = NONE
         if self._profile is not None:
             self._profile.step(tokens, samples)
         if self._plans:

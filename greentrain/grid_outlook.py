@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from greentrain.carbon.forecast import ProfileForecast
 from greentrain.policy.outlook import Array
 from greentrain.types import CarbonSignal
 from greentrain.units import S_PER_HOUR
@@ -24,8 +25,6 @@ class GridOutlook:
     """Spacing of past and forecast (s)."""
 
     def __init__(self, signal: CarbonSignal) -> None:
-        from greentrain.carbon.forecast import ProfileForecast
-
         self._signal = signal
         self._forecast = ProfileForecast(signal)
 
@@ -38,6 +37,11 @@ class GridOutlook:
         """
         past = np.array([self.mean(grid_s - (k + 1) * self.step_s, grid_s - k * self.step_s) for k in range(PAST_H)])
         return past[::-1].copy(), self._forecast.ahead(grid_s, math.ceil(ahead_s / self.step_s), past[::-1])
+
+    @property
+    def basis(self) -> str:
+        """What the last look ahead rests on, for people; empty before."""
+        return self._forecast.basis
 
     def mean(self, t0_s: float, t1_s: float) -> float:
         """Return the intensity of an interval (g/kWh); NaN where nobody knows it."""

@@ -223,6 +223,7 @@ class Schedule:
             ],
             "static": menu.static,
             "tokens_done": self.tokens,
+            "forecast": self._grid.basis,
             "speed_of_table": self.planner.scale,
             "hourly_g_per_kwh": [None if math.isnan(value) else value for value in known],
         }

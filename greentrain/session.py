@@ -218,6 +218,7 @@ class GreenSession(contextlib.ContextDecorator):
     def count(self, tokens: int = 0, samples: int = 0) -> None:
         """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
         self._mark((self._now(), "count", "", 0, tokens, samples))
+        self._control.counted(tokens, samples)
 
     def begin(self, name: str) -> int:
         """Enter a phase, for frameworks whose hooks come in pairs; phases may nest and overlap.
