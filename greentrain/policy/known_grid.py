@@ -135,7 +135,7 @@ class KnownGrid:
     def _gears(self) -> tuple[tuple[Rows, Menu], tuple[Rows, Menu]]:
         """Rows without and with FP8, each as a menu of its own."""
         rows = np.flatnonzero(~self.menu.fp8), np.flatnonzero(self.menu.fp8)
-        return (rows[0], _only(self.menu, rows[0])), (rows[1], _only(self.menu, rows[1]))
+        return (rows[0], only(self.menu, rows[0])), (rows[1], only(self.menu, rows[1]))
 
     def _rate(self, rows: Rows, price: float) -> Array:
         """Return (h,) what each column emits, less the worth of its tokens (g/s)."""
@@ -148,7 +148,8 @@ class KnownGrid:
         return Mixture(tokens=tokens, grams=grams, parts=parts, fp8_price=fp8_price)
 
 
-def _only(menu: Menu, rows: Rows) -> Menu:
+def only(menu: Menu, rows: Rows) -> Menu:
+    """Return some rows of a menu as a menu; its row 0 need not be off."""
     return replace(
         menu,
         actions=tuple(menu.actions[row] for row in rows),
