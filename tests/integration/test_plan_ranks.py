@@ -101,5 +101,6 @@ def test_ddp_ranks_sleep_and_shift_after_the_same_step(tmp_path: Path) -> None:
     assert first["paused_s"] > 0.3
     assert first["paused_s"] == pytest.approx(second["paused_s"], abs=0.6)
     decisions = [r for r in read_journal(tmp_path / "job" / "rank-00000.jsonl") if r.get("name") == "decision"]
-    assert decisions[0]["action"] is None and decisions[-1]["action"]["gear"] == "fp8"
+    assert decisions[0]["action"] is None
+    assert {d["action"]["gear"] for d in decisions if d["action"] is not None} == {"fp8"}
     assert not [r for r in read_journal(tmp_path / "job" / "rank-00001.jsonl") if r.get("name") == "decision"]
