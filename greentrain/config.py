@@ -16,7 +16,9 @@ from greentrain.errors import ConfigError
 from greentrain.types import Gear
 
 METERS = ("nvml", "rapl", "cpu_model", "prometheus", "replay", "null")
-SIGNALS = ("constant", "typical", "trace", "electricity_maps", "watttime", "gb")
+LIVE_SIGNALS = ("electricity_maps", "watttime", "gb")
+"""Signals that ask a network."""
+SIGNALS = ("constant", "typical", "trace", *LIVE_SIGNALS)
 CPU_SCOPES = ("process_tree", "machine")
 WORLD = "world"
 GEARS = tuple(gear.value for gear in Gear)
@@ -137,6 +139,12 @@ class CarbonConfig:
         bound("carbon.speed", self.speed, 1.0, 1e5)
         if self.replay_start is not None:
             moment("carbon.replay_start", self.replay_start)
+        live = [name for name in (self.signal, *self.fallback) if name in LIVE_SIGNALS]
+        if live and (self.replay_start is not None or self.speed != 1.0):
+            raise ConfigError(
+                f"carbon.replay_start and carbon.speed replay a recorded grid, but {live[0]!r} is asked as it is now:"
+                " use 'trace' or 'typical', or drop them"
+            )
         bound("carbon.pue", self.pue, 1.0, 5.0)
         bound("carbon.lifetime_years", self.lifetime_years, 0.1, 50.0)
         bound("carbon.trace_max_gap_h", self.trace_max_gap_h, 0.0, 48.0)

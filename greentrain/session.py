@@ -34,6 +34,7 @@ from greentrain.clock import Clock, SystemClock
 from greentrain.config import GreenConfig
 from greentrain.control import Control
 from greentrain.errors import ConfigError, SessionError
+from greentrain.harmless import harmless
 from greentrain.ledger import Totals
 from greentrain.live import LiveLine
 from greentrain.power.claims import claims_dir, other_pids
@@ -82,6 +83,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._topology = topology
         self._meter = meter
         self._signal = signal if signal is not None else open_signal(self.config.carbon)
+        self._own_signal = signal is None
         self._clock: Clock = clock or SystemClock()
         self._now: Callable[[], float] = self._clock.monotonic_s
         self._mark: Callable[[tuple[Any, ...]], None] = _ignore
@@ -120,6 +122,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._starts += 1
         self.report_path = None
         run_id = self._run_id(place)
+        _tell(self._signal, "start")
         grid_time = self._grid_time(run_id)
         signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
         meter = self._meter if self._meter is not None else self._open_meters(place)
@@ -172,6 +175,8 @@ class GreenSession(contextlib.ContextDecorator):
         self._control.closed()
         run.know(parameters=self.parameters)
         run.close(reason)
+        if self._own_signal:
+            _tell(self._signal, "close")
         self._close_live()
         if self._hook is not None:
             self._hook.remove()
@@ -478,6 +483,14 @@ class GreenSession(contextlib.ContextDecorator):
             self.report_path = write_report(run.folder)
         except Exception as error:
             run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
+
+
+@harmless
+def _tell(signal: CarbonSignal, method: str) -> None:
+    """Let a signal that asks a network begin or end; others have no such method."""
+    call = getattr(signal, method, None)
+    if call is not None:
+        call()
 
 
 def _ignore(mark: tuple[Any, ...]) -> None:

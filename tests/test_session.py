@@ -376,3 +376,30 @@ def test_a_model_that_is_watched_late_is_in_run_json(tmp_path: Path) -> None:
     with _session(tmp_path) as green:
         green.watch(torch.nn.Linear(3, 2))
     assert read_run(green.folder or "").run["parameters"] == 8
+
+
+def test_a_signal_that_asks_a_network_begins_and_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Asking(ConstantSignal):
+        def start(self) -> None:
+            told.append("start")
+
+        def close(self) -> None:
+            told.append("close")
+            raise OSError("the server hangs")
+
+    monkeypatch.setattr("greentrain.session.open_signal", lambda config: Asking(100.0))
+    config = {"run": {"dir": str(tmp_path), "report": False}, "power": {"sample_s": 0.02}}
+    green = GreenSession(config, meter=FlatMeter())
+    with pytest.warns(GreenTrainWarning, match="the server hangs"), green:
+        time.sleep(0.05)
+    with green:
+        time.sleep(0.05)
+    assert told == ["start", "close"] * 2
+    told.clear()
+    with GreenSession(config, meter=FlatMeter(), signal=Asking(100.0)):
+        time.sleep(0.05)
+    assert told == ["start"], "somebody else's signal is theirs to close"

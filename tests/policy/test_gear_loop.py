@@ -88,6 +88,7 @@ def test_where_every_precise_gear_is_ruled_out_fp8_stands_in() -> None:
         ({"policy": {"name": "mpc"}}, ["policy.tokens and policy.deadline_h must be set"]),
         ({"policy": {"name": "mpc", "tokens": 0.0, "deadline_h": 1}}, ["policy.tokens is 0.0", "between 1 and"]),
         ({"policy": {"name": "mpc", "tokens": 1e9, "deadline_h": -1}}, ["policy.deadline_h is -1.0"]),
+        ({"carbon": {"signal": "gb", "zone": "GB", "speed": 10}}, ["'gb' is asked as it is now"]),
         ({"carbon": {"replay_start": "2022-06-01T00:00"}}, ["carbon.replay_start", "append Z"]),
     ],
 )
