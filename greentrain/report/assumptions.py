@@ -41,6 +41,7 @@ def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict
             )
         )
     rows += _devices(summary)
+    rows += _plan(summary["plan"])
     for rank in summary["ranks"]:
         for item in rank["excluded"]:
             rows.append(_row(f"Left out: {item['name']}", "not counted", item["reason"]))
@@ -70,6 +71,19 @@ def _range(carbon: Mapping[str, Any]) -> str:
     if low is None:
         return "unknown"
     return f"{low:.4g} g/kWh" if high - low < 1e-3 * max(high, 1e-9) else f"{low:.4g} to {high:.4g} g/kWh"
+
+
+def _plan(plan: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    rows = []
+    if plan is not None and plan["provenance"] == "assumed":
+        count = len(plan["rows"]) - 1
+        source = "policy.actions in the configuration; nobody measured it on these devices"
+        rows.append(_row("Action table of the plan", f"speed and watts of {count} action{'s' * (count > 1)}", source))
+    if plan is not None and plan["replayed"]:
+        speed = plan["grid"]["speed"]
+        value = f"from {plan['start_utc']} on" + ("" if speed == 1 else f", {speed:g} times as fast")
+        rows.append(_row("Time of the grid", value, "carbon.replay_start and carbon.speed in the configuration"))
+    return rows
 
 
 def _devices(summary: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -67,6 +67,8 @@ class Chart:
     bands: Sequence[Band] = ()
     marks: Sequence[tuple[float, str]] = ()
     """(percent of the width, label) of events."""
+    notes: Sequence[tuple[float, str]] = ()
+    """Labels that are written beside their mark."""
     legend: Sequence[Shape] = ()
     tip: Mapping[str, Any] = field(default_factory=dict)
     """For the script: span_s and rows of name, unit, css, values."""

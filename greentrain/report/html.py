@@ -1,5 +1,6 @@
 """report.html: one file that opens from disk, without network, with charts of its own."""
 
+import re
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import Any, Final
 from greentrain.report import charts, paths, units_text
 from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_table, profiled
+from greentrain.report.plan_chart import plan_chart
+from greentrain.report.plan_record import DECISION
+from greentrain.report.plan_text import plan_texts
 from greentrain.report.series import RunSeries
 
 _KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
@@ -41,17 +45,19 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         duration=_unbroken(units_text.duration),
         count=_unbroken(units_text.count),
         number=_unbroken(units_text.significant),
+        tied=_tied,
     )
     drawn = _charts(summary, series)
     return environment.from_string(text["report.html"]).render(
         s=summary,
         css=text["report.css"],
         js=text["report.js"],
-        charts={"power": None, "energy": None, "emissions": None} | {chart.key: chart for chart in drawn},
+        charts={"plan": None, "power": None, "energy": None, "emissions": None} | {chart.key: chart for chart in drawn},
         tips={chart.key: chart.tip for chart in drawn},
         headline=headline(summary),
         likes=[(*likeness(item["amount"], item["unit"]), item["source"]) for item in summary["equivalents"]],
         rows=_bar_rows(summary),
+        plan=plan_texts(summary),
         gears=gear_table(summary),
         profiled=profiled(summary),
         events=_shown_events(summary),
@@ -62,6 +68,11 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
 def _unbroken(text: Callable[..., str]) -> Callable[..., str]:
     """Keep a figure and its unit on one line."""
     return lambda *values: text(*values).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _tied(text: str) -> str:
+    """Keep every figure of a sentence on one line with its unit."""
+    return re.sub(r"(?<=\d) (?=\S)", "\N{NO-BREAK SPACE}", text)
 
 
 def write_html(summary: Mapping[str, Any], series: RunSeries | None, folder: Path) -> Path:
@@ -159,20 +170,23 @@ def _dominates(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _charts(summary: Mapping[str, Any], series: RunSeries | None) -> list[charts.Chart]:
-    if series is None or summary["energy"]["energy_j"] is None:
-        return []
-    drawn = [
-        charts.power_chart(summary, series),
-        charts.energy_chart(summary, series),
-        charts.emissions_chart(summary, series),
-    ]
+    drawn = [plan_chart(summary, series)]
+    if series is not None and summary["energy"]["energy_j"] is not None:
+        drawn += [
+            charts.power_chart(summary, series),
+            charts.energy_chart(summary, series),
+            charts.emissions_chart(summary, series),
+        ]
     return [chart for chart in drawn if chart is not None]
 
 
 def _shown_events(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the events to list, shifts of gears and others each up to a number, and how many are left out."""
+    """Return the events to list, shifts of gears and others each up to a number, and how many are left out.
+
+    Decisions of a plan have a table of their own.
+    """
     shifts = [event for event in summary["events"] if event["name"] == "gear"]
-    others = [event for event in summary["events"] if event["name"] != "gear"]
+    others = [event for event in summary["events"] if event["name"] not in ("gear", DECISION)]
     shown = sorted([*shifts[:MAX_SHIFTS], *others[:MAX_EVENTS]], key=lambda event: float(event.get("t", 0.0)))
     more = len(others) - len(others[:MAX_EVENTS])
     return {"shown": shown, "more": more, "more_shifts": summary["gear_shifts"] - len(shifts[:MAX_SHIFTS])}

@@ -70,6 +70,18 @@ def steps(values: "Floats", height: int) -> str:
     return "".join(pieces)
 
 
+def line(values: "Floats", height: int) -> str:
+    """Return a line through values at the edges of bins, broken where one is NaN."""
+    import numpy as np
+
+    bins = len(values) - 1
+    pieces = []
+    for start, end in runs(np.isfinite(values)):
+        points = (f"{_x(i, bins)},{_y(values[i], height)}" for i in range(start, end))
+        pieces.append("M" + "L".join(points))
+    return "".join(pieces)
+
+
 def _ramp_points(values: "Floats", height: int) -> list[str]:
     """Return the points of a cumulative line: 0 at the start, each value at its bin's end."""
     points = [f"0,{height}"]

@@ -28,12 +28,14 @@
       const share = (at + 0.5) / count;
       cross.hidden = box.hidden = false;
       cross.style.left = 100 * share + "%";
-      box.replaceChildren(element("b", "", time(share * data.span_s)));
+      const then = share * data.span_s;
+      const clock = () => new Date(1000 * (data.start_unix_s + then)).toISOString().slice(0, 16).replace("T", " ") + " UTC";
+      box.replaceChildren(element("b", "", data.start_unix_s === undefined ? time(then) : clock()));
       for (const row of data.rows) {
         const value = row.values[at];
         const line = element("div", "row");
         line.append(element("i", row.css ? "dot f-" + row.css : "dot"), element("span", "", row.name));
-        line.append(element("em", "", value === null ? "unknown" : value + " " + row.unit));
+        line.append(element("em", "", value === null ? "unknown" : (value + " " + row.unit).trim()));
         box.append(line);
       }
       const area = plot.getBoundingClientRect();

@@ -19,11 +19,13 @@ gears                   one a precision gear: energy, time and work in it, and t
 layers                  which linear layers may run in FP8, on which backend, and why not the others; null: no FP8
 action_table            speed, power and J/token of each gear side by side, where the run measured them; or null
 gear_shifts             how many shifts there were; the first ones are among the events
+plan                    where a policy planned against the grid: deadline met or missed, decisions, hours by row of
+                        the menu, saving_vs_static, saving_vs_blind, regret, and where these are from; else null
 work                    steps, tokens, samples and the ratios to joules, grams and seconds
 sci, scope2             the standards' own fields
 equivalents             comparisons a person can feel, each with its factor and source
 assumptions             every constant that went in: name, value, source
-gaps, events            where knowledge is missing; what happened
+gaps, events            where knowledge is missing; what happened, the first decisions of a plan among it
 headline                what dominates
 ======================  =================================================================================
 """
@@ -43,6 +45,8 @@ from greentrain.report.assumptions import assumptions
 from greentrain.report.figures import carbon_figures, energy_figures, power_figures, work_figures
 from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_rows, layer_figures
+from greentrain.report.plan import plan_figures
+from greentrain.report.plan_record import DECISION
 from greentrain.report.series import RunSeries, build_series
 from greentrain.report.tally import DeviceTally, Tally
 from greentrain.units import S_PER_HOUR
@@ -52,7 +56,7 @@ ALIVE_S: Final = 60.0
 """A rank without a last line counts as running while its last interval is younger than this (s)."""
 MAX_EVENTS: Final = 500
 MAX_SHIFTS: Final = 200
-"""Shifts of gears among the events; they do not push out a warning."""
+"""Shifts of gears, and decisions of a plan, among the events; they do not push out a warning."""
 _STATE_TEXT: Final = {
     "finished": "The run finished.",
     "exception": "The run ended with an exception; everything up to it is booked.",
@@ -83,12 +87,14 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     devices = [_device(device, tally, energy["energy_j"]) for device in tally.devices.values()]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
     phases = _phases(totals, tally, energy["energy_j"])
-    shifts, events = _events(record)
+    events = _events(record)
+    shifts, decisions = events["gear"], events[DECISION]
+    state = _state(record, now_s)
     out: dict[str, Any] = {
         "format": SUMMARY_FORMAT,
         "greentrain_version": __version__,
         "run": _run(record),
-        "state": _state(record, now_s),
+        "state": state,
         "time": _time(record, tally, wall_s),
         "energy": energy,
         "power": power_figures(wall_s, energy, series),
@@ -102,10 +108,11 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "layers": layer_figures(record.run),
         "gear_shifts": len(shifts),
         "action_table": record.run.get("action_table"),
+        "plan": plan_figures(record, totals, energy=energy, carbon=carbon, devices=devices, word=state["word"]),
         "headline": {"device": _largest(devices, "name"), "phase": _largest(phases, "name")},
         "gaps": tally.gaps,
         "gap_count": tally.gap_count,
-        "events": sorted([*events[:MAX_EVENTS], *shifts[:MAX_SHIFTS]], key=_when),
+        "events": sorted([*events["other"][:MAX_EVENTS], *shifts[:MAX_SHIFTS], *decisions[:MAX_SHIFTS]], key=_when),
     }
     out["sci"] = standards.sci_fields(out)
     out["scope2"] = standards.scope2_fields(out)
@@ -275,9 +282,13 @@ def _largest(rows: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
     return {"name": rows[0][key], "share": rows[0]["share"], "energy_j": rows[0]["energy_j"]}
 
 
-def _events(record: RunRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the shifts of gears, those that all ranks do together once, and all other events; each by time."""
-    rows = []
+def _events(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
+    """Return shifts of gears ("gear"), decisions of a plan and all "other" events, each by time.
+
+    A shift that all ranks do together is there once.
+    """
+    rows: list[dict[str, Any]] = []
+    decisions: list[dict[str, Any]] = []
     shifts: dict[tuple[Any, Any], dict[str, Any]] = {}
     for rank in record.ranks:
         times: Counter[Any] = Counter()
@@ -287,13 +298,17 @@ def _events(record: RunRecord) -> tuple[list[dict[str, Any]], list[dict[str, Any
                 times[event.get("text")] += 1
                 shifts.setdefault((event.get("text"), times[event.get("text")]), row)
             else:
-                rows.append(row)
+                (decisions if event["name"] == DECISION else rows).append(row)
         for opened in rank.opens[1:]:
             if "t" in opened:
                 rows.append(
                     {"rank": rank.rank, "t": opened["t"], "name": "start", "text": "The process started again."}
                 )
-    return sorted(shifts.values(), key=_when), sorted(rows, key=_when)
+    return {
+        "gear": sorted(shifts.values(), key=_when),
+        DECISION: sorted(decisions, key=_when),
+        "other": sorted(rows, key=_when),
+    }
 
 
 def _when(event: Mapping[str, Any]) -> float:

@@ -7,6 +7,7 @@ from greentrain.report import units_text
 from greentrain.report.charts import short_name
 from greentrain.report.gears import gear_table
 from greentrain.report.html import headline
+from greentrain.report.plan_text import plan_texts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def render(summary: Mapping[str, Any]) -> "RenderableType":
-    """Return a rich renderable: headline, devices, phases and, where the run had any, gears."""
+    """Return a rich renderable: headline, the plan, devices, phases and gears, where the run had any."""
     from rich.console import Group
     from rich.text import Text
 
@@ -27,6 +28,12 @@ def render(summary: Mapping[str, Any]) -> "RenderableType":
     parts: list[Any] = [title, _headline(summary, head), Text(head["provenance"], style="dim")]
     if not state["finished"] or state["ranks_without_file"]:
         parts.append(Text(state["text"], style="yellow"))
+    plan = plan_texts(summary)
+    if plan is not None:
+        parts += [
+            _plan(plan),
+            Text(f"{plan['facts']}. CO2e of IT power, without PUE; {plan['rests_on']}.", style="dim"),
+        ]
     parts += [_devices(summary), _phases(summary)]
     gears = gear_table(summary)
     return Group(*parts) if gears is None else Group(*parts, _gears(gears))
@@ -59,6 +66,24 @@ def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
     table.add_row(per["title"], per["value"], "; ".join(text for text in (per["detail"], per["grams"]) if text))
     wall = units_text.duration(summary["time"]["wall_s"])
     table.add_row("Time", wall, f"mean power {units_text.power(summary['power']['mean_w'])}")
+    return table
+
+
+def _plan(plan: Mapping[str, Any]) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    title = f"Plan: {escape(plan['policy'])}, deadline {plan['deadline']}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_column()
+    table.add_row("Trained", plan["progress"], plan["detail"])
+    style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(plan["provenance"], "red")
+    for row in plan["numbers"]:
+        label = f"[{style}]{plan['label']}[/]" if row["known"] else ""
+        table.add_row(escape(row["title"]), row["value"], escape(row["detail"]), label)
     return table
 
 

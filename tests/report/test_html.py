@@ -16,6 +16,7 @@ import pytest
 
 from greentrain.report import write_report
 from greentrain.report.html import headline
+from tests.report.planned_run import planned
 from tests.report.run_folders import GPU, T0_S, Folder, device, entry, one_rank, showcase
 
 CHROMIUM = next(
@@ -146,6 +147,48 @@ def test_a_browser_shows_the_figures_and_the_charts(tmp_path: Path) -> None:
     assert len(re.findall(r'<path class="f-(?:gpu|cpu|dram)-\d"', power)) == 6
     assert len(re.findall('<path class="over"', power)) == 2, "the two modelled devices are hatched"
     assert "band-paused" in power and "band-missing" in power
+
+
+@browser
+@pytest.mark.slow
+def test_a_browser_shows_the_plan_and_what_ran_at_an_hour(tmp_path: Path) -> None:
+    folder = planned(tmp_path)
+    page, _ = _page(folder)
+    press = (
+        "<script>document.querySelector('[data-chart=plan]').dispatchEvent("
+        "new KeyboardEvent('keydown', {key: 'PageDown'}))</script>"
+    )
+    (folder / "report.html").write_text(page.replace("</body>", f"{press}</body>"), encoding="utf-8")
+    dom = _chromium(tmp_path, "--dump-dom", (folder / "report.html").as_uri()).decode()
+    assert dom.count('class="card chart"') == dom.count('class="cross"') == 4
+    plan = dom[dom.index('id="chart-plan"') : dom.index('id="chart-power"')]
+    for css in ("gpu-0", "fpga-0", "off", "grid", "runline", "staticline"):
+        assert f'<path class="f-{css}"' in plan, css
+    tip = re.sub("<[^>]+>", " ", dom[dom.index('id="tip"') : dom.index('id="tips"')])
+    words = " ".join(html.unescape(tip).split())
+    assert "2022-06-12 14:25 UTC Plan off Grid 450 g/kWh This run 0.3583 g Static bf16" in words
+
+
+@browser
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_plan_has_colours_and_fits(tmp_path: Path, width: int, scheme: str) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    folder = planned(tmp_path)
+    _, summary = _page(folder)
+    shot = tmp_path / "shot.png"
+    _chromium(
+        tmp_path,
+        f"--screenshot={shot}",
+        f"--window-size={width},1500",
+        f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
+        (folder / "report.html").as_uri(),
+    )
+    with image.open(shot) as picture:
+        colours = picture.convert("RGB").getcolors(maxcolors=1 << 24)
+    assert colours is not None and summary["plan"] is not None
+    blues = sum(n for n, (r, g, b) in colours if b > g + 40 and b > r + 60)
+    assert blues > 0.008 * 1500 * width, "the hours of bf16, which only the plan's chart has, are not drawn"
 
 
 @browser

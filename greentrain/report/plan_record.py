@@ -1,0 +1,253 @@
+"""What a run folder says of the run's plan: who decided what, when it held, how far the job came, and the grid's hours.
+
+All times are the grid's (s since the epoch, UTC), all speeds and watts those in its time: where a recorded grid is
+replayed faster, both are smaller by the factor, and joules a token are what they were.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+from greentrain.carbon.replayed import GridTime
+from greentrain.ledger import RankRecord, RunRecord
+from greentrain.units import J_PER_KWH, S_PER_HOUR
+
+DECISION: Final = "decision"
+"""Name of the journal's events."""
+_EDGE_S: Final = 1e-3
+"""A part of an hour that is shorter is rounding (s)."""
+_ENOUGH: Final = 0.5
+"""The books say what an hour's intensity was if they have this share of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One decision of rank 0."""
+
+    grid_s: float
+    row: int
+    tokens: float
+    """Trained until then."""
+    g_per_kwh: float | None
+    reason: str
+    shielded: bool
+    done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A time in which one row was in use."""
+
+    t0_s: float
+    t1_s: float
+    row: int
+
+    @property
+    def length_s(self) -> float:
+        """Length (s)."""
+        return self.t1_s - self.t0_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """A plan and what became of it."""
+
+    facts: Mapping[str, Any]
+    """What rank 0 wrote into run.json."""
+    time: GridTime
+    decisions: Sequence[Decided]
+    """By time."""
+    stretches: Sequence[Stretch]
+    """By time, until the plan's end; not in them: the time before the first decision, and that of no process."""
+    g_per_kwh: Sequence[float | None]
+    """By hour from the start; the last one is cut off at ``horizon_s``."""
+    end_s: float
+    """When the plan was over, the run ended, or was seen last."""
+    last_step_s: float
+    """When the run's last step ended, or the plan."""
+    tokens_done: float
+    """Until ``end_s``."""
+
+    @classmethod
+    def of(cls, record: RunRecord) -> "PlanRecord | None":
+        """Return the plan of a run; None where it had none."""
+        facts = record.run.get("plan")
+        first = min(record.ranks, key=lambda rank: rank.rank)
+        if not facts:
+            return None
+        time = GridTime.from_dict(facts["grid"])
+        decisions = sorted(_decisions(first), key=lambda decided: decided.grid_s)
+        spans = [(time.at(t0_s), time.at(t1_s)) for t0_s, t1_s in _processes(first)]
+        over = next((decided for decided in decisions if decided.done), None)
+        end_s = over.grid_s if over else max(t1_s for _, t1_s in spans)
+        last_step_s = over.grid_s if over else max((time.at(t) for t in _steps(first)), default=end_s)
+        horizon_s = max(float(facts["deadline_s"]), end_s)
+        return cls(
+            facts=facts,
+            time=time,
+            decisions=decisions,
+            stretches=list(_stretches(decisions, spans, end_s)),
+            g_per_kwh=_hours(facts, horizon_s, time, first),
+            end_s=end_s,
+            last_step_s=min(last_step_s, end_s),
+            tokens_done=over.tokens if over else _tokens(record, time, facts, decisions),
+        )
+
+    @property
+    def tokens(self) -> float:
+        """Tokens asked for."""
+        return float(self.facts["tokens"])
+
+    @property
+    def start_s(self) -> float:
+        """Start of the job."""
+        return float(self.facts["start_s"])
+
+    @property
+    def deadline_s(self) -> float:
+        """When it has to be done."""
+        return float(self.facts["deadline_s"])
+
+    @property
+    def horizon_s(self) -> float:
+        """End of the last hour: the deadline, or the end where that is later."""
+        return max(self.deadline_s, self.end_s)
+
+    @property
+    def finished_s(self) -> float | None:
+        """When the tokens were done, between two decisions in proportion; None where they were not."""
+        seen = [(self.start_s, 0.0), *((d.grid_s, d.tokens) for d in self.decisions)]
+        seen.append((self.last_step_s, self.tokens_done))
+        for (t0_s, before), (t1_s, after) in reversed(list(pairwise(seen))):
+            if before < self.tokens <= after:
+                return t0_s + (t1_s - t0_s) * (self.tokens - before) / (after - before)
+        return None
+
+    @property
+    def speed_of_table(self) -> float:
+        """How fast the job was against its table (1: as fast), over all time in which something was decided."""
+        expected = sum(float(self.facts["rows"][s.row]["tokens_per_s"]) * s.length_s for s in self.stretches)
+        done = self.tokens_done - self.decisions[0].tokens if self.decisions else 0.0
+        return done / expected if expected > 0 and done > 0 else float(self.facts.get("speed_of_table") or 1.0)
+
+    def hours(self, until_s: float) -> list[tuple[float | None, float]]:
+        """Return intensity (g/kWh) and length (s) of each hour from the start to a time; the last one is cut off."""
+        span_s = until_s - self.start_s
+        count = math.ceil((span_s - _EDGE_S) / S_PER_HOUR)
+        return [(self.g_per_kwh[h], min(S_PER_HOUR, span_s - h * S_PER_HOUR)) for h in range(count)]
+
+    def unknown(self, until_s: float) -> str:
+        """Return of how many hours until a time nobody knows the intensity, in words; empty where there are none."""
+        hours = [value for value, _ in self.hours(until_s)]
+        blind = sum(value is None for value in hours)
+        return f"the carbon intensity of {blind} of {len(hours)} hours is unknown" if blind else ""
+
+    def grams(self, power_w: float, t0_s: float, t1_s: float) -> float | None:
+        """Return what a power emits between two times (g, without PUE); None where the intensity is not known."""
+        total = 0.0
+        for hour, seconds in _overlaps(t0_s - self.start_s, t1_s - self.start_s):
+            value = self.g_per_kwh[hour] if 0 <= hour < len(self.g_per_kwh) else None
+            if value is None and power_w > 0:
+                return None
+            total += power_w * seconds * (value or 0.0) / J_PER_KWH
+        return total
+
+
+def _decisions(first: RankRecord) -> Iterator[Decided]:
+    for event in first.events:
+        if event["name"] == DECISION:
+            yield Decided(
+                grid_s=float(event["grid_s"]),
+                row=int(event["row"]),
+                tokens=float(event["tokens"]),
+                g_per_kwh=event["g_per_kwh"],
+                reason=str(event["reason"]),
+                shielded=bool(event["shielded"]),
+                done=bool(event["done"]),
+            )
+
+
+def _processes(rank: RankRecord) -> Iterator[tuple[float, float]]:
+    """Yield start and end of each process of a rank (s since the epoch, UTC)."""
+    starts = [float(opened["t"]) for opened in rank.opens]
+    for i, t0_s in enumerate(starts):
+        until_s = starts[i + 1] if i + 1 < len(starts) else math.inf
+        t1_s = max((e.t1_unix_s for e in rank.entries if t0_s - 60 < e.t0_unix_s < until_s), default=t0_s)
+        if rank.close is not None and until_s == math.inf:
+            t1_s = max(t1_s, float(rank.close["t"]))
+        yield t0_s, min(t1_s, until_s)
+
+
+def _steps(rank: RankRecord) -> Iterator[float]:
+    """Yield times at which steps ended, the last one among them (s since the epoch, UTC)."""
+    for entry in rank.entries:
+        if entry.steps:
+            yield entry.step_groups[-1][1] if entry.step_groups else entry.t1_unix_s
+
+
+def _stretches(decisions: Sequence[Decided], spans: Sequence[tuple[float, float]], end_s: float) -> Iterator[Stretch]:
+    """Yield when each row was in use; stretches of one row that follow each other are one."""
+    held: Stretch | None = None
+    for i, decided in enumerate(decisions):
+        until_s = decisions[i + 1].grid_s if i + 1 < len(decisions) else end_s
+        for t0_s, t1_s in spans:
+            start_s, stop_s = max(decided.grid_s, t0_s), min(until_s, t1_s, end_s)
+            if stop_s <= start_s or decided.done:
+                continue
+            if held is not None and held.row == decided.row and start_s - held.t1_s <= _EDGE_S:
+                held = Stretch(t0_s=held.t0_s, t1_s=stop_s, row=held.row)
+                continue
+            if held is not None:
+                yield held
+            held = Stretch(t0_s=start_s, t1_s=stop_s, row=decided.row)
+    if held is not None:
+        yield held
+
+
+def _hours(facts: Mapping[str, Any], horizon_s: float, time: GridTime, first: RankRecord) -> list[float | None]:
+    """Return the intensity by hour: as the plan knew it last, else the mean over what the books have of that hour."""
+    start_s = float(facts["start_s"])
+    count = math.ceil((horizon_s - start_s - _EDGE_S) / S_PER_HOUR)
+    known = list(facts["hourly_g_per_kwh"])[:count]
+    hours: list[float | None] = [*known, *[None] * (count - len(known))]
+    if None not in hours:
+        return hours
+    seconds: dict[int, float] = defaultdict(float)
+    weighted: dict[int, float] = defaultdict(float)
+    for entry in first.entries:
+        if entry.carbon.g_per_kwh is not None:
+            for hour, length_s in _overlaps(time.at(entry.t0_unix_s) - start_s, time.at(entry.t1_unix_s) - start_s):
+                seconds[hour] += length_s
+                weighted[hour] += length_s * entry.carbon.g_per_kwh
+    for hour, value in enumerate(hours):
+        needed_s = _ENOUGH * min(S_PER_HOUR, horizon_s - start_s - hour * S_PER_HOUR)
+        if value is None and seconds[hour] >= needed_s:
+            hours[hour] = weighted[hour] / seconds[hour]
+    return hours
+
+
+def _overlaps(t0_s: float, t1_s: float) -> Iterator[tuple[int, float]]:
+    """Yield each hour that an interval reaches into, and for how long (s)."""
+    for hour in range(math.floor(t0_s / S_PER_HOUR), math.ceil(t1_s / S_PER_HOUR)):
+        length_s = min(t1_s, (hour + 1) * S_PER_HOUR) - max(t0_s, hour * S_PER_HOUR)
+        if length_s > 0:
+            yield hour, length_s
+
+
+def _tokens(record: RunRecord, time: GridTime, facts: Mapping[str, Any], decisions: Sequence[Decided]) -> float:
+    """Return what was trained in the end. A process that was killed did not tell: the books know what came last."""
+    told = float(facts["tokens_done"])
+    if not decisions or told > decisions[-1].tokens:
+        return told
+    since_s = time.real(decisions[-1].grid_s)
+    more = 0.0
+    for rank in record.ranks:
+        for entry in rank.entries:
+            length_s = entry.t1_unix_s - entry.t0_unix_s
+            if length_s > 0 and entry.t1_unix_s > since_s:
+                share = min(1.0, (entry.t1_unix_s - since_s) / length_s)
+                more += share * (entry.tokens or entry.samples)
+    return decisions[-1].tokens + more
