@@ -176,9 +176,13 @@ class Course:
             job=live,
         )
 
-    def step(self) -> Decided:
-        """Decide, and let the jobs that are not over do that for one epoch."""
-        seen = self.look()
+    def step(self, seen: Outlook | None = None) -> Decided:
+        """Decide, and let the jobs that are not over do that for one epoch.
+
+        Args:
+            seen: What :meth:`look` has just returned; None: look.
+        """
+        seen = self.look() if seen is None else seen
         decided = self._kernel.decide(seen)
         self._advance(seen, decided)
         self.epoch += 1
