@@ -1,10 +1,12 @@
 """The whole plan of one job whose changes of width cost time, one row a column, and how far from the best it may be.
 
-Just below and just above the best price the dynamic programme takes widths that bring too few tokens and enough. Given
-the widths of either, the rows are chosen again so that the tokens are just reached; the cheapest plan is returned. The
-dual's value bounds every plan from below, so the gap to it is measured, not promised.
+Just below and just above the best price the dynamic programme takes widths that bring too few tokens and enough. A plan
+may also follow one of them up to a column and the other from there on. Given widths, the rows are chosen again so that
+the tokens are just reached; the cheapest plan is returned. The dual's value bounds every plan from below, so the gap to
+it is measured, not promised.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,6 +25,8 @@ Rows = NDArray[np.int64]
 
 _BESIDE: Final = (-3e-2, -1e-2, -1e-3, -1e-4, -1e-6, 1e-6, 1e-4, 1e-3, 1e-2, 3e-2)
 """Prices whose widths are tried, relative to the best one."""
+_SPLICES: Final = 4
+"""Columns at which a plan may go over from one path to another, on either side."""
 _WITHIN: Final = 1e-7
 """Relative width of the bracket of the best price."""
 _EXACT: Final = 1e-9
@@ -87,7 +91,9 @@ def plan_switching(
     )
     price = float(best.price[0])
     prices = price * (1 + np.array(_BESIDE)) if np.isfinite(price) else np.zeros(0)
-    tried = [taken for path in (job.hurry(), *job.paths(prices)) if (taken := job.taken(path, price)) is not None]
+    paths = job.paths(prices)
+    paths += [job.hurry(), *job.spliced(paths, price)]
+    tried = [taken for path in paths if (taken := job.taken(path, price)) is not None]
     if not tried:
         raise ConfigError(
             f"{tokens:g} tokens cannot be done in the {weights_s.sum() / S_PER_HOUR:.6g} h until the deadline, as a"
@@ -151,6 +157,26 @@ class _Job:
         begin = Beginning.of(self._widths, self._rules, self.state, prices[None], costs)
         return [self._path(costs, begin, i) for i in range(prices.size)]
 
+    def spliced(self, paths: list[_Path], price: float) -> list[_Path]:
+        """Return paths that begin as one of two and go on as the other, with about the tokens wanted.
+
+        Args:
+            paths: By price.
+            price: At which their rows are chosen.
+        """
+        tokens = [self._tokens_by_column(path, price) for path in paths]
+        few = [i for i, some in enumerate(tokens) if some.sum() < self._tokens]
+        enough = [i for i, some in enumerate(tokens) if some.sum() >= self._tokens]
+        found: list[_Path] = []
+        if few and enough:
+            for a, b in ((few[-1], enough[0]), (enough[0], few[-1])):
+                before = np.concatenate([[0.0], np.cumsum(tokens[a])])
+                after = np.concatenate([np.cumsum(tokens[b][::-1])[::-1], [0.0]])
+                near = np.argsort(np.abs(before + after - self._tokens), kind="stable")
+                some = (self._splice(paths[a], paths[b], int(k)) for k in near)
+                found += itertools.islice((path for path in some if path is not None), _SPLICES)
+        return found
+
     def hurry(self) -> _Path:
         """Return the way to be done soonest: at the fastest width as soon as it may be taken, or where the job is."""
         h, w = len(self._g), int(self.state.width[0])
@@ -209,6 +235,25 @@ class _Job:
             k, w = until, to
         return path
 
+    def _splice(self, first: _Path, then: _Path, at: int) -> _Path | None:
+        """Return a path that goes over to another one at a column; None where a width would be held too shortly."""
+        wanted = np.concatenate([first.at[:at], then.at[at:]])
+        used_s = np.concatenate([first.used_s[:at], then.used_s[at:]])
+        worked = np.flatnonzero(used_s)
+        if not worked.size or worked[-1] + 1 != worked.size:
+            return None  # it ends and goes on, or does nothing
+        held, h = self._rules.held, len(wanted)
+        starts = [int(k) + 1 for k in np.flatnonzero(np.diff(wanted[: worked.size]))]
+        w, bound = int(self.state.width[0]), int(self._rules.bound(self.state.held_s)[0])
+        if wanted[0] != w:
+            starts.insert(0, 0)
+        path = self._begun(w, starts[0] if starts else worked.size)
+        for k, until in itertools.pairwise([*starts, worked.size]):
+            if k < bound or (until - k < held and until < h):
+                return None
+            self._change(path, k, int(wanted[k]), until)
+        return path
+
     def _begun(self, width: int, until: int) -> _Path:
         """Return a path that keeps its first width until a column and ends there."""
         h = len(self._g)
@@ -226,6 +271,10 @@ class _Job:
         if self._widths.width[to] > 0:
             lost = [self._rules.lost_s(j) for j in range(until - k)]
             path.lost_s[k:until] = lost
+
+    def _tokens_by_column(self, path: _Path, price: float) -> Array:
+        rows = self._taken(path, price).rows
+        return np.asarray(self._menu.tokens_per_s[rows] * np.maximum(path.used_s - path.lost_s, 0.0))
 
     def _taken(self, path: _Path, price: float) -> _Taken:
         widths, useful_s = self._widths, np.maximum(path.used_s - path.lost_s, 0.0)

@@ -139,26 +139,41 @@ def _while_held(stay: Array, enter: Array, rules: Rules) -> tuple[Array, Array]:
 
 def _columns(widths: Widths, rules: Rules, g: Array, weights_s: Array, prices: Array) -> tuple[Array, Array]:
     """Return (h, g, n, l) twice: the cost of each column at each width, and of a change with the columns it loses."""
-    time_s = weights_s.T[:, None, :, None]
+    time_s = weights_s.T
+    shape = (len(time_s), len(widths.width), *prices.shape)
+    works = (widths.width > 0).astype(np.float64)
+    stay = _cheapest(widths, g, np.zeros(shape[:3:2]), works, prices, np.empty(shape))
+    stay *= time_s[:, None, :, None]
+    enter: Array = stay
+    for j in range(rules.lost):
+        lost_s = np.minimum(rules.lost_s(j), time_s)
+        share = np.divide(lost_s, time_s, out=np.ones_like(time_s), where=time_s > 0)
+        some = _cheapest(widths, g, share, works, prices, np.empty(shape))
+        some *= time_s[:, None, :, None]
+        if j == 0:
+            enter = some
+        else:
+            enter[:-j] += some[j:]
+    return stay, enter
+
+
+def _cheapest(widths: Widths, g: Array, share: Array, works: Array, prices: Array, out: Array) -> Array:
+    """Return ``out``, (h, g, n, l), with the least cost a second at each width, a share of the time (h, n) being lost.
+
+    Most columns lose the same share, and what their tokens are worth is worked out once for all of them.
+    """
+    usual = share[0]
+    others = np.flatnonzero((share != usual).any(axis=1))
     carbon = g.T[:, None, :, None]
-    loses = (widths.width > 0)[None, :, None, None]
-    shares = [
-        np.divide(np.minimum(rules.lost_s(j), time_s), time_s, out=np.ones_like(time_s), where=time_s > 0) * loses
-        for j in range(rules.lost)
-    ]
-    stay: Array | None = None
-    enters: list[Array] = []
+    rate = np.empty_like(out)
     for r in range(widths.rows.shape[1]):
-        worth = (widths.speed[:, r, None, None] * prices)[None]
-        rate = carbon * widths.g_per_s[None, :, r, None, None] - worth
-        stay = rate if stay is None else np.minimum(stay, rate, out=stay)
-        some = [rate + share * worth for share in shares]
-        enters = some if not enters else [np.minimum(a, b, out=a) for a, b in zip(enters, some, strict=True)]
-    assert stay is not None
-    stay *= time_s
-    entered = enters[0]
-    entered *= time_s
-    for j, later in enumerate(enters[1:], start=1):
-        later *= time_s
-        entered[:-j] += later[j:]
-    return stay, entered
+        worth = widths.speed[:, r, None, None] * prices
+        useful = 1.0 - works[:, None, None] * usual[:, None]
+        into = rate if r else out
+        np.subtract(carbon * widths.g_per_s[None, :, r, None, None], worth * useful, out=into)
+        for k in others:
+            useful = 1.0 - works[:, None, None] * share[k][:, None]
+            into[k] = carbon[k] * widths.g_per_s[:, r, None, None] - worth * useful
+        if r:
+            np.minimum(out, rate, out=out)
+    return out
