@@ -181,8 +181,9 @@ class _Job:
         """Return the way to be done soonest: at the fastest width as soon as it may be taken, or where the job is."""
         h, w = len(self._g), int(self.state.width[0])
         fastest = int(np.argmax(self._widths.speed.max(axis=1)))
-        paths = [self._begun(w, h), self._begun(w, int(self._rules.bound(self.state.held_s)[0]))]
-        self._change(paths[1], int(self._rules.bound(self.state.held_s)[0]), fastest, h)
+        free = min(int(self._rules.bound(self.state.held_s)[0]), h)
+        paths = [self._begun(w, h), self._begun(w, free)]
+        self._change(paths[1], free, fastest, h)
         return max(paths, key=lambda path: self._taken(path, np.inf).tokens)
 
     def taken(self, path: _Path, guess: float) -> _Taken | None:

@@ -204,3 +204,13 @@ def test_a_decision_for_a_fortnight_takes_milliseconds() -> None:
         return time.process_time() - began_s
 
     assert min(seconds() for _ in range(5)) < 0.03  # 0.005 on an idle core
+
+
+def test_a_width_that_is_held_beyond_the_deadline_stays() -> None:
+    switching = Switching(MENU, step_s=3600.0, dwell_s=48 * 3600.0)
+    tokens = STATIC * 3600.0
+    plan = plan_switching(
+        switching, np.array([500.0, 100.0]), np.full(2, 3600.0), tokens, current=MENU.static, held_s=0.0
+    )
+    assert set(MENU.width[plan.rows].tolist()) <= {8, 0} and MENU.width[plan.rows[0]] == 8
+    assert plan.changes <= 1
