@@ -98,8 +98,9 @@ def until(true: Callable[[], bool], timeout_s: float = 5.0) -> None:
 
 def idle(server: GridServer, quiet_s: float = 0.1) -> int:
     """Wait until nothing is asked any more and return how often it was."""
-    before = -1
+    before, end_s = -1, time.monotonic() + 10.0
     while before != len(server.requests):
+        assert time.monotonic() < end_s, "it asks and asks"
         before = len(server.requests)
         time.sleep(quiet_s)
     return before
@@ -297,6 +298,14 @@ def test_a_bad_answer_is_no_answer_and_leaves_the_server_alone_for_a_while(
         until(lambda: signal.problem == "")
         assert len(told) == 1, told
         assert signal.mean(now(), now()).g_per_kwh == grid_g(now())
+
+
+def test_a_redirect_does_not_take_the_key_elsewhere(tmp_path: Path, told: list[str]) -> None:
+    with serving(electricity_maps) as elsewhere:
+        away = Reply(status=307, headers={"Location": f"{elsewhere.url}/carbon-intensity/history?zone=DE"})
+        with serving(lambda r: away) as server, following(em_source(server.url), tmp_path):
+            until(lambda: bool(told))
+        assert "307" in told[0] and not elsewhere.requests
 
 
 def test_rests_double(tmp_path: Path, told: list[str]) -> None:
@@ -584,6 +593,7 @@ signal.start()
 end_s = time.monotonic() + 20
 while len(signal.history(0.0, 1e12)) < 540 and time.monotonic() < end_s:
     time.sleep(0.01)
+signal.close()  # which lets it write what it has
 print(len(signal.history(0.0, 1e12)) >= 540)
 """
     with serving(electricity_maps) as server:

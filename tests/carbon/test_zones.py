@@ -104,3 +104,13 @@ def test_a_regions_answer_may_come_in_a_list() -> None:
         assert (row.g_per_kwh, row.kind) == (9, CarbonKind.FORECAST)
     with pytest.raises(WrongAnswer, match="region 13, not 1"):
         GreatBritain("GB-1").read(ASK, {"data": data})
+
+
+def test_a_measured_zero_is_a_value_and_null_is_none() -> None:
+    def half(actual: int | None) -> dict[str, object]:
+        values = {"forecast": 9, "actual": actual, "index": "low"}
+        return {"from": "2026-01-01T00:00Z", "to": "2026-01-01T00:30Z", "intensity": values}
+
+    zero, null = GreatBritain().read(ASK, {"data": [half(0), half(None)]})
+    assert (zero.g_per_kwh, zero.kind) == (0, CarbonKind.ACTUAL)
+    assert (null.g_per_kwh, null.kind) == (9, CarbonKind.FORECAST)
