@@ -2,8 +2,10 @@
 
 Three numbers compare the run with other plans for the tokens that it trained: static (the usual training, at once), the
 best plan that does not look at the grid, and the best plan of all. All rest on grams of IT power: PUE is in none of
-them. Where somebody declared the action table, the run's own joules say nothing of it: what was decided is then weighed
-with the table, too, and every number is labelled ``assumed``.
+them. The other plans have the run's action table, but as fast and as hungry as the run was on average against it
+(``speed_of_table``, ``power_of_table``): a machine that is warmer, or has other work, is so for any plan. Where
+somebody declared the table, the run's own joules say nothing of it: what was decided is then weighed with the table,
+too, and every number is labelled ``assumed``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,6 +79,8 @@ def plan_figures(
         "static": int(plan.facts["static"]),
         "held": bool(plan.facts["held"]),
         "speed_of_table": plan.speed_of_table,
+        "power_of_table": plan.power_of_table,
+        "forecast": plan.facts.get("forecast"),
         "hourly_g_per_kwh": list(plan.g_per_kwh),
         "stretches": [[stretch.t0_s, stretch.t1_s, stretch.row] for stretch in plan.stretches],
         "changed": [_change(plan, d) for d in _ends(changed)],

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,37 +45,38 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
         return None
     edges = _edges(plan)
     grid, rows = _intensity(plan, edges), _rows(plan, edges)
-    grams = {"run": _run_grams(summary, series, edges, grid), "static": _static_grams(plan, edges, grid)}
-    marks = _marks(plan, edges, word)
     ticks = value_ticks(float(np.nanmax(grid)) * 1.02)
-    heights = np.nan_to_num(grid) / ticks[-1] * HEIGHT
-    known, zero = np.isfinite(grid), np.zeros_like(grid)
-    css = _css(plan)
-    used = [row for row in range(len(plan["rows"])) if np.any(rows == row)]
-    areas = [
-        Shape(d=paths.area(known & (rows == row), zero, heights, HEIGHT), css=css[row], label=plan["rows"][row]["name"])
-        for row in sorted(used, key=lambda row: -float(plan["rows"][row]["hours"]))
-    ]
-    free = Shape(
-        d=paths.area(known & (rows == _NONE), zero, heights, HEIGHT), css="grid", label="grid, job not at work"
-    )
-    shapes = [shape for shape in (*areas, free) if shape.d]
-    top_g = max((float(np.nanmax(line)) for line in grams.values() if line is not None), default=0.0)
+    areas = _areas(plan, edges, grid, rows, ticks[-1])
+    grams = {"static": _static_grams(plan, edges, grid), "run": _run_grams(summary, series, edges, grid)}
+    known = {key: line for key, line in grams.items() if line is not None}
+    top_g = max((float(np.nanmax(line)) for line in known.values()), default=0.0)
     unit_g, unit = paths.unit_of(top_g, paths.MASS)
     y2 = value_ticks(top_g / unit_g) if top_g > 0 else ()
-    lines = []
-    for key, name in (("static", f"static {plan['static_name']}"), ("run", "this run")):
-        line = grams[key]
-        if line is not None and y2:
-            d = paths.line(line / unit_g / y2[-1] * HEIGHT, HEIGHT)
-            lines += [Shape(d=d, css="halo"), Shape(d=d, css=f"{key}line", label=f"grams so far: {name} (right axis)")]
+    names = {"static": f"static {plan['static_name']}", "run": "this run"}
+    lines = {
+        key: Shape(
+            d=paths.line(line / unit_g / y2[-1] * HEIGHT, HEIGHT),
+            css=f"{key}line",
+            label=f"grams so far: {names[key]} (right axis)",
+        )
+        for key, line in known.items()
+        if y2
+    }
+    marks = _marks(plan, edges, word)
+    tip = [
+        {"name": "Plan", "unit": "", "css": "", "values": _names(plan, edges, rows, word)},
+        {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": paths.numbers(grid)},
+    ]
+    for key, line in reversed(known.items()):
+        name = names[key][0].upper() + names[key][1:]
+        tip.append({"name": name, "unit": unit, "css": f"{key}line", "values": paths.numbers(line[1:] / unit_g)})
     return Chart(
         key="plan",
         title="The plan: decisions over the grid's intensity",
         text=_text(plan, grid, rows),
         height=HEIGHT,
         unit="grid, g/kWh",
-        shapes=[*shapes, *lines],
+        shapes=[*areas, *(part for line in lines.values() for part in (replace(line, css="halo", label=""), line))],
         y_ticks=paths.at_percent(ticks),
         x_ticks=_clock(edges),
         y2_unit=f"{unit} CO\N{SUBSCRIPT TWO}e" if y2 else "",
@@ -82,21 +84,34 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
         bands=_bands(plan, edges, rows),
         marks=marks,
         notes=marks,
-        legend=[*shapes, *(line for line in reversed(lines) if line.label)],
-        tip={
-            "span_s": float(edges[-1] - edges[0]),
-            "start_unix_s": float(edges[0]),
-            "rows": [
-                {"name": "Plan", "unit": "", "css": "", "values": _names(plan, edges, rows, word)},
-                {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": paths.numbers(grid)},
-                *(
-                    {"name": name, "unit": unit, "css": f"{key}line", "values": paths.numbers(line[1:] / unit_g)}
-                    for key, name in (("run", "This run"), ("static", f"Static {plan['static_name']}"))
-                    if (line := grams[key]) is not None
-                ),
-            ],
-        },
+        legend=[*areas, *reversed(lines.values())],
+        tip={"span_s": float(edges[-1] - edges[0]), "start_unix_s": float(edges[0]), "rows": tip},
     )
+
+
+def _areas(plan: Mapping[str, Any], edges: "Floats", grid: "Floats", rows: "Rows", top: float) -> list[Shape]:
+    """Return the area under the intensity, in the colours of what ran; the row with most time first."""
+    import numpy as np
+
+    colours = _css(plan)
+    early = (edges[1:] + edges[:-1] <= 2 * _first_s(plan)) & (rows == _NONE)
+    parts = [
+        (rows == row, colours[row], plan["rows"][row]["name"])
+        for row in sorted(range(len(colours)), key=lambda row: -float(plan["rows"][row]["hours"]))
+    ]
+    parts.append((early, "other-1", "before the first decision"))
+    parts.append(((rows == _NONE) & ~early, "grid", "grid, job not at work"))
+    known, heights = np.isfinite(grid), np.nan_to_num(grid) / top * HEIGHT
+    shapes = [
+        Shape(d=paths.area(known & mask, np.zeros_like(heights), heights, HEIGHT), css=css, label=label)
+        for mask, css, label in parts
+    ]
+    return [shape for shape in shapes if shape.d]
+
+
+def _first_s(plan: Mapping[str, Any]) -> float:
+    """Return when something was decided first."""
+    return float(plan["stretches"][0][0] if plan["stretches"] else plan["end_s"])
 
 
 def _edges(plan: Mapping[str, Any]) -> "Floats":
@@ -184,7 +199,7 @@ def _static_grams(plan: Mapping[str, Any], edges: "Floats", grid: "Floats") -> "
         return None
     needed_s = plan["tokens_done"] / (float(row["tokens_per_s"]) * plan["speed_of_table"])
     seconds = _covered(edges, [(plan["start_s"], plan["start_s"] + needed_s)])
-    grams = float(row["power_w"]) * seconds * np.nan_to_num(grid) / J_PER_KWH
+    grams = float(row["power_w"]) * plan["power_of_table"] * seconds * np.nan_to_num(grid) / J_PER_KWH
     return np.concatenate([[0.0], np.cumsum(grams)])
 
 
@@ -237,14 +252,14 @@ def _marks(plan: Mapping[str, Any], edges: "Floats", word: str) -> list[tuple[fl
 
 def _names(plan: Mapping[str, Any], edges: "Floats", rows: "Rows", word: str) -> list[str]:
     """Return what ran in each bin, in words."""
-    first_s = plan["stretches"][0][0] if plan["stretches"] else plan["end_s"]
+    first_s, before = _first_s(plan), "before the first decision"
     after = "done" if plan["finished_s"] is not None else "ahead" if word == "running" else "ended"
     out = []
     for t_s, row in zip(((edges[1:] + edges[:-1]) / 2).tolist(), rows.tolist(), strict=True):
         if row != _NONE:
             out.append(str(plan["rows"][row]["name"]))
         else:
-            out.append("not decided yet" if t_s < first_s else after if t_s >= plan["end_s"] else "not running")
+            out.append(before if t_s < first_s else after if t_s >= plan["end_s"] else "not running")
     return out
 
 

@@ -47,7 +47,7 @@ def three_numbers(plan: PlanRecord, actual: Grams, word: str, fp8_max_share: flo
     verdict = judge(
         np.array([math.nan if value is None else value for value, _ in hours]),
         np.array([length_s for _, length_s in hours]),
-        menu_of(plan.facts, plan.speed_of_table),
+        menu_of(plan.facts, plan.speed_of_table, plan.power_of_table),
         plan.tokens_done,
         actual.grams,
         intensity_from="the run",
@@ -72,19 +72,20 @@ def three_numbers(plan: PlanRecord, actual: Grams, word: str, fp8_max_share: flo
     }
 
 
-def menu_of(facts: Mapping[str, Any], speed: float) -> "Menu":
+def menu_of(facts: Mapping[str, Any], speed: float = 1.0, power: float = 1.0) -> "Menu":
     """Return the choices of a job as it was, in the grid's time.
 
     Args:
         facts: Of run.json.
         speed: How fast the job was against its table.
+        power: What it drew against its table.
     """
     import numpy as np
 
     from greentrain.policy.menu import OFF, Menu
 
     rows = facts["rows"]
-    power_w = np.array([float(row["power_w"]) for row in rows])
+    power_w = np.array([float(row["power_w"]) for row in rows]) * power
     if not facts.get("pausable", True):
         power_w[OFF] = power_w.max()  # never worth it: these plans could not pause either
     return Menu(

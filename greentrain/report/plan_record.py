@@ -19,6 +19,8 @@ DECISION: Final = "decision"
 """Name of the journal's events."""
 _EDGE_S: Final = 1e-3
 """A part of an hour that is shorter is rounding (s)."""
+_NEARLY: Final = 0.995
+"""A loop that has ended with this share of the tokens has done its job: the last batch of an epoch may be smaller."""
 _ENOUGH: Final = 0.5
 """The books say what an hour's intensity was if they have this share of it."""
 
@@ -70,6 +72,10 @@ class PlanRecord:
     """When the run's last step ended, or the plan."""
     tokens_done: float
     """Until ``end_s``."""
+    closed: bool
+    """Whether the run has ended in order."""
+    measured_j: float
+    """IT energy of all ranks from the first decision to ``end_s`` (J)."""
 
     @classmethod
     def of(cls, record: RunRecord) -> "PlanRecord | None":
@@ -94,6 +100,8 @@ class PlanRecord:
             end_s=end_s,
             last_step_s=min(last_step_s, end_s),
             tokens_done=over.tokens if over else _tokens(record, time, facts, decisions),
+            closed=first.close is not None,
+            measured_j=_joules(record, time.real(decisions[0].grid_s), time.real(end_s)) if decisions else 0.0,
         )
 
     @property
@@ -119,11 +127,13 @@ class PlanRecord:
     @property
     def finished_s(self) -> float | None:
         """When the tokens were done, between two decisions in proportion; None where they were not."""
+        nearly = self.closed and self.tokens_done >= _NEARLY * self.tokens
+        target = min(self.tokens, self.tokens_done) if nearly else self.tokens
         seen = [(self.start_s, 0.0), *((d.grid_s, d.tokens) for d in self.decisions)]
         seen.append((self.last_step_s, self.tokens_done))
         for (t0_s, before), (t1_s, after) in reversed(list(pairwise(seen))):
-            if before < self.tokens <= after:
-                return t0_s + (t1_s - t0_s) * (self.tokens - before) / (after - before)
+            if before < target <= after:
+                return t0_s + (t1_s - t0_s) * (target - before) / (after - before)
         return None
 
     @property
@@ -132,6 +142,14 @@ class PlanRecord:
         expected = sum(float(self.facts["rows"][s.row]["tokens_per_s"]) * s.length_s for s in self.stretches)
         done = self.tokens_done - self.decisions[0].tokens if self.decisions else 0.0
         return done / expected if expected > 0 and done > 0 else float(self.facts.get("speed_of_table") or 1.0)
+
+    @property
+    def power_of_table(self) -> float:
+        """What the run drew against its table (1: as much) since the first decision; 1 for one that was declared."""
+        expected_j = sum(float(self.facts["rows"][s.row]["power_w"]) * s.length_s for s in self.stretches)
+        if self.facts["provenance"] == "assumed" or not (expected_j > 0 and self.measured_j > 0):
+            return 1.0
+        return self.measured_j / expected_j
 
     def hours(self, until_s: float) -> list[tuple[float | None, float]]:
         """Return intensity (g/kWh) and length (s) of each hour from the start to a time; the last one is cut off."""
@@ -205,6 +223,17 @@ def _stretches(decisions: Sequence[Decided], spans: Sequence[tuple[float, float]
             held = Stretch(t0_s=start_s, t1_s=stop_s, row=decided.row)
     if held is not None:
         yield held
+
+
+def _joules(record: RunRecord, t0_s: float, t1_s: float) -> float:
+    """Return the IT energy of all ranks between two times; that of an interval counts in proportion."""
+    total = 0.0
+    for rank in record.ranks:
+        for entry in rank.entries:
+            inside_s = min(entry.t1_unix_s, t1_s) - max(entry.t0_unix_s, t0_s)
+            if inside_s > 0:
+                total += entry.energy_j * inside_s / (entry.t1_unix_s - entry.t0_unix_s)
+    return total
 
 
 def _hours(facts: Mapping[str, Any], horizon_s: float, time: GridTime, first: RankRecord) -> list[float | None]:

@@ -40,7 +40,10 @@ def outcome(plan: Mapping[str, Any]) -> str:
 def progress(plan: Mapping[str, Any]) -> str:
     """Return how far the job came."""
     done, asked = units_text.count(plan["tokens_done"]), units_text.count(plan["tokens"])
-    return f"{done} {plan['unit']}" if done == asked else f"{done} of {asked} {plan['unit']}"
+    share = plan["tokens_done"] / plan["tokens"]
+    if done == asked:
+        return f"{done} {plan['unit']}" + (f" ({units_text.percent(share)})" if share < 1 else "")
+    return f"{done} of {asked} {plan['unit']}"
 
 
 def label(plan: Mapping[str, Any]) -> str:
@@ -92,6 +95,7 @@ def plan_texts(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         "rests_on": rests_on(plan),
         "span": span(plan),
         "facts": facts(plan),
+        "forecast": plan["forecast"],
         "first": first,
         "last": last,
         "between": between,
@@ -106,6 +110,9 @@ def facts(plan: Mapping[str, Any]) -> str:
     used = [row for row in plan["rows"] if row["hours"] > 0]
     used.sort(key=lambda row: -float(row["hours"]))
     hours = [f"{row['name']} {units_text.duration(row['hours'] * 3600)}" for row in used[:6]]
+    before_s = plan["stretches"][0][0] - plan["start_s"] if plan["stretches"] else 0.0
+    if before_s > 0.02 * (plan["end_s"] - plan["start_s"]):
+        hours.append(f"{units_text.duration(before_s)} before the first decision")
     return f"{', '.join(counts)}; {', '.join(hours)}" if hours else ", ".join(counts)
 
 

@@ -73,17 +73,15 @@ def _plan(plan: Mapping[str, Any]) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    title = f"Plan: {escape(plan['policy'])}, deadline {plan['deadline']}"
+    style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(plan["provenance"], "red")
+    title = f"Plan: {escape(plan['policy'])}, deadline {plan['deadline']} ([{style}]{plan['label']}[/])"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
-    table.add_column(style="bold")
-    table.add_column()
+    table.add_column(style="bold", no_wrap=True)
     table.add_column()
     table.add_row("Trained", plan["progress"], plan["detail"])
-    style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(plan["provenance"], "red")
     for row in plan["numbers"]:
-        label = f"[{style}]{plan['label']}[/]" if row["known"] else ""
-        table.add_row(escape(row["title"]), row["value"], escape(row["detail"]), label)
+        table.add_row(escape(row["title"]), row["value"], escape(row["detail"]))
     return table
 
 

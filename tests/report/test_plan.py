@@ -71,7 +71,27 @@ def test_a_measured_table_is_held_against_what_the_run_drew(tmp_path: Path) -> N
     assert plan["actual_g"] == pytest.approx(1.1 * _grams(DAY)), "both ranks, and no PUE of 1.2"
     assert plan["decided_g"] == pytest.approx(_grams(DAY))
     assert (plan["actual_of"], plan["provenance"]) == ("run", "measured")
-    assert plan["saving_vs_static"] == pytest.approx(1 - 1.1 * _grams(DAY) / _grams((BF16,) * 21))
+    assert plan["power_of_table"] == pytest.approx(1.1)
+    assert plan["static_g"] == pytest.approx(1.1 * _grams((BF16,) * 21)), "it would have drawn more, too"
+    assert plan["oracle_g"] == pytest.approx(1.1 * 450.0 * sum(sorted(GRID[:24])[:14]) * PER_HOUR)
+
+
+def test_measuring_the_table_counts_against_the_plan(tmp_path: Path) -> None:
+    """The first hour went into measuring: nobody else would have done that."""
+    folder = planned(tmp_path, plan={"provenance": "measured"})
+    lines = (folder / "rank-00000.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if json.loads(line).get("name") == "decision")
+    record = json.loads(lines[1])
+    assert record["kind"] == "entry"
+    record["devices"]["GPU-0"]["j"] *= 3
+    record["op_g"] *= 3
+    kept = [lines[0], json.dumps(record) + "\n", *lines[2:first], *lines[first + 1 :]]
+    (folder / "rank-00000.jsonl").write_text("".join(kept), encoding="utf-8")
+    plan = _plan(folder)
+    assert plan["decisions"] == 21 and plan["stretches"][0][0] == START_S + 3600
+    assert plan["power_of_table"] == pytest.approx(1.0), "of what was decided"
+    assert plan["actual_g"] == pytest.approx(_grams(DAY) + 2 * 400.0 * GRID[0] * PER_HOUR)
+    assert plan["decided_g"] == pytest.approx(_grams(DAY)), "the usual training before it"
 
 
 @pytest.mark.parametrize(
@@ -177,6 +197,15 @@ def test_a_job_that_stops_early_is_no_better_for_it(tmp_path: Path) -> None:
 
     almost = _plan(planned(tmp_path / "almost", DAY[:20], end=False))
     assert almost["regret"] is not None and almost["met"] is None
+
+
+def test_a_smaller_last_batch_leaves_no_job_undone(tmp_path: Path) -> None:
+    asked = {"tokens": 158_000.0}
+    plan = _plan(planned(tmp_path / "done", end=False, plan=asked))
+    assert (plan["met"], plan["deadline_text"]) == (True, "deadline met: done 3 h before it")
+    assert plan["tokens_done"] < plan["tokens"]
+    killed = _plan(planned(tmp_path / "killed", end=False, reason=None, plan=asked))
+    assert (killed["met"], killed["finished_s"]) == (None, None), "nobody knows whether it meant to"
 
 
 def test_a_run_that_goes_on_is_not_judged(tmp_path: Path) -> None:

@@ -180,6 +180,21 @@ def test_unknown_hours_are_not_drawn(tmp_path: Path) -> None:
     assert 'id="plan-regret">unknown<' in page and "chart-plan" not in page
 
 
+def test_the_time_of_measuring_has_a_colour_of_its_own(tmp_path: Path) -> None:
+    told = facts(tokens_done=60_000.0)
+    decision = {
+        "t": T0_S + 45, "name": "decision", "text": "", "row": FP8, "action": None, "done": False, "reason": "",
+        "grid_s": START_S + 45 * 480, "next_s": 0.0, "g_per_kwh": 1.0, "shielded": False, "step": 1, "tokens": 9.0,
+    }  # fmt: skip
+    folder = Folder(tmp_path, plan=told)
+    folder.rank(0, [GPU], [entry(T0_S, T0_S + 90, {"GPU-0": device(1.0)}, tokens=60_000)], events=[decision])
+    summary, chart = _both(folder.path)
+    assert _row(chart, "Plan")[:121] == [*["before the first decision"] * 120, "fp8"]
+    assert ("other-1", "before the first decision") in [(shape.css, shape.label) for shape in chart.legend]
+    texts = plan_texts(summary)
+    assert texts is not None and texts["facts"].endswith("fp8 6 h, 6 h before the first decision")
+
+
 def test_a_hole_between_two_processes_is_no_pause(tmp_path: Path) -> None:
     told = facts(tokens=1e6, tokens_done=60_000.0)
     decision = {
