@@ -156,9 +156,10 @@ class CarbonConfig:
             bound(f"carbon.embodied_kg[{name!r}]", value, 0.0, 1e7)
         if self.signal == "trace" and self.trace_csv is None:
             raise ConfigError("carbon.signal is 'trace', so carbon.trace_csv must name a CSV file")
-        if self.g_per_kwh is not None and self.signal != "constant":
+        if self.g_per_kwh is not None and "constant" not in (self.signal, *self.fallback):
             raise ConfigError(
-                f"carbon.g_per_kwh is set, but carbon.signal is {self.signal!r}: drop one of them or use 'constant'"
+                f"carbon.g_per_kwh is set, but carbon.signal is {self.signal!r}: drop one of them, or use 'constant' as"
+                " signal or among carbon.fallback"
             )
 
 

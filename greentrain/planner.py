@@ -111,7 +111,9 @@ class Planner:
         self.time = time
         self.menu = replace(menu, tokens_per_s=menu.tokens_per_s / time.speed, power_w=menu.power_w / time.speed)
         """The choices in the grid's time."""
-        self._config, self._grid, self._make, self._pausable = config, grid, make, pausable
+        self.pausable = pausable
+        """Whether off may be chosen."""
+        self._config, self._grid, self._make = config, grid, make
         self._row = self.menu.static
         self._width_s = job.start_s
         self._scale = 1.0
@@ -158,7 +160,7 @@ class Planner:
         left_s = self.job.deadline_s - now_s
         seen = self._outlook(now_s, left_s, max(0.0, self.job.tokens - tokens_done))
         barred = np.array([action is not None and action.gear in vetoed for action in self.menu.actions])
-        barred[OFF] = awake or not self._pausable
+        barred[OFF] = awake or not self.pausable
         decided = self._kernel.decide(seen, barred)
         row = int(decided.rows[0])
         if (row == OFF) != (self._row == OFF):

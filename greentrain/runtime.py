@@ -9,6 +9,7 @@ Life of a run::
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import threading
@@ -330,6 +331,8 @@ class ActiveRun:
         path = self.folder / "run.json"
         if path.exists():
             self.event("resume", "the run continues in a new process")
+            with contextlib.suppress(OSError, ValueError):  # a damaged file stays as it is
+                self._run_json = json.loads(path.read_text(encoding="utf-8"))
             return
         self._run_json = run_json(
             run_id=self.run_id,

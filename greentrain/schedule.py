@@ -213,6 +213,7 @@ class Schedule:
             "policy": self._config.policy.name,
             **asdict(self.job),
             "grid": asdict(self._time),
+            "pausable": self.planner.pausable,
             "held": bool(menu.power_w[OFF] > 0),
             "provenance": menu.provenance,
             "rows": [

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -48,6 +49,8 @@ from greentrain.watch import Watcher
 
 if TYPE_CHECKING:
     from greentrain.gears import Gears  # loads torch
+
+log = logging.getLogger(__name__)
 
 STATE_FORMAT = 1
 _CLOSE_WAIT_S = 5.0
@@ -122,12 +125,12 @@ class GreenSession(contextlib.ContextDecorator):
         self._starts += 1
         self.report_path = None
         run_id = self._run_id(place)
-        _tell(self._signal, "start")
         grid_time = self._grid_time(run_id)
         signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
         meter = self._meter if self._meter is not None else self._open_meters(place)
         run: ActiveRun | None = None
         try:
+            _tell(self._signal, "start")
             run = ActiveRun(
                 config=self.config,
                 topology=place,
@@ -146,6 +149,8 @@ class GreenSession(contextlib.ContextDecorator):
         except BaseException:
             self._close_live()
             meter.close() if run is None else run.close("exception")
+            if self._own_signal:
+                _tell(self._signal, "close")
             raise
         self._control.started(self._signal, grid_time, resumed=self._resume is not None)
         self._resume = None
@@ -475,12 +480,16 @@ class GreenSession(contextlib.ContextDecorator):
 
     def _report(self, run: ActiveRun, wait: bool) -> None:
         from greentrain.report import write_report
+        from greentrain.report.plan_text import plan_line
 
         if run.topology.world_size > 1 and wait:
             wait_for_ranks(run.folder, run.topology.world_size, _CLOSE_WAIT_S)
             run.look_at_others()
         try:
             self.report_path = write_report(run.folder)
+            line = plan_line(json.loads((run.folder / "summary.json").read_text(encoding="utf-8")))
+            if line is not None:
+                log.info(line)
         except Exception as error:
             run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
 

@@ -1,10 +1,12 @@
 """A day of the grid, replayed in minutes."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from greentrain.ledger import read_run
+from greentrain.report.plan_text import plan_line
 from recipes.common.settings import Settings
 
 START: Final = "2022-06-15T06:00Z"
@@ -28,7 +30,7 @@ def day_config(settings: Settings) -> dict[str, dict[str, object]]:
 
 
 def decision_lines(folder: Path) -> list[str]:
-    """Return the plan of a run: a line where it changed, with the time of the grid."""
+    """Return the plan of a run: a line where it changed, with the time of the grid, and how good it was."""
     lines, last = [], ""
     for rank in read_run(folder).ranks[:1]:
         for event in rank.events:
@@ -39,4 +41,5 @@ def decision_lines(folder: Path) -> list[str]:
                 moment = datetime.fromtimestamp(event["grid_s"], UTC)
                 lines.append(f"{moment:%H:%M} UTC  {name:5} {why}")
             last = name
-    return lines
+    line = plan_line(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    return lines if line is None else [*lines, line]
