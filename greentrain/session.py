@@ -448,6 +448,7 @@ class GreenSession(contextlib.ContextDecorator):
         if run is not None:
             run.event("sigterm", "the process was told to end and goes on with its own handler")
             run.book_now()
+            self._control.wake()  # in a pause, the program could not end itself
 
     def _open_meters(self, place: Topology) -> PowerMeter:
         from greentrain.power.detect import open_meters

@@ -1,6 +1,8 @@
 """A plan in a training process: measured or declared, in pauses and gears, over ranks and checkpoints."""
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +39,17 @@ def grid(tmp_path: Path) -> TraceSignal:
     path = tmp_path / "grid.csv"
     path.write_text(f"timestamp_utc,g_per_kwh\n{text}\n", encoding="utf-8")
     return TraceSignal(path, zone="TEST")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Load what torch loads late: the replayed day does not wait for it."""
+    config = {
+        "run": {"dir": str(tmp_path_factory.mktemp("warm")), "report": False},
+        "precision": {"gears": ["bf16", "fp8"], "min_features": 16, "probe_every": 0},
+    }
+    with GreenSession(config, meter=FlatMeter()) as green:
+        Loop(green).run(lambda: green.totals().steps > 0, longest_s=0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -167,6 +180,23 @@ def test_a_pause_ends_when_somebody_says_so(tmp_path: Path, grid: TraceSignal) -
         timer.join()
     assert time.monotonic() - t0_s < 2.5
     assert "woken by hand" in [event["reason"] for event in events(green)]
+
+
+def test_a_program_that_is_told_to_end_gets_out_of_its_pause(tmp_path: Path, grid: TraceSignal) -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
+    try:
+        green = session(tmp_path, grid, hours_of_work=8)
+        with green:
+            timer = threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGTERM))
+            timer.start()
+            loop = Loop(green)
+            loop.run(lambda: bool(told))
+            timer.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told and "paused" in green.totals().phase_s
+    assert [event["reason"] for event in events(green)][-1] == "woken by hand"
 
 
 def test_without_pauses_it_only_shifts(tmp_path: Path, grid: TraceSignal) -> None:
