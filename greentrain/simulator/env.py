@@ -46,7 +46,7 @@ class CarbonTrainEnv(gymnasium.Env[Observed, np.int64]):
     14 days - 1; width / largest width; sine and cosine of the hour (UTC); forecast of the next 24 hours / mean - 1.
 
     Reward: what the tokens of the epoch are worth less what was emitted, in epochs of the usual training at the mean
-    before the start. A token is worth its price in the best plan for a job of this pace in the 14 days before the start:
+    before the start. A token is worth its price in the best plan of a job of this pace in the 14 days before the start:
     an hour is then worth training in if it is about as clean as those which that plan took. Over an episode the sum is
     a constant less the job's grams, as long as all tokens are done; those that are left at the deadline are charged
     ``late`` times what the usual training emits for them.
@@ -94,8 +94,7 @@ class CarbonTrainEnv(gymnasium.Env[Observed, np.int64]):
         self._menu, self._deadline_h, self._late, self._history_h = menu, deadline_h, late, history_h
         self._agent = _Agent(menu)
         self._kernel = DecisionKernel(self._agent, menu, switch_s=switch_s, shield=shield, hysteresis=0.0)
-        horizon_h = max(int(np.ceil(deadline_h)) + 1, AHEAD_H + 1)
-        self._worlds = [World(trace, Sight(trace, forecaster, horizon_h=horizon_h), epoch_s) for trace in traces]
+        self._worlds = [World(trace, Sight(trace, forecaster, horizon_h=AHEAD_H + 1), epoch_s) for trace in traces]
         static = menu.static
         self._static_w = float(menu.power_w[static])
         self._static_tokens_per_s = float(menu.tokens_per_s[static])
