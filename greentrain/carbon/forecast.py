@@ -7,13 +7,14 @@ the same three weeks, as wind persists and clouds pass: it is the autocorrelatio
 mean of the day. Eight weeks or more also give the day of the week. Months are in the profile already, as it follows
 the seasons.
 
-The ten constants are those with the least absolute error over all ten shared traces together, 1 to 240 hours ahead,
-each zone relative to fixed fades of 6 and 36 h (2026-11-21; ``benchmarks/forecasting.py`` has the table). Fitted
-without the zone that they are judged on, its error is 0.4 % larger on average. Nothing is fitted when forecasting.
+The ten constants are rounded from those of least absolute error over all ten shared traces, 1 to 240 hours ahead
+(``benchmarks/forecasting_fit.py``, 2026-11-21, which also fits them without the grid that they are judged on). Nothing
+is fitted when forecasting.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,17 +30,10 @@ DAYS: Final = 21
 WEEKS: Final = 8
 """Weeks of history from which on the day of the week counts."""
 _HALF_LIFE_D: Final = 7.0
-_LAST: Final = (1.03, 21.0, 4.0, 0.4)
-"""Anomaly of the last hour: share, fading time (h) at the usual autocorrelation, how the logarithm of that time grows
-with it, and the usual one."""
-_RISE: Final = (0.41, 12.0)
-"""Its rise over the hour before: share, fading time (h)."""
-_LEVEL: Final = (1.02, 46.0)
-"""Mean anomaly of the last day: share, fading time (h)."""
-_SAME_HOUR: Final = (0.36, 100.0, 11.5)
-"""Anomaly of the same hour in the last day: share, fading time (h), and the time (h) in which it comes up."""
 _LAG_H: Final = 6
 """Where the autocorrelation is measured."""
+_USUAL: Final = 0.4
+"""What it is where three days are not known."""
 _CHANCE_WEEKS: Final = 10.0
 """The mean anomaly of a day of the week over w weeks is expected again by w / (w + this): the rest is chance."""
 _HALF: Final = 0.5
@@ -48,12 +42,39 @@ _FLOOR: Final = 0.5
 """Of the lowest value seen: nothing below is forecast, as a plan would wait for it."""
 
 
-def profile_forecast(past_g_per_kwh: Array, hours: int) -> Array:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fades:
+    """How the parts of today's anomaly fade: the share that is left at once, and the time (h) in which 1/e is left."""
+
+    last: float = 1.03
+    """Anomaly of the last hour around the level of the last day."""
+    last_h: float = 21.0
+    """At the usual autocorrelation, 0.4."""
+    last_growth: float = 4.0
+    """By how much the logarithm of ``last_h`` grows with the autocorrelation."""
+    rise: float = 0.41
+    """Its rise over the hour before."""
+    rise_h: float = 12.0
+    level: float = 1.02
+    """Mean anomaly of the last day."""
+    level_h: float = 46.0
+    same_hour: float = 0.36
+    """Anomaly of the same hour in the last day."""
+    same_hour_h: float = 100.0
+    same_hour_rises_h: float = 11.5
+    """Time in which it comes up, as the last hour's fades (h)."""
+
+
+FADES: Final = Fades()
+
+
+def profile_forecast(past_g_per_kwh: Array, hours: int, fades: Fades = FADES) -> Array:
     """Return the intensity of the coming hours.
 
     Args:
         past_g_per_kwh: (n, p) hourly, oldest first, NaN where unknown. The last 21 days count, from 8 weeks on all.
         hours: How many.
+        fades: How today's anomaly fades.
 
     Returns:
         (n, hours); column 0 is the hour after the last past one. Less than a day of history gives its mean, and what
@@ -65,7 +86,7 @@ def profile_forecast(past_g_per_kwh: Array, hours: int) -> Array:
     if weekday is not None:
         past = past - np.tile(weekday, -(-past.shape[1] // 168))[:, -past.shape[1] :]
     days = min(DAYS, past.shape[1] // 24)
-    found = _profile(past[:, -days * 24 :].reshape(-1, days, 24), ahead) if days else _fading(past, ahead)
+    found = _profile(past[:, -days * 24 :].reshape(-1, days, 24), ahead, fades) if days else _fading(past, ahead, fades)
     if weekday is not None:
         found += weekday[:, ahead % 168]
     lowest = np.fmin.reduce(past_g_per_kwh, axis=1, initial=np.inf, keepdims=True)
@@ -133,7 +154,7 @@ def _basis(own_h: int, past_h: int) -> str:
     return "nothing: no history is known"
 
 
-def _profile(day: Array, ahead: NDArray[np.int64]) -> Array:
+def _profile(day: Array, ahead: NDArray[np.int64], fades: Fades) -> Array:
     """Return the forecast from (n, d, 24) whole days."""
     n, d, _ = day.shape
     known = np.isfinite(day)
@@ -154,12 +175,12 @@ def _profile(day: Array, ahead: NDArray[np.int64]) -> Array:
     last = own[np.arange(n), 23 - age]
     rise = np.where(seen[:, -1] & seen[:, -2], others * (recent[:, -1] - recent[:, -2]), 0.0)
     k = ahead + 1.0
-    fades_h = _LAST[1] * np.exp(_LAST[2] * (_persistence(left) - _LAST[3]))
+    last_h = fades.last_h * np.exp(fades.last_growth * (_persistence(left) - _USUAL))
     found = profile[:, ahead % 24]
-    found += (_LAST[0] * last)[:, None] * np.exp(-(k + age[:, None]) / fades_h[:, None])
-    found += np.outer(rise, _RISE[0] * np.exp(-k / _RISE[1]))
-    found += np.outer(level, _LEVEL[0] * np.exp(-k / _LEVEL[1]))
-    comes = _SAME_HOUR[0] * (np.exp(-k / _SAME_HOUR[1]) - np.exp(-k / _SAME_HOUR[2]))
+    found += (fades.last * last)[:, None] * np.exp(-(k + age[:, None]) / last_h[:, None])
+    found += np.outer(rise, fades.rise * np.exp(-k / fades.rise_h))
+    found += np.outer(level, fades.level * np.exp(-k / fades.level_h))
+    comes = fades.same_hour * (np.exp(-k / fades.same_hour_h) - np.exp(-k / fades.same_hour_rises_h))
     found += own[:, ahead % 24] * comes
     return np.asarray(found)
 
@@ -177,16 +198,16 @@ def _profile_with_holes(day: Array, known: NDArray[np.bool_], weights: Array) ->
 def _persistence(left: Array) -> Array:
     """Return (n,) the autocorrelation of what is left around the mean of the last day, from 0 to 0.8."""
     if left.shape[1] < 72:
-        return np.full(len(left), _LAST[3])
+        return np.full(len(left), _USUAL)
     sums = np.cumsum(left, axis=1)
     around = left[:, 24:] - (sums[:, 24:] - sums[:, :-24]) / 24
     power = np.einsum("nt,nt->n", around, around)
     same = np.einsum("nt,nt->n", around[:, :-_LAG_H], around[:, _LAG_H:])
-    measured = np.divide(same, power, out=np.full(len(left), _LAST[3]), where=power > 0)
+    measured = np.divide(same, power, out=np.full(len(left), _USUAL), where=power > 0)
     return np.asarray(np.clip(measured, 0.0, 0.8))
 
 
-def _fading(past: Array, ahead: NDArray[np.int64]) -> Array:
+def _fading(past: Array, ahead: NDArray[np.int64], fades: Fades) -> Array:
     """Return the mean of less than a day, and what the last known value is off it, fading."""
     known = np.isfinite(past)
     count = known.sum(axis=1)
@@ -195,7 +216,7 @@ def _fading(past: Array, ahead: NDArray[np.int64]) -> Array:
     age = np.argmax(known[:, ::-1], axis=1) if past.shape[1] else np.zeros(len(past), dtype=np.int64)
     last = past[np.arange(len(past)), -1 - age] if past.shape[1] else mean
     off = np.where(count > 0, last - mean, 0.0)
-    return np.asarray(mean[:, None] + off[:, None] * np.exp(-(ahead + 1.0 + age[:, None]) / _LAST[1]))
+    return np.asarray(mean[:, None] + off[:, None] * np.exp(-(ahead + 1.0 + age[:, None]) / fades.last_h))
 
 
 def _weekday(past: Array) -> Array:
