@@ -1,0 +1,138 @@
+"""CARL of Eco-Orchestrator: pass a job through, throttle it by 15 to 30 %, or defer it, with a soft deadline.
+
+A small network maps what the paper's agent sees (utilisation, remaining steps, intensity now, 6 hours of forecast) to
+one of three rows of the menu: the fastest, one that draws 15 to 30 % less, and off. It was trained in our environment
+with Stable-Baselines3 (``greentrain.simulator.train_carl``); here it is three matrix products in NumPy. Its deadline is
+soft: what is late costs reward, and nothing stops it. In a real run the kernel's shield does.
+
+Three rows of a hull of eleven and six hours of forecast cannot reach ``mpc``, which is why that is the default:
+benchmarks/scheduling.py prints both.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from greentrain.policy.chain import TRAILING_H, trailing_mean
+from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.outlook import Array, Choice, Outlook
+from greentrain.units import S_PER_HOUR
+
+SHIPPED: Final = Path(__file__).with_name("carl.npz")
+AHEAD_H: Final = 6
+"""Hours of forecast that it sees (Eco-Orchestrator, as in the facts on carbon scheduling, 4.10, 2026-11-21)."""
+THROTTLED: Final = (0.15, 0.30)
+"""How much less a throttled job draws, as a share (Eco-Orchestrator, likewise)."""
+FEATURES: Final = 4 + AHEAD_H
+LIMIT: Final = 5.0
+"""Features are clipped to -LIMIT..LIMIT."""
+PASS, THROTTLE, DEFER = range(3)
+
+
+def rows_of(menu: Menu) -> NDArray[np.int64]:
+    """Return (3,): the rows to pass through, throttle and defer.
+
+    Throttled is the row with most tokens a joule of those that draw 15 to 30 % less than the fastest; where there is
+    none, the one of the hull whose power is nearest to the middle of that.
+    """
+    fastest = menu.fastest
+    less = 1.0 - menu.power_w / menu.power_w[fastest]
+    working = menu.tokens_per_s > 0
+    fits = np.flatnonzero(working & (less >= THROTTLED[0]) & (less <= THROTTLED[1]))
+    if len(fits):
+        throttled = int(fits[np.argmax(menu.tokens_per_s[fits] / menu.power_w[fits])])
+    else:
+        hull = menu.hull[working[menu.hull]]
+        throttled = int(hull[np.argmin(np.abs(less[hull] - sum(THROTTLED) / 2))])
+    return np.array([fastest, throttled, OFF])
+
+
+def features(seen: Outlook, menu: Menu) -> Array:
+    """Return (n, FEATURES): utilisation, share of the tokens left, pace needed / fastest, and intensity / its mean - 1.
+
+    The mean is that of the last 14 days, the intensity that of now and of the next six hours. Where nobody knows the
+    utilisation, it is the speed in use / fastest speed.
+    """
+    fastest = menu.tokens_per_s[menu.fastest]
+    busy = menu.tokens_per_s[seen.current] / fastest if seen.utilisation is None else seen.utilisation
+    mean = np.maximum(trailing_mean(seen.past_g_per_kwh, seen.now_g_per_kwh, seen.step_s), 1e-9)
+    column = np.round(np.arange(AHEAD_H + 1) * S_PER_HOUR / seen.step_s).astype(np.int64)
+    ahead = seen.forecast_g_per_kwh[:, np.minimum(column, seen.forecast_g_per_kwh.shape[1] - 1)]
+    pace = seen.tokens_left / np.maximum(seen.left_s, 1e-9) / fastest
+    known = np.column_stack([busy, seen.tokens_left / seen.tokens, pace, ahead / mean[:, None] - 1.0])
+    clipped: Array = np.clip(known, -LIMIT, LIMIT)
+    return clipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Network:
+    """A perceptron: tanh between layers, one output an action."""
+
+    weights: tuple[Array, ...]
+    """Of each layer: (in, out)."""
+    biases: tuple[Array, ...]
+    """Of each layer: (out,)."""
+    about: dict[str, Any]
+    """Where it is from."""
+
+    @classmethod
+    def shipped(cls) -> "Network":
+        """Return the network that comes with GreenTrain."""
+        with np.load(SHIPPED, allow_pickle=False) as file:
+            about = json.loads(str(file["about"]))
+            layers = range(int(about["layers"]))
+            return cls(
+                weights=tuple(file[f"weight_{i}"].astype(np.float64) for i in layers),
+                biases=tuple(file[f"bias_{i}"].astype(np.float64) for i in layers),
+                about=about,
+            )
+
+    def save(self, path: Path) -> None:
+        """Write it in float32, as it was trained."""
+        arrays = {f"weight_{i}": w.astype(np.float32) for i, w in enumerate(self.weights)}
+        arrays |= {f"bias_{i}": b.astype(np.float32) for i, b in enumerate(self.biases)}
+        about = json.dumps({**self.about, "layers": len(self.weights)}, sort_keys=True)
+        np.savez_compressed(path, about=np.array(about), **arrays)  # type: ignore[arg-type]
+
+    def __call__(self, inputs: Array) -> Array:
+        """Return (n, actions) logits of (n, FEATURES) inputs."""
+        found = inputs
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            found = found @ weight + bias
+            if i + 1 < len(self.weights):
+                found = np.tanh(found)
+        return found
+
+
+class Carl:
+    """Takes the most likely of three actions.
+
+    Args:
+        menu: What a job can do.
+        network: Of the policy; None: the shipped one.
+    """
+
+    past_s = TRAILING_H * S_PER_HOUR
+    ahead_s = (AHEAD_H + 1) * S_PER_HOUR
+
+    def __init__(self, menu: Menu, network: Network | None = None) -> None:
+        self.name = "carl"
+        self._menu = menu
+        self._rows = rows_of(menu)
+        self._network = Network.shipped() if network is None else network
+
+    def choose(self, seen: Outlook) -> Choice:
+        """Return the rows for the coming epoch."""
+        action = self._network(features(seen, self._menu)).argmax(axis=1)
+        return Choice(rows=self._rows[action], reasons=_REASONS, reason=action)
+
+
+_REASONS = (
+    "{now:.0f} g/kWh now, {todo:.1%} of the tokens left for {left_h:.1f} h: pass through, {row}",
+    "{now:.0f} g/kWh now, {todo:.1%} of the tokens left for {left_h:.1f} h: throttle to {row}",
+    "{now:.0f} g/kWh now, {todo:.1%} of the tokens left for {left_h:.1f} h: defer",
+)
