@@ -111,13 +111,15 @@ class Costs:
         left = np.zeros((h + 1, *stay.shape[1:]))
         least = np.empty(stay.shape[2:])
         ends, ended = _while_held(stay, enter, rules) if held > 1 else (None, None)
+        off_is_free = held == 1 and widths.width[0] == 0 and not widths.g_per_s[0].any()  # as good as an end
         for k in range(h - 1, -1, -1):
             later = left[min(k + held, h)]
             if ends is not None and ended is not None:
                 later = np.minimum(ended[k], np.add(later, ends[k], out=ends[k]), out=ends[k])
             np.add(enter[k], later, out=enter[k])
             np.minimum.reduce(enter[k], axis=0, out=least)
-            np.minimum(least, 0.0, out=least)
+            if not off_is_free:
+                np.minimum(least, 0.0, out=least)
             np.add(stay[k], left[k + 1], out=left[k])
             np.minimum(left[k], least, out=left[k])
         return cls(stay=stay, enter=enter, left=left)
