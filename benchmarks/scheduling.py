@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import scheduling_savings, scheduling_speed
+from benchmarks import scheduling_savings, scheduling_speed, scheduling_switching
 from benchmarks.metering import machine
 from benchmarks.scheduling_common import Bench, Table
 
@@ -26,6 +26,7 @@ CASES: Mapping[str, Callable[[Bench], list[Table]]] = {
     "bars": scheduling_savings.bars,
     "policies": scheduling_savings.policies,
     "ablation": scheduling_savings.ablation,
+    "switching": scheduling_switching.switching,
     "speed": scheduling_speed.speed,
 }
 MARKS = ("<!-- results: {} -->", "<!-- end of {} -->")

@@ -4,9 +4,11 @@ from greentrain.config import PolicyConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.carbongear import CarbonGear
 from greentrain.policy.carbongear_printed import CAUTION, CarbonGearPrinted
+from greentrain.policy.carl import Carl
 from greentrain.policy.lowest_window import LowestWindow
 from greentrain.policy.menu import Menu
 from greentrain.policy.mpc import Mpc
+from greentrain.policy.mpc_switching import MpcSwitching
 from greentrain.policy.outlook import SchedulePolicy
 from greentrain.policy.prices import PriceFile, SyntheticPrices
 from greentrain.policy.schedule_static import StaticSchedule
@@ -34,11 +36,13 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
         case "lowest_window":
             return LowestWindow(menu, config.window_h)
         case "mpc":
-            return Mpc(menu)
+            return _mpc(config, menu)
         case "carbongear":
             return CarbonGear(menu, switch_s=config.switch_s, epoch_s=config.decide_s)
         case "carbongear-printed":
             return CarbonGearPrinted(menu, seed=config.seed)
+        case "carl":
+            return Carl(menu)
         case "spot":
             prices = SyntheticPrices(config.seed) if config.prices_csv is None else PriceFile(config.prices_csv)
             return Spot(menu, prices)
@@ -50,6 +54,11 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
 def caution(config: PolicyConfig) -> str | None:
     """Return what a real run should be told about its policy before it trains; None where there is nothing."""
     return CAUTION if config.name == "carbongear-printed" else None
+
+
+def _mpc(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
+    counts = config.switching == "dp" or (config.switching == "auto" and (config.switch_s > 0 or config.dwell_s > 0))
+    return MpcSwitching(menu, switch_s=config.switch_s, dwell_s=config.dwell_s) if counts else Mpc(menu)
 
 
 def _row_of(gear: str | None, menu: Menu) -> int | None:

@@ -63,19 +63,23 @@ class Switching:
         step_s: Spacing of the columns (s); dwell counts in whole columns.
         switch_s: Time in which a change of width trains nothing (s).
         dwell_s: Shortest time between two changes of width (s).
+        hysteresis: What a first change must gain beyond its cost, as a share of what ``switch_s`` loses at full speed:
+            a forecast that wavers would else have a job follow it. It changes no value, only the first rows.
 
     Raises:
         ConfigError: A time is below 0.
     """
 
-    def __init__(self, menu: Menu, *, step_s: float, switch_s: float = 0.0, dwell_s: float = 0.0) -> None:
+    def __init__(
+        self, menu: Menu, *, step_s: float, switch_s: float = 0.0, dwell_s: float = 0.0, hysteresis: float = 0.0
+    ) -> None:
         if not (switch_s >= 0 and dwell_s >= 0 and step_s > 0):
             raise ConfigError(
                 f"switch_s is {switch_s:g}, dwell_s {dwell_s:g} and step_s {step_s:g}; the first two must be at least"
                 " 0 s, the last above 0 s"
             )
         self.menu = menu
-        self.rules = Rules(step_s=step_s, switch_s=switch_s, dwell_s=dwell_s)
+        self.rules = Rules(step_s=step_s, switch_s=switch_s, dwell_s=dwell_s, hysteresis=hysteresis)
         self.widths = Widths.of(menu)
 
     def first(
@@ -196,5 +200,6 @@ def _now(widths: Widths, rules: Rules, state: State, prices: Array) -> tuple[Arr
     enter = np.where(begin.bound[:, None] == 0, costs.enter[0].min(axis=0), np.inf)
     lost_s = np.array([[rules.lost_s(0)]])
     some = widths.cost(state.g[:, :1], state.weights_s[:, :1], lost_s, prices, to)
-    rows = np.where(begin.stay <= enter, begin.rows, widths.rows[to, some.argmin(axis=2)])
+    little = rules.hysteresis * rules.switch_s * widths.speed.max() * prices
+    rows = np.where(begin.stay <= enter + little, begin.rows, widths.rows[to, some.argmin(axis=2)])
     return prices * state.tokens[:, None] + np.minimum(begin.stay, enter), rows

@@ -63,6 +63,8 @@ class Rules:
     step_s: float
     switch_s: float
     dwell_s: float
+    hysteresis: float = 0.0
+    """Share of what ``switch_s`` loses that a first change must gain beyond its cost."""
 
     @property
     def held(self) -> int:

@@ -8,6 +8,8 @@ import pytest
 from greentrain.config import SCHEDULERS, PolicyConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import Menu
+from greentrain.policy.mpc import Mpc
+from greentrain.policy.mpc_switching import MpcSwitching
 from greentrain.policy.opening import open_schedule
 from greentrain.policy.outlook import SchedulePolicy
 from tests.policy.cases import action_table
@@ -41,9 +43,18 @@ def test_a_list_of_steps_plans_nothing() -> None:
         open_schedule(PolicyConfig(name="scripted", schedule=((0, "bf16"),)), MENU)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in SCHEDULERS if name not in ("carbongear", "carbongear-printed", "carl")]
-)
+@pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_scheduler_opens(name: str) -> None:
     policy = opened(name)
     assert isinstance(policy, SchedulePolicy) and policy.name.startswith(name)
+
+
+def test_mpc_counts_changes_of_width_where_they_cost() -> None:
+    for more, kind in (
+        ({}, Mpc),
+        ({"switch_s": 60.0}, MpcSwitching),
+        ({"dwell_s": 60.0}, MpcSwitching),
+        ({"switch_s": 60.0, "switching": "myopic"}, Mpc),
+        ({"switching": "dp"}, MpcSwitching),
+    ):
+        assert isinstance(opened("mpc", **more), kind), more
