@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.config import GreenConfig
+from greentrain.config import SCHEDULERS, GreenConfig
 from greentrain.errors import ConfigError, TraceError
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.jobs import HISTORY_H, moments
@@ -61,7 +61,7 @@ def test_the_same_arguments_give_the_same_result() -> None:
 
 
 def test_every_policy_of_a_configuration_can_be_simulated() -> None:
-    result = small(policies=("static", "threshold", "lowest_window", "mpc", "spot"), seeds=2, history=True)
+    result = small(policies=("static", *SCHEDULERS), seeds=2, history=True)
     for one in result.outcomes:
         assert one.misses == 0 and len(one.track.grams) == 8
         assert one.track.history is not None
