@@ -25,7 +25,7 @@ SHIPPED: Final = Path(__file__).with_name("chain.npz")
 TRAILING_H: Final = 14 * 24
 """Against how many hours an hour is dirty or clean (facts on carbon scheduling, 4.11, 2026-11-21)."""
 TREND_H: Final = 6
-"""How many hours ahead count for the trend. 3 and 12 hours do as well, to 0.1 points (issue 4, 2026-11-21)."""
+"""How many hours ahead count for the trend. 3 and 12 hours do as well, to 0.2 points (issue 4, 2026-11-21)."""
 HISTORY_H: Final = 21 * 24
 """What a forecast looks back on (facts on carbon scheduling, section 5)."""
 LEVELS: Final = np.array(

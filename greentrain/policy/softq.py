@@ -27,7 +27,7 @@ from greentrain.policy.outlook import Array
 from greentrain.units import J_PER_KWH, S_PER_HOUR
 
 TEMPERATURE: Final = 0.004
-"""T, in hours of the fastest row at mean intensity (facts, 4.11); 0.001 and 0.012 do as well, to 0.1 points."""
+"""T, in hours of the fastest row at mean intensity (facts, 4.11); 0.001 does as well, 0.012 loses up to 0.3 points."""
 DISCOUNT: Final = 0.97
 """gamma, an hour (facts, 4.11)."""
 PRICES: Final = 48
