@@ -1,5 +1,6 @@
 """What the cases of scheduling.py share: grids, jobs, and tables with their verdicts."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,6 +88,12 @@ class Grid:
         self.trace = GridTrace.read(path, accounting=accounting)
         self.name = self.trace.name
         self.starts = windows(self.trace, count, length_s=HOURS * S_PER_HOUR)
+
+    def some(self, every: int) -> "Grid":
+        """Return the same grid with every so many windows."""
+        other = copy.copy(self)
+        other.starts = self.starts[::every]
+        return other
 
     @cached_property
     def world(self) -> World:

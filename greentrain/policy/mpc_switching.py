@@ -15,9 +15,9 @@ from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.policy.switching import Switching
 
 HYSTERESIS: Final = 0.05
-"""What a change must gain beyond its cost, as a share of that cost. On eight shared grids at slack 1.25 and 2.0, with 10
-minutes a change, there are a quarter to three quarters fewer changes than without, and savings are the same or up to 0.5
-points higher, as plans follow less of the forecast's noise. 0.1 and 0.15 save about as much, 0.25 and more less."""
+"""What a change must gain beyond its cost, as a share of that cost. On eight shared grids at slack 1.25 and 2.0, with
+10 minutes a change, there are a quarter to three quarters fewer changes than without, and savings are the same or up to
+0.5 points higher, as plans follow less of the forecast's noise. 0.1 and 0.15 save about as much, 0.25 and more less."""
 
 
 class MpcSwitching:
