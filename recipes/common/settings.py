@@ -30,6 +30,8 @@ class Settings:
     """Precision gears of the run; none: GreenTrain leaves precision alone."""
     schedule: tuple[tuple[int, str], ...] = ()
     """Pairs of an optimizer step and the gear from there on."""
+    minutes: float = 3.0
+    """In which a recipe that replays a day of the grid lets it pass."""
 
     @property
     def green(self) -> dict[str, dict[str, object]]:
@@ -46,7 +48,10 @@ class Settings:
 
 
 def parse(
-    name: str, argv: list[str] | None = None, gears: Sequence[str] = (), steps: tuple[int, int] = (500, 300)
+    name: str,
+    argv: list[str] | None = None,
+    gears: Sequence[str] = (),
+    steps: tuple[int, int] | None = (500, 300),
 ) -> Settings:
     """Read the command line of a recipe and load its data.
 
@@ -54,11 +59,15 @@ def parse(
         name: Of the run.
         argv: The words of the command line; None: those of this process.
         gears: Precision gears among which a recipe shifts; adds the flags --gear and --schedule.
-        steps: Optimizer steps of the large and of the small model, unless the command line says.
+        steps: Optimizer steps of the large and of the small model, unless the command line says; None: as many as fit
+            into a replayed day, and a flag --minutes for its length.
     """
     parser = argparse.ArgumentParser(description="Train a small GPT on Python's own source and report its energy.")
     parser.add_argument(
-        "--steps", type=int, default=None, help=f"optimizer steps (default {steps[0]}; {steps[1]} with --small)"
+        "--steps",
+        type=int,
+        default=None,
+        help="optimizer steps" + (f" (default {steps[0]}; {steps[1]} with --small)" if steps else ""),
     )
     parser.add_argument("--small", action="store_true", help="a model of 0.4 M parameters, for a quick look and for CI")
     parser.add_argument("--seed", type=int, default=1)
@@ -68,6 +77,8 @@ def parse(
         either = parser.add_mutually_exclusive_group()
         either.add_argument("--gear", choices=gears, help="stay in this gear")
         either.add_argument("--schedule", help="step:gear,... (default: fp8 from 40 to 75 %% of the steps, else bf16)")
+    if steps is None:
+        parser.add_argument("--minutes", type=float, default=3.0, help="in which a day of the grid passes (default 3)")
     args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
     if args.small:
@@ -77,7 +88,7 @@ def parse(
     else:
         text = corpus()
         size, batch, lr, blocks = Size(vocab=text.vocab), 4, 1e-3, 128
-    count = args.steps or steps[args.small]
+    count = args.steps or (steps[args.small] if steps else 0)
     return Settings(
         steps=count,
         batch=batch,
@@ -91,6 +102,7 @@ def parse(
         out=args.out,
         name=name,
         gears=tuple(gears),
+        minutes=args.minutes if steps is None else 3.0,
         schedule=_schedule(args.gear, args.schedule, count) if gears else (),
     )
 
