@@ -15,7 +15,6 @@ from greentrain.policy.chain import TRAILING_H, TREND_H, IntensityChain, state, 
 from greentrain.policy.dual import Dual, ForecastDual
 from greentrain.policy.gibbs import draw
 from greentrain.policy.menu import Menu
-from greentrain.policy.mpc import epoch_mean
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.policy.waterfill import row_at
 from greentrain.units import S_PER_HOUR
@@ -70,7 +69,7 @@ class CarbonGear:
         """
         price = self._dual.price(seen)
         hurried = np.isinf(price)
-        now = epoch_mean(seen)
+        now = seen.epoch_g_per_kwh()
         myopic = row_at(self._menu, now, price)
         rows = myopic
         if self._learns or self._seed is not None:

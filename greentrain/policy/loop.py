@@ -174,7 +174,7 @@ class DecisionKernel:
         loss = np.abs(speed[None, :] - speed[rows[jobs], None]) + 1e-9 * power
         if choice.price is not None:
             price = choice.price[jobs, None]
-            cost = seen.now_g_per_kwh[jobs, None] * power / J_PER_KWH
+            cost = seen.epoch_g_per_kwh()[jobs, None] * power / J_PER_KWH
             with np.errstate(invalid="ignore"):
                 at_price = np.where(np.isinf(price), -speed, cost - price * speed)
             loss = np.where(np.isnan(price), loss, at_price)
@@ -183,7 +183,7 @@ class DecisionKernel:
     def _hardly_better(self, seen: Outlook, price: Array, rows: Rows, allowed: Allowed | None) -> NDArray[np.bool_]:
         """Return (n,) where the row in use costs almost as little as the chosen one, at the price of tokens."""
         speed, power, current = self.menu.tokens_per_s, self.menu.power_w, seen.current
-        intensity = seen.now_g_per_kwh / J_PER_KWH
+        intensity = seen.epoch_g_per_kwh() / J_PER_KWH
         with np.errstate(invalid="ignore"):
             gain = intensity * (power[current] - power[rows]) - price * (speed[current] - speed[rows])
             kept: NDArray[np.bool_] = gain < self._hysteresis * intensity * power[self.menu.fastest]

@@ -8,7 +8,7 @@ intensity that is known now; the forecast only enters through the price.
 import numpy as np
 
 from greentrain.policy.menu import Menu
-from greentrain.policy.outlook import Array, Choice, Outlook
+from greentrain.policy.outlook import Choice, Outlook
 from greentrain.policy.waterfill import price, row_at
 
 
@@ -30,19 +30,9 @@ class Mpc:
         ahead = seen.forecast_g_per_kwh
         found = price(ahead, seen.weights_s(), seen.tokens_left, self._menu)
         hurried = np.isinf(found)
-        rows = row_at(self._menu, epoch_mean(seen), found)
+        rows = row_at(self._menu, seen.epoch_g_per_kwh(), found)
         rows[hurried] = self._menu.fastest
         return Choice(rows=rows, reasons=_REASONS, reason=hurried.astype(np.int64), price=found)
-
-
-def epoch_mean(seen: Outlook) -> Array:
-    """Return (n,): the mean intensity of the coming epoch, where it is longer than a step, else that of the step."""
-    steps = min(int(np.ceil(seen.epoch_s / seen.step_s - 1e-9)), seen.forecast_g_per_kwh.shape[1])
-    if steps <= 1:
-        return seen.now_g_per_kwh
-    weights = np.clip(seen.epoch_s - np.arange(steps) * seen.step_s, 0.0, seen.step_s)
-    mean: Array = seen.forecast_g_per_kwh[:, :steps] @ (weights / weights.sum())
-    return mean
 
 
 _REASONS = (

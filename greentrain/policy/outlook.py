@@ -1,5 +1,6 @@
 """What a policy may know when it decides, for n jobs side by side. A training process is n = 1."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -55,6 +56,17 @@ class Outlook:
     def now_g_per_kwh(self) -> Array:
         """(n,) intensity of the running step."""
         return self.forecast_g_per_kwh[:, 0]
+
+    def epoch_g_per_kwh(self) -> Array:
+        """Return (n,): mean intensity of the coming epoch, as forecast; that of the running step if it is no longer."""
+        steps = min(math.ceil(self.epoch_s / self.step_s - 1e-9), self.forecast_g_per_kwh.shape[1])
+        if steps <= 1:
+            return self.now_g_per_kwh
+        length_s = np.clip(self.left_s, self.step_s, self.epoch_s)
+        weights = np.clip(length_s[:, None] - np.arange(steps) * self.step_s, 0.0, self.step_s)
+        ahead = np.where(weights > 0, self.forecast_g_per_kwh[:, :steps], 0.0)
+        mean: Array = (ahead * weights).sum(axis=1) / length_s
+        return mean
 
     def weights_s(self) -> Array:
         """Return (n, h): how much of each forecast column lies before the deadline (s)."""

@@ -131,9 +131,21 @@ def test_mpc_judges_an_epoch_by_its_mean() -> None:
     """A clean hour at the start of a dirty half day is no reason to run all of it."""
     ahead = [10.0] + [900.0] * 11 + [100.0] * 36
     need = SPEED * 20 * HOUR
-    short, long = (
-        outlook(ahead=[ahead], tokens_left=[need], left_s=[48 * HOUR], current=[OFF], epoch_s=epoch_s)
-        for epoch_s in (HOUR, 12 * HOUR)
+    for current in (OFF, MENU.fastest):
+        short, long = (
+            outlook(ahead=[ahead], tokens_left=[need], left_s=[48 * HOUR], current=[current], epoch_s=epoch_s)
+            for epoch_s in (HOUR, 12 * HOUR)
+        )
+        assert said(Mpc(MENU), short)[0] == "fp8 on 8"
+        assert said(Mpc(MENU), long)[0] == "off"
+
+
+def test_the_mean_of_an_epoch_ends_with_the_job() -> None:
+    seen = outlook(
+        ahead=[[100.0, 200.0, 300.0, 1e9]] * 3,
+        tokens_left=[1.0] * 3,
+        left_s=[1.5 * HOUR, 9 * HOUR, 0.0],
+        current=[OFF] * 3,
+        epoch_s=3 * HOUR,
     )
-    assert said(Mpc(MENU), short)[0] == "fp8 on 8"
-    assert said(Mpc(MENU), long)[0] == "off"
+    assert seen.epoch_g_per_kwh().tolist() == pytest.approx([(100 + 0.5 * 200) / 1.5, 200.0, 100.0])
