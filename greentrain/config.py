@@ -251,7 +251,7 @@ class PolicyConfig:
     margin_s: float = 0.0
     """Time to spare before the deadline (s)."""
     window_h: float = 24.0
-    """For ``lowest_window`` and ``carl``: how far they look ahead (h)."""
+    """For ``lowest_window``: how far it looks ahead (h). ``carl`` always sees six hours."""
     prices_csv: str | None = None
     """For ``spot``: columns timestamp_utc, price_per_h; without, prices are synthetic and labelled so."""
     seed: int = 0

@@ -26,7 +26,7 @@ from greentrain.grid_outlook import GridOutlook
 from greentrain.meetings import Agenda, Meetings
 from greentrain.planner import Job, Planner, Word
 from greentrain.policy.menu import OFF, Menu
-from greentrain.policy.opening import open_schedule
+from greentrain.policy.opening import caution, open_schedule
 from greentrain.runtime import ActiveRun
 from greentrain.types import CarbonSignal, Gear
 from greentrain.units import S_PER_HOUR
@@ -165,6 +165,9 @@ class Schedule:
                 pausable=pausable,
             )
             self._run.know(plan=self._facts())
+            told = caution(self._config.policy)
+            if told:
+                self._run.warn(told)
         self._opened = True
         self._mark_time()
         self._boundary()
