@@ -3,15 +3,18 @@
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from greentrain.errors import ConfigError
 
 T = typing.TypeVar("T")
+_EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
+"""YAML 1.1 reads ``2.0e9`` as text: it wants ``2.0e+9`` (https://yaml.org/type/float.html, 2026-11-21)."""
 
 
 def bound(key: str, value: float, low: float, high: float) -> None:
@@ -86,6 +89,8 @@ def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
     if origin is type(None) and value is None:
         return None
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
         return float(value)
     if hint in (bool, str, int) and type(value) is hint:
         return value

@@ -28,6 +28,13 @@ def test_yaml_and_mapping_give_the_same(tmp_path: Path) -> None:
     assert GreenConfig.load(path) == GreenConfig.load(str(path)) == GreenConfig.load(mapping)
 
 
+@pytest.mark.parametrize("text", ["2.0e9", "2e9", "2.0e+9", "2000000000", "2_000_000_000"])
+def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "green.yaml"
+    path.write_text(f"policy: {{name: mpc, tokens: {text}, deadline_h: 36}}\n")
+    assert GreenConfig.load(path).policy.tokens == 2e9
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
