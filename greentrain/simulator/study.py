@@ -1,0 +1,312 @@
+"""A study: policies on grids with a table of actions, as ``greentrain simulate`` makes it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from greentrain._version import __version__
+from greentrain.config import SCHEDULERS, GreenConfig, PolicyConfig
+from greentrain.config_values import bound, choice
+from greentrain.errors import ConfigError
+from greentrain.report.units_text import count
+from greentrain.simulator.actions import Actions
+from greentrain.simulator.grids import Grid
+from greentrain.simulator.jobs import HISTORY_H, iso
+from greentrain.simulator.scene import ORACLE, Course, Scene, course_of, oracle_course
+from greentrain.simulator.simulate import CARBON_BLIND, Outcome, Result, menu_of, simulate
+from greentrain.units import G_PER_KG, S_PER_HOUR
+
+FORMAT: Final = 1
+"""Version of :meth:`StudyResult.to_dict`; keys are only ever added."""
+STATIC: Final = "static"
+USUAL: Final = (STATIC, "threshold", "lowest_window", "mpc", "carbongear")
+"""What is compared where nobody names policies; ``carbon_blind`` and the oracle are always there."""
+KNOWN: Final = (STATIC, CARBON_BLIND, *SCHEDULERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What to try."""
+
+    config: GreenConfig
+    """Section ``policy`` says what has to be done; ``released``, ``switch_s`` and so on hold for all policies."""
+    grids: Sequence[Grid]
+    actions: Actions
+    policies: Sequence[str] = ()
+    """Names as in ``policy.name``; none: the usual ones, and that of the configuration."""
+    slacks: Sequence[float] = ()
+    """Times to the deadline over the time of the usual training; none: ``policy.deadline_h``."""
+    windows: int = 24
+    seeds: int = 1
+    history_h: float = HISTORY_H
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is simulated: the usual training and the constant pace first."""
+        own = (self.config.policy.name,) if self.config.policy.plans else ()
+        asked = [name for name in (tuple(self.policies) or (*USUAL, *own)) if name != ORACLE]
+        return tuple(dict.fromkeys((STATIC, CARBON_BLIND, *asked)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One slack of a study."""
+
+    slack: float
+    tokens: float
+    deadline_h: float
+    result: Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table: a policy, or the oracle, on one grid at one slack."""
+
+    trace: str
+    slack: float
+    policy: str
+    grams: float
+    """Of all jobs together, IT power."""
+    kwh: float | None
+    """None for the oracle, whose table is of grams."""
+    saving: float
+    """Share of static's grams."""
+    mean_saving: float
+    """Mean over the jobs of that share of each."""
+    over_blind: float
+    """Share of the grams of the constant pace of least energy."""
+    excess: float
+    """Over the oracle, as a share of its grams."""
+    jobs: int
+    misses: int
+    switches_per_day: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row in plain JSON types."""
+        return {
+            "trace": self.trace,
+            "slack": self.slack,
+            "policy": self.policy,
+            "kg": self.grams / G_PER_KG,
+            "kwh": self.kwh,
+            "saving_vs_static": self.saving,
+            "mean_saving_vs_static": self.mean_saving,
+            "saving_vs_blind": self.over_blind,
+            "excess_over_oracle": self.excess,
+            "jobs": self.jobs,
+            "misses": self.misses,
+            "switches_per_day": self.switches_per_day,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyResult:
+    """What came out."""
+
+    study: Study
+    cases: Sequence[Case]
+
+    def rows(self) -> list[Row]:
+        """Return the table: case by case, grid by grid, the oracle last."""
+        found: list[Row] = []
+        for case in self.cases:
+            for grid in self.study.grids:
+                outcomes = [o for o in case.result.outcomes if o.trace == grid.trace.name]
+                found += [_row(outcome, case.slack) for outcome in outcomes]
+                found.append(_oracle_row(outcomes[0], case.slack))
+        return found
+
+    def notes(self) -> list[str]:
+        """Return what the numbers rest on: the table, the grids, what is free."""
+        return [
+            f"Watts and speeds {self.cases[0].result.menu.provenance}: {self.study.actions.source}",
+            *(f"Grid {grid.label}" for grid in self.study.grids),
+            resting(self.study.config, self.cases[0].result),
+            *cautions(self.study.config.policy, self.study.names),
+            "CO2e of IT power, without PUE; all jobs together",
+        ]
+
+    def scenes(self) -> list[tuple[Case, Scene]]:
+        """Return one job of each case and grid to draw: the one of median saving."""
+        return [(case, _scene(self, case, grid, i)) for case in self.cases for i, grid in enumerate(self.study.grids)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result in plain JSON types."""
+        first = self.cases[0].result
+        return {
+            "format": FORMAT,
+            "greentrain_version": __version__,
+            "kind": "simulation",
+            "actions": {
+                "source": self.study.actions.source,
+                "provenance": first.menu.provenance,
+                "static": first.menu.names()[first.menu.static],
+                "count": len(first.menu) - 1,
+            },
+            "cases": [
+                {
+                    "slack": case.slack,
+                    self.study.actions.unit: case.tokens,
+                    "deadline_h": case.deadline_h,
+                    "starts": {
+                        grid.trace.name: [iso(t) for t in dict.fromkeys(jobs.start_unix_s.tolist())]
+                        for grid, jobs in zip(self.study.grids, case.result.jobs, strict=True)
+                    },
+                }
+                for case in self.cases
+            ],
+            "seeds": self.study.seeds,
+            "grids": [
+                {
+                    "name": grid.trace.name,
+                    "zone": grid.trace.zone,
+                    "source": grid.trace.source,
+                    "recorded": grid.recorded,
+                    "basis": str(grid.trace.basis),
+                    "accounting": grid.trace.accounting,
+                    "mean_g_per_kwh": float(grid.trace.g_per_kwh.mean()),
+                }
+                for grid in self.study.grids
+            ],
+            "rows": [row.to_dict() for row in self.rows()],
+            "notes": self.notes(),
+        }
+
+
+def run_study(study: Study, progress: Callable[[int, int], None] = lambda done, of: None) -> StudyResult:
+    """Simulate every policy on every grid at every slack.
+
+    Args:
+        study: What to try.
+        progress: Called with the number of runs done and that of all.
+
+    Raises:
+        ConfigError: A policy is unknown, tokens or a deadline are missing or cannot be met, or bases are mixed.
+        TraceError: A trace is shorter than its jobs.
+    """
+    for name in study.policies:
+        choice("--policy", name, (*KNOWN, ORACLE))
+    bound("--seeds", study.seeds, 1, 10_000)
+    bound("--history-h", study.history_h, 0, 24 * 366)
+    dark = next((grid.trace.name for grid in study.grids if not grid.trace.g_per_kwh.any()), None)
+    if dark is not None:
+        raise ConfigError(f"trace {dark!r} is 0 g/kWh throughout: there is nothing to save on it, take another")
+    jobs = _jobs(study)
+    each, cases = len(study.names) * len(study.grids), []
+    for i, (slack, tokens, deadline_h) in enumerate(jobs):
+        policy = replace(study.config.policy, name=STATIC, gear=None, schedule=(), tokens=tokens, deadline_h=deadline_h)
+        result = simulate(
+            replace(study.config, policy=policy),
+            [grid.trace for grid in study.grids],
+            policies=study.names,
+            table=study.actions.table,
+            count=study.windows,
+            history_h=study.history_h,
+            seeds=study.seeds,
+            history=True,
+            progress=lambda done, of, before=i * each: progress(before + done, each * len(jobs)),  # type: ignore[misc]
+        )
+        cases.append(Case(slack=slack, tokens=tokens, deadline_h=deadline_h, result=result))
+    return StudyResult(study=study, cases=cases)
+
+
+def resting(config: GreenConfig, result: Result) -> str:
+    """Return what a rank that does not work costs, and a change of width."""
+    policy = config.policy
+    held = "given back, and cost nothing" if policy.released is not False else f"held, at {policy.idle_w:g} W each"
+    changes = f"; a change of width costs {policy.switch_s:g} s" if policy.switch_s else ""
+    return f"Static is {result.menu.names()[result.menu.static]} at once; ranks that do not work are {held}{changes}"
+
+
+def cautions(policy: PolicyConfig, names: Sequence[str]) -> list[str]:
+    """Return what has to be said of policies that stand on made-up ground."""
+    said = []
+    if "spot" in names and policy.prices_csv is None:
+        said.append(f"Spot prices are synthetic (seed {policy.seed}): policy.prices_csv names real ones")
+    if "carbongear-printed" in names:
+        said.append("carbongear-printed is there for the record: without the shield it would miss its deadlines")
+    return said
+
+
+def _jobs(study: Study) -> list[tuple[float, float, float]]:
+    """Return slack, tokens and hours of each case."""
+    policy = study.config.policy
+    menu = menu_of(policy, study.actions.table)
+    per_h = float(menu.tokens_per_s[menu.static]) * S_PER_HOUR
+    for slack in study.slacks:
+        bound("--slack", slack, 0.01, 1000.0)
+    tokens, deadline_h = policy.tokens, policy.deadline_h
+    if tokens is not None and study.slacks:
+        return [(slack, tokens, slack * tokens / per_h) for slack in study.slacks]
+    if deadline_h is not None and study.slacks:
+        return [(slack, deadline_h * per_h / slack, deadline_h) for slack in study.slacks]
+    if tokens is None or deadline_h is None:
+        raise ConfigError(
+            "a simulation needs two of three: policy.tokens (the tokens of a job), policy.deadline_h (its hours), and"
+            " --slack (its hours over those of the usual training)"
+        )
+    return [(deadline_h * per_h / tokens, tokens, deadline_h)]
+
+
+def _row(outcome: Outcome, slack: float) -> Row:
+    return Row(
+        trace=outcome.trace,
+        slack=slack,
+        policy=outcome.policy,
+        grams=outcome.grams,
+        kwh=outcome.kwh,
+        saving=outcome.saving,
+        mean_saving=outcome.mean_saving,
+        over_blind=outcome.saving_over_blind,
+        excess=outcome.excess,
+        jobs=len(outcome.track.grams),
+        misses=outcome.misses,
+        switches_per_day=outcome.switches_per_day,
+    )
+
+
+def _oracle_row(outcome: Outcome, slack: float) -> Row:
+    known = outcome.references
+    grams = float(known.oracle_g.sum())
+    return Row(
+        trace=outcome.trace,
+        slack=slack,
+        policy=ORACLE,
+        grams=grams,
+        kwh=None,
+        saving=1.0 - grams / float(known.static_g.sum()),
+        mean_saving=float(np.mean(1.0 - known.oracle_g / known.static_g)),
+        over_blind=1.0 - grams / float(known.blind_g.sum()),
+        excess=0.0,
+        jobs=len(known.oracle_g),
+        misses=0,
+        switches_per_day=None,
+    )
+
+
+def _scene(result: StudyResult, case: Case, grid: Grid, i: int) -> Scene:
+    outcomes = [o for o in case.result.outcomes if o.trace == grid.trace.name]
+    planned = [o for o in outcomes if o.policy not in (STATIC, CARBON_BLIND)]
+    shown = next((o for o in planned if o.policy == "mpc"), [*outcomes, *planned][-1])
+    savings = 1.0 - shown.track.grams / shown.references.static_g
+    job = int(np.argsort(savings, kind="stable")[(len(savings) - 1) // 2])
+    start_s, deadline_s = float(case.result.jobs[i].start_unix_s[job]), case.deadline_h * S_PER_HOUR
+    courses: list[Course] = [course_of(o.policy, o.track, job, start_s, deadline_s) for o in outcomes]
+    courses.append(oracle_course(grid.trace, start_s, deadline_s, case.tokens, case.result.menu))
+    g_per_kwh, weights_s = grid.trace.window(start_s, deadline_s)
+    of = "" if len(savings) == 1 else f", the job of median saving of {len(savings)}"
+    return Scene(
+        title=f"{grid.trace.name}: {count(case.tokens)} {result.study.actions.unit} in {case.deadline_h:.4g} h, slack"
+        f" {case.slack:.3g}{of}",
+        grid_name=grid.trace.name,
+        grid=grid.label,
+        edges_unix_s=start_s + np.concatenate([[0.0], np.cumsum(weights_s)]),
+        g_per_kwh=g_per_kwh,
+        deadline_unix_s=start_s + deadline_s,
+        menu=case.result.menu,
+        courses=courses,
+        against=STATIC,
+        notes=result.notes()[:1],
+    )
