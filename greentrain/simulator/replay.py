@@ -1,0 +1,241 @@
+"""A run folder replayed: what would other policies have done on the same grid, with the same actions?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from greentrain._version import __version__
+from greentrain.carbon.forecast import profile_forecast
+from greentrain.config import PolicyConfig
+from greentrain.config_values import build, choice
+from greentrain.errors import ConfigError
+from greentrain.policy.hindsight import Verdict, judge
+from greentrain.policy.menu import Menu
+from greentrain.report.units_text import count
+from greentrain.simulator.actions import Actions
+from greentrain.simulator.grid_trace import GridTrace, Sight
+from greentrain.simulator.grids import Grid
+from greentrain.simulator.happened import Happened, read_happened
+from greentrain.simulator.jobs import Jobs, iso
+from greentrain.simulator.replay_grid import SeenGrid, recording, seen_grid
+from greentrain.simulator.scene import ORACLE, RAN, Course, Scene, course_of, oracle_course
+from greentrain.simulator.simulate import CARBON_BLIND, kernel_of, named_policy
+from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions
+from greentrain.simulator.world import World
+from greentrain.units import S_PER_HOUR
+
+LEAST_H: Final = 1.0
+"""Grids are hourly: a plan of less has nothing to choose (h)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the table."""
+
+    name: str
+    grams: float | None
+    """None where not known."""
+    done_s: float | None
+    """Grid time at which the tokens were done (s since the epoch, UTC); None where they were not in time."""
+    tokens_left: float
+    """At the deadline."""
+    changes: int | None
+    """Of width, pauses among them; of the row in what ran; None where nobody counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replay:
+    """What ran, and what could have."""
+
+    happened: Happened
+    menu: Menu
+    deadline_s: float
+    lines: Sequence[Line]
+    """What ran first, the oracle last."""
+    verdict: Verdict
+    """The three numbers of what ran."""
+    scene: Scene
+    notes: Sequence[str]
+    """What the numbers rest on."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result in plain JSON types."""
+        ran, verdict = self.happened, self.verdict
+        return {
+            "format": FORMAT,
+            "greentrain_version": __version__,
+            "kind": "replay",
+            "run_id": ran.run_id,
+            "policy": ran.policy,
+            ran.unit: ran.tokens,
+            "start_utc": iso(ran.start_s),
+            "deadline_utc": iso(self.deadline_s),
+            "end_utc": iso(ran.end_s),
+            "actions": {"source": ran.menu_from, "provenance": self.menu.provenance, "static": verdict.static_name},
+            "grams_of": ran.grams_of,
+            "provenance": ran.provenance,
+            "saving_vs_static": verdict.saving_vs_static,
+            "saving_vs_blind": verdict.saving_vs_blind,
+            "regret": verdict.regret,
+            "unknown": dict(verdict.unknown),
+            "rows": self.rows(),
+            "notes": list(self.notes),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the table in plain JSON types; null where nothing is known."""
+        return [
+            {
+                "policy": line.name,
+                "g": line.grams,
+                "saving_vs_static": less(line.grams, self.verdict.static_g),
+                "saving_vs_run": less(line.grams, self.happened.grams),
+                "done_utc": None if line.done_s is None else iso(line.done_s),
+                "tokens_left": line.tokens_left,
+                "changes": line.changes,
+            }
+            for line in self.lines
+        ]
+
+
+def replay(
+    folder: Path | str,
+    *,
+    policy: PolicyConfig | None = None,
+    policies: Sequence[str] = (),
+    actions: Actions | None = None,
+    grid: Grid | None = None,
+) -> Replay:
+    """Run policies over the grid that a run had, from its start to its deadline, for the tokens that it trained.
+
+    Args:
+        folder: The run's.
+        policy: Section ``policy`` in place of the run's own; its tokens do not count.
+        policies: Names as in ``policy.name``; none: the usual ones.
+        actions: A table in place of the run's own.
+        grid: A recording in place of what the run saw, best with three weeks before its start.
+
+    Raises:
+        RunFolderError: It is no run folder.
+        ConfigError: The folder lacks what a replay needs; the message says what, and how to give it.
+        TraceError: The recording does not cover the run.
+    """
+    for name in policies:
+        choice("--policy", name, (*KNOWN, ORACLE))
+    told = read_happened(folder, actions, policy)
+    deadline_s = told.end_s if told.deadline_s is None else told.deadline_s
+    seen = _grid(told, deadline_s, grid)
+    missing = [*told.missing, *([seen.missing] if seen.missing else [])]
+    if missing or told.menu is None or seen.trace is None:
+        raise ConfigError(f"run {told.run_id} cannot be replayed, as it lacks {'; and '.join(missing)}")
+    settings = _settings(told, policy, deadline_s)
+    names = [name for name in dict.fromkeys((STATIC, CARBON_BLIND, *(policies or USUAL))) if name != ORACLE]
+    notes = [
+        f"What ran: {_grams_from(told)}",
+        f"Watts and speeds of the others {told.menu_from}",
+        f"Grid {seen.label}",
+        *cautions(settings, names),
+        "CO2e of IT power, without PUE, for what the run trained",
+    ]
+    return _compared(told, told.menu, seen.trace, deadline_s, settings, names, notes)
+
+
+def less(grams: float | None, other: float | None) -> float | None:
+    """Return which share of other grams was not emitted; None where either is not known."""
+    return None if grams is None or not other else 1.0 - grams / other
+
+
+def _grid(told: Happened, deadline_s: float, grid: Grid | None) -> SeenGrid:
+    span_s = deadline_s - told.start_s
+    if span_s < LEAST_H * S_PER_HOUR:
+        missing = f"an hour of the grid's time: from start to deadline it has {span_s / 60:.3g} min; a CONFIG with a"
+        return SeenGrid(trace=None, label="", missing=f"{missing} later policy.deadline_h says what could have been")
+    return seen_grid(told, deadline_s) if grid is None else recording(told, deadline_s, grid)
+
+
+def _compared(
+    told: Happened,
+    menu: Menu,
+    trace: GridTrace,
+    deadline_s: float,
+    settings: PolicyConfig,
+    names: Sequence[str],
+    notes: Sequence[str],
+) -> Replay:
+    start_s, wall_s = told.start_s, deadline_s - told.start_s
+    jobs = Jobs.alike(np.array([start_s]), tokens=told.tokens, deadline_s=wall_s)
+    sight = Sight(trace, profile_forecast, horizon_h=int(np.ceil(wall_s / S_PER_HOUR)) + 1)
+    world = World(trace, sight, settings.decide_s)
+    horizon_s = min(max(deadline_s, told.end_s), trace.end_unix_s) - start_s
+    best = oracle_course(trace, start_s, horizon_s, told.tokens, menu)
+    late = told.finished_s is None or told.finished_s > deadline_s
+    done_s = told.finished_s if told.finished_s is not None else None
+    lines = [Line(name=RAN, grams=told.grams, done_s=done_s, tokens_left=0.0, changes=told.changes)]
+    courses = [Course(name=RAN, edges_unix_s=told.edges_s, rows=told.rows, grams=told.emitted_g, late=late)]
+    for name in names:
+        track = world.run(kernel_of(settings, named_policy(name, settings, menu), menu), jobs, history=True)
+        missed = bool(track.missed[0])
+        lines.append(
+            Line(
+                name=name,
+                grams=float(track.grams[0]),
+                done_s=None if missed else start_s + float(track.end_s[0]),
+                tokens_left=float(track.tokens_left[0]),
+                changes=int(track.switches[0]),
+            )
+        )
+        courses.append(course_of(name, track, 0, start_s, wall_s))
+    lines.append(Line(name=ORACLE, grams=best.total_g, done_s=None, tokens_left=0.0, changes=None))
+    g_per_kwh, weights_s = trace.window(start_s, horizon_s)
+    return Replay(
+        happened=told,
+        menu=menu,
+        deadline_s=deadline_s,
+        lines=lines,
+        verdict=judge(
+            g_per_kwh, weights_s, menu, told.tokens, told.grams, intensity_from=trace.source,
+            why_unknown=told.why_unknown,
+        ),
+        scene=Scene(
+            title=f"{told.run_id}: {count(told.tokens)} {told.unit}, {told.policy}; and what others would have done",
+            grid_name=trace.name,
+            grid=notes[2],
+            edges_unix_s=start_s + np.concatenate([[0.0], np.cumsum(weights_s)]),
+            g_per_kwh=g_per_kwh,
+            deadline_unix_s=deadline_s,
+            menu=menu,
+            courses=[*courses, best],
+            against=STATIC,
+            notes=notes[:2],
+        ),
+        notes=notes,
+    )  # fmt: skip
+
+
+def _settings(told: Happened, policy: PolicyConfig | None, deadline_s: float) -> PolicyConfig:
+    """Return the section that policies read, for the job that was done."""
+    if policy is None:
+        try:
+            policy = build(PolicyConfig, dict(told.policy_section), "policy.")
+        except ConfigError:
+            policy = PolicyConfig()  # of another version: what it does not know has no effect here
+    return replace(
+        policy,
+        name=STATIC,
+        gear=None,
+        schedule=(),
+        tokens=max(told.tokens, 1.0),
+        deadline_h=(deadline_s - told.start_s) / S_PER_HOUR,
+    )
+
+
+def _grams_from(told: Happened) -> str:
+    """Return where the grams of the run are from."""
+    if told.grams is None:
+        return f"grams unknown, as {told.why_unknown}"
+    if told.grams_of == "table":
+        return "what was decided, weighed with the declared table: assumed"
+    return f"the run's own joules, {told.provenance}"
