@@ -1,0 +1,272 @@
+"""When and where to start: each zone's best start for a plain run, and the plan that pauses and shifts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from greentrain._version import __version__
+from greentrain.config import PolicyConfig
+from greentrain.errors import ConfigError
+from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.waterfill import shortest_s, solve
+from greentrain.simulator.actions import Actions
+from greentrain.simulator.grid_trace import Sight
+from greentrain.simulator.jobs import Jobs, iso
+from greentrain.simulator.references import constant_pace
+from greentrain.simulator.scene import NOTHING, Course, course_of
+from greentrain.simulator.simulate import kernel_of, menu_of, named_policy
+from greentrain.simulator.world import World
+from greentrain.simulator.zone_grids import ZoneGrid
+from greentrain.units import G_PER_KG, J_PER_KWH, S_PER_HOUR
+
+FORMAT: Final = 1
+"""Version of :meth:`Advice.to_dict`; keys are only ever added."""
+_ROUNDING_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainRun:
+    """The usual training without a pause."""
+
+    start_s: float
+    """s since the epoch, UTC"""
+    grams: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ZoneAdvice:
+    """What to do in one zone."""
+
+    grid: ZoneGrid
+    now: PlainRun | None
+    """The usual training at once; None where it would miss the deadline."""
+    best: PlainRun | None
+    """At the best start that is in time."""
+    plan: Course
+    """What the policy would do if the grid is as expected."""
+    end_s: float
+    """When that is done (s since the epoch, UTC)."""
+    blind_g: float
+    """Of the constant pace of least energy: what somebody would emit who does not look at the grid."""
+    optimum_g: float
+    """No plan can emit less on this grid."""
+
+    @property
+    def plan_g(self) -> float:
+        """Emitted by the plan."""
+        return self.plan.total_g
+
+    @property
+    def work_s(self) -> float:
+        """Time in which the plan trains (s)."""
+        lengths = np.diff(self.plan.edges_unix_s)
+        lengths = np.minimum(lengths, np.maximum(self.end_s - self.plan.edges_unix_s[:-1], 0.0))
+        return float(lengths[(self.plan.rows != OFF) & (self.plan.rows != NOTHING)].sum())
+
+    @property
+    def first_s(self) -> float:
+        """When the plan begins to train (s since the epoch, UTC)."""
+        return float(self.plan.edges_unix_s[int(np.argmax(self.plan.rows > OFF))])
+
+    @property
+    def pauses(self) -> int:
+        """How often the plan pauses between its first and its last work."""
+        working = np.flatnonzero(self.plan.rows > OFF)
+        return int(np.count_nonzero(np.diff(working) > 1))
+
+    def saving(self, other_g: float | None = None) -> float | None:
+        """Return what the plan saves as a share of other grams, else of the usual training at once; None: unknown."""
+        base = other_g if other_g is not None else None if self.now is None else self.now.grams
+        return None if not base else 1.0 - self.plan_g / base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Advice:
+    """Where and when."""
+
+    tokens: float
+    start_s: float
+    deadline_s: float
+    static_s: float
+    """Length of the usual training (s)."""
+    policy: PolicyConfig
+    """Who plans, and what a change of width or a rank that rests costs."""
+    actions: Actions
+    menu: Menu
+    zones: Sequence[ZoneAdvice]
+    """In the order in which they were named."""
+
+    @property
+    def best(self) -> ZoneAdvice:
+        """The zone whose plan emits least."""
+        return min(self.zones, key=lambda zone: zone.plan_g)
+
+    def notes(self) -> list[str]:
+        """Return what the numbers rest on."""
+        policy, menu = self.policy, self.menu
+        rest = "given back, and cost nothing" if policy.released is not False else f"held, at {policy.idle_w:g} W each"
+        return [
+            f"Watts and speeds {menu.provenance}: {self.actions.source}",
+            *(f"Grid {zone.grid.label}" for zone in self.zones),
+            "Saved: of the usual training's grams; vs blind: of those of the constant pace of least energy",
+            f"Ranks that do not work are {rest}. CO2e of IT power, without PUE",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the advice in plain JSON types."""
+        names = self.menu.names()
+        return {
+            "format": FORMAT,
+            "greentrain_version": __version__,
+            "kind": "plan",
+            self.actions.unit: self.tokens,
+            "start_utc": iso(self.start_s),
+            "deadline_utc": iso(self.deadline_s),
+            "policy": self.policy.name,
+            "actions": {
+                "source": self.actions.source,
+                "provenance": self.menu.provenance,
+                "static": names[self.menu.static],
+                "static_h": self.static_s / S_PER_HOUR,
+            },
+            "best_zone": self.best.grid.zone,
+            "zones": [_zone_dict(zone, names) for zone in self.zones],
+            "notes": self.notes(),
+        }
+
+
+def advise(
+    grids: Sequence[ZoneGrid],
+    *,
+    tokens: float,
+    start_s: float,
+    deadline_s: float,
+    actions: Actions,
+    policy: PolicyConfig,
+) -> Advice:
+    """Return where and when to train, if the grids are as expected.
+
+    Args:
+        grids: What is expected of each zone.
+        tokens: Of the job.
+        start_s: Earliest start (s since the epoch, UTC).
+        deadline_s: When the job has to be done.
+        actions: What it can do.
+        policy: Section ``policy``; ``mpc`` plans where it names no policy that does.
+
+    Raises:
+        ConfigError: The tokens cannot be done in time; the message says by when they can.
+    """
+    policy = _settings(policy, tokens, deadline_s - start_s)
+    menu = menu_of(policy, actions.table)
+    check_feasible(tokens, start_s, deadline_s, actions, menu)
+    static_s = tokens / float(menu.tokens_per_s[menu.static])
+    jobs = Jobs.alike(np.array([start_s]), tokens=tokens, deadline_s=deadline_s - start_s)
+    zones = [_zone(grid, jobs, policy, menu, static_s) for grid in grids]
+    late = next((zone for zone in zones if zone.plan.late), None)
+    if late is not None:
+        raise ConfigError(
+            f"{tokens:g} {actions.unit} cannot be done by {iso(deadline_s)} where a change of width costs"
+            f" {policy.switch_s:g} s and {policy.margin_s:g} s are to spare: set a later --deadline"
+        )
+    return Advice(
+        tokens=tokens,
+        start_s=start_s,
+        deadline_s=deadline_s,
+        static_s=static_s,
+        policy=policy,
+        actions=actions,
+        menu=menu,
+        zones=zones,
+    )
+
+
+def check_feasible(tokens: float, start_s: float, deadline_s: float, actions: Actions, menu: Menu) -> None:
+    """Check that the fastest action is in time.
+
+    Raises:
+        ConfigError: It is not; the message says the earliest deadline that can be met.
+    """
+    needed_s = shortest_s(tokens, menu)
+    if needed_s > (deadline_s - start_s) * (1 + 1e-9):
+        hours = math.ceil(needed_s / S_PER_HOUR * 100) / 100
+        earliest = iso(start_s + math.ceil(needed_s / 60.0) * 60.0)
+        raise ConfigError(
+            f"{tokens:g} {actions.unit} cannot be done from {iso(start_s)} to {iso(deadline_s)}, in"
+            f" {(deadline_s - start_s) / S_PER_HOUR:.4g} h: the fastest action, {menu.names()[menu.fastest]}, needs"
+            f" {needed_s / S_PER_HOUR:.4g} h. The earliest feasible deadline is {earliest} (--deadline"
+            f" {hours:g})"
+        )
+
+
+def _settings(policy: PolicyConfig, tokens: float, wall_s: float) -> PolicyConfig:
+    name = policy.name if policy.plans else "mpc"
+    return replace(policy, name=name, gear=None, schedule=(), tokens=tokens, deadline_h=wall_s / S_PER_HOUR)
+
+
+def _zone(grid: ZoneGrid, jobs: Jobs, policy: PolicyConfig, menu: Menu, static_s: float) -> ZoneAdvice:
+    start_s, wall_s, tokens = float(jobs.start_unix_s[0]), float(jobs.deadline_s[0]), float(jobs.tokens[0])
+    pace, pace_w = constant_pace(jobs, menu)
+    sight = Sight(grid.trace, None, horizon_h=math.ceil(wall_s / S_PER_HOUR) + 1)
+    kernel = kernel_of(policy, named_policy(policy.name, policy, menu), menu)
+    track = World(grid.trace, sight, policy.decide_s).run(kernel, jobs, history=True)
+    return ZoneAdvice(
+        grid=grid,
+        now=_plain(grid, start_s, static_s, menu) if static_s <= wall_s + _ROUNDING_S else None,
+        best=_best_start(grid, start_s, wall_s, static_s, menu),
+        plan=course_of(policy.name, track, 0, start_s, wall_s),
+        end_s=start_s + float(track.end_s[0]),
+        blind_g=_steady(grid, start_s, tokens / float(pace[0]), float(pace_w[0])),
+        optimum_g=solve(*grid.trace.window(start_s, wall_s), tokens, menu).grams,
+    )
+
+
+def _plain(grid: ZoneGrid, start_s: float, length_s: float, menu: Menu) -> PlainRun:
+    return PlainRun(start_s=start_s, grams=_steady(grid, start_s, length_s, float(menu.power_w[menu.static])))
+
+
+def _steady(grid: ZoneGrid, start_s: float, length_s: float, power_w: float) -> float:
+    """Return the grams of constant power."""
+    ends = grid.trace.integral(np.array([start_s, start_s + length_s]))
+    return float(power_w * (ends[1] - ends[0]) / J_PER_KWH)
+
+
+def _best_start(grid: ZoneGrid, start_s: float, wall_s: float, length_s: float, menu: Menu) -> PlainRun | None:
+    """Return the usual training at its best full hour after the start; of equal ones the first."""
+    last = math.floor((wall_s - length_s + _ROUNDING_S) / S_PER_HOUR)
+    runs = [_plain(grid, start_s + hour * S_PER_HOUR, length_s, menu) for hour in range(last + 1)]
+    return min(runs, key=lambda run: (round(run.grams, 9), run.start_s), default=None)
+
+
+def _zone_dict(zone: ZoneAdvice, names: Sequence[str]) -> dict[str, Any]:
+    trace = zone.grid.trace
+    hours = [
+        {"start_utc": iso(t), "action": names[row]}
+        for t, row in zip(zone.plan.edges_unix_s[:-1].tolist(), zone.plan.rows.tolist(), strict=True)
+        if row != NOTHING
+    ]
+    return {
+        "zone": zone.grid.zone,
+        "source": trace.source,
+        "basis": str(trace.basis),
+        "accounting": trace.accounting,
+        "mean_g_per_kwh": float(trace.g_per_kwh.mean()),
+        "hourly_g_per_kwh": trace.g_per_kwh.tolist(),
+        "static_now_kg": None if zone.now is None else zone.now.grams / G_PER_KG,
+        "best_start_utc": None if zone.best is None else iso(zone.best.start_s),
+        "static_best_kg": None if zone.best is None else zone.best.grams / G_PER_KG,
+        "plan_kg": zone.plan_g / G_PER_KG,
+        "plan_start_utc": iso(zone.first_s),
+        "plan_end_utc": iso(zone.end_s),
+        "plan_work_h": zone.work_s / S_PER_HOUR,
+        "plan_pauses": zone.pauses,
+        "saving_vs_static_now": zone.saving(),
+        "saving_vs_static_best": None if zone.best is None else zone.saving(zone.best.grams),
+        "saving_vs_blind": zone.saving(zone.blind_g),
+        "blind_kg": zone.blind_g / G_PER_KG,
+        "optimum_kg": zone.optimum_g / G_PER_KG,
+        "hours": hours,
+    }
