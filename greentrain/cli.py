@@ -1,7 +1,7 @@
-"""``greentrain doctor | measure | report``.
+"""``greentrain doctor | measure | report | simulate | plan``; the last two are in ``greentrain.cli_schedule``.
 
-Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage; ``measure`` ends with the
-exit code of what it measured.
+Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and ``plan``
+is also wrong input; ``measure`` ends with the exit code of what it measured.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from greentrain import cli_schedule
 from greentrain._version import __version__
 from greentrain.errors import GreenTrainError
 
@@ -129,6 +130,10 @@ def report(
         return
     console.print(table.render(summaries[0]))
     console.print(f"Report: {html}", highlight=False, soft_wrap=True)
+
+
+app.command()(cli_schedule.simulate)
+app.command()(cli_schedule.plan)
 
 
 def _measure(command: list[str], config: Path | None, name: str | None) -> int:

@@ -43,7 +43,15 @@ def test_the_commands_and_options_are_these() -> None:
         "doctor": ["--config", "--json", "-c"],
         "measure": ["--config", "--name", "-c"],
         "report": ["--json", "runs"],
-    }
+        "simulate": [
+            "--actions", "--history-h", "--json", "--out", "--pictures", "--policy", "--run", "--seeds", "--slack",
+            "--trace", "--windows", "config",
+        ],
+        "plan": [
+            "--actions", "--config", "--deadline", "--json", "--picture", "--start", "--tokens", "--trace", "--zones",
+            "-c",
+        ],
+    }  # fmt: skip
 
 
 def test_the_version() -> None:
