@@ -14,7 +14,9 @@ _HUES: Final[Mapping[str, tuple[str, str]]] = {
     "fp32": ("#f8dcb8", "#a2560a"),
 }
 """Pale and deep tint of each gear."""
-LINES: Final = ("#0a6b3d", "#d55e00", "#0072b2", "#cc79a7", "#b58900", "#56b4e9", "#7f3fbf")
+LINES: Final = (
+    "#0a6b3d", "#d55e00", "#0072b2", "#cc79a7", "#b58900", "#56b4e9", "#7f3fbf", "#7b3f00", "#00897b", "#a3123f",
+)  # fmt: skip
 """After Okabe and Ito's palette (https://jfly.uni-koeln.de/color/, 2026-11-21), darkened for thin lines."""
 
 

@@ -132,8 +132,8 @@ def clean(axes: "Axes") -> None:
 
 def more(share: float) -> str:
     """Return a difference as a percentage with its sign."""
-    text = f"{round(100 * share, 1) + 0.0:+.1f} %"
-    return text.replace("-", "\N{MINUS SIGN}")
+    percent = round(100 * share, 1)
+    return f"{percent:+.1f} %".replace("-", "\N{MINUS SIGN}") if percent else "0.0 %"
 
 
 def line_colours(names: Sequence[str], against: str) -> Mapping[str, str]:

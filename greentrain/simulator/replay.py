@@ -14,7 +14,7 @@ from greentrain.config_values import build, choice
 from greentrain.errors import ConfigError
 from greentrain.policy.hindsight import Verdict, judge
 from greentrain.policy.menu import Menu
-from greentrain.report.units_text import count
+from greentrain.report.units_text import count, duration
 from greentrain.simulator.actions import Actions
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.grids import Grid
@@ -151,7 +151,7 @@ def less(grams: float | None, other: float | None) -> float | None:
 def _grid(told: Happened, deadline_s: float, grid: Grid | None) -> SeenGrid:
     span_s = deadline_s - told.start_s
     if span_s < LEAST_H * S_PER_HOUR:
-        missing = f"an hour of the grid's time: from start to deadline it has {span_s / 60:.3g} min; a CONFIG with a"
+        missing = f"an hour of the grid's time: from start to deadline it has {duration(span_s)}; a CONFIG with a"
         return SeenGrid(trace=None, label="", missing=f"{missing} later policy.deadline_h says what could have been")
     return seen_grid(told, deadline_s) if grid is None else recording(told, deadline_s, grid)
 

@@ -18,6 +18,8 @@ from greentrain.types import CarbonBasis, CarbonSignal
 from greentrain.units import S_PER_HOUR
 
 _DAY_H: Final = 24
+_ALIKE: Final = 0.05
+"""Two means of an hour that differ by less are of one signal: what the books have may be a part of the hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,11 +54,15 @@ def seen_grid(told: Happened, deadline_s: float) -> SeenGrid:
     hours = int(np.ceil((end_s - told.start_s) / S_PER_HOUR - 1e-6))
     known: Array = np.full(hours, np.nan)
     known[: min(hours, len(told.g_per_kwh))] = told.g_per_kwh[:hours]
-    signal, why = _reopened(told)
     edges = told.start_s + np.arange(hours + 1) * S_PER_HOUR
     holes = np.isnan(known)
+    signal, why = _reopened(told)
     if signal is not None:
-        known = np.where(holes, means(signal, edges), known)
+        again = means(signal, edges)
+        if _agree(again, known):
+            known = np.where(holes, again, known)
+        else:
+            signal, why = None, ": its signal tells another story today"
     needed = edges[:-1] < deadline_s - 1e-6
     blind = int(np.isnan(known[needed]).sum())
     if blind:
@@ -94,6 +100,12 @@ def _reopened(told: Happened) -> tuple[CarbonSignal | None, str]:
         return open_signal(config), ""
     except GreenTrainError as error:
         return None, f": its signal cannot be opened again: {error}"
+
+
+def _agree(again: Array, known: Array) -> bool:
+    """Return whether a signal says what the run saw of it: as the mean over an hour that is known, or nothing."""
+    both = np.isfinite(again) & np.isfinite(known)
+    return bool((np.abs(again - known)[both] <= _ALIKE * known[both]).all())
 
 
 def _past(signal: CarbonSignal, start_s: float) -> Array:

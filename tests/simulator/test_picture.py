@@ -125,7 +125,7 @@ def test_a_legend_of_many_actions_names_the_ends_of_each_gear() -> None:
 
 
 def test_a_difference_has_a_sign() -> None:
-    assert more(-0.123) == "\N{MINUS SIGN}12.3 %" and more(0.5) == "+50.0 %" and more(-0.0001) == "+0.0 %"
+    assert more(-0.123) == "\N{MINUS SIGN}12.3 %" and more(0.5) == "+50.0 %" and more(-0.0001) == "0.0 %"
 
 
 @pytest.mark.parametrize("zones", [1, 3])

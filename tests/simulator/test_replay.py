@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from greentrain.carbon.typical import TypicalSignal
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, RunFolderError, TraceError
 from greentrain.ledger import read_run
 from greentrain.policy.waterfill import solve
 from greentrain.report.summary import summarize
-from greentrain.simulator.grids import recorded_grid
+from greentrain.simulator.grids import means, recorded_grid
 from greentrain.simulator.replay import Replay, replay
 from greentrain.simulator.replay_text import render, to_csv
 from greentrain.simulator.scene import NOTHING, ORACLE, RAN
@@ -65,9 +66,9 @@ def _plain(
 # -- with a plan -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("provenance", ["assumed", "measured"])
-def test_the_three_numbers_are_those_of_the_report(tmp_path: Path, provenance: str) -> None:
-    folder = planned(tmp_path, plan={"provenance": provenance})
+@pytest.mark.parametrize(("provenance", "ranks"), [("assumed", 1), ("measured", 1), ("measured", 2)])
+def test_the_three_numbers_are_those_of_the_report(tmp_path: Path, provenance: str, ranks: int) -> None:
+    folder = planned(tmp_path, plan={"provenance": provenance}, ranks=ranks)
     plan = summarize(read_run(folder))["plan"]
     found = replay(folder)
     for name in ("saving_vs_static", "saving_vs_blind", "regret"):
@@ -103,11 +104,24 @@ def test_policies_do_the_work_that_was_done_by_the_deadline(tmp_path: Path) -> N
 
 
 def test_a_typical_signal_tells_the_three_weeks_before(tmp_path: Path) -> None:
+    signal = TypicalSignal("US-CAL-CISO")
+    edges = START_S + np.arange(25) * HOUR
+    seen = {"tokens": 148_000.0, "hourly_g_per_kwh": means(signal, edges).tolist()}
     carbon = {"signal": "typical", "zone": "US-CAL-CISO"}
-    known = replay(planned(tmp_path / "a", config={"carbon": carbon}))
+    known = replay(planned(tmp_path / "a", plan=seen, config={"carbon": carbon}))
     assert "policies learn as they go" not in known.notes[2]
-    live = replay(planned(tmp_path / "b", config={"carbon": {"signal": "gb", "zone": "GB"}}))
+    live = replay(planned(tmp_path / "b", plan=seen, config={"carbon": {"signal": "gb", "zone": "GB"}}))
     assert "policies learn as they go" in live.notes[2]
+    assert _lines(known)["mpc"].grams < 0.99 * _lines(live)["mpc"].grams
+    assert _lines(known)["mpc"].grams == pytest.approx(_lines(known)[ORACLE].grams, rel=0.01)
+
+
+def test_a_signal_that_tells_another_story_is_not_asked(tmp_path: Path) -> None:
+    found = replay(planned(tmp_path, config={"carbon": {"signal": "typical", "zone": "US-CAL-CISO"}}))
+    assert "policies learn as they go" in found.notes[2]
+    carbon = {"signal": "typical", "zone": "US-CAL-CISO"}
+    with pytest.raises(ConfigError, match="4 of 24 hours until the deadline: its signal tells another story today"):
+        replay(_plain(tmp_path, [*HOURS[:20], None, None, None, None], carbon=carbon))
 
 
 def test_a_late_run_is_held_against_plans_that_were_in_time(tmp_path: Path) -> None:
@@ -143,7 +157,9 @@ def test_gears_of_a_run_without_a_plan_are_drawn(tmp_path: Path) -> None:
 
 
 def test_a_later_deadline_and_held_ranks_are_set_by_a_configuration(tmp_path: Path) -> None:
-    folder = _plain(tmp_path, carbon={"signal": "typical", "zone": "US-CAL-CISO"})
+    signal = TypicalSignal("US-CAL-CISO")
+    hours = means(signal, T0_S + np.arange(25) * HOUR).tolist()
+    folder = _plain(tmp_path, hours, carbon={"signal": "typical", "zone": "US-CAL-CISO"})
     policy = GreenConfig.load({"policy": {"deadline_h": 48.0, "released": False, "idle_w": 100.0}}).policy
     found = replay(folder, policy=policy)
     assert found.deadline_s == T0_S + 48 * HOUR and found.menu.power_w[OFF] == 100.0
@@ -197,7 +213,7 @@ def test_what_is_missing_is_said_at_once(tmp_path: Path, keys: dict[str, Any], s
 def test_a_run_of_minutes_and_of_another_unit(tmp_path: Path) -> None:
     short = Folder(tmp_path, "short", action_table=TABLE.to_dict())
     short.rank(0, [GPU], [entry(T0_S, T0_S + 60, {"GPU-0": device(1.0)}, tokens=5)])
-    with pytest.raises(ConfigError, match="from start to deadline it has 1 min"):
+    with pytest.raises(ConfigError, match="from start to deadline it has 1 min;"):
         replay(short.path)
     other = Folder(tmp_path, "samples", action_table=TABLE.to_dict())
     other.rank(0, [GPU], [entry(T0_S, T0_S + 7200, {"GPU-0": device(1.0)}, samples=5)])
