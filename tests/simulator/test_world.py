@@ -129,7 +129,7 @@ def test_twice_the_same() -> None:
 # -- what holds for every plan -------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 10_000), slack=st.floats(1.0, 3.0), held=st.booleans())
 def test_more_slack_never_costs_carbon_with_perfect_foresight(seed: int, slack: float, held: bool) -> None:
     menu = Menu.of(reference_table(), released=not held, idle_w=IDLE_NODE_W if held else None)
@@ -141,7 +141,7 @@ def test_more_slack_never_costs_carbon_with_perfect_foresight(seed: int, slack: 
     assert grams[1] <= grams[0] * 1.002  # one row an epoch instead of a mixture
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(g=st.floats(1.0, 900.0), slack=st.floats(1.0, 3.0))
 def test_on_a_constant_grid_mpc_is_the_plan_of_least_energy(g: float, slack: float) -> None:
     grid = trace(np.full(48 + 200, g))
@@ -166,7 +166,7 @@ def test_another_unit_of_carbon_changes_no_decision(factor: float) -> None:
         assert np.array_equal(rows[0], rows[1]), policy.name
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 2**32 - 1),
     share=st.floats(0.3, 1.0),
