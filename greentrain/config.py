@@ -221,7 +221,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """Who decides, and what it is told."""
+    """Who decides, and what it is told. All times are those of the grid, which differ where it is replayed faster."""
 
     name: str = "static"
     gear: str | None = None

@@ -155,6 +155,7 @@ class Schedule:
         if self._first:
             held = pausable and not released
             menu = Menu.of(table, released=not held, idle_w=idle_w, wanted=self._can_do)
+            menu = menu.with_fp8_share(self._config.precision.fp8_max_share)
             self.planner = Planner(
                 self._config.policy,
                 job=self.job,

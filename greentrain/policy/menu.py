@@ -5,7 +5,7 @@ best plan, whatever the grid does.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ from greentrain.action_table import Action, ActionTable
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 
+_BESIDE_FP8 = (Gear.BF16, Gear.FP32, Gear.FP16)
 OFF = 0
 """Row of the pause."""
 
@@ -79,6 +80,27 @@ class Menu:
             width=width,
             provenance=sources.pop() if len(sources) == 1 else "mixed",
         )
+
+    def with_fp8_share(self, share: float) -> "Menu":
+        """Return the choices of a job that may take only a share of its steps in FP8, and the others in another gear.
+
+        A row in FP8 then stands for the mixture of the two at this share, at the same width and cap.
+
+        Args:
+            share: Of the steps, in 0..1.
+        """
+        if share >= 1.0 or not self.fp8.any():
+            return self
+        speed, power_w = self.tokens_per_s.copy(), self.power_w.copy()
+        for row in np.flatnonzero(self.fp8).tolist():
+            fp8 = self.actions[row]
+            other = self.find(lambda a, b=fp8: a.gear in _BESIDE_FP8 and (a.cap, a.ranks) == (b.cap, b.ranks))  # type: ignore[misc]
+            if other is None:
+                continue
+            times = np.array([share / self.tokens_per_s[row], (1.0 - share) / self.tokens_per_s[other]])
+            speed[row] = 1.0 / times.sum()
+            power_w[row] = times @ [self.power_w[row], self.power_w[other]] / times.sum()
+        return replace(self, tokens_per_s=speed, power_w=power_w)
 
     def __len__(self) -> int:
         return len(self.actions)

@@ -78,6 +78,19 @@ def test_static_is_bf16_at_full_power_and_full_width() -> None:
     assert OFF not in (menu.static, menu.fastest)
 
 
+def test_a_share_of_fp8_is_a_mixture_of_steps() -> None:
+    rows = [cost(BF16, 100.0, 500.0), cost(FP8, 200.0, 400.0)]
+    menu = Menu.of(table(*rows)).with_fp8_share(0.5)
+    # 100 tokens of each: 1 s at 500 W and 0.5 s at 400 W
+    assert menu.tokens_per_s.tolist() == pytest.approx([0.0, 100.0, 200 / 1.5])
+    assert menu.power_w.tolist() == pytest.approx([0.0, 500.0, 700 / 1.5])
+    none = Menu.of(table(*rows)).with_fp8_share(0.0)
+    assert (none.tokens_per_s[2], none.power_w[2]) == pytest.approx((100.0, 500.0))
+    assert Menu.of(table(*rows)).with_fp8_share(1.0).tokens_per_s[2] == 200.0
+    alone = Menu.of(table(rows[1])).with_fp8_share(0.5)
+    assert alone.tokens_per_s[1] == 200.0, "there is no other gear"
+
+
 @given(
     st.lists(st.tuples(st.floats(1.0, 1e4), st.floats(1.0, 1e4)), min_size=1, max_size=12),
     st.floats(0.0, 1.0),
