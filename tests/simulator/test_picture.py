@@ -105,6 +105,11 @@ def test_labels_stand_apart_in_order(values: list[float]) -> None:
         assert places == values
 
 
+def test_labels_of_equal_values_stand_around_them() -> None:
+    assert apart([50.0, 50.0, 10.0], 4.0) == [48.0, 52.0, 10.0]
+    assert apart([50.0, 50.0, 50.0, 57.0], 4.0) == [45.75, 49.75, 53.75, 57.75]
+
+
 def test_colours_tell_gears_apart_and_speeds_within_a_gear() -> None:
     menu = Menu.of(reference_table())
     colours = row_colours(menu)

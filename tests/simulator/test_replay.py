@@ -130,6 +130,7 @@ def test_a_late_run_is_held_against_plans_that_were_in_time(tmp_path: Path) -> N
     lines = _lines(found)
     assert found.scene.courses[0].late and lines[RAN].done_s > found.deadline_s
     assert lines["mpc"].tokens_left == 0
+    assert found.scene.edges_unix_s[-1] == pytest.approx(START_S + 26 * HOUR)
 
 
 # -- without a plan ----------------------------------------------------------------------------------------------------
@@ -147,6 +148,17 @@ def test_a_run_without_a_plan_needs_only_a_table_and_intensities(tmp_path: Path)
     assert lines["mpc"].grams < 0.85 * grams
     assert "the run's own joules, measured" in found.notes[0] and "assumed" in found.notes[1]
     assert (found.scene.courses[0].rows == BF16).all()
+
+
+def test_an_hour_of_which_the_books_have_little_is_not_known(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, "holes", action_table=TABLE.to_dict(), config={"carbon": {"signal": "gb", "zone": "GB"}})
+    lengths = {0: 3600.0, 1: 1900.0, 2: 1700.0, 3: 3600.0}
+    entries = [
+        entry(T0_S + h * HOUR, T0_S + h * HOUR + length_s, {"GPU-0": device(1.0)}, g_per_kwh=300.0, tokens=1000)
+        for h, length_s in lengths.items()
+    ]
+    with pytest.raises(ConfigError, match="intensity of 1 of 4 hours until the deadline: gb was asked live"):
+        replay(folder.rank(0, [GPU], entries).path)
 
 
 def test_gears_of_a_run_without_a_plan_are_drawn(tmp_path: Path) -> None:

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, TraceError
-from greentrain.policy.menu import OFF
+from greentrain.policy.menu import OFF, Menu
 from greentrain.simulator.grids import Grid, typical_year
-from greentrain.simulator.scene import NOTHING, ORACLE
+from greentrain.simulator.scene import NOTHING, ORACLE, oracle_course
 from greentrain.simulator.simulate import simulate
 from greentrain.simulator.study import Study, StudyResult, run_study
 from greentrain.simulator.study_text import render, to_csv
 from greentrain.types import CarbonBasis
-from tests.simulator.grids import HOUR, trace
+from tests.simulator.grids import HOUR, START, trace
 from tests.simulator.planning import ACTIONS, grid
 
 TOKENS = 24 * HOUR * 1000.0
@@ -171,3 +171,10 @@ def test_a_scene_shows_the_job_of_median_saving(result: StudyResult) -> None:
     static = scene.courses[0]
     assert (static.rows[:24] == scene.menu.static).all() and (static.rows[24:] == NOTHING).all()
     assert (np.diff(scene.courses[3].grams) >= 0).all() and OFF in scene.courses[3].rows
+
+
+def test_the_oracle_is_over_when_its_work_is() -> None:
+    values = np.concatenate([np.full(20, 100.0), np.full(20, 500.0)])
+    menu = Menu.of(ACTIONS.table)
+    course = oracle_course(trace(values), START, 40 * HOUR, 10 * HOUR * 1500.0, menu)
+    assert set(course.rows[20:].tolist()) == {NOTHING} and course.total_g == pytest.approx(450.0)
