@@ -137,6 +137,7 @@ def plan(
             deadline_s=terms.deadline_s,
             actions=_actions(actions, settings, REFERENCE),
             policy=settings.policy,
+            precision=settings.precision,
         )
         if file is not None:
             from greentrain.simulator.advice_picture import draw_advice

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from greentrain._version import __version__
-from greentrain.config import PolicyConfig
+from greentrain.config import PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.waterfill import shortest_s, solve
@@ -18,6 +18,7 @@ from greentrain.simulator.jobs import Jobs, iso
 from greentrain.simulator.references import constant_pace
 from greentrain.simulator.scene import NOTHING, Course, course_of
 from greentrain.simulator.simulate import kernel_of, menu_of, named_policy
+from greentrain.simulator.study import share_note
 from greentrain.simulator.world import World
 from greentrain.simulator.zone_grids import ZoneGrid
 from greentrain.units import G_PER_KG, J_PER_KWH, S_PER_HOUR
@@ -94,6 +95,8 @@ class Advice:
     """Length of the usual training (s)."""
     policy: PolicyConfig
     """Who plans, and what a change of width or a rank that rests costs."""
+    precision: PrecisionConfig
+    """Which gears may be used, and how much of FP8."""
     actions: Actions
     menu: Menu
     zones: Sequence[ZoneAdvice]
@@ -111,6 +114,7 @@ class Advice:
         return [
             f"Watts and speeds {menu.provenance}: {self.actions.source}",
             *(f"Grid {zone.grid.label}" for zone in self.zones),
+            *share_note(self.precision, menu),
             "Saved: of the usual training's grams; vs blind: of those of the constant pace of least energy",
             f"Ranks that do not work are {rest}. CO2e of IT power, without PUE",
         ]
@@ -146,6 +150,7 @@ def advise(
     deadline_s: float,
     actions: Actions,
     policy: PolicyConfig,
+    precision: PrecisionConfig | None = None,
 ) -> Advice:
     """Return where and when to train, if the grids are as expected.
 
@@ -156,12 +161,14 @@ def advise(
         deadline_s: When the job has to be done.
         actions: What it can do.
         policy: Section ``policy``; ``mpc`` plans where it names no policy that does.
+        precision: Section ``precision``: gears that may be used, and the largest share of FP8; None: all.
 
     Raises:
         ConfigError: The tokens cannot be done in time; the message says by when they can.
     """
     policy = _settings(policy, tokens, deadline_s - start_s)
-    menu = menu_of(policy, actions.table)
+    precision = precision or PrecisionConfig()
+    menu = menu_of(policy, actions.table, precision)
     check_feasible(tokens, start_s, deadline_s, actions, menu)
     static_s = tokens / float(menu.tokens_per_s[menu.static])
     jobs = Jobs.alike(np.array([start_s]), tokens=tokens, deadline_s=deadline_s - start_s)
@@ -178,6 +185,7 @@ def advise(
         deadline_s=deadline_s,
         static_s=static_s,
         policy=policy,
+        precision=precision,
         actions=actions,
         menu=menu,
         zones=zones,

@@ -166,7 +166,8 @@ def _unplanned(record: RunRecord, summary: Mapping[str, Any], policy: PolicyConf
         actions = Actions(table=table, source=f"run {record.run_id}")
         if actions.unit != unit:
             missing.append(f"an action table in {unit}: its own counts {actions.unit} (--actions)")
-        menu = _slowed(_menu(actions, policy), time.speed)
+        share = ((record.run.get("config") or {}).get("precision") or {}).get("fp8_max_share", 1.0)
+        menu = _slowed(_menu(actions, policy).with_fp8_share(float(share)), time.speed)
     edges_s = _edges(start_s, end_s)
     energy, carbon = summary["energy"], summary["carbon"]
     complete = energy["energy_j"] is not None and carbon["complete"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from greentrain.action_table import ActionTable, declared
 from greentrain.carbon.forecast import profile_forecast
-from greentrain.config import GreenConfig, PolicyConfig
+from greentrain.config import GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.loop import DecisionKernel
 from greentrain.policy.menu import Menu
@@ -164,7 +164,7 @@ def simulate(
     tokens, deadline_h = _asked(policy)
     _check_bases(traces)
     found = _table(policy) if table is None else table
-    menu = menu_of(policy, found)
+    menu = menu_of(policy, found, config.precision)
     names = tuple(policies) or tuple(dict.fromkeys(("static", CARBON_BLIND, policy.name)))
     outcomes: list[Outcome] = []
     kept: list[Jobs] = []
@@ -184,13 +184,25 @@ def simulate(
     return Result(outcomes=tuple(outcomes), jobs=tuple(kept), menu=menu, table=found.device)
 
 
-def menu_of(config: PolicyConfig, table: ActionTable) -> Menu:
+def menu_of(config: PolicyConfig, table: ActionTable, precision: PrecisionConfig | None = None) -> Menu:
     """Return the choices of a simulated job: ranks are released unless the configuration holds them.
+
+    Args:
+        config: Section ``policy``.
+        table: What actions bring and cost.
+        precision: Gears that may be used, all where it names none, and the largest share of FP8.
 
     Raises:
         ConfigError: Ranks are held and nobody says what that costs, or the table has no action with speed and power.
     """
-    return Menu.of(table, released=config.released is not False, idle_w=config.idle_w)
+    gears = precision.gears if precision is not None else ()
+    menu = Menu.of(
+        table,
+        released=config.released is not False,
+        idle_w=config.idle_w,
+        wanted=lambda action: not gears or action.gear in gears,
+    )
+    return menu if precision is None else menu.with_fp8_share(precision.fp8_max_share)
 
 
 def named_policy(name: str, config: PolicyConfig, menu: Menu) -> SchedulePolicy:

@@ -7,9 +7,10 @@ from typing import Any, Final
 import numpy as np
 
 from greentrain._version import __version__
-from greentrain.config import SCHEDULERS, GreenConfig, PolicyConfig
+from greentrain.config import SCHEDULERS, GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.config_values import bound, choice
 from greentrain.errors import ConfigError
+from greentrain.policy.menu import Menu
 from greentrain.report.units_text import count
 from greentrain.simulator.actions import Actions
 from greentrain.simulator.grids import Grid
@@ -124,6 +125,7 @@ class StudyResult:
             f"Watts and speeds {self.cases[0].result.menu.provenance}: {self.study.actions.source}",
             *(f"Grid {grid.label}" for grid in self.study.grids),
             resting(self.study.config, self.cases[0].result),
+            *share_note(self.study.config.precision, self.cases[0].result.menu),
             *cautions(self.study.config.policy, self.study.names),
             "CO2e of IT power, without PUE; all jobs together",
         ]
@@ -220,6 +222,13 @@ def resting(config: GreenConfig, result: Result) -> str:
     return f"Static is {result.menu.names()[result.menu.static]} at once; ranks that do not work are {held}{changes}"
 
 
+def share_note(precision: PrecisionConfig, menu: Menu) -> list[str]:
+    """Return what has to be said of FP8 where only a share of the steps may run in it."""
+    if precision.fp8_max_share >= 1.0 or not menu.fp8.any():
+        return []
+    return [f"At most {precision.fp8_max_share:.0%} of the steps are in FP8: its actions stand for that mixture"]
+
+
 def cautions(policy: PolicyConfig, names: Sequence[str]) -> list[str]:
     """Return what has to be said of policies that stand on made-up ground."""
     said = []
@@ -233,7 +242,7 @@ def cautions(policy: PolicyConfig, names: Sequence[str]) -> list[str]:
 def _jobs(study: Study) -> list[tuple[float, float, float]]:
     """Return slack, tokens and hours of each case."""
     policy = study.config.policy
-    menu = menu_of(policy, study.actions.table)
+    menu = menu_of(policy, study.actions.table, study.config.precision)
     per_h = float(menu.tokens_per_s[menu.static]) * S_PER_HOUR
     for slack in study.slacks:
         bound("--slack", slack, 0.01, 1000.0)

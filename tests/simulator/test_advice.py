@@ -134,6 +134,17 @@ def test_the_configured_policy_plans_and_switching_costs_count() -> None:
     assert advise([_grid(values)], policy=rule, **keys).zones[0].plan.name == "threshold"
 
 
+def test_gears_that_may_not_be_used_do_not_plan() -> None:
+    keys: dict[str, Any] = {"tokens": TOKENS, "start_s": START, "deadline_s": START + 36 * HOUR, "actions": ACTIONS}
+    grids = [_grid(wandering(36))]
+    plans = [
+        advise(grids, policy=PolicyConfig(), precision=GreenConfig.load({"precision": said}).precision, **keys)
+        for said in ({}, {"gears": ["bf16", "fp8"], "fp8_max_share": 0.4}, {"gears": ["bf16"]})
+    ]
+    assert plans[0].zones[0].plan_g < plans[1].zones[0].plan_g < plans[2].zones[0].plan_g
+    assert any("At most 40% of the steps" in note for note in plans[1].notes())
+
+
 def test_held_ranks_cost() -> None:
     held = _advise(_grid(wandering(36)), released=False, idle_w=100.0)
     free = _advise(_grid(wandering(36)))

@@ -192,6 +192,16 @@ def test_another_table_and_a_recording_take_the_place_of_the_runs_own(tmp_path: 
     assert data["rows"][0]["g"] is None and "saving_vs_static" in data["unknown"]
 
 
+def test_a_share_of_fp8_holds_for_a_table_of_the_run(tmp_path: Path) -> None:
+    config = {"precision": {"gears": ["bf16", "fp8"], "fp8_max_share": 0.5}}
+    folder = Folder(tmp_path, "half", action_table=TABLE.to_dict(), config=config)
+    entries = [
+        entry(T0_S + h * HOUR, T0_S + (h + 1) * HOUR, {"GPU-0": device(400 * HOUR)}, tokens=3_600_000) for h in range(4)
+    ]
+    found = replay(folder.rank(0, [GPU], entries).path)
+    assert found.menu.tokens_per_s[FP8] == pytest.approx(2 / (1 / 1000 + 1 / 1500))
+
+
 def test_a_replayed_grid_keeps_joules_a_token(tmp_path: Path) -> None:
     """An hour of the machine is ten of the grid."""
     time = {"unix_s": T0_S, "grid_s": START_S, "speed": 10.0}

@@ -89,6 +89,22 @@ def test_the_usual_training_is_static_whatever_gear_is_configured() -> None:
     assert run_study(study).rows()[0].grams == rows[0].grams
 
 
+def test_the_section_precision_says_which_gears_and_how_much_of_fp8() -> None:
+    def oracle(precision: dict[str, Any]) -> tuple[float, list[str]]:
+        study = _study("static")
+        config = dataclasses.replace(study.config, precision=GreenConfig.load({"precision": precision}).precision)
+        found = run_study(dataclasses.replace(study, config=config))
+        return found.rows()[-1].grams, found.notes()
+
+    both, bf16 = oracle({}), oracle({"gears": ["bf16"]})
+    half = oracle({"gears": ["bf16", "fp8"], "fp8_max_share": 0.5})
+    assert both[0] == oracle({"gears": ["bf16", "fp8"]})[0] < half[0] < bf16[0]
+    assert any("At most 50% of the steps are in FP8" in note for note in half[1])
+    assert not any("FP8" in note for note in both[1])
+    with pytest.raises(ConfigError, match="none that may be used"):
+        oracle({"gears": ["fp32"]})
+
+
 def test_progress_counts_every_run_of_every_case() -> None:
     told: list[tuple[int, int]] = []
     grids = [grid(name="a"), grid(name="b", seed=1)]
