@@ -28,6 +28,11 @@ PLAN_STEPS: Final = 2000
 """Most steps in which a plan learns what its gears cost: steps of milliseconds need many for a block of 1 s, which
 sensors need; usual ones are done after tens."""
 
+SHORT_JOB: Final = 2000
+"""A job of fewer optimizer steps is measured in fewer blocks: what it learns must not take a good part of it."""
+FEW_ROUNDS: Final = 2
+"""Blocks a gear then; fewer would have no interval."""
+
 
 class Host(Protocol):
     """The part of a session that acting needs."""
@@ -222,9 +227,10 @@ class Control:
         """Return the gears that must not be used now, and why."""
         return {} if self._gears is None else {**self._gears.vetoes, **self._gears.barred}
 
-    def measure(self) -> None:
-        """Measure every gear in the coming steps, for the plan."""
-        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS)
+    def measure(self, steps: float) -> None:
+        """Measure every gear in the coming steps, for the plan of a job of so many steps."""
+        limits = {"rounds": FEW_ROUNDS} if steps < SHORT_JOB else {}
+        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS, **limits)
 
     def begin(self, name: str) -> int:
         """Enter a phase."""
@@ -269,7 +275,7 @@ class Control:
             self.gears.prewarm(run)
 
     def profile_gears(
-        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int
+        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int, **limits: int
     ) -> ActionTable | None:
         """Measure what every gear costs; see ``GreenSession.profile_gears``.
 
@@ -295,6 +301,7 @@ class Control:
             max_steps=max_steps,
             cache=None if refresh else ActionCache(),
             tell=self._measured,
+            **limits,
         )
         self.gears.measure(self._profile)
         if step is not None:

@@ -44,6 +44,7 @@ class GearTable:
         max_steps: Most steps of the phase.
         cache: Where tables are kept; None: measure in any case, keep nothing.
         tell: Called with the finished table.
+        rounds: Most blocks a gear.
 
     Raises:
         SessionError: No model is watched.
@@ -59,6 +60,7 @@ class GearTable:
         max_steps: int,
         cache: ActionCache | None,
         tell: Callable[[ActionTable], None],
+        rounds: int = ROUNDS,
     ) -> None:
         if box.model is None:
             raise SessionError("profile_gears() has no model: call watch(model, optimizer) before")
@@ -75,7 +77,7 @@ class GearTable:
             provenance=self._provenance,
             synchronize=functools.partial(torch.cuda.synchronize, self._device) if self._is_cuda else None,
             agree=self._agree,
-            rounds=ROUNDS,
+            rounds=rounds,
             min_block_s=max([1.0, *periods_s]),
             max_steps=max_steps,
         )

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from greentrain.action_table import Action, ActionTable
@@ -50,8 +51,8 @@ class Actors(Protocol):
         """Return the gears that must not be used now, and why."""
         ...
 
-    def measure(self) -> None:
-        """Measure what every action costs in the coming steps; ``Schedule.use`` is called with the table."""
+    def measure(self, steps: float) -> None:
+        """Measure what every action costs in the coming ones of the job's steps; ``Schedule.use`` gets the table."""
         ...
 
     def begin(self, name: str) -> int:
@@ -122,15 +123,18 @@ class Schedule:
             run.warn(f"{self._ranks} ranks have no process group, so they cannot agree on a plan: there is none")
         elif declared is not None:
             self._table = declared
-        else:
-            actors.measure()
+        self._measured = self._over or declared is not None
 
     # -- called by the training ----------------------------------------------------------------------------------
 
     def stepped(self, tokens: int, samples: int) -> None:
         """Note the end of an optimizer step, on every rank; now and then, decide."""
         meeting = self._agenda.step()
-        self.tokens += (tokens or samples) * self._ranks
+        done = (tokens or samples) * self._ranks
+        self.tokens += done
+        if not self._measured:
+            self._measured = True
+            self._actors.measure(self.job.tokens / max(1, done))
         if self._table is not None:
             table, self._table = self._table, None
             self._open(table)
@@ -336,4 +340,5 @@ class Schedule:
             "decision", f"{name}: {word.reason}", **word.to_dict(), step=self._agenda.steps, tokens=self.tokens
         )
         if before is None or before.action != word.action:
-            log.info("%s after step %d: %s", name, self._agenda.steps, word.reason)
+            moment = datetime.fromtimestamp(word.grid_s, UTC)
+            log.info("%s UTC, step %d: %s. %s", f"{moment:%H:%M}", self._agenda.steps, name, word.reason)

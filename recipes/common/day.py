@@ -1,17 +1,12 @@
 """A day of the grid, replayed in minutes."""
 
-import json
 import statistics
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import torch
 
-from greentrain.ledger import read_run
-from greentrain.report.plan_text import plan_line
 from recipes.common.model import GPT, build_optimizer
 from recipes.common.settings import Settings
 
@@ -52,19 +47,3 @@ def day_config(settings: Settings) -> dict[str, dict[str, object]]:
         "policy": {"name": "mpc", "tokens": tokens, "deadline_h": DAY_H, "decide_s": 1800.0},
         "actuators": {"checkpoint": False},
     }
-
-
-def decision_lines(folder: Path) -> list[str]:
-    """Return the plan of a run: a line where it changed, with the time of the grid, and how good it was."""
-    lines, last = [], ""
-    for rank in read_run(folder).ranks[:1]:
-        for event in rank.events:
-            if event["name"] != "decision":
-                continue
-            name, _, why = event["text"].partition(": ")
-            if name != last:
-                moment = datetime.fromtimestamp(event["grid_s"], UTC)
-                lines.append(f"{moment:%H:%M} UTC  {name:5} {why}")
-            last = name
-    line = plan_line(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    return lines if line is None else [*lines, line]

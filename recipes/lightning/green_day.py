@@ -10,6 +10,7 @@ trains, and is in time. The joules are those of this machine in real time. The l
 from a plain Lightning script.
 """
 
+import logging
 import sys
 from pathlib import Path
 
@@ -20,13 +21,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from greentrain.callbacks.lightning import GreenCallback  # green
-from recipes.common.day import day_config, decision_lines, with_steps_that_fit
+from recipes.common.day import day_config, with_steps_that_fit
 from recipes.common.settings import parse
 from recipes.lightning.train_gpt import LitGPT
 
 
 def main() -> None:
     settings = with_steps_that_fit(parse("gpt-green-day", steps=None))
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("greentrain").setLevel(logging.INFO)  # green: says what the plan does
     L.seed_everything(settings.seed, verbose=False)
     generator = torch.Generator().manual_seed(settings.seed)
     train = DataLoader(settings.train, batch_size=settings.batch, shuffle=True, generator=generator)
@@ -47,8 +50,6 @@ def main() -> None:
         callbacks=[green],  # green
     )
     trainer.fit(LitGPT(settings), train, val)
-    if green.session.folder is not None:
-        print(*decision_lines(green.session.folder), sep="\n")
     print(f"report: {green.session.report_path}")
 
 

@@ -31,5 +31,5 @@ def test_a_day_in_a_minute(tmp_path: Path) -> None:
     assert plan["provenance"] in ("measured", "modelled", "mixed")
     assert summary["action_table"] is not None, "the gears were measured"
     assert read_run(report.parent).totals.phase_s["paused"] > 3, "it rested, to learn what rest costs"
-    assert re.search(r"^\d\d:\d\d UTC  \w+ ", done.stdout, re.MULTILINE)
-    assert re.search(r"^mpc: .*(deadline)", done.stdout, re.MULTILINE)
+    assert re.search(r"^\d\d:\d\d UTC, step \d+: \w+\. ", done.stderr, re.MULTILINE)
+    assert re.search(r"^mpc: .*deadline", done.stderr, re.MULTILINE)
