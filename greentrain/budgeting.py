@@ -64,7 +64,10 @@ class Budgeting:
             self._next_s = self._unix_s() + LOOK_S
             self._agenda.restart()
             if self._run.topology.rank == 0:
-                found = self._look(tokens_done, gear, table)
+                try:
+                    found = self._look(tokens_done, gear, table)
+                except Exception as error:  # the other ranks wait for a word, whatever it is
+                    self._run.warn(f"the carbon budget could not be looked at ({error!r})")
         heard = self._meetings.share({"found": found, "steps": self._agenda.steps_until(self._next_s)})
         if heard is None:
             self._agenda.meet_after(1 << 62)  # out of step with the others

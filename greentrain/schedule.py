@@ -14,7 +14,8 @@ have agreed the time before, so that every other step costs one comparison. Noth
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -157,25 +158,37 @@ class Schedule:
                     "nobody knows what a paused rank draws, so the plan has no pauses: set policy.idle_w (W)"
                 )
         if self._first:
-            held = pausable and not released
-            menu = Menu.of(table, released=not held, idle_w=idle_w, wanted=self._can_do)
-            menu = menu.with_fp8_share(self._config.precision.fp8_max_share)
-            self.planner = Planner(
-                self._config.policy,
-                job=self.job,
-                time=self._time,
-                grid=self._grid,
-                menu=menu,
-                make=lambda scaled: open_schedule(self._config.policy, scaled),
-                pausable=pausable,
-            )
-            self._run.know(plan=self._facts())
+            with self._or_tell_the_end():
+                self.planner = self._planner(table, idle_w, pausable, held=pausable and not released)
+                self._run.know(plan=self._facts())
             told = caution(self._config.policy)
             if told:
                 self._run.warn(told)
         self._opened = True
         self._mark_time()
         self._boundary()
+
+    def _planner(self, table: ActionTable, idle_w: float | None, pausable: bool, *, held: bool) -> Planner:
+        menu = Menu.of(table, released=not held, idle_w=idle_w, wanted=self._can_do)
+        return Planner(
+            self._config.policy,
+            job=self.job,
+            time=self._time,
+            grid=self._grid,
+            menu=menu.with_fp8_share(self._config.precision.fp8_max_share),
+            make=lambda scaled: open_schedule(self._config.policy, scaled),
+            pausable=pausable,
+        )
+
+    @contextmanager
+    def _or_tell_the_end(self) -> Iterator[None]:
+        """Let no rank wait for a word that rank 0 could not find: the plan ends on all of them."""
+        try:
+            yield
+        except Exception:
+            self._over = True
+            self._meetings.share({"over": True})
+            raise
 
     def wake(self) -> None:
         """End a pause by hand, from any thread."""
@@ -242,10 +255,15 @@ class Schedule:
     def _boundary(self) -> None:
         if self._pausing:
             self._hold()  # the step that was asked for a checkpoint is done
-        elif self._ranks > 1:
-            self._hear(self._meetings.share(self._say(self._decide() if self._due() else None)))
-        elif self._due():
-            self._hear(self._say(self._decide()))
+        elif self._ranks > 1 or self._due():
+            self._hear(self._meetings.share(self._word_of_now()))
+
+    def _word_of_now(self) -> Mapping[str, Any] | None:
+        """Return what rank 0 has to tell; None on the others."""
+        if not self._first:
+            return None
+        with self._or_tell_the_end():
+            return self._say(self._decide() if self._due() else None)
 
     def _due(self) -> bool:
         """Return whether it is time to decide; rank 0's answer counts."""
@@ -279,6 +297,9 @@ class Schedule:
         if said is None:
             self._over = True
             self._run.warn("rank 0 said nothing at an agreed step, so this rank follows no plan any more")
+            return
+        if said.get("over"):
+            self._over = True
             return
         self._agenda.meet_after(int(said["steps"]))
         if said["word"] is not None:
@@ -325,7 +346,8 @@ class Schedule:
         """Return the word that ends the pause, None where it goes on."""
         if not self._first:
             return self._meetings.share(None) if self._meetings.heard() else None
-        word = self._decide(awake=woken)
+        with self._or_tell_the_end():
+            word = self._decide(awake=woken)
         if word is not None and word.action is None and not word.done:
             before, self._word = self._word, word
             self._tell(before, word)

@@ -20,6 +20,7 @@ from greentrain.carbon.trace import TraceSignal
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.journal import read_journal
 from greentrain.ledger import read_run
+from greentrain.planner import Planner
 from greentrain.types import Topology
 from tests.flat_meter import FlatMeter
 
@@ -235,6 +236,57 @@ def test_a_resumed_run_keeps_its_deadline_and_its_tokens(tmp_path: Path, grid: T
     assert told["tokens_done"] == again.state_dict()["plan"]["tokens"] and not told["pausable"]
     assert facts["start_s"] == state["plan"]["start_s"] == pytest.approx(start_s, abs=3600.0)
     assert facts["tokens"] > state["plan"]["tokens"] >= 100
+
+
+@pytest.mark.parametrize(
+    "fails", ["no row of the table fits", "the policy breaks in a step", "the policy breaks in a pause"]
+)
+def test_a_plan_that_breaks_lets_all_ranks_go_on(
+    tmp_path: Path, grid: TraceSignal, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    store = HashStore()
+    monkeypatch.setattr(meetings, "_store", lambda: store)
+    good = 0 if "step" in fails else 2
+    decided = [0]
+
+    def decide(self: Planner, *args: Any, **kwargs: Any) -> Any:
+        decided[0] += 1
+        if decided[0] > good:
+            raise ZeroDivisionError(f"a bug of ours, {fails}")  # warned of once a text
+        return right(self, *args, **kwargs)
+
+    right = Planner.decide
+    monkeypatch.setattr(Planner, "decide", decide)
+    greens = [session(tmp_path, grid, hours_of_work=8) for _ in range(2)]
+    if "table" in fails:
+        table = tmp_path / "actions.yaml"
+        table.write_text(
+            "- {gear: fp32, tokens_per_s: 200, power_w: 500}\n- {gear: fp16, tokens_per_s: 9, power_w: 9}\n",
+            encoding="utf-8",
+        )
+        greens = [GreenSession(green.config, meter=FlatMeter(), signal=grid) for green in greens]
+    for rank, green in enumerate(greens):
+        green.start(Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2, host="h"))
+    steps = [0, 0]
+
+    def run(rank: int) -> None:
+        model = nn.Sequential(nn.Linear(32, 32), nn.ReLU())
+        optimizer = torch.optim.AdamW(model.parameters())
+        greens[rank].watch(model, optimizer)
+        for _ in range(20):
+            optimizer.step()
+            greens[rank].step(tokens=4)
+            steps[rank] += 1
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
+    with pytest.warns(GreenTrainWarning):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        for green in greens:
+            green.close()
+    assert steps == [20, 20]
 
 
 def test_two_ranks_sleep_and_wake_after_the_same_step(
