@@ -11,7 +11,7 @@ from greentrain.types import CarbonSignal
 from greentrain.units import S_PER_HOUR
 
 PAST_H: Final = 21 * 24
-"""Hours of history that forecasts use (facts on carbon scheduling, section 5: three weeks are enough)."""
+"""Hours of history that forecasts use: more than three weeks adds nothing (docs/scheduling-benchmarks.md)."""
 
 
 class GridOutlook:

@@ -10,7 +10,7 @@ from greentrain.types import CarbonKind
 
 HOLD_S: Final = 7200.0
 """How long the last known value stands for what comes after it, as an estimate (s). Grids move by the hour: the last
-value is off by 5 to 35 % of the year's mean after 6 h (facts on carbon scheduling, section 5)."""
+value is off by 5 to 35 % of the year's mean after 6 h."""
 LEAD_S: Final = 24 * 3600.0
 """How far ahead a forecast is taken for the intensity of an interval (s); beyond, it is not known."""
 

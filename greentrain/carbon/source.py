@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_G_PER_KWH: Final = 5000.0
 """Above any grid: a plant of lignite emits about 1,100 g/kWh (IPCC AR5 WG3, annex III, table A.III.2)."""
 HISTORY_S: Final = 22 * 86400.0
-"""How far back a source is asked: the forecast uses three weeks (facts on carbon scheduling, section 5)."""
+"""How far back a source is asked: the forecast uses three weeks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

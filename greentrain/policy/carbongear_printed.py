@@ -2,7 +2,7 @@
 
 Each epoch it draws an action from exp(-Q(x, s) / T), pays its carbon, and moves Q(x, s) towards that plus the soft
 value of the next state; beside it a price rises with what is left to do. Without the deadline's shield it does 62 % of
-the tokens of a job without slack, and 93 % at 1.5 (facts on carbon scheduling, 4.6, 2026-11-21). Why:
+the tokens of a job without slack, and 93 % at 1.5. Why:
 
 1. The target of line 5 holds the carbon and not the price: Q learns that to be off costs nothing, and no price can tell
    it otherwise. Eq. 13 has the price, but adds ``price x tokens``, so tokens are penalised (``eq13=True``).

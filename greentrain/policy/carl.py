@@ -24,7 +24,7 @@ from greentrain.units import S_PER_HOUR
 
 SHIPPED: Final = Path(__file__).with_name("carl.npz")
 AHEAD_H: Final = 6
-"""Hours of forecast that it sees (Eco-Orchestrator, as in the facts on carbon scheduling, 4.10, 2026-11-21)."""
+"""Hours of forecast that it sees (Eco-Orchestrator)."""
 THROTTLED: Final = (0.15, 0.30)
 """How much less a throttled job draws, as a share (Eco-Orchestrator, likewise)."""
 FEATURES: Final = 4 + AHEAD_H

@@ -23,11 +23,11 @@ from greentrain.units import S_PER_HOUR
 
 SHIPPED: Final = Path(__file__).with_name("chain.npz")
 TRAILING_H: Final = 14 * 24
-"""Against how many hours an hour is dirty or clean (facts on carbon scheduling, 4.11, 2026-11-21)."""
+"""Against how many hours an hour is dirty or clean."""
 TREND_H: Final = 6
 """How many hours ahead count for the trend. 3 and 12 hours do as well, to 0.2 points (issue 4, 2026-11-21)."""
 HISTORY_H: Final = 21 * 24
-"""What a forecast looks back on (facts on carbon scheduling, section 5)."""
+"""What a forecast looks back on."""
 LEVELS: Final = np.array(
     [0.35, 0.5, 0.62, 0.72, 0.8, 0.86, 0.91, 0.95, 0.985, 1.015, 1.05, 1.09, 1.14, 1.2, 1.28, 1.4, 1.6]
 )

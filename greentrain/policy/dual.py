@@ -3,7 +3,7 @@
 The published dual rises with B - b, the tokens left, which is above zero until the last epoch: the price only ever
 climbs, and in units of tokens one step takes it to its limit. Its "robust" variant averages the sign of the same
 number, which is 1 to the end. What tells whether a price is too low is the *pace*: the share of the time that has
-passed against the share of the tokens that is done (facts on carbon scheduling, 4.10 no. 3, 2026-11-21).
+passed against the share of the tokens that is done.
 """
 
 from typing import Final, Protocol
@@ -17,7 +17,7 @@ from greentrain.policy.waterfill import price
 from greentrain.units import S_PER_HOUR
 
 MEMORY: Final = 0.9
-"""Weight of what was before in RobustDual's average, an epoch (facts on carbon scheduling, 4.11)."""
+"""Weight of what was before in RobustDual's average, an epoch."""
 GAIN: Final = 4.0
 """The price is multiplied by exp(GAIN x deficit) (facts, 4.11)."""
 

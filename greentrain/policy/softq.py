@@ -12,7 +12,7 @@ intensity, a change of which trains nothing for a while. That is a soft Q-functi
 with power P and speed t relative to the fastest row. As no action moves the grid, one transition teaches all widths and
 all prices at once; all transitions of the history are in every sweep, so it has no learning rate, draws nothing and is
 done in a second. The published algorithm learns the whole cost from samples of its own 4,032 epochs, with a target in
-which the price does not occur (``carbongear_printed``; facts on carbon scheduling, 4.10 and 4.11).
+which the price does not occur (``carbongear_printed``).
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ from greentrain.policy.outlook import Choice, Outlook
 from greentrain.units import S_PER_HOUR
 
 TRAILING_S = 7 * 24 * S_PER_HOUR
-"""A week, so that working days and weekends are in it (facts/carbon-scheduling.md, 4.5)."""
+"""A week, so that working days and weekends are in it."""
 
 
 class Threshold:

@@ -114,7 +114,7 @@ class Sight:
         trace: The truth.
         forecaster: Forecasts from the past hours, the running one among them; None: perfect foresight.
         horizon_h: How far ahead anybody looks (h).
-        past_h: How many past hours the forecaster gets; three weeks are enough (facts/carbon-scheduling.md, 5).
+        past_h: How many past hours the forecaster gets; three weeks are enough.
     """
 
     step_s = S_PER_HOUR

@@ -16,7 +16,7 @@ from greentrain.units import S_PER_HOUR
 Array = NDArray[np.float64]
 
 HISTORY_H: Final = 21 * 24.0
-"""Hours before a window that forecasts learn from (facts/carbon-scheduling.md, 5: three weeks are enough)."""
+"""Hours before a window that forecasts learn from (three weeks are enough)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

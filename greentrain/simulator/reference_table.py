@@ -17,16 +17,16 @@ load (Newkirk et al., https://arxiv.org/abs/2506.14551; both 2026-11-21)."""
 BOARD_W: Final = 700.0
 """Board power of an H100 SXM (W; NVIDIA H100 data sheet, 2026-11-21)."""
 FP8_SPEEDUP: Final = 1.35
-"""FP8 over BF16 at equal power: 34 % are published for Llama-2-7B, 50 % for Llama3-70B on 128 H100s
-(facts/carbon-scheduling.md 4.2)."""
+"""FP8 over BF16 at equal power: PyTorch's torchtitan is published with 34 % for Llama-2-7B and 50 % for Llama3-70B on
+128 H100s (read 2026-11-21)."""
 CAPS: Final[Mapping[float, float]] = {1.0: 1.0, 0.8: 0.95, 0.6: 0.82}
-"""Power cap of a board and the share of speed it leaves: assumed (facts/carbon-scheduling.md 4.2), to be measured."""
+"""Power cap of a board and the share of speed it leaves: assumed, to be measured."""
 SHARED: Final = 0.02
 """Loss of speed by each further node: n nodes do n / (1 + 0.02 (n - 1)), 88 % of ideal at 8: assumed (as above)."""
 NODE_TOKENS_PER_S: Final = 100_000.0
 """Speed of one node in BF16 at full power: a scale only, no result depends on it."""
 IDLE_NODE_W: Final = 2100.0
-"""A node that is held and idle (W): 27 % of its full power, assumed (facts/carbon-scheduling.md 4.2)."""
+"""A node that is held and idle (W): 27 % of its full power, assumed."""
 
 SETS: Final[Mapping[str, str]] = {
     "T1": "on or off, BF16",
