@@ -1,6 +1,7 @@
 """What is known of the grid at one moment: three weeks behind, and the time to the deadline ahead."""
 
 import math
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -35,8 +36,13 @@ class GridOutlook:
             grid_s: The moment (s since the epoch, UTC).
             ahead_s: How far to look (s).
         """
-        past = np.array([self.mean(grid_s - (k + 1) * self.step_s, grid_s - k * self.step_s) for k in range(PAST_H)])
-        return past[::-1].copy(), self._forecast.ahead(grid_s, math.ceil(ahead_s / self.step_s), past[::-1])
+        past = self.past(grid_s)
+        return past, self._forecast.ahead(grid_s, math.ceil(ahead_s / self.step_s), past)
+
+    def past(self, grid_s: float) -> Array:
+        """Return the three weeks before a moment, hour by hour, oldest first (g/kWh; NaN: unknown)."""
+        edges = [grid_s - k * self.step_s for k in range(PAST_H, -1, -1)]
+        return np.array([self.mean(t0_s, t1_s) for t0_s, t1_s in pairwise(edges)])
 
     @property
     def basis(self) -> str:

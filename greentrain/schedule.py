@@ -14,7 +14,7 @@ have agreed the time before, so that every other step costs one comparison. Noth
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -119,6 +119,7 @@ class Schedule:
         self._table: ActionTable | None = None
         self._opened = self._pausing = self._closed = False
         self._at = (0, self.tokens, unix_s())
+        self._past: list[float | None] = []
         self._over = not self._meetings.possible
         if self._over:
             run.warn(f"{self._ranks} ranks have no process group, so they cannot agree on a plan: there is none")
@@ -230,6 +231,8 @@ class Schedule:
         hours = math.ceil((self.job.deadline_s - self.job.start_s) / S_PER_HOUR)
         edges = [self.job.start_s + h * S_PER_HOUR for h in range(hours)]
         known = [self._grid.mean(t, min(t + S_PER_HOUR, self.job.deadline_s)) for t in edges]
+        if not self._past:
+            self._past = _or_none(self._grid.past(self.job.start_s).tolist())
         return {
             "policy": self._config.policy.name,
             **asdict(self.job),
@@ -247,7 +250,8 @@ class Schedule:
             "tokens_done": self.tokens,
             "forecast": self._grid.basis,
             "speed_of_table": self.planner.scale,
-            "hourly_g_per_kwh": [None if math.isnan(value) else value for value in known],
+            "hourly_g_per_kwh": _or_none(known),
+            "past_hourly_g_per_kwh": self._past,
         }
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -364,3 +368,8 @@ class Schedule:
         if before is None or before.action != word.action:
             moment = datetime.fromtimestamp(word.grid_s, UTC)
             log.info("%s UTC, step %d: %s. %s", f"{moment:%H:%M}", self._agenda.steps, name, word.reason)
+
+
+def _or_none(values: Sequence[float]) -> list[float | None]:
+    """Return numbers as JSON has them: None for what nobody knows."""
+    return [None if math.isnan(value) else value for value in values]

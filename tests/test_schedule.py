@@ -152,6 +152,8 @@ def test_it_sleeps_through_the_dirty_half_and_ends_in_time(tmp_path: Path, grid:
     facts = json.loads((folder / "run.json").read_text())["plan"]
     assert facts["provenance"] == "assumed" and facts["policy"] == "mpc" and not facts["held"]
     assert facts["hourly_g_per_kwh"] == [500.0] * 12 + [100.0] * 12
+    past = facts["past_hourly_g_per_kwh"]
+    assert len(past) == 504 and past[0] is None and past[-24:] == [500.0] * 12 + [100.0] * 12
     assert facts["rows"][0]["name"] == "off" and facts["tokens_done"] >= 790
     assert read_run(folder).run["carbon"]["replayed"].startswith("the grid from 2022-06-01T00:00Z on, 14400 times")
 

@@ -76,6 +76,8 @@ class Happened:
     """(k + 1,) until each edge, scaled to ``grams``."""
     rows: NDArray[np.int64]
     """(k,) of the menu; NOTHING where unknown."""
+    past_g_per_kwh: Array = field(default_factory=lambda: np.zeros(0))
+    """By hour before the start, oldest first, as the plan saw it; NaN where it did not know; empty: not told."""
     missing: Sequence[str] = field(default=())
     """What a replay needs and the folder lacks, with the remedy."""
 
@@ -117,7 +119,7 @@ def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) ->
     rows = np.full(len(middles), NOTHING)
     for stretch in plan.stretches:
         rows[(middles >= stretch.t0_s) & (middles < stretch.t1_s)] = stretch.row
-    known = np.array([math.nan if value is None else value for value in plan.g_per_kwh])
+    known = _floats(plan.g_per_kwh)
     if figures["actual_of"] == "table":
         hour = np.clip(((middles - plan.start_s) // S_PER_HOUR).astype(np.int64), 0, len(known) - 1)
         rate = np.nan_to_num(known[hour]) * menu.power_w[np.where(rows == NOTHING, menu.static, rows)]
@@ -145,6 +147,7 @@ def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) ->
         edges_s=edges_s,
         emitted_g=_scaled(emitted, figures["actual_g"]),
         rows=rows,
+        past_g_per_kwh=_floats(plan.facts.get("past_hourly_g_per_kwh") or ()),
         missing=() if plan.tokens_done > 0 else ("tokens: none were trained",),
     )
 
@@ -230,6 +233,10 @@ def _signal(record: RunRecord) -> dict[str, Any]:
         "carbon": config.get("carbon") or {},
         "policy_section": config.get("policy") or {},
     }
+
+
+def _floats(values: Sequence[float | None]) -> Array:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _edges(start_s: float, end_s: float) -> Array:

@@ -72,7 +72,7 @@ def seen_grid(told: Happened, deadline_s: float) -> SeenGrid:
             missing=f"the carbon intensity of {blind} of {int(needed.sum())} hours until the deadline{why} (--trace)",
         )
     known = known[: int(np.max(np.flatnonzero(np.isfinite(known)))) + 1]
-    past = np.zeros(0) if signal is None else _past(signal, told.start_s)
+    past = _since_known(told.past_g_per_kwh) if signal is None else _past(signal, told.start_s)
     label = told.intensity_from
     if signal is not None and holes.any():
         label += f"; {int(holes.sum())} of {hours} hours from its signal, asked again"
@@ -111,6 +111,10 @@ def _agree(again: Array, known: Array) -> bool:
 def _past(signal: CarbonSignal, start_s: float) -> Array:
     """Return the hours before a time, oldest first, as far back as all are known, three weeks at most."""
     count = round(HISTORY_H)
-    past = means(signal, start_s - np.arange(count, -1, -1) * S_PER_HOUR)
+    return _since_known(means(signal, start_s - np.arange(count, -1, -1) * S_PER_HOUR))
+
+
+def _since_known(past: Array) -> Array:
+    """Return the hours after the last one that is not known."""
     unknown = np.flatnonzero(np.isnan(past))
     return past[unknown[-1] + 1 :] if unknown.size else past

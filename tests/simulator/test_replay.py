@@ -112,6 +112,10 @@ def test_a_typical_signal_tells_the_three_weeks_before(tmp_path: Path) -> None:
     assert "policies learn as they go" not in known.notes[2]
     live = replay(planned(tmp_path / "b", plan=seen, config={"carbon": {"signal": "gb", "zone": "GB"}}))
     assert "policies learn as they go" in live.notes[2]
+    seen["past_hourly_g_per_kwh"] = means(signal, START_S + np.arange(-504, 1) * HOUR).tolist()
+    told = replay(planned(tmp_path / "c", plan=seen, config={"carbon": {"signal": "gb", "zone": "GB"}}))
+    assert "policies learn as they go" not in told.notes[2]
+    assert _lines(told)["mpc"].grams == pytest.approx(_lines(known)["mpc"].grams, rel=1e-9)
     assert _lines(known)["mpc"].grams < 0.99 * _lines(live)["mpc"].grams
     assert _lines(known)["mpc"].grams == pytest.approx(_lines(known)[ORACLE].grams, rel=0.01)
 
