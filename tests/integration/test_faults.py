@@ -61,7 +61,8 @@ def test_a_counter_that_answers_again_delivers_the_energy_late(lab: "Lab", code:
         driver.update(0, errors={COUNTER: NvmlCode.SUCCESS})
         time.sleep(0.5)
     uid, rank = driver.uuid(0), _rank(green)
-    assert rank.totals.by_device[uid] == pytest.approx(lab.truth_j(rank, 0), rel=0.02)
+    tick_j = 0.1 * POWER_W  # which a busy machine may misplace; the gap held eight
+    assert rank.totals.by_device[uid] == pytest.approx(lab.truth_j(rank, 0), rel=0.02, abs=1.1 * tick_j)
     assert rank.totals.missing_s.get(uid, 0.0) == pytest.approx(0.0, abs=0.15)
 
 
