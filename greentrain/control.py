@@ -229,8 +229,8 @@ class Control:
 
     def measure(self, steps: float) -> None:
         """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        limits = {"rounds": FEW_ROUNDS} if steps < SHORT_JOB else {}
-        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS, **limits)
+        rounds = FEW_ROUNDS if steps < SHORT_JOB else None
+        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS, rounds=rounds)
 
     def begin(self, name: str) -> int:
         """Enter a phase."""
@@ -275,7 +275,7 @@ class Control:
             self.gears.prewarm(run)
 
     def profile_gears(
-        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int, **limits: int
+        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int, rounds: int | None = None
     ) -> ActionTable | None:
         """Measure what every gear costs; see ``GreenSession.profile_gears``.
 
@@ -301,7 +301,7 @@ class Control:
             max_steps=max_steps,
             cache=None if refresh else ActionCache(),
             tell=self._measured,
-            **limits,
+            rounds=rounds,
         )
         self.gears.measure(self._profile)
         if step is not None:

@@ -44,7 +44,7 @@ class GearTable:
         max_steps: Most steps of the phase.
         cache: Where tables are kept; None: measure in any case, keep nothing.
         tell: Called with the finished table.
-        rounds: Most blocks a gear.
+        rounds: Most blocks a gear; None: ROUNDS.
 
     Raises:
         SessionError: No model is watched.
@@ -60,7 +60,7 @@ class GearTable:
         max_steps: int,
         cache: ActionCache | None,
         tell: Callable[[ActionTable], None],
-        rounds: int = ROUNDS,
+        rounds: int | None = None,
     ) -> None:
         if box.model is None:
             raise SessionError("profile_gears() has no model: call watch(model, optimizer) before")
@@ -77,7 +77,7 @@ class GearTable:
             provenance=self._provenance,
             synchronize=functools.partial(torch.cuda.synchronize, self._device) if self._is_cuda else None,
             agree=self._agree,
-            rounds=rounds,
+            rounds=rounds or ROUNDS,
             min_block_s=max([1.0, *periods_s]),
             max_steps=max_steps,
         )

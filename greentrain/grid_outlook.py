@@ -2,9 +2,10 @@
 
 import math
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greentrain.carbon.forecast import ProfileForecast
 from greentrain.policy.outlook import Array
@@ -41,15 +42,24 @@ class GridOutlook:
 
     def past(self, grid_s: float) -> Array:
         """Return the three weeks before a moment, hour by hour, oldest first (g/kWh; NaN: unknown)."""
-        edges = [grid_s - k * self.step_s for k in range(PAST_H, -1, -1)]
-        return np.array([self.mean(t0_s, t1_s) for t0_s, t1_s in pairwise(edges)])
+        return self.means(grid_s - np.arange(PAST_H, -1, -1) * self.step_s)
 
     @property
     def basis(self) -> str:
         """What the last look ahead rests on, for people; empty before."""
         return self._forecast.basis
 
-    def mean(self, t0_s: float, t1_s: float) -> float:
-        """Return the intensity of an interval (g/kWh); NaN where nobody knows it."""
-        value = self._signal.mean(t0_s, t1_s).g_per_kwh
-        return math.nan if value is None else value
+    def means(self, edges_s: NDArray[np.floating[Any]]) -> Array:
+        """Return the intensity between each two edges, as :func:`means` does."""
+        return means(self._signal, edges_s)
+
+
+def means(signal: CarbonSignal, edges_s: NDArray[np.floating[Any]]) -> Array:
+    """Return the mean intensity between each two edges (g/kWh); NaN where the signal does not know it.
+
+    Args:
+        signal: Of one zone.
+        edges_s: (k + 1,) s since the epoch, UTC.
+    """
+    values = [signal.mean(a, b).g_per_kwh for a, b in pairwise(edges_s.tolist())]
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

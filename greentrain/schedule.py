@@ -14,11 +14,13 @@ have agreed the time before, so that every other step costs one comparison. Noth
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
+
+import numpy as np
 
 from greentrain.action_table import Action, ActionTable
 from greentrain.actuators.pause import PHASE, Pause
@@ -29,6 +31,7 @@ from greentrain.meetings import Agenda, Meetings
 from greentrain.planner import Job, Planner, Word
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.opening import caution, open_schedule
+from greentrain.policy.outlook import Array
 from greentrain.runtime import ActiveRun
 from greentrain.types import CarbonSignal, Gear
 from greentrain.units import S_PER_HOUR
@@ -229,10 +232,9 @@ class Schedule:
         assert self.planner is not None
         menu = self.planner.menu
         hours = math.ceil((self.job.deadline_s - self.job.start_s) / S_PER_HOUR)
-        edges = [self.job.start_s + h * S_PER_HOUR for h in range(hours)]
-        known = [self._grid.mean(t, min(t + S_PER_HOUR, self.job.deadline_s)) for t in edges]
+        edges_s = np.minimum(self.job.start_s + np.arange(hours + 1) * S_PER_HOUR, self.job.deadline_s)
         if not self._past:
-            self._past = _or_none(self._grid.past(self.job.start_s).tolist())
+            self._past = _or_none(self._grid.past(self.job.start_s))
         return {
             "policy": self._config.policy.name,
             **asdict(self.job),
@@ -250,7 +252,7 @@ class Schedule:
             "tokens_done": self.tokens,
             "forecast": self._grid.basis,
             "speed_of_table": self.planner.scale,
-            "hourly_g_per_kwh": _or_none(known),
+            "hourly_g_per_kwh": _or_none(self._grid.means(edges_s)),
             "past_hourly_g_per_kwh": self._past,
         }
 
@@ -370,6 +372,6 @@ class Schedule:
             log.info("%s UTC, step %d: %s. %s", f"{moment:%H:%M}", self._agenda.steps, name, word.reason)
 
 
-def _or_none(values: Sequence[float]) -> list[float | None]:
+def _or_none(values: Array) -> list[float | None]:
     """Return numbers as JSON has them: None for what nobody knows."""
-    return [None if math.isnan(value) else value for value in values]
+    return [None if math.isnan(value) else value for value in values.tolist()]

@@ -4,6 +4,7 @@ Inside the package every quantity is in joules, watts, seconds, grams and g/kWh;
 convert here and nowhere else.
 """
 
+from datetime import UTC, datetime
 from typing import Final
 
 J_PER_KWH: Final = 3_600_000.0
@@ -32,3 +33,8 @@ def g_per_kwh_from_lb_per_mwh(lb_per_mwh: float) -> float:
 def grams(energy_j: float, g_per_kwh: float) -> float:
     """Return the emissions in grams of ``energy_j`` joules at an intensity of ``g_per_kwh``."""
     return energy_j / J_PER_KWH * g_per_kwh
+
+
+def iso(t_unix_s: float) -> str:
+    """Return a time (s since the epoch) for people: ISO 8601 in UTC, to the minute."""
+    return datetime.fromtimestamp(float(t_unix_s), UTC).isoformat(timespec="minutes").replace("+00:00", "Z")

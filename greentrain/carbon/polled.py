@@ -10,7 +10,7 @@ from typing import Final
 from greentrain.carbon.cache import GridCache
 from greentrain.carbon.client import Patience, imports
 from greentrain.carbon.poller import Poller
-from greentrain.carbon.series import LEAD_S, Reading, Series
+from greentrain.carbon.series import LEAD_S, Mean, Reading, Series
 from greentrain.carbon.source import GridSource
 from greentrain.clock import Clock, SystemClock
 from greentrain.types import CarbonPoint
@@ -99,17 +99,7 @@ class PolledSignal:
         """
         self._run()
         mean = self._series.mean(t0_unix_s, t1_unix_s)
-        return CarbonPoint(
-            t0_unix_s=t0_unix_s,
-            t1_unix_s=t1_unix_s,
-            g_per_kwh=mean.g_per_kwh,
-            zone=self.zone,
-            source=self.source,
-            kind=mean.kind,
-            basis=self._facts.basis,
-            accounting=self._facts.accounting,
-            issued_unix_s=mean.issued_unix_s,
-        )
+        return self._point(t0_unix_s, t1_unix_s, mean)
 
     def forecast(self, t0_unix_s: float, t1_unix_s: float) -> Sequence[CarbonPoint]:
         """Return the source's own forecasts that reach into an interval and are at most 24 h old, oldest first."""
@@ -135,20 +125,20 @@ class PolledSignal:
         }
 
     def _points(self, readings: Sequence[Reading]) -> list[CarbonPoint]:
-        return [
-            CarbonPoint(
-                t0_unix_s=r.t0_unix_s,
-                t1_unix_s=r.t1_unix_s,
-                g_per_kwh=r.g_per_kwh,
-                zone=self.zone,
-                source=self.source,
-                kind=r.kind,
-                basis=self._facts.basis,
-                accounting=self._facts.accounting,
-                issued_unix_s=r.issued_unix_s,
-            )
-            for r in readings
-        ]
+        return [self._point(reading.t0_unix_s, reading.t1_unix_s, reading) for reading in readings]
+
+    def _point(self, t0_unix_s: float, t1_unix_s: float, told: Reading | Mean) -> CarbonPoint:
+        return CarbonPoint(
+            t0_unix_s=t0_unix_s,
+            t1_unix_s=t1_unix_s,
+            g_per_kwh=told.g_per_kwh,
+            zone=self.zone,
+            source=self.source,
+            kind=told.kind,
+            basis=self._facts.basis,
+            accounting=self._facts.accounting,
+            issued_unix_s=told.issued_unix_s,
+        )
 
     def _run(self) -> None:
         if self._pid != os.getpid():  # a forked child: the thread, and whoever held the lock, are the parent's

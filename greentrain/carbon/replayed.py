@@ -6,10 +6,11 @@ Joules and their watts stay those of real time; only the question which intensit
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from greentrain.config import CarbonConfig
 from greentrain.types import CarbonKind, CarbonPoint, CarbonSignal
+from greentrain.units import iso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,7 @@ class GridTime:
         return self.speed == 1.0 and self.grid_s == self.unix_s
 
     def __str__(self) -> str:
-        moment = datetime.fromtimestamp(self.grid_s, UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
-        return f"the grid from {moment} on" + ("" if self.speed == 1.0 else f", {self.speed:g} times as fast")
+        return f"the grid from {iso(self.grid_s)} on" + ("" if self.speed == 1.0 else f", {self.speed:g} times as fast")
 
 
 class ReplayedSignal:

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median_low
@@ -18,7 +18,7 @@ from typing import Final
 
 from greentrain.errors import TraceError
 from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
-from greentrain.units import S_PER_HOUR
+from greentrain.units import S_PER_HOUR, iso
 
 TIME: Final = "timestamp_utc"
 VALUE: Final = "g_per_kwh"
@@ -149,7 +149,7 @@ class TraceSignal:
         self.accounting = accounting
         self.source = source if source is not None else f"trace {path.name}"
         if start_unix_s is not None:
-            self.source += f", replayed from {_iso(rows.t_unix_s[0])}"
+            self.source += f", replayed from {iso(rows.t_unix_s[0])}"
         self.step_s = rows.step_s
         self._steps = _staircase(path, rows, max_gap_h)
         self.start_unix_s = rows.t_unix_s[0] if start_unix_s is None else float(start_unix_s)
@@ -179,7 +179,7 @@ class TraceSignal:
             "basis": str(self.basis),
             "accounting": self.accounting,
             "resolution": f"{self.step_s:g} s",
-            "covers": f"{_iso(self.start_unix_s)} to {_iso(self.end_unix_s)}",
+            "covers": f"{iso(self.start_unix_s)} to {iso(self.end_unix_s)}",
             "bridged_h": f"{self._steps.filled_s / S_PER_HOUR:g}",
             "terms": "those of the file's source",
         }
@@ -239,7 +239,7 @@ def _staircase(path: Path, rows: TraceRows, max_gap_h: float) -> _Staircase:
         gap_h = (t1 - t0 - step_s) / S_PER_HOUR
         if gap_h > max_gap_h:
             raise TraceError(
-                f"{path}:{rows.line[i + 1]}: a gap of {gap_h:g} h from {_iso(t0 + step_s)} to {_iso(t1)} (the trace's"
+                f"{path}:{rows.line[i + 1]}: a gap of {gap_h:g} h from {iso(t0 + step_s)} to {iso(t1)} (the trace's"
                 f" step is {step_s:g} s). Fill it, or accept gaps up to this length, bridged by a straight line and"
                 f" marked as estimated, with max_gap_h={math.ceil(gap_h * 100) / 100:g} (carbon.trace_max_gap_h)"
             )
@@ -249,7 +249,3 @@ def _staircase(path: Path, rows: TraceRows, max_gap_h: float) -> _Staircase:
             filled.append(1)
     t_s.append(rows.t_unix_s[-1] + step_s - start_s)
     return _Staircase.of(t_s, g, filled)
-
-
-def _iso(t_unix_s: float) -> str:
-    return datetime.fromtimestamp(t_unix_s, UTC).isoformat(timespec="minutes").replace("+00:00", "Z")

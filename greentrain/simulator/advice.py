@@ -14,14 +14,14 @@ from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.waterfill import shortest_s, solve
 from greentrain.simulator.actions import Actions
 from greentrain.simulator.grid_trace import Sight
-from greentrain.simulator.jobs import Jobs, iso
+from greentrain.simulator.jobs import Jobs
 from greentrain.simulator.references import constant_pace
 from greentrain.simulator.scene import NOTHING, Course, course_of
 from greentrain.simulator.simulate import kernel_of, menu_of, named_policy
 from greentrain.simulator.study import share_note
 from greentrain.simulator.world import World
 from greentrain.simulator.zone_grids import ZoneGrid
-from greentrain.units import G_PER_KG, J_PER_KWH, S_PER_HOUR
+from greentrain.units import G_PER_KG, J_PER_KWH, S_PER_HOUR, iso
 
 FORMAT: Final = 1
 """Version of :meth:`Advice.to_dict`; keys are only ever added."""

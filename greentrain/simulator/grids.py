@@ -3,21 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config import WORLD, CarbonConfig
 from greentrain.config_values import choice
 from greentrain.errors import ConfigError
-from greentrain.simulator.grid_trace import Array, GridTrace
-from greentrain.simulator.jobs import iso
-from greentrain.types import CarbonBasis, CarbonSignal
-from greentrain.units import S_PER_HOUR
+from greentrain.grid_outlook import means
+from greentrain.simulator.grid_trace import GridTrace
+from greentrain.types import CarbonBasis
+from greentrain.units import S_PER_HOUR, iso
 
 _BASES: Final = tuple(basis.value for basis in CarbonBasis)
 
@@ -122,17 +120,6 @@ def check_bases(grids: Sequence[tuple[str, str, str]]) -> None:
                 f"the grids are of more than one {key} ({said}), so their grams must not be compared: choose grids of"
                 " one kind"
             )
-
-
-def means(signal: CarbonSignal, edges_s: NDArray[np.floating[Any]]) -> Array:
-    """Return the mean intensity between each two edges (g/kWh); NaN where the signal does not know it.
-
-    Args:
-        signal: Of one zone.
-        edges_s: (k + 1,) s since the epoch, UTC.
-    """
-    values = [signal.mean(a, b).g_per_kwh for a, b in pairwise(edges_s.tolist())]
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _zone(carbon: CarbonConfig) -> str:

@@ -9,9 +9,8 @@ from greentrain.config_values import moment
 from greentrain.errors import ConfigError
 from greentrain.report.units_text import duration
 from greentrain.simulator.grid_trace import GridTrace
-from greentrain.simulator.jobs import iso
 from greentrain.simulator.zone_grids import next_hour
-from greentrain.units import S_PER_HOUR
+from greentrain.units import S_PER_HOUR, iso
 
 MOST_H: Final = 24.0 * 366
 """Longest deadline (h), as of ``policy.deadline_h``."""

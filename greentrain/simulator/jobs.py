@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -106,8 +105,3 @@ def seconds_until(deadline: str, start: str) -> float:
             " a time after it"
         )
     return deadline_s - start_s
-
-
-def iso(t_unix_s: float) -> str:
-    """Return a time for people, in UTC."""
-    return datetime.fromtimestamp(float(t_unix_s), UTC).isoformat(timespec="minutes").replace("+00:00", "Z")

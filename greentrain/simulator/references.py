@@ -9,8 +9,8 @@ from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.grid_trace import GridTrace
-from greentrain.simulator.jobs import Jobs, iso
-from greentrain.units import J_PER_KWH
+from greentrain.simulator.jobs import Jobs
+from greentrain.units import J_PER_KWH, iso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,13 +19,13 @@ from greentrain.simulator.actions import Actions
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.grids import Grid
 from greentrain.simulator.happened import Happened, read_happened
-from greentrain.simulator.jobs import Jobs, iso
+from greentrain.simulator.jobs import Jobs
 from greentrain.simulator.replay_grid import SeenGrid, recording, seen_grid
 from greentrain.simulator.scene import ORACLE, RAN, Course, Scene, course_of, oracle_course
 from greentrain.simulator.simulate import CARBON_BLIND, kernel_of, named_policy
 from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions
 from greentrain.simulator.world import World
-from greentrain.units import S_PER_HOUR
+from greentrain.units import S_PER_HOUR, iso
 
 LEAST_H: Final = 1.0
 """Grids are hourly: a plan of less has nothing to choose (h)."""

@@ -14,10 +14,10 @@ from greentrain.policy.menu import Menu
 from greentrain.report.units_text import count
 from greentrain.simulator.actions import Actions
 from greentrain.simulator.grids import Grid
-from greentrain.simulator.jobs import HISTORY_H, iso
+from greentrain.simulator.jobs import HISTORY_H
 from greentrain.simulator.scene import ORACLE, Course, Scene, course_of, oracle_course
 from greentrain.simulator.simulate import CARBON_BLIND, Outcome, Result, menu_of, simulate
-from greentrain.units import G_PER_KG, S_PER_HOUR
+from greentrain.units import G_PER_KG, S_PER_HOUR, iso
 
 FORMAT: Final = 1
 """Version of :meth:`StudyResult.to_dict`; keys are only ever added."""

@@ -13,13 +13,12 @@ from greentrain.carbon.detect import open_signal
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config import LIVE_SIGNALS, WORLD, CarbonConfig
 from greentrain.errors import CarbonSignalError, ConfigError, TraceError
-from greentrain.grid_outlook import PAST_H, GridOutlook
+from greentrain.grid_outlook import PAST_H, GridOutlook, means
 from greentrain.policy.outlook import Array
 from greentrain.simulator.grid_trace import GridTrace
-from greentrain.simulator.grids import Grid, check_bases, means, recorded_grid
-from greentrain.simulator.jobs import iso
+from greentrain.simulator.grids import Grid, check_bases, recorded_grid
 from greentrain.types import CarbonSignal
-from greentrain.units import S_PER_HOUR
+from greentrain.units import S_PER_HOUR, iso
 
 WAIT_S: Final = 20.0
 """How long a live signal may take to answer (s): two tries of a server that is slow."""

@@ -8,7 +8,7 @@ from greentrain.action_table import ActionTable
 from greentrain.simulator.actions import Actions
 from greentrain.simulator.grid_trace import Array, GridTrace
 from greentrain.simulator.grids import Grid
-from greentrain.simulator.jobs import iso
+from greentrain.units import iso
 from tests.simulator.grids import HOUR, START, trace, wandering
 
 TABLE = ActionTable.declare(

@@ -16,10 +16,11 @@ from rich.console import Console
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, RunFolderError, TraceError
+from greentrain.grid_outlook import means
 from greentrain.ledger import read_run
 from greentrain.policy.waterfill import solve
 from greentrain.report.summary import summarize
-from greentrain.simulator.grids import means, recorded_grid
+from greentrain.simulator.grids import recorded_grid
 from greentrain.simulator.replay import Replay, replay
 from greentrain.simulator.replay_text import render, to_csv
 from greentrain.simulator.scene import NOTHING, ORACLE, RAN
