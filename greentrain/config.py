@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from greentrain.config_actuators import ActuatorsConfig
 from greentrain.config_values import bound, build, choice, moment
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
@@ -124,7 +125,14 @@ class CarbonConfig:
     speed: float = 1.0
     """Grid seconds that pass in a second: 480 replays a day in three minutes. Joules stay those of real time."""
     pue: float = 1.0
-    """Power usage effectiveness of the facility: facility energy / IT energy, at least 1."""
+    """Power usage effectiveness of the facility: facility energy / IT energy, at least 1. With ``pue_csv`` or
+    ``pue_prometheus_url`` it is what counts where these know nothing."""
+    pue_csv: str | None = None
+    """The facility's own records in place of the constant: columns timestamp_utc, pue."""
+    pue_prometheus_url: str | None = None
+    """URL of the facility's Prometheus server, to be asked for ``pue_prometheus_query``."""
+    pue_prometheus_query: str | None = None
+    """PromQL whose result is one number: the PUE now."""
     market_g_per_kwh: float | None = None
     """Contracted (market-based, GHG scope 2) intensity; None where there is no contract."""
     embodied_kg: Mapping[str, float] = field(default_factory=dict)
@@ -146,6 +154,12 @@ class CarbonConfig:
                 " use 'trace' or 'typical', or drop them"
             )
         bound("carbon.pue", self.pue, 1.0, 5.0)
+        if (self.pue_prometheus_url is None) != (self.pue_prometheus_query is None):
+            raise ConfigError(
+                "carbon.pue_prometheus_url and carbon.pue_prometheus_query go together: the server, and what to ask it"
+            )
+        if self.pue_csv is not None and self.pue_prometheus_url is not None:
+            raise ConfigError("carbon.pue_csv and carbon.pue_prometheus_url both say what the PUE is: drop one")
         bound("carbon.lifetime_years", self.lifetime_years, 0.1, 50.0)
         bound("carbon.trace_max_gap_h", self.trace_max_gap_h, 0.0, 48.0)
         for key in ("g_per_kwh", "market_g_per_kwh"):
@@ -309,18 +323,6 @@ class PolicyConfig:
         steps = [step for step, _ in self.schedule]
         if steps and (steps[0] != 0 or steps != sorted(set(steps))):
             raise ConfigError(f"policy.schedule has the steps {steps}; they must start at 0 and increase")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActuatorsConfig:
-    """What a plan may do to the run, beside its gears."""
-
-    pause: bool = True
-    """Hold the process still between two steps, everything in memory."""
-    free_cache: bool = False
-    """Give torch's reserved GPU memory back to the driver during a pause."""
-    checkpoint: bool = True
-    """Ask the framework for a checkpoint before a pause, so that a kill costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

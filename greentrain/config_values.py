@@ -69,6 +69,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             raise ConfigError(f"{key} is {value!r}; it must be a section with keys")
         return build(hint, value, where=f"{key}.")  # type: ignore[arg-type]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
         errors = []
         for option in typing.get_args(hint):
             try:
@@ -96,6 +98,8 @@ def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
         return value
     if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
         return tuple(value)
+    if typing.get_args(hint)[:1] == (float,) and isinstance(value, (list, tuple)):
+        return tuple(_convert_leaf(float, item, f"{key}[{i}]") for i, item in enumerate(value))
     if origin is Mapping and isinstance(value, Mapping):
         item = typing.get_args(hint)[1]
         return {str(k): _convert_leaf(item, v, f"{key}[{k!r}]") for k, v in value.items()}
