@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greentrain.action_table import Action
 from greentrain.carbon.replayed import GridTime
@@ -22,6 +23,8 @@ from greentrain.units import S_PER_HOUR
 
 RECALIBRATE: Final = 0.02
 """A job that is faster or slower than its table by less keeps its plan: hours of one gear differ as much."""
+MOST_EPOCHS: Final = 500
+"""Later decisions that are looked at to find the end of a pause: a 14-day job by the hour has 336."""
 MEMORY: Final = 0.7
 """Weight of earlier epochs in the observed speed, an epoch."""
 
@@ -58,6 +61,10 @@ class Word:
     """Intensity at that time; None where nobody knows."""
     shielded: bool = False
     """True where the deadline overruled the policy."""
+    resume_s: float | None = None
+    """Where it is off: grid time at which it would train again, if the forecast came true; None: nobody knows."""
+    resume_ranks: int | None = None
+    """Ranks that it would use then; None: as many as before."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the word in plain JSON types."""
@@ -169,6 +176,7 @@ class Planner:
         reason = "woken by hand" if awake else self._kernel.explain(seen, decided)
         self._row = row
         now_g = float(seen.now_g_per_kwh[0])
+        ahead = self._next_on(seen, barred) if row == OFF and not done else None
         return Word(
             row=row,
             action=self.menu.actions[row],
@@ -178,7 +186,67 @@ class Planner:
             next_s=now_s + self._epoch_s(left_s),
             g_per_kwh=now_g if math.isfinite(now_g) else None,
             shielded=bool(decided.shielded[0]),
+            resume_s=None if ahead is None else ahead[0],
+            resume_ranks=None if ahead is None else ahead[1],
         )
+
+    def next_on(self, unix_s: float, tokens_done: float) -> float | None:
+        """Return when the plan would train next, if the forecast came true.
+
+        Args:
+            unix_s: Time (s since the epoch, UTC).
+            tokens_done: Tokens that all ranks have trained until now.
+
+        Returns:
+            ``unix_s`` where it would train now, else the time of a later decision (s since the epoch, UTC); None where
+            there is none before the deadline.
+        """
+        now_s = self.time.at(unix_s)
+        left_s = self.job.deadline_s - now_s
+        seen = self._outlook(now_s, left_s, max(0.0, self.job.tokens - tokens_done))
+        barred = np.zeros(len(self.menu), bool)
+        if int(self._kernel_at(self._scale).decide(seen, barred).rows[0]) != OFF or left_s <= 1.0:
+            return unix_s
+        found = self._next_on(seen, barred)
+        return None if found is None else self.time.real(found[0])
+
+    def _next_on(self, seen: Outlook, barred: NDArray[np.bool_]) -> tuple[float, int | None] | None:
+        """Return grid time and ranks of the first later decision that is not off; the job waits until there.
+
+        The decisions of all later epochs are taken side by side, each from what is forecast now.
+        """
+        now_s, left_s = float(seen.t_unix_s[0]), float(seen.left_s[0])
+        epoch_s = max(seen.epoch_s, left_s / MOST_EPOCHS)
+        later_s: Array = np.arange(1, int(left_s / epoch_s) + 1, dtype=np.float64) * epoch_s
+        later_s = later_s[later_s < left_s]
+        if not len(later_s):
+            return None
+        n = len(later_s)
+        whole = np.concatenate([seen.past_g_per_kwh, seen.forecast_g_per_kwh], axis=1)[0]
+        columns, p = np.arange(len(whole)), seen.past_g_per_kwh.shape[1]
+        shift = later_s[:, None] / seen.step_s
+        # Past the last column the last one holds: what is forecast ends at the deadline.
+        moved = np.interp(columns[None, :] + shift, columns, whole)
+        then = replace(
+            seen,
+            t_unix_s=now_s + later_s,
+            left_s=left_s - later_s,
+            total_s=np.repeat(seen.total_s, n),
+            tokens_left=np.repeat(seen.tokens_left, n),
+            tokens=np.repeat(seen.tokens, n),
+            current=np.full(n, OFF),
+            held_s=seen.held_s + later_s,
+            past_g_per_kwh=moved[:, :p],
+            forecast_g_per_kwh=moved[:, p:],
+            job=np.zeros(n, np.int64),
+        )
+        rows = self._kernel_at(self._scale).decide(then, barred).rows
+        on = np.flatnonzero(rows != OFF)
+        if not len(on):
+            return None
+        first = int(on[0])
+        action = self.menu.actions[int(rows[first])]
+        return now_s + float(later_s[first]), None if action is None else action.ranks
 
     def _epoch_s(self, left_s: float) -> float:
         """Return the time to the next decision: as configured, but not past the deadline."""

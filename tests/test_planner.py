@@ -11,6 +11,7 @@ from greentrain.config import PolicyConfig
 from greentrain.planner import Job, Planner, Word
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
+from greentrain.policy.opening import open_schedule
 from greentrain.policy.outlook import Array
 from greentrain.types import Gear
 
@@ -141,3 +142,39 @@ def test_the_last_decision_does_not_reach_past_the_deadline() -> None:
     assert word.next_s == T0_S + 24 * H
     late = planner(150.0 * 10 * H).decide(25 * H, 150.0 * 9 * H)
     assert late.action is not None and late.next_s == T0_S + 26 * H
+
+
+def test_a_pause_knows_its_end_as_it_then_happens() -> None:
+    plan = planner(100.0 * H * 3)
+    first = plan.decide(0.0, 0.0)
+    assert first.action is None and first.resume_s == T0_S + 12 * H
+    assert plan.next_on(0.0, 0.0) == 12 * H
+    assert plan.next_on(12 * H, 0.0) == 12 * H
+    words = run(planner(100.0 * H * 3), 100.0)
+    assert next(word.grid_s for word in words if word.action is not None) == first.resume_s
+
+
+def test_the_end_of_a_pause_is_told_in_the_time_of_the_machine() -> None:
+    assert planner(100.0 * 3, speed=3600.0).next_on(0.0, 0.0) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("name", ["threshold", "lowest_window", "carbongear", "carl", "spot"])
+def test_every_policy_can_say_when_it_goes_on(name: str) -> None:
+    config = PolicyConfig(name=name, tokens=100.0 * H * 3, deadline_h=24.0)
+    plan = Planner(
+        config,
+        job=Job(tokens=100.0 * H * 3, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        time=GridTime(unix_s=0.0, grid_s=T0_S),
+        grid=Day(),
+        menu=menu(),
+        make=lambda scaled: open_schedule(config, scaled),
+        pausable=True,
+    )
+    word = plan.decide(0.0, 0.0)
+    when = plan.next_on(0.0, 0.0)
+    assert when is not None and 0.0 <= when < 22 * H
+    assert (word.action is None) == (word.resume_s is not None)
+
+
+def test_nothing_is_left_to_wait_for_after_the_deadline() -> None:
+    assert planner(100.0 * H * 3).next_on(25 * H, 0.0) == 25 * H
