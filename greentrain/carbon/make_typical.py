@@ -69,7 +69,7 @@ def _zone(rows: TraceRows, zone: str, alias: str, name: str) -> str:
     if rows.step_s != S_PER_HOUR:
         raise ValueError(f"the trace of {zone} has a step of {rows.step_s:g} s; an hourly one is needed")
     hours = []
-    for t_s, value in zip(rows.t_unix_s, rows.g_per_kwh, strict=True):
+    for t_s, value in zip(rows.t_unix_s, rows.values, strict=True):
         moment = datetime.fromtimestamp(t_s, UTC)
         hours.append(_Hour(month=moment.month - 1, hour=moment.hour, weekday=moment.weekday(), g_per_kwh=value))
     by_hour = _means(hours, lambda h: h.month * 24 + h.hour, lambda h: h.g_per_kwh, 12 * 24)

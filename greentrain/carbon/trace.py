@@ -7,25 +7,44 @@ interval is the exact integral of that staircase, by prefix sums and bisection. 
 import csv
 import math
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Final
 
+from greentrain.carbon.staircase import GAP_STEPS, Staircase
 from greentrain.errors import TraceError
 from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
 from greentrain.units import S_PER_HOUR, iso
 
 TIME: Final = "timestamp_utc"
-VALUE: Final = "g_per_kwh"
-_GAP_STEPS: Final = 1.5
-"""Two rows further apart than this many regular steps have a hole between them."""
-_MAX_G_PER_KWH: Final = 5000.0
-"""No grid emits more; a larger number is in another unit (gCO2/MWh, say)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """What a trace holds beside its times."""
+
+    name: str
+    low: float
+    high: float
+    unit: str
+    remedy: str
+    """What to do with a value outside."""
+    key: str
+    """Key of the configuration that names the file."""
+
+
+INTENSITY: Final = Column(
+    name="g_per_kwh",
+    low=0.0,
+    high=5000.0,  # no grid emits more; a larger number is in another unit (gCO2/MWh, say)
+    unit=" gCO2e/kWh",
+    remedy="convert the unit",
+    key="carbon.trace_csv",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,18 +52,22 @@ class TraceRows:
     """The checked content of a trace file."""
 
     t_unix_s: "array[float]"
-    g_per_kwh: "array[float]"
+    values: "array[float]"
     line: "array[int]"
     step_s: float
     """The regular step: the median distance between two rows (s)."""
 
 
-def read_trace(path: Path | str) -> TraceRows:
+def read_trace(path: Path | str, column: Column = INTENSITY) -> TraceRows:
     """Read and check a trace file. Gaps are left to the caller.
+
+    Args:
+        path: The file.
+        column: What is read from it.
 
     Raises:
         TraceError: The file cannot be read, lacks a column, has fewer than two rows, a time without a zone, times
-            that do not increase, or a value that is negative, infinite or not a number. Names file, line and remedy.
+            that do not increase, or a value that is no number or out of bounds. Names file, line and remedy.
     """
     path = Path(path)
     times, values, lines = array("d"), array("d"), array("L")
@@ -52,9 +75,9 @@ def read_trace(path: Path | str) -> TraceRows:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
-            if TIME not in header or VALUE not in header:
-                raise TraceError(f"{path}:1: the columns are {header}; a trace needs {TIME!r} and {VALUE!r}")
-            i_time, i_value = header.index(TIME), header.index(VALUE)
+            if TIME not in header or column.name not in header:
+                raise TraceError(f"{path}:1: the columns are {header}; a trace needs {TIME!r} and {column.name!r}")
+            i_time, i_value = header.index(TIME), header.index(column.name)
             for row in reader:
                 if not row:
                     continue
@@ -70,17 +93,17 @@ def read_trace(path: Path | str) -> TraceRows:
                         " remove duplicates"
                     )
                 times.append(t_s)
-                values.append(_value(row[i_value], where))
+                values.append(_value(row[i_value], where, column))
                 lines.append(reader.line_num)
     except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}; check carbon.trace_csv") from error
+        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}; check {column.key}") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path} is no CSV text in UTF-8: {error}") from error
     if len(times) < 2:
         raise TraceError(f"{path} has {len(times)} rows of data; a trace needs two or more, to know its step")
     return TraceRows(
         t_unix_s=times,
-        g_per_kwh=values,
+        values=values,
         line=lines,
         step_s=median_low(round(b - a, 3) for a, b in pairwise(times)),
     )
@@ -99,15 +122,15 @@ def _time(text: str, where: str) -> float:
     return moment.timestamp()
 
 
-def _value(text: str, where: str) -> float:
+def _value(text: str, where: str, column: Column) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise TraceError(f"{where}: {VALUE} is {text!r}, not a number; remove the line to leave a gap") from error
-    if not (math.isfinite(value) and 0 <= value <= _MAX_G_PER_KWH):
+        raise TraceError(f"{where}: {column.name} is {text!r}, not a number; remove the line to leave a gap") from error
+    if not (math.isfinite(value) and column.low <= value <= column.high):
         raise TraceError(
-            f"{where}: {VALUE} is {text!r}; it must be between 0 and {_MAX_G_PER_KWH:g} gCO2e/kWh. Remove the line to"
-            " leave a gap, or convert the unit"
+            f"{where}: {column.name} is {text!r}; it must be between {column.low:g} and {column.high:g}{column.unit}."
+            f" Remove the line to leave a gap, or {column.remedy}"
         )
     return value
 
@@ -185,55 +208,14 @@ class TraceSignal:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Staircase:
-    """A function that is ``g[i]`` from ``t_s[i]`` to ``t_s[i + 1]``, and unknown outside."""
-
-    t_s: "array[float]"
-    """n + 1 edges (s), the first at 0."""
-    g: "array[float]"
-    """n values."""
-    integral: "array[float]"
-    """n + 1 integrals from 0 to each edge."""
-    filled_before: "array[int]"
-    """n + 1 numbers of bridged values before each edge."""
-    filled_s: float
-
-    @classmethod
-    def of(cls, t_s: "array[float]", g: "array[float]", filled: "array[int]") -> "_Staircase":
-        widths = [b - a for a, b in pairwise(t_s)]
-        areas = (value * width for value, width in zip(g, widths, strict=True))
-        return cls(
-            t_s=t_s,
-            g=g,
-            integral=array("d", accumulate(areas, initial=0.0)),
-            filled_before=array("L", accumulate(filled, initial=0)),
-            filled_s=sum(width for width, bridged in zip(widths, filled, strict=True) if bridged),
-        )
-
-    def mean(self, t0: float, t1: float) -> tuple[float | None, bool]:
-        """Return the mean from t0 to t1 and whether a bridged value is in it."""
-        t = self.t_s
-        if not (0 <= t0 <= t1 <= t[-1] and t0 < t[-1]):
-            return None, False
-        i0 = bisect_right(t, t0) - 1
-        i1 = max(i0, bisect_left(t, t1) - 1)
-        filled = self.filled_before[i1 + 1] > self.filled_before[i0]
-        if i0 == i1:
-            return self.g[i0], filled
-        inner = self.integral[i1] - self.integral[i0 + 1]
-        area = self.g[i0] * (t[i0 + 1] - t0) + inner + self.g[i1] * (t1 - t[i1])
-        return area / (t1 - t0), filled
-
-
-def _staircase(path: Path, rows: TraceRows, max_gap_h: float) -> _Staircase:
+def _staircase(path: Path, rows: TraceRows, max_gap_h: float) -> Staircase:
     start_s, step_s = rows.t_unix_s[0], rows.step_s
     t_s, g, filled = array("d"), array("d"), array("b")
     for i, t0 in enumerate(rows.t_unix_s):
         t_s.append(t0 - start_s)
-        g.append(rows.g_per_kwh[i])
+        g.append(rows.values[i])
         filled.append(0)
-        if i + 1 == len(rows.t_unix_s) or rows.t_unix_s[i + 1] - t0 <= _GAP_STEPS * step_s:
+        if i + 1 == len(rows.t_unix_s) or rows.t_unix_s[i + 1] - t0 <= GAP_STEPS * step_s:
             continue
         t1 = rows.t_unix_s[i + 1]
         gap_h = (t1 - t0 - step_s) / S_PER_HOUR
@@ -245,7 +227,7 @@ def _staircase(path: Path, rows: TraceRows, max_gap_h: float) -> _Staircase:
             )
         for k in range(1, math.ceil((t1 - t0) / step_s - 0.001)):
             t_s.append(t0 + k * step_s - start_s)
-            g.append(rows.g_per_kwh[i] + (rows.g_per_kwh[i + 1] - rows.g_per_kwh[i]) * k * step_s / (t1 - t0))
+            g.append(rows.values[i] + (rows.values[i + 1] - rows.values[i]) * k * step_s / (t1 - t0))
             filled.append(1)
     t_s.append(rows.t_unix_s[-1] + step_s - start_s)
-    return _Staircase.of(t_s, g, filled)
+    return Staircase.of(t_s, g, filled)

@@ -40,7 +40,7 @@ def make_chain(traces_dir: Path, names: Sequence[str] = TRACES) -> IntensityChai
         rows = read_trace(traces_dir / f"{name}.csv")
         if rows.step_s != S_PER_HOUR:
             raise ValueError(f"the trace {name} has a step of {rows.step_s:g} s; an hourly one is needed")
-        histories.append(np.array(rows.g_per_kwh))
+        histories.append(np.array(rows.values))
     return IntensityChain.count(histories, made_by=MADE_BY, sources=names)
 
 
