@@ -77,12 +77,26 @@ class WidthConfig:
 
     min: int = 1
     max: int = 1
+    global_batch: int | None = None
+    """Samples of one optimizer step over all ranks: widths that do not divide it are left out; None: all are used."""
 
     def __post_init__(self) -> None:
         bound("actuators.width.min", self.min, 1, 1e6)
         bound("actuators.width.max", self.max, 1, 1e6)
+        if self.global_batch is not None:
+            bound("actuators.width.global_batch", self.global_batch, 1, 1e9)
         if self.min > self.max:
             raise ConfigError(f"actuators.width.min is {self.min}, above max, which is {self.max}")
+        if not self.widths:
+            raise ConfigError(
+                f"actuators.width.global_batch is {self.global_batch}; no width from {self.min} to {self.max} divides it"
+            )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths that may be used: all up to eight, then doubling, with both ends."""
+        every = (n for n in range(self.min, min(self.max, 1 << 16) + 1) if n <= 8 or n == self.max or n & (n - 1) == 0)
+        return tuple(n for n in every if self.global_batch is None or self.global_batch % n == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
