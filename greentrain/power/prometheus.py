@@ -3,45 +3,32 @@
 A thread of the meter asks the server about twice a scrape interval; ``read`` returns what it last learned, so
 neither the sampler nor the training ever waits for the network. A sample has the time at which Prometheus scraped
 it, mapped to the monotonic clock through the machine's wall clock.
-
-HTTP API: https://prometheus.io/docs/prometheus/latest/querying/api/ (read 2026-11-21). An instant query of a range
-(``x[60s]``) gives the scraped samples with their own times; one of an instant vector gives the time of the query.
 """
 
 import contextlib
-import json
 import math
 import os
 import re
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from greentrain._imports import try_import
 from greentrain.clock import Clock, SystemClock
 from greentrain.errors import MeterError
 from greentrain.power.kepler import QUERY, kepler_device, kepler_provenance, node_of, pick_node, series_device
+from greentrain.power.promql import PrometheusClient, ReplyError, SampleSeries
 from greentrain.power.rapl import UNCERTAINTY
 from greentrain.types import Device, PowerSample, Provenance, Sensor
 
-with try_import("prometheus") as _imports:
+if TYPE_CHECKING:
     import httpx
 
 FIRST_WINDOW_S: Final = 300.0
 """How far the first query looks back: Prometheus's own lookback for instant vectors."""
 DEFAULT_SCRAPE_S: Final = 60.0
 """Assumed where a series has one sample yet: Prometheus's default global.scrape_interval."""
-MAX_REPLY_BYTES: Final = 8_000_000
 _SELECTOR = re.compile(r"[A-Za-z_:][\w:]*(\{.*\})?|\{.*\}", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    labels: Mapping[str, str]
-    points: Sequence[tuple[float, float]]
-    """(unix s, joules), oldest first."""
 
 
 class PrometheusMeter:
@@ -72,9 +59,7 @@ class PrometheusMeter:
         transport: "httpx.BaseTransport | None" = None,
         clock: Clock | None = None,
     ) -> None:
-        _imports.check()
         self._clock = clock or SystemClock()
-        self._url = url.rstrip("/")
         self._query = query.strip() if query is not None else None
         self._node = node or os.environ.get("NODE_NAME") or socket.gethostname()
         self._timeout_s = timeout_s
@@ -82,7 +67,8 @@ class PrometheusMeter:
         self._latest: dict[str, PowerSample] = {}
         self._seen: dict[str, tuple[float, float]] = {}
         self._lost_j: dict[str, float] = {}
-        self._client = httpx.Client(timeout=timeout_s, transport=transport)
+        self._client = PrometheusClient(url, timeout_s=timeout_s, transport=transport, clock=clock)
+        self._url = self._client.url
         self._stop = threading.Event()
         try:
             found = self._select(self._ask(FIRST_WINDOW_S))
@@ -94,7 +80,7 @@ class PrometheusMeter:
             self._scrape_s = _scrape_s(found)
             self._sensors = [_sensor(device, labels, self._scrape_s, query) for device, labels in _devices(found)]
             self._take(found)
-        except _ReplyError as error:
+        except ReplyError as error:
             self._client.close()
             raise MeterError(f"Prometheus at {self._url}: {error}; check power.prometheus_url") from error
         except BaseException:
@@ -146,26 +132,16 @@ class PrometheusMeter:
             except Exception as error:
                 self._problem = str(error) or repr(error)
 
-    def _ask(self, window_s: float) -> list[_Series]:
+    def _ask(self, window_s: float) -> list[SampleSeries]:
         query = QUERY if self._query is None else self._query
         if _SELECTOR.fullmatch(query):
             query = f"{query}[{math.ceil(window_s)}s]"
-        give_up_s = self._clock.monotonic_s() + self._timeout_s
-        body = bytearray()
-        try:
-            with self._client.stream("GET", f"{self._url}/api/v1/query", params={"query": query}) as reply:
-                for chunk in reply.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_REPLY_BYTES:
-                        raise _ReplyError(f"the answer is longer than {MAX_REPLY_BYTES} bytes; narrow the query")
-                    if self._stop.is_set() or self._clock.monotonic_s() > give_up_s:
-                        raise _ReplyError(f"no complete answer within {self._timeout_s:g} s")
-                status = reply.status_code
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _ReplyError(f"no answer ({str(error) or type(error).__name__})") from error
-        return _parse(bytes(body), status)
+        reply = self._client.query(query, self._stop)
+        if reply.kind == "scalar":
+            raise ReplyError("the query gives a scalar, not series of joules")
+        return list(reply.series)
 
-    def _select(self, series: list[_Series]) -> list[tuple[Device, _Series]]:
+    def _select(self, series: list[SampleSeries]) -> list[tuple[Device, SampleSeries]]:
         if self._query is not None:
             return [(series_device(s.labels), s) for s in series]
         nodes = sorted({node for s in series if (node := node_of(s.labels))})
@@ -180,7 +156,7 @@ class PrometheusMeter:
         found = ((kepler_device(s.labels), s) for s in series)
         return [(device, s) for device, s in found if device is not None]
 
-    def _take(self, found: Sequence[tuple[Device, _Series]]) -> None:
+    def _take(self, found: Sequence[tuple[Device, SampleSeries]]) -> None:
         """Make samples of the newest points; the series of one device (idle, dynamic) are added up."""
         offset_s = self._clock.monotonic_s() - self._clock.unix_s()
         newest: dict[str, list[tuple[float, float]]] = {}
@@ -202,35 +178,12 @@ class PrometheusMeter:
         self._latest = latest
 
 
-class _ReplyError(Exception):
-    """The server did not answer, or not as Prometheus does."""
-
-
-def _parse(body: bytes, status: int) -> list[_Series]:
-    try:
-        reply: Any = json.loads(body)
-        if reply["status"] != "success":
-            raise _ReplyError(f"HTTP {status}: {reply.get('error', 'unknown error')}")
-        data = reply["data"]
-        if data["resultType"] not in ("matrix", "vector"):
-            raise _ReplyError(f"the query gives a {data['resultType']}, not series of joules")
-        out = []
-        for item in data["result"]:
-            pairs = item["values"] if data["resultType"] == "matrix" else [item["value"]]
-            points = [(float(t), float(v)) for t, v in pairs]
-            if points:
-                out.append(_Series({str(k): str(v) for k, v in item["metric"].items()}, points))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _ReplyError(f"HTTP {status}, and the answer is not that of a Prometheus server") from error
-    return out
-
-
-def _scrape_s(found: Sequence[tuple[Device, _Series]]) -> float:
+def _scrape_s(found: Sequence[tuple[Device, SampleSeries]]) -> float:
     gaps = sorted(b[0] - a[0] for _, s in found for a, b in zip(s.points, s.points[1:], strict=False))
     return max(gaps[len(gaps) // 2], 0.1) if gaps else DEFAULT_SCRAPE_S
 
 
-def _devices(found: Sequence[tuple[Device, _Series]]) -> list[tuple[Device, Mapping[str, str]]]:
+def _devices(found: Sequence[tuple[Device, SampleSeries]]) -> list[tuple[Device, Mapping[str, str]]]:
     by_uid = {device.uid: (device, series.labels) for device, series in reversed(found)}
     return [by_uid[uid] for uid in sorted(by_uid)]
 
