@@ -89,7 +89,8 @@ class WidthConfig:
             raise ConfigError(f"actuators.width.min is {self.min}, above max, which is {self.max}")
         if not self.widths:
             raise ConfigError(
-                f"actuators.width.global_batch is {self.global_batch}; no width from {self.min} to {self.max} divides it"
+                f"actuators.width.global_batch is {self.global_batch}, and no width from {self.min} to {self.max}"
+                " divides it"
             )
 
     @property

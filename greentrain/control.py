@@ -1,4 +1,4 @@
-"""The acting side of a session: gears, the phase that measures them, the plan, and what a checkpoint holds of them."""
+"""The acting side of a session: gears, limits, the phase that measures them, the plan, and what a checkpoint holds."""
 
 import math
 import time
@@ -6,19 +6,23 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from greentrain.action_cache import ActionCache
-from greentrain.action_table import ActionTable, declared
+from greentrain.action_table import Action, ActionTable, declared
 from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
+from greentrain.config_actuators import ActuatorsConfig
 from greentrain.errors import ConfigError, SessionError
+from greentrain.handover import Handover, Offer
+from greentrain.hands import Hands
 from greentrain.harmless import harmless
 from greentrain.runtime import ActiveRun
-from greentrain.types import CarbonSignal, Decision, Gear
+from greentrain.types import CarbonSignal, Decision, Gear, Topology
 from greentrain.watch import is_engine
 
 if TYPE_CHECKING:
     from greentrain.budgeting import Budgeting
     from greentrain.gear_table import GearTable  # loads torch, as the next
     from greentrain.gears import Gears
+    from greentrain.leaving import Launcher, Leaving
     from greentrain.schedule import Schedule  # loads numpy
 
 NONE: Final = (0, 0)
@@ -64,11 +68,17 @@ class Control:
     Args:
         config: The checked configuration.
         host: The session.
+        launcher: Who brings the training back; None: the one whose folder is named in the environment, if any.
     """
 
-    def __init__(self, config: GreenConfig, host: Host) -> None:
+    def __init__(self, config: GreenConfig, host: Host, launcher: "Launcher | None" = None) -> None:
         self._config = config
         self._host = host
+        self._launcher = launcher
+        self.leaving: Leaving | None = None
+        """Ends this process when its launcher or the plan asks for it; None where nobody brings it back."""
+        self._steps = 0
+        self._ranks = 1
         self._gears: Gears | None = None
         self._profile: GearTable | None = None
         self._shifted_s: float | None = None
@@ -89,6 +99,8 @@ class Control:
             )
         if config.policy.actions is not None:
             self._declared = declared(config.policy.actions)
+        self.hands = Hands(ActuatorsConfig(), Topology(), lambda text: None)
+        """Power limits and clocks, from start to end of a run."""
         self.action_table: ActionTable | None = None
         """What :meth:`profile_gears` has measured; None before."""
 
@@ -103,21 +115,33 @@ class Control:
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def started(self, signal: CarbonSignal, grid_time: GridTime, *, resumed: bool) -> None:
+    def started(self, run: ActiveRun, signal: CarbonSignal, grid_time: GridTime, *, resumed: bool) -> None:
         """A run begins, or goes on from a checkpoint.
 
         Args:
+            run: The run.
             signal: Carbon intensity in the grid's own time.
             grid_time: What that is.
             resumed: It goes on.
         """
         if not resumed:
-            self._saved, self._tokens, self._told = None, 0.0, ()
+            self._saved, self._tokens, self._told, self._steps = None, 0.0, (), 0
             if self._gears is not None:
                 self._gears.restart()
         self._grid = (signal, grid_time)
-        self._shifted_s = self._profile = self._schedule = self._budget = None
+        self._shifted_s = self._profile = self._schedule = self._budget = self.leaving = None
         self._uncounted = NONE
+        self._ranks = run.topology.world_size
+        self.hands = Hands(self._config.actuators, run.topology, run.warn)
+        launcher = self._launcher or Handover.from_env()
+        if launcher is not None:
+            self._meet_launcher(launcher, run)
+
+    @harmless
+    def _meet_launcher(self, launcher: "Launcher", run: ActiveRun) -> None:
+        from greentrain.leaving import Leaving
+
+        self.leaving = Leaving(launcher, run, wake=self.wake)
 
     def closed(self) -> None:
         """The run is over: what was changed for its time is changed back."""
@@ -125,6 +149,13 @@ class Control:
             harmless(self._schedule.close)()
         if self._gears is not None:
             self._gears.detach() if self._until_close else self._gears.release()
+        harmless(self.hands.close)()
+
+    def each_second(self, run: ActiveRun) -> None:
+        """Look for a launcher's notice, and let clocks follow the books; called by the thread that books."""
+        self.hands.look(run.last_entry)
+        if self.leaving is not None:
+            harmless(self.leaving.look)()
 
     def watch(self, model: Any, optimizer: Any, scaler: Any) -> Callable[[], None] | None:
         """Give a model its gears, until the run is closed.
@@ -174,12 +205,20 @@ class Control:
         if self._uncounted != NONE:
             tokens, samples = tokens + self._uncounted[0], samples + self._uncounted[1]
             self._uncounted = NONE
+        self._steps += 1
+        self._tokens += (tokens or samples) * self._ranks
         if self._profile is not None:
             self._profile.step(tokens, samples)
+        if self.leaving is not None:
+            self._stay_or_leave(self.leaving)
         if self._plans:
             self._plan(tokens, samples)
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
+
+    @harmless
+    def _stay_or_leave(self, leaving: "Leaving") -> None:
+        leaving.stepped()
 
     @harmless
     def _watch_budget(self, tokens: int, samples: int) -> None:
@@ -191,7 +230,6 @@ class Control:
 
             named = tuple(Gear(name) for name in self._config.precision.gears)
             self._budget = Budgeting(self._config.policy, run, named, self._told)
-        self._tokens += (tokens or samples) * run.topology.world_size
         gear = None if gears is None else gears.box.gear
         self._budget.stepped(self._tokens, gear, self._declared or self.action_table)
         if gears is not None:
@@ -212,16 +250,32 @@ class Control:
                 actors=self,
                 declared=self._declared or self.action_table,
                 state=self._saved,
+                tokens=self._tokens - (tokens or samples) * self._ranks,
             )
         if self._schedule is not None:
-            self._schedule.stepped(tokens, samples)
+            self._schedule.stepped(self._tokens)
 
     # What a plan acts through; see greentrain.schedule.Actors.
 
-    def follow(self, gear: Gear, reason: str) -> None:
-        """Use a gear from now on, because the plan says so."""
+    def follow(self, action: Action, reason: str) -> None:
+        """Use gear and power limit of an action from now on, because the plan says so."""
+        self.hands.cap(action.cap)
         if self._gears is not None:
-            self._gears.follow(gear, reason)
+            self._gears.follow(action.gear, reason)
+
+    def can(self, action: Action) -> bool:
+        """Return whether this process can use gear and power limit of an action."""
+        return str(action.gear) in self._config.precision.gears and action.cap in self.hands.caps
+
+    @property
+    def offer(self) -> "Offer | None":
+        """What the launcher can do; None: nothing."""
+        return None if self.leaving is None else self.leaving.offer
+
+    def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
+        """Ask for a checkpoint and leave after it; called on every rank at the same step."""
+        if self.leaving is not None:
+            self.leaving.ask(ranks, not_before_unix_s, reason)
 
     def vetoes(self) -> Mapping[Gear, str]:
         """Return the gears that must not be used now, and why."""
@@ -246,8 +300,18 @@ class Control:
 
     @property
     def checkpoint_due(self) -> bool:
-        """True while a checkpoint should be written, as a pause or the end of a budget is about to come."""
-        return self.should_stop or (self._schedule is not None and self._schedule.checkpoint_due)
+        """True while a checkpoint should be written, as a pause, a leave or the end of a budget is about to come."""
+        if self.should_stop or (self._schedule is not None and self._schedule.checkpoint_due):
+            return True
+        return self.leaving is not None and self.leaving.due
+
+    def checkpointed(self) -> bool:
+        """A checkpoint is written: tell the launcher; return whether the run was asked to leave after it."""
+        leaving = self.leaving
+        if leaving is None:
+            return False
+        leaving.progress(self._steps, self._tokens)
+        return leaving.due
 
     @property
     def should_stop(self) -> bool:
@@ -302,6 +366,7 @@ class Control:
             cache=None if refresh else ActionCache(),
             tell=self._measured,
             rounds=rounds,
+            **({} if self.hands.power_cap is None else {"caps": self.hands.power_cap}),
         )
         self.gears.measure(self._profile)
         if step is not None:
@@ -318,10 +383,11 @@ class Control:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, in plain JSON types."""
         out: dict[str, Any] = {} if self._gears is None else {"precision": self._gears.state_dict()}
+        out["progress"] = {"steps": self._steps, "tokens": self._tokens}
         if self._schedule is not None:
             out["plan"] = self._schedule.state_dict()
         if self._budget is not None:
-            out["budget"] = {"tokens": self._tokens, "said": list(self._budget.said)}
+            out["budget"] = {"said": list(self._budget.said)}
         return out
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -329,8 +395,9 @@ class Control:
         if self.gears is not None and "precision" in state:
             self.gears.load_state_dict(state["precision"])
         self._saved = state.get("plan")
-        budget = state.get("budget") or {}
-        self._tokens, self._told = float(budget.get("tokens", 0.0)), tuple(budget.get("said", ()))
+        progress = state.get("progress") or {}
+        self._steps, self._tokens = int(progress.get("steps", 0)), float(progress.get("tokens", 0.0))
+        self._told = tuple((state.get("budget") or {}).get("said", ()))
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -86,6 +86,9 @@ class Handover:
         folder: The folder; it exists.
     """
 
+    exits: Final = True
+    """The training ends itself, with EXIT_REQUEUE."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 

@@ -112,6 +112,27 @@ class Meetings:
         except Exception:
             return None
 
+    def gather(self, rank: int, ranks: int, wait_s: float = WAIT_S) -> bool:
+        """Wait until every rank is here; each calls it once, as its last word.
+
+        Args:
+            rank: This one.
+            ranks: How many there are.
+            wait_s: How long to wait (s).
+
+        Returns:
+            False if not all came in time, or the store is gone.
+        """
+        if self._alone or self._store is None:
+            return self._alone
+        keys = [f"{self._prefix}/end/{other}" for other in range(ranks)]
+        try:
+            self._store.set(keys[rank], "")
+            self._store.wait(keys, timedelta(seconds=wait_s))
+        except Exception:
+            return False
+        return True
+
     def heard(self) -> bool:
         """Return whether the next word is there already, for a rank that waits without a step to take."""
         if self._alone or self._first or self._store is None:

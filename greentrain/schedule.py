@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -27,7 +27,9 @@ from greentrain.actuators.pause import PHASE, Pause
 from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
 from greentrain.grid_outlook import GridOutlook
+from greentrain.handover import Offer
 from greentrain.meetings import Agenda, Meetings
+from greentrain.plan_facts import PlanFacts
 from greentrain.planner import Job, Planner, Word
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.opening import caution, open_schedule
@@ -47,8 +49,21 @@ SENSORS_S: Final = 4.0
 class Actors(Protocol):
     """What the plan acts through."""
 
-    def follow(self, gear: Gear, reason: str) -> None:
-        """Use a gear from now on."""
+    def follow(self, action: Action, reason: str) -> None:
+        """Use gear and power limit of an action from now on."""
+        ...
+
+    def can(self, action: Action) -> bool:
+        """Return whether this process can use gear and power limit of an action."""
+        ...
+
+    @property
+    def offer(self) -> Offer | None:
+        """What the launcher can do; None: nothing."""
+        ...
+
+    def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
+        """Ask for a checkpoint after this step, and leave when it is written."""
         ...
 
     def vetoes(self) -> Mapping[Gear, str]:
@@ -84,6 +99,7 @@ class Schedule:
         declared: A table that was declared; None: measure one.
         unix_s: Time.
         state: Of an earlier part of the run.
+        tokens: That all ranks have trained in it.
     """
 
     def __init__(
@@ -97,6 +113,7 @@ class Schedule:
         declared: ActionTable | None,
         unix_s: Callable[[], float] = time.time,
         state: Mapping[str, Any] | None = None,
+        tokens: float = 0.0,
     ) -> None:
         assert config.policy.tokens is not None and config.policy.deadline_h is not None
         self._config, self._run, self._actors, self._unix_s = config, run, actors, unix_s
@@ -111,7 +128,7 @@ class Schedule:
             start_s=start_s,
             deadline_s=start_s + config.policy.deadline_h * S_PER_HOUR,
         )
-        self.tokens = float((state or {}).get("tokens", 0.0))
+        self.tokens = tokens
         """Tokens that all ranks have trained, earlier parts included; as many on each rank."""
         self.checkpoint_due = False
         """True for one step before a pause: what is in memory should go to the disk."""
@@ -126,17 +143,22 @@ class Schedule:
         self._over = not self._meetings.possible
         if self._over:
             run.warn(f"{self._ranks} ranks have no process group, so they cannot agree on a plan: there is none")
-        elif declared is not None:
-            self._table = declared
-        self._measured = self._over or declared is not None
+        self._known = PlanFacts.from_dict(state or {})
+        table = declared or self._known.table(self._ranks, config.precision.gears)
+        if not self._over:
+            self._table = table
+        self._measured = self._over or table is not None
 
     # -- called by the training ----------------------------------------------------------------------------------
 
-    def stepped(self, tokens: int, samples: int) -> None:
-        """Note the end of an optimizer step, on every rank; now and then, decide."""
+    def stepped(self, tokens: float) -> None:
+        """Note the end of an optimizer step, on every rank; now and then, decide.
+
+        Args:
+            tokens: That all ranks have trained until now, earlier parts included.
+        """
         meeting = self._agenda.step()
-        done = (tokens or samples) * self._ranks
-        self.tokens += done
+        done, self.tokens = tokens - self.tokens, tokens
         if not self._measured:
             self._measured = True
             self._actors.measure(self.job.tokens / max(1, done))
@@ -149,13 +171,14 @@ class Schedule:
     def use(self, table: ActionTable) -> None:
         """Plan with a table from the end of this step on; called on every rank in the same step."""
         self._table = table
+        self._known.keep(self._ranks, table)
 
     def _open(self, table: ActionTable) -> None:
         pausable = self._config.actuators.pause
         released = bool(self._config.policy.released)
-        idle_w = self._config.policy.idle_w
+        idle_w = self._config.policy.idle_w if self._config.policy.idle_w is not None else self._known.idle_w
         if pausable and not released and idle_w is None:
-            idle_w = self._rest()
+            idle_w = self._known.idle_w = self._rest()
             if idle_w is None:
                 pausable = False
                 self._run.warn(
@@ -173,14 +196,20 @@ class Schedule:
         self._boundary()
 
     def _planner(self, table: ActionTable, idle_w: float | None, pausable: bool, *, held: bool) -> Planner:
+        widths, offer = self._widths, self._actors.offer
+        if len(widths) > 1:
+            table = self._known.at_widths(table, self._ranks, widths)
         menu = Menu.of(table, released=not held, idle_w=idle_w, wanted=self._can_do)
+        policy = self._config.policy
+        if not policy.switch_s and offer is not None and offer.resize_s is not None and len(widths) > 1:
+            policy = replace(policy, switch_s=offer.resize_s * self._time.speed)
         return Planner(
-            self._config.policy,
+            policy,
             job=self.job,
             time=self._time,
             grid=self._grid,
             menu=menu.with_fp8_share(self._config.precision.fp8_max_share),
-            make=lambda scaled: open_schedule(self._config.policy, scaled),
+            make=lambda scaled: open_schedule(policy, scaled),
             pausable=pausable,
         )
 
@@ -208,13 +237,21 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, in plain JSON types."""
-        return {"start_s": self.job.start_s, "tokens": self.tokens}
+        return {"start_s": self.job.start_s, **self._known.to_dict()}
 
     # -- what the plan rests on ------------------------------------------------------------------------------------
 
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        """Widths that the launcher can bring about, that of this attempt among them."""
+        width, offer = self._config.actuators.width, self._actors.offer
+        if width is None or offer is None:
+            return (self._ranks,)
+        return tuple(sorted({self._ranks, *(n for n in width.widths if offer.min_ranks <= n <= offer.max_ranks)}))
+
     def _can_do(self, action: Action) -> bool:
-        """Return whether this process can do an action: a width or a cap needs other hands."""
-        return action.cap == 1.0 and action.ranks in (None, self._ranks) and action.gear in self._config.precision.gears
+        """Return whether this process, or its launcher, can do an action."""
+        return self._actors.can(action) and action.ranks in (None, *self._widths)
 
     def _rest(self) -> float | None:
         """Return what this rank draws while it rests (W); None where no sensor says."""
@@ -318,13 +355,26 @@ class Schedule:
         if word.done:
             self._over = True
         elif word.action is not None:
-            self._actors.follow(word.action.gear, word.reason)
+            self._actors.follow(word.action, word.reason)
+            if word.action.ranks not in (None, self._ranks):
+                self._actors.leave(word.action.ranks or self._ranks, None, f"{word.action}: {word.reason}")
         else:
             self._pausing = True
-            self.checkpoint_due = self._config.actuators.checkpoint
+            away = self._is_worth_leaving(word)
+            if away:
+                not_before = None if word.resume_s is None else self._time.real(word.resume_s)
+                self._actors.leave(word.resume_ranks or self._ranks, not_before, f"off: {word.reason}")
+            self.checkpoint_due = away or self._config.actuators.checkpoint
             self._agenda.meet_after(1)
             if not self.checkpoint_due:
                 self._hold()
+
+    def _is_worth_leaving(self, word: Word) -> bool:
+        """Return whether a pause is long enough to end the process, and somebody starts it again."""
+        offer = self._actors.offer
+        if offer is None or not offer.can_wait or not self._config.actuators.defer or word.resume_s is None:
+            return False
+        return word.resume_s - word.grid_s >= self._config.actuators.min_away_s
 
     def _hold(self) -> None:
         """Stay between two steps until the plan, or somebody, says that it goes on."""

@@ -35,6 +35,7 @@ from greentrain.clock import Clock, SystemClock
 from greentrain.config import GreenConfig
 from greentrain.control import Control
 from greentrain.errors import ConfigError, SessionError
+from greentrain.handover import EXIT_REQUEUE
 from greentrain.harmless import harmless
 from greentrain.ledger import Totals
 from greentrain.live import LiveLine
@@ -49,6 +50,7 @@ from greentrain.watch import Watcher
 
 if TYPE_CHECKING:
     from greentrain.gears import Gears  # loads torch
+    from greentrain.leaving import Launcher
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class GreenSession(contextlib.ContextDecorator):
         meter: Power meter to use instead of those the configuration names; closed with the run.
         signal: Carbon signal to use instead of the one the configuration names.
         clock: Time, for tests and replays.
+        launcher: Who starts the training again after it left; None: ``greentrain launch``, if that started it.
 
     Raises:
         ConfigError: The configuration is wrong. Raised here, before training starts.
@@ -81,6 +84,7 @@ class GreenSession(contextlib.ContextDecorator):
         meter: PowerMeter | None = None,
         signal: CarbonSignal | None = None,
         clock: Clock | None = None,
+        launcher: "Launcher | None" = None,
     ) -> None:
         self.config = GreenConfig.load(config)
         self._topology = topology
@@ -96,7 +100,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._hook: ShutdownHook | None = None
         self._live: LiveLine | None = None
         self._watcher = Watcher(self)
-        self._control = Control(self.config, self)
+        self._control = Control(self.config, self, launcher)
         self._resume: dict[str, Any] | None = None
         self._starts = 0
         self._pid = os.getpid()
@@ -146,13 +150,13 @@ class GreenSession(contextlib.ContextDecorator):
                 self._live = LiveLine.open()
             run.start()
             run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
+            self._control.started(run, self._signal, grid_time, resumed=self._resume is not None)
         except BaseException:
             self._close_live()
             meter.close() if run is None else run.close("exception")
             if self._own_signal:
                 _tell(self._signal, "close")
             raise
-        self._control.started(self._signal, grid_time, resumed=self._resume is not None)
         self._resume = None
         self._run = run
         self._last = run
@@ -167,7 +171,7 @@ class GreenSession(contextlib.ContextDecorator):
         """End the run: book the rest and, on rank 0, write the report. Idempotent; never raises.
 
         Args:
-            reason: ``finished``, ``exception``, ``sigterm`` or ``exit``; kept in the journal.
+            reason: ``finished``, ``left``, ``exception``, ``sigterm`` or ``exit``; kept in the journal.
         """
         run = self.active()
         if run is None:
@@ -185,7 +189,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._close_live()
         if self._hook is not None:
             self._hook.remove()
-        if run.topology.rank == 0 and self.config.run.report:
+        if run.topology.rank == 0 and self.config.run.report and reason != "left":
             self._report(run, wait=reason == "finished")
 
     def __enter__(self) -> "GreenSession":
@@ -352,7 +356,8 @@ class GreenSession(contextlib.ContextDecorator):
     def checkpoint_due(self) -> bool:
         """True for one step before the plan pauses: write a checkpoint then, and a kill in the pause costs nothing.
 
-        Also true when ``should_stop`` is.
+        Call ``checkpoint()`` after it, on every rank: where the pause is long and a launcher brings the run back, or
+        where the number of ranks is to change, the process ends there. Also true when ``should_stop`` is.
         """
         return self._control.checkpoint_due
 
@@ -403,9 +408,20 @@ class GreenSession(contextlib.ContextDecorator):
         return self._control.gears
 
     def checkpoint(self) -> None:
-        """Note in the journal that a checkpoint was taken now."""
-        if self.active() is not None and self._run is not None:
-            self._run.event("checkpoint", f"checkpoint after {self.totals().steps} steps", steps=self.totals().steps)
+        """Tell that a checkpoint was written just now; call it on every rank.
+
+        Where the plan, or the launcher, wants the run to leave, this call ends the process: its books are closed, all
+        ranks are waited for, and it exits with code 75, to be started again from this checkpoint.
+
+        Raises:
+            SystemExit: With code 75, where the run was asked to leave.
+        """
+        run = self.active()
+        if run is None:
+            return
+        run.event("checkpoint", f"checkpoint after {self.totals().steps} steps", steps=self.totals().steps)
+        if self._control.checkpointed():
+            self._leave()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a training checkpoint must hold to continue the totals: plain JSON types."""
@@ -443,6 +459,14 @@ class GreenSession(contextlib.ContextDecorator):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
+    def _leave(self) -> None:
+        leaving = self._control.leaving
+        if leaving is None or not leaving.tell():
+            return
+        self.close("left")
+        leaving.together()
+        raise SystemExit(EXIT_REQUEUE)
+
     def _told_to_end(self) -> None:
         run = self.active()
         if run is not None:
@@ -476,6 +500,7 @@ class GreenSession(contextlib.ContextDecorator):
             live.close()
 
     def _each_second(self, run: ActiveRun) -> None:
+        self._control.each_second(run)
         if self._live is not None:
             self._live.update(run)
 

@@ -57,7 +57,7 @@ def test_a_spent_budget_asks_for_a_checkpoint_and_an_end(tmp_path: Path) -> None
     assert (before, after) == ((False, False), (True, True))
     assert [event["budget"] for event in events(green)] == ["near", "stop"]
     assert green.totals().emissions_g == pytest.approx(0.6 * G_PER_S, rel=0.5)
-    assert state["budget"]["said"] == ["near", "stop"] and state["budget"]["tokens"] > 0
+    assert state["budget"]["said"] == ["near", "stop"] and state["progress"]["tokens"] > 0
 
 
 def test_a_warning_lets_it_go_on_and_is_told_once(tmp_path: Path) -> None:
