@@ -24,6 +24,7 @@ from greentrain.types import (
     GearUse,
     LedgerEntry,
     Provenance,
+    PueSource,
 )
 
 _GEAR_KEYS: Final = {
@@ -41,8 +42,12 @@ class Totals:
     """Known IT energy of all devices (J), without PUE."""
     duration_s: float = 0.0
     """Wall time booked (s); summed over ranks it is rank-seconds."""
+    facility_j: float = 0.0
+    """energy_j x PUE (J); 0 in totals of versions that did not count it."""
     operational_g: float = 0.0
     """Grams of the energy whose intensity is known, PUE included."""
+    it_g: float = 0.0
+    """The same grams without PUE; 0 in totals of versions that did not count them."""
     unpriced_j: float = 0.0
     """Energy booked while the intensity was not known (J): it is in no gram figure."""
     embodied_g: float = 0.0
@@ -109,7 +114,9 @@ class Totals:
         return cls(
             energy_j=entry.energy_j,
             duration_s=interval_s,
+            facility_j=entry.energy_j * entry.pue,
             operational_g=entry.operational_g or 0.0,
+            it_g=entry.it_g or 0.0,
             unpriced_j=entry.energy_j if entry.operational_g is None else 0.0,
             embodied_g=entry.embodied_g or 0.0,
             steps=entry.steps,
@@ -214,6 +221,8 @@ def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
         "op_g": entry.operational_g,
         "emb_g": entry.embodied_g,
     }
+    if entry.pue_source is not PueSource.CONSTANT:
+        record["pue_from"] = str(entry.pue_source)
     if entry.gears:
         record["gears"] = {
             name: {key: round(getattr(use, item), 6) for key, item in _GEAR_KEYS.items()}
@@ -258,6 +267,7 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
             name: GearUse(**{item: use[key] for key, item in _GEAR_KEYS.items()})
             for name, use in record.get("gears", {}).items()
         },
+        pue_source=PueSource(record.get("pue_from", PueSource.CONSTANT)),
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from greentrain.accounting.bookkeeper import Bookkeeper
+from greentrain.accounting.facility import in_run_time, open_facility
 from greentrain.accounting.timeline import Mark
 from greentrain.booked import BookedDevices
 from greentrain.clock import Clock
@@ -97,6 +98,8 @@ class ActiveRun:
         self.topology = topology
         self.meter = meter
         self.signal = signal
+        self.facility = open_facility(config.carbon, lambda text: self.event("warning", text), clock)
+        """Its PUE, in the grid's own time."""
         self.run_id = run_id
         self.parameters = parameters
         self.folder = Path(config.run.dir) / run_id
@@ -153,10 +156,12 @@ class ActiveRun:
         self._books = self._open_books()
         self._devices.start(self.t0_s)
         self._next_book_s = self.t0_s + min(FIRST_BOOK_S, self.config.run.book_s)
+        self.facility.start()
         self._sampler.start()
 
     def _open_books(self) -> Bookkeeper:
-        return Bookkeeper(t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=self.signal, pue=self.config.carbon.pue)
+        facility = in_run_time(self.facility, self.signal)
+        return Bookkeeper(t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=self.signal, facility=facility)
 
     @property
     def sensors(self) -> list[Sensor]:
@@ -228,6 +233,7 @@ class ActiveRun:
         self.closed = True
         t1_s = self._clock.monotonic_s()
         stopped = self._sampler.stop()
+        self.facility.close()
         if not self._lock.acquire(timeout=5.0):
             log.warning("GreenTrain: the bookkeeper hangs in a driver; the last interval is not booked")
             return

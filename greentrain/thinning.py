@@ -2,8 +2,8 @@
 
 A week of 10 s intervals is 60,480 lines a rank. A report draws 480 points, so it reads a journal with ``thin``:
 sums of joules, grams, seconds, steps and tokens stay exact; the time resolution and the energy of single steps
-are given up. Entries are only merged with a direct neighbour that has the same devices, provenance, PUE and
-carbon source, so gaps, restarts and unknown intensities keep their edges.
+are given up. Entries are only merged with a direct neighbour that has the same devices, provenance, and sources of
+carbon and PUE, so gaps, restarts and unknown intensities keep their edges. Intensity and PUE become means by energy.
 """
 
 import json
@@ -74,7 +74,7 @@ def _parse(line: bytes, *, short: bool) -> dict[str, Any] | None:
 
 
 def _mergeable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    if b["kind"] != "entry" or abs(b["t0"] - a["t1"]) > 1e-3 or a["pue"] != b["pue"]:
+    if b["kind"] != "entry" or abs(b["t0"] - a["t1"]) > 1e-3 or a.get("pue_from") != b.get("pue_from"):
         return False
     if (a["op_g"] is None) != (b["op_g"] is None) or (a["emb_g"] is None) != (b["emb_g"] is None):
         return False
@@ -121,6 +121,8 @@ def _merge(a: dict[str, Any], b: Mapping[str, Any]) -> None:
             a[key] += b[key]
     joules = _joules(b)
     a["weight"] += joules
+    if b["pue"] != a["pue"]:
+        a["pue"] += (b["pue"] - a["pue"]) * joules / a["weight"]
     if b["carbon"]["g_per_kwh"] is not None:
         a["carbon"]["g_per_kwh"] += b["carbon"]["g_per_kwh"] * joules
     _add(a["phase_s"], b["phase_s"])

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+from greentrain.units import grams
+
 
 class Provenance(StrEnum):
     """Where a joule comes from."""
@@ -190,6 +192,19 @@ class CarbonPoint:
     """When the source said so (s since the epoch, UTC); None where it does not tell."""
 
 
+class PueSource(StrEnum):
+    """Where the PUE of an interval comes from."""
+
+    CONSTANT = "constant"
+    """``carbon.pue`` of the configuration, or its default."""
+    TRACE = "trace"
+    """The facility's own records."""
+    PROMETHEUS = "prometheus"
+    """The facility's Prometheus server."""
+    FALLBACK = "fallback"
+    """``carbon.pue`` where records or server do not tell, for at least a part of the interval."""
+
+
 @runtime_checkable
 class CarbonSignal(Protocol):
     """The carbon intensity of one zone as a function of time. One file a provider in ``greentrain.carbon``.
@@ -288,6 +303,7 @@ class LedgerEntry:
     """Energy of all devices while the phase was open, nested phases included (J)."""
     carbon: CarbonPoint
     pue: float
+    """Facility energy / IT energy, as used."""
     operational_g: float | None
     """energy_j x PUE x intensity (g); None where the intensity is not known."""
     embodied_g: float | None
@@ -299,11 +315,17 @@ class LedgerEntry:
     """At most 64 runs of consecutive steps: (steps, t_unix_s of the last one's end, energy_j, tokens)."""
     gears: Mapping[str, GearUse] = field(default_factory=dict)
     """By gear, from the first mark of a gear on; empty in runs without gears."""
+    pue_source: PueSource = PueSource.CONSTANT
 
     @property
     def energy_j(self) -> float:
         """Known energy of all devices (J)."""
         return sum(d.energy_j for d in self.devices.values())
+
+    @property
+    def it_g(self) -> float | None:
+        """Operational grams without PUE; None where the intensity is not known. Exact, also of entries added up."""
+        return None if self.carbon.g_per_kwh is None else grams(self.energy_j, self.carbon.g_per_kwh)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 from greentrain.errors import RunFolderError
 from greentrain.journal import Journal, rank_path
 from greentrain.ledger import EnergyLedger, Totals, entry_from_json, entry_to_json, read_run
-from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
+from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance, PueSource
 
 
 def _entry(
@@ -55,6 +55,14 @@ def _write(folder: Path, rank: int, *entries: LedgerEntry, run_id: str = "r", **
 def test_an_entry_survives_json() -> None:
     entry = _entry(missing_s=1.5)
     assert entry_from_json(json.loads(json.dumps(entry_to_json(entry)))) == entry
+
+
+def test_where_the_pue_came_from_survives_json_and_a_constant_costs_nothing() -> None:
+    for source in PueSource:
+        entry = dataclasses.replace(_entry(), pue=1.4, pue_source=source)
+        record = json.loads(json.dumps(entry_to_json(entry)))
+        assert entry_from_json(record) == entry
+        assert ("pue_from" in record) == (source is not PueSource.CONSTANT)
 
 
 def test_three_kwh_at_100_200_300_are_600_grams_not_900() -> None:
@@ -163,5 +171,7 @@ def test_a_journal_from_before_gears_is_read(tmp_path: Path) -> None:
         '"pue":1.0,"op_g":0.1,"emb_g":null,"step_groups":[]}',
     ]
     rank_path(tmp_path, 0).write_text("\n".join(lines) + "\n")
-    totals = read_run(tmp_path).totals
-    assert (totals.energy_j, totals.by_gear) == (6.0, {})
+    run = read_run(tmp_path)
+    assert (run.totals.energy_j, run.totals.by_gear) == (6.0, {})
+    assert run.ranks[0].entries[0].pue_source is PueSource.CONSTANT
+    assert (run.totals.facility_j, run.totals.it_g) == (5.0, 5.0 / 3.6e6 * 100)

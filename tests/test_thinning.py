@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from greentrain.ledger import read_run
-from greentrain.types import GearUse, LedgerEntry, Provenance
+from greentrain.types import GearUse, LedgerEntry, Provenance, PueSource
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry
 
 
@@ -43,6 +43,37 @@ def test_the_merged_intensity_prices_the_merged_energy(tmp_path: Path) -> None:
             assert item.operational_g is None
         else:
             assert item.energy_j / 3.6e6 * item.pue * item.carbon.g_per_kwh == pytest.approx(item.operational_g)
+
+
+def test_a_pue_that_changes_keeps_every_sum(tmp_path: Path) -> None:
+    items = [
+        dataclasses.replace(
+            item, pue=(pue := 1.0 + 0.3 * (i % 5)), pue_source=PueSource.PROMETHEUS,
+            operational_g=None if item.it_g is None else item.it_g * pue,
+        )
+        for i, item in enumerate(_entries())
+    ]  # fmt: skip
+    path = Folder(tmp_path).rank(0, [GPU, CPU], items).path
+    whole, thin = read_run(path).totals, read_run(path, most=8)
+    assert len(thin.ranks[0].entries) < 15
+    assert thin.totals.facility_j == pytest.approx(sum(e.energy_j * e.pue for e in items))
+    assert thin.totals.it_g == pytest.approx(sum(e.it_g or 0.0 for e in items))
+    assert thin.totals.operational_g == pytest.approx(whole.operational_g)
+    assert whole.operational_g / whole.it_g != pytest.approx(whole.facility_j / whole.energy_j, rel=1e-4)
+
+
+def test_a_pue_that_does_not_change_is_not_rounded(tmp_path: Path) -> None:
+    path = Folder(tmp_path).rank(0, [GPU, CPU], [dataclasses.replace(e, pue=1.37) for e in _entries()]).path
+    assert {e.pue for e in read_run(path, most=4).ranks[0].entries} == {1.37}
+
+
+def test_where_a_pue_came_from_keeps_its_edges(tmp_path: Path) -> None:
+    sources = [PueSource.CONSTANT] * 5 + [PueSource.TRACE] * 5 + [PueSource.FALLBACK] * 5
+    items = [dataclasses.replace(e, pue_source=source) for e, source in zip(_entries(15), sources, strict=True)]
+    entries = read_run(Folder(tmp_path).rank(0, [GPU, CPU], items).path, most=1).ranks[0].entries
+    assert [(e.pue_source, e.t1_unix_s - e.t0_unix_s) for e in entries] == [
+        (source, 50) for source in (PueSource.CONSTANT, PueSource.TRACE, PueSource.FALLBACK)
+    ]
 
 
 def test_unknown_intensity_pauses_and_gaps_keep_their_edges(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from greentrain.accounting.embodied import EmbodiedRate
+from greentrain.accounting.facility import Facility
 from greentrain.accounting.operational import operational_g
 from greentrain.accounting.timeline import Floats, Mark, Slice, Timeline
 from greentrain.power.curve import EnergyCurve
@@ -23,13 +24,13 @@ class Bookkeeper:
         t0_s: Monotonic start of the books (s).
         unix_offset_s: Unix time minus monotonic time (s), fixed at the start.
         signal: Carbon intensity.
-        pue: Facility energy / IT energy.
+        facility: Its PUE, in real time.
     """
 
-    def __init__(self, *, t0_s: float, unix_offset_s: float, signal: CarbonSignal, pue: float) -> None:
+    def __init__(self, *, t0_s: float, unix_offset_s: float, signal: CarbonSignal, facility: Facility) -> None:
         self._offset_s = unix_offset_s
         self._signal = signal
-        self._pue = pue
+        self._facility = facility
         self.timeline = Timeline(t0_s)
         self._step_j = 0.0
         self._booked_j = 0.0
@@ -84,6 +85,7 @@ class Bookkeeper:
             )
         seconds = np.bincount(cut.phase, weights=np.diff(cut.bounds_s), minlength=len(cut.names))
         carbon = self._signal.mean(t0_s + self._offset_s, t1_s + self._offset_s)
+        pue = self._facility.pue(t0_s + self._offset_s, t1_s + self._offset_s)
         energy_j = sum(device.energy_j for device in devices.values())
         groups = self._group_steps(cut.steps, step_cum)
         self._booked_j += energy_j
@@ -96,8 +98,9 @@ class Bookkeeper:
             phase_s={cut.names[i]: float(seconds[i]) for i in np.unique(cut.phase)},
             phase_inclusive_j=inclusive,
             carbon=carbon,
-            pue=self._pue,
-            operational_g=operational_g(energy_j, carbon, self._pue),
+            pue=pue.value,
+            pue_source=pue.source,
+            operational_g=operational_g(energy_j, carbon, pue.value),
             embodied_g=sum(rate.mid_g_per_h for rate in rates) * hours if rates else None,
             steps=_steps(cut.steps),
             tokens=sum(mark.tokens for mark in cut.steps),

@@ -65,6 +65,11 @@ class ReplayedSignal:
         self._signal = signal
         self._time = time
 
+    @property
+    def time(self) -> GridTime:
+        """What belongs to what."""
+        return self._time
+
     def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
         """Return the grid's time average, at the asked times and marked as an estimate."""
         point = self._signal.mean(self._time.at(t0_unix_s), self._time.at(t1_unix_s))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from greentrain.accounting.bookkeeper import Bookkeeper
+from greentrain.accounting.facility import ConstantPue
 from greentrain.accounting.timeline import Mark
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.power.curve import EnergyCurve
@@ -35,7 +36,7 @@ def _modelled(uid: str, power_w: float, t1_s: float) -> EnergyCurve:
 
 
 def _books(*marks: Mark) -> Bookkeeper:
-    books = Bookkeeper(t0_s=0.0, unix_offset_s=1000.0, signal=SIGNAL, pue=1.0)
+    books = Bookkeeper(t0_s=0.0, unix_offset_s=1000.0, signal=SIGNAL, facility=ConstantPue(1.0))
     books.timeline.add(marks)
     return books
 

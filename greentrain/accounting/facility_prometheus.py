@@ -1,0 +1,201 @@
+"""The PUE that a facility's Prometheus server knows.
+
+One daemon thread asks; whoever wants a PUE gets what it last learned. An instant query answers with what was scraped up
+to five minutes before (https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness, read 2026-11-21).
+"""
+
+import contextlib
+import logging
+import math
+import random
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from greentrain.accounting.facility import HIGHEST, LOWEST, PuePoint
+from greentrain.clock import Clock, SystemClock
+from greentrain.errors import ConfigError
+from greentrain.power.promql import PrometheusClient, Reply, ReplyError, imports
+from greentrain.types import PueSource
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger(__name__)
+
+POLL_S: Final = 30.0
+"""Time between two questions (s): half of Prometheus's default scrape interval of 60 s."""
+STALE_S: Final = 300.0
+"""How long an answer holds while the server gives no further one (s): as long as Prometheus itself would repeat it."""
+_KEEP_S: Final = 7200.0
+"""Answers are forgotten after this (s): no interval is booked so late."""
+_EDGE_S: Final = 1e-3
+_JITTER: Final = 0.1
+"""Ranks that began together do not ask together for ever."""
+
+
+class PrometheusPue:
+    """Follows one number in a Prometheus server.
+
+    An answer holds until the next one, and for at most ``stale_s`` while the server is silent. Where the server has no
+    data, or says what cannot be a PUE, the constant counts from then on until it says better.
+
+    Args:
+        url: The server, for example ``http://prometheus:9090``.
+        query: PromQL whose result is one number.
+        constant: What counts where the server says nothing.
+        tell: Takes the one warning of a run, from the thread that asks.
+        poll_s: Time between two questions (s).
+        stale_s: How long an answer holds (s).
+        timeout_s: Longest wait for one answer (s).
+        transport: An httpx transport, for tests.
+        clock: Time.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+        ConfigError: The URL is none, or the query is empty.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        query: str,
+        *,
+        constant: float,
+        tell: Callable[[str], None],
+        poll_s: float = POLL_S,
+        stale_s: float = STALE_S,
+        timeout_s: float = 2.0,
+        transport: "httpx.BaseTransport | None" = None,
+        clock: Clock | None = None,
+    ) -> None:
+        imports.check()
+        self._where = _place(url)
+        if not query.strip():
+            raise ConfigError("carbon.pue_prometheus_query is empty; write PromQL whose result is one number, the PUE")
+        self._query = query.strip()
+        self._constant = constant
+        self._tell = tell
+        self._poll_s = poll_s
+        self._stale_s = stale_s
+        self._clock = clock or SystemClock()
+        self._offset_s = self._clock.unix_s() - self._clock.monotonic_s()
+        self._answers: tuple[tuple[float, float | None], ...] = ()
+        self._told = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._client = PrometheusClient(url, timeout_s=timeout_s, transport=transport, clock=clock)
+
+    def pue(self, t0_unix_s: float, t1_unix_s: float) -> PuePoint:
+        """Return the time average; the constant stands in for times of which no answer tells."""
+        length_s = t1_unix_s - t0_unix_s
+        known_s = area = 0.0
+        end_s = -math.inf
+        answers = self._answers
+        for i, (t_s, value) in enumerate(answers):
+            start_s = max(t_s - self._poll_s, end_s)  # what was scraped before the first question held then, too
+            end_s = answers[i + 1][0] if i + 1 < len(answers) else math.inf
+            if value is None:
+                continue
+            end_s = min(end_s, t_s + self._stale_s)
+            if length_s <= 0 and start_s <= t0_unix_s < end_s:
+                return PuePoint(value=value, source=PueSource.PROMETHEUS)
+            inside_s = max(0.0, min(end_s, t1_unix_s) - max(start_s, t0_unix_s))
+            known_s += inside_s
+            area += value * inside_s
+        if known_s <= 0:
+            return PuePoint(value=self._constant, source=PueSource.FALLBACK)
+        blind_s = max(0.0, length_s - known_s)
+        return PuePoint(
+            value=(area + self._constant * blind_s) / (known_s + blind_s),
+            source=PueSource.FALLBACK if blind_s > _EDGE_S else PueSource.PROMETHEUS,
+        )
+
+    def covers(self, t0_unix_s: float, t1_unix_s: float) -> bool:
+        """Return False: the server does not know what comes."""
+        return False
+
+    def start(self) -> None:
+        """Begin to ask. Returns at once."""
+        if self._thread is None and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._run, name="greentrain-pue", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop asking; waits at most a little longer than the timeout. Idempotent."""
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(self._client.timeout_s + 1.0)
+        if thread is None or not thread.is_alive():
+            with contextlib.suppress(Exception):
+                self._client.close()
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._stop.wait(pause_s):
+            try:
+                self._ask()
+            except Exception as error:  # a fault of ours must not end the thread
+                self._say(f"failed with {error!r}")
+            pause_s = self._poll_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+    def _ask(self) -> None:
+        now_s = self._clock.monotonic_s() + self._offset_s
+        try:
+            value: float | None = _number(self._client.query(self._query, self._stop))
+        except ReplyError as error:
+            if self._stop.is_set():
+                return
+            log.info("PUE: %s: %s", self._where, error)
+            if self.pue(now_s, now_s).source is PueSource.FALLBACK:
+                self._say(str(error))
+            return
+        except _NoPueError as error:
+            value = None
+            self._say(str(error))
+        self._answers = (*(a for a in self._answers if a[0] > now_s - _KEEP_S), (now_s, value))
+
+    def _say(self, text: str) -> None:
+        """Warn once."""
+        log.info("PUE: %s: %s", self._where, text)
+        if not self._told:
+            self._told = True
+            self._tell(
+                f"Prometheus at {self._where} {text}: carbon.pue = {self._constant:g} counts as PUE until it says one;"
+                " check carbon.pue_prometheus_url and carbon.pue_prometheus_query"
+            )
+
+
+class _NoPueError(Exception):
+    """The server answered, and it is not one PUE."""
+
+
+def _number(reply: Reply) -> float:
+    if reply.kind == "matrix":
+        raise _NoPueError("gives a range of values where one number, the PUE now, is wanted")
+    if not reply.series:
+        raise _NoPueError("has no data for the query")
+    if len(reply.series) > 1:
+        raise _NoPueError(f"gives {len(reply.series)} series where one is wanted: choose or aggregate them")
+    value = reply.series[0].points[-1][1]
+    if not LOWEST <= value <= HIGHEST:
+        raise _NoPueError(f"says {value:g}, which is no PUE (it is between {LOWEST:g} and {HIGHEST:g})")
+    return value
+
+
+def _place(url: str) -> str:
+    """Return a server's address for people, without name and password.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if host is None or parts.scheme not in ("http", "https"):
+        raise ConfigError(f"carbon.pue_prometheus_url is {url!r}; it must be like http://prometheus:9090")
+    return f"{parts.scheme}://{host}" + ("" if port is None else f":{port}")
