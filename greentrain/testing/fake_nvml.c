@@ -10,6 +10,8 @@
  *  - power usage averaged over 1 s on Ampere except GA100 and newer, instantaneous on others (NVML API reference)
  *  - a sensor that sees only part of the time, 25 ms of each 100 ms (arXiv 2312.02741)
  *  - no power or energy for MIG devices (NVML API reference, MIG user guide)
+ *  - a power limit that the board keeps, for GPUs that were told to obey it, and a power never above it
+ *  - locked clocks that nothing shows but, on a busy GPU, an event reason (nvml.h has no getter for them)
  * Symbols and structs follow nvml.h as seen by nvidia-ml-py 13.615. To add a function: a name in FUNCTIONS and its body.
  */
 #define _GNU_SOURCE
@@ -33,9 +35,11 @@
 #define MAX_SEGMENTS 64
 #define MAX_JUMPS 8
 #define MAX_FUNCTIONS 96
+#define MAX_PIDS 8
+#define MAX_LIMITS 256
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
-       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15, UNKNOWN = 999 };
 
 /* Names that behaviours and call counts are kept by. The NVML_FI ones are the fields of nvmlDeviceGetFieldValues. */
 #define FUNCTIONS(X) \
@@ -51,7 +55,8 @@ enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, 
     X(nvmlDeviceGetPerformanceState) X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetMemoryInfo) \
     X(nvmlDeviceGetTemperature) X(nvmlDeviceGetComputeRunningProcesses) X(nvmlDeviceGetGraphicsRunningProcesses) \
     X(nvmlDeviceGetClockInfo) X(nvmlDeviceGetMaxClockInfo) X(nvmlDeviceGetSupportedMemoryClocks) \
-    X(nvmlDeviceGetSupportedGraphicsClocks) X(nvmlDeviceSetGpuLockedClocks) X(nvmlDeviceResetGpuLockedClocks) \
+    X(nvmlDeviceGetSupportedGraphicsClocks) X(nvmlDeviceGetApplicationsClock) X(nvmlDeviceGetDefaultApplicationsClock) \
+    X(nvmlDeviceGetCurrentClocksEventReasons) X(nvmlDeviceSetGpuLockedClocks) X(nvmlDeviceResetGpuLockedClocks) \
     X(nvmlDeviceSetMemoryLockedClocks) X(nvmlDeviceResetMemoryLockedClocks) \
     X(nvmlDeviceGetMigMode) X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex) \
     X(nvmlDeviceGetDeviceHandleFromMigDeviceHandle) X(nvmlDeviceIsMigDeviceHandle) X(nvmlDeviceGetGpuInstanceId) \
@@ -67,18 +72,22 @@ _Static_assert(FUNCTION_COUNT <= MAX_FUNCTIONS, "raise MAX_FUNCTIONS here and in
 typedef struct { double low_w, high_w, period_s, duty, phase_s; } wave;
 typedef struct { double start_s, base_j; int64_t waves; wave wave[MAX_WAVES]; } segment;
 typedef struct { double at_s, delta_j; } jump;
+typedef struct { double at_s, base_j, limit_w; } limit_change;
 typedef struct { int64_t code; double from_s, until_s, sleep_s, busy_s; } behaviour;
 typedef struct {
     char name[96], uuid[96], bus_id[32], mig_uuid[MAX_MIGS][96];
     int64_t migs, mig_supported, architecture, compute_major, compute_minor, c2c;
     double tick_s, tick_phase_s, refresh_s, averaging_s, window_s, counter_start_j, lost_at_s;
     int64_t limit_min_mw, limit_max_mw, limit_default_mw, limit_mw, limit_sets, may_set, persistence;
+    int64_t limit_enforced_mw, limit_step_mw, obeys_limit, clock_sets, clock_reasons, app_clock_mhz, app_clock_default_mhz;
     int64_t gpu_clock_min_mhz, gpu_clock_max_mhz, memory_clock_min_mhz, memory_clock_max_mhz;
-    int64_t utilisation, temperature_c, memory_total, memory_used, pid;
+    int64_t utilisation, temperature_c, memory_total, memory_used, pids, pid[MAX_PIDS];
     int64_t segments;
     segment segment[MAX_SEGMENTS];
     int64_t jumps;
     jump jump[MAX_JUMPS];
+    int64_t limits;
+    limit_change limit[MAX_LIMITS];
     behaviour behaviour[MAX_FUNCTIONS];
     int64_t calls[MAX_FUNCTIONS];
 } gpu;
@@ -139,13 +148,39 @@ static const segment *segment_at(const gpu *g, double t) {
     return &g->segment[i];
 }
 
+static double wave_j(const wave *w, double low_w, double high_w, double u) {
+    double sum = low_w * u;
+    if (w->period_s > 0) sum += (high_w - low_w) * (on_s(w, u + w->phase_s) - on_s(w, w->phase_s));
+    return sum;
+}
+
+/* Energy from the epoch to t if the one wave of each segment had always been cut at a limit. */
+static double cut_j(const gpu *g, double limit_w, double t) {
+    double sum = 0;
+    for (int i = 0; i < g->segments && g->segment[i].start_s < t; i++) {
+        const wave *w = &g->segment[i].wave[0];
+        double end = i + 1 < g->segments ? fmin(t, g->segment[i + 1].start_s) : t;
+        sum += wave_j(w, fmin(w->low_w, limit_w), fmin(w->high_w, limit_w), end - g->segment[i].start_s);
+    }
+    return sum;
+}
+
+static const limit_change *limit_at(const gpu *g, double t) {
+    int64_t i = g->limits - 1;
+    __sync_synchronize();
+    while (i > 0 && g->limit[i].at_s > t) i--;
+    return &g->limit[i];
+}
+
 static double energy_j(const gpu *g, double t) {
+    if (g->obeys_limit) {
+        const limit_change *c = limit_at(g, t);
+        return c->base_j + cut_j(g, c->limit_w, t) - cut_j(g, c->limit_w, c->at_s);
+    }
     const segment *s = segment_at(g, t);
     double u = t - s->start_s, sum = s->base_j;
     for (int i = 0; i < s->waves; i++) {
-        const wave *w = &s->wave[i];
-        sum += w->low_w * u;
-        if (w->period_s > 0) sum += (w->high_w - w->low_w) * (on_s(w, u + w->phase_s) - on_s(w, w->phase_s));
+        sum += wave_j(&s->wave[i], s->wave[i].low_w, s->wave[i].high_w, u);
     }
     return sum;
 }
@@ -159,7 +194,7 @@ static double power_w(const gpu *g, double t) {
         int on = w->period_s > 0 && u - floor(u / w->period_s) * w->period_s < w->duty * w->period_s;
         sum += on ? w->high_w : w->low_w;
     }
-    return sum;
+    return g->obeys_limit ? fmin(sum, limit_at(g, t)->limit_w) : sum;
 }
 
 static double tick_time(const gpu *g, int64_t tick) { return (double)tick * g->tick_s + g->tick_phase_s; }
@@ -375,20 +410,29 @@ API int nvmlDeviceGetFieldValues(const char *device, int count, field_value *val
 GETTER(nvmlDeviceGetPowerManagementMode, unsigned, 1)
 GETTER(nvmlDeviceGetPowerManagementLimit, unsigned, g->limit_mw)
 GETTER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, g->limit_default_mw)
-GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned, g->limit_mw)
+GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned,
+       g->limit_enforced_mw && g->limit_enforced_mw < g->limit_mw ? g->limit_enforced_mw : g->limit_mw)
 API int nvmlDeviceGetPowerManagementLimitConstraints(const char *device, unsigned *low, unsigned *high) {
     ENTER(nvmlDeviceGetPowerManagementLimitConstraints, 0);
     *low = (unsigned)g->limit_min_mw;
     *high = (unsigned)g->limit_max_mw;
     return SUCCESS;
 }
+static int obey(gpu *g) {
+    if (g->limits >= MAX_LIMITS) return UNKNOWN;
+    double t = now_s(CLOCK_MONOTONIC);
+    g->limit[g->limits] = (limit_change){t, energy_j(g, t), 1e-3 * (double)g->limit_mw};
+    __sync_synchronize();
+    g->limits++;
+    return SUCCESS;
+}
 API int nvmlDeviceSetPowerManagementLimit(const char *device, unsigned limit_mw) {
     ENTER(nvmlDeviceSetPowerManagementLimit, 0);
     if (!g->may_set) return NO_PERMISSION;
     if (limit_mw < g->limit_min_mw || limit_mw > g->limit_max_mw) return INVALID_ARGUMENT;
-    g->limit_mw = limit_mw;
-    g->limit_sets++;
-    return SUCCESS;
+    g->limit_mw = g->limit_step_mw ? limit_mw / g->limit_step_mw * g->limit_step_mw : limit_mw;
+    __atomic_fetch_add(&g->limit_sets, 1, __ATOMIC_RELAXED);
+    return g->obeys_limit ? obey(g) : SUCCESS;
 }
 
 /* ---- what trackers like to show ----------------------------------------------------------------------------- */
@@ -434,24 +478,24 @@ API int nvmlDeviceGetTemperatureV(const char *device, temperature *out) {
     return nvmlDeviceGetTemperature(device, out->sensor, (unsigned *)&out->temperature_c);
 }
 typedef struct { unsigned pid; unsigned long long used; unsigned gi, ci; } process;
-static int give_processes(int64_t pid, unsigned *count, process *out) {
+static int give_processes(const int64_t *pid, int64_t pids, unsigned *count, process *out) {
     unsigned room = *count;
-    *count = pid > 0;
+    *count = (unsigned)pids;
     if (!*count) return SUCCESS;
-    if (room < 1 || !out) return INSUFFICIENT_SIZE;
-    *out = (process){(unsigned)pid, 1 << 30, 0xffffffff, 0xffffffff};
+    if (room < *count || !out) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < *count; i++) out[i] = (process){(unsigned)pid[i], 1 << 30, 0xffffffff, 0xffffffff};
     return SUCCESS;
 }
 API int nvmlDeviceGetComputeRunningProcesses_v3(const char *device, unsigned *count, process *out) {
     ENTER(nvmlDeviceGetComputeRunningProcesses, 1);
-    return give_processes(g->pid, count, out);
+    return give_processes(g->pid, g->pids, count, out);
 }
 API int nvmlDeviceGetComputeRunningProcesses_v2(const char *device, unsigned *count, process *out) {
     return nvmlDeviceGetComputeRunningProcesses_v3(device, count, out);
 }
 API int nvmlDeviceGetGraphicsRunningProcesses_v3(const char *device, unsigned *count, process *out) {
     ENTER(nvmlDeviceGetGraphicsRunningProcesses, 1);
-    return give_processes(0, count, out);
+    return give_processes(NULL, 0, count, out);
 }
 API int nvmlDeviceGetGraphicsRunningProcesses_v2(const char *device, unsigned *count, process *out) {
     return nvmlDeviceGetGraphicsRunningProcesses_v3(device, count, out);
@@ -485,12 +529,26 @@ API int nvmlDeviceGetSupportedGraphicsClocks(const char *device, unsigned memory
     if (memory_mhz != 1593) return NOT_FOUND;
     return give_clocks((const unsigned[]){1410, 1200, 990, 780, 570, 360, 210}, 7, count, out);
 }
+GETTER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, g->clock_reasons)
+API int nvmlDeviceGetApplicationsClock(const char *device, unsigned kind, unsigned *out) {
+    ENTER(nvmlDeviceGetApplicationsClock, 0);
+    if (!g->app_clock_mhz) return NOT_SUPPORTED;
+    *out = (unsigned)(kind == 2 ? 1593 : g->app_clock_mhz);
+    return SUCCESS;
+}
+API int nvmlDeviceGetDefaultApplicationsClock(const char *device, unsigned kind, unsigned *out) {
+    ENTER(nvmlDeviceGetDefaultApplicationsClock, 0);
+    if (!g->app_clock_mhz) return NOT_SUPPORTED;
+    *out = (unsigned)(kind == 2 ? 1593 : g->app_clock_default_mhz);
+    return SUCCESS;
+}
 #define LOCKED_CLOCKS(set, reset, low, high, free_low, free_high) \
     API int set(const char *device, unsigned minimum, unsigned maximum) { \
         ENTER(set, 0); \
         if (!g->may_set) return NO_PERMISSION; \
         if (minimum > maximum) return INVALID_ARGUMENT; \
         g->low = minimum; g->high = maximum; \
+        __atomic_fetch_add(&g->clock_sets, 1, __ATOMIC_RELAXED); \
         return SUCCESS; \
     } \
     API int reset(const char *device) { \

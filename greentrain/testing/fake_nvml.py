@@ -29,7 +29,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from greentrain.testing.fake_nvml_state import GPUS, JUMPS, MAGIC, MIGS, SEGMENTS, WAVES, ConfigState, energy_j
+from greentrain.testing.fake_nvml_state import (
+    GPUS,
+    JUMPS,
+    LIMITS,
+    MAGIC,
+    MIGS,
+    PIDS,
+    SEGMENTS,
+    WAVES,
+    ConfigState,
+    energy_j,
+)
 
 SOURCE: Final = Path(__file__).with_name("fake_nvml.c")
 SONAME: Final = "libnvidia-ml.so.1"
@@ -95,10 +106,24 @@ class FakeGpu:
     """False: setters answer NO_PERMISSION, as for an ordinary user."""
     limits_w: tuple[float, float, float] = (200.0, 700.0, 700.0)
     """Power limit: minimum, maximum, default (W)."""
+    limit_w: float | None = None
+    """The administrator's setting (W); None: the default."""
+    enforced_w: float | None = None
+    """A lower limit that something outside the driver enforces (W)."""
+    limit_step_w: float = 0.0
+    """Limits are rounded down to multiples of this (W); 0: taken as they are."""
+    obeys_limit: bool = False
+    """Its power, of one wave, never exceeds its limit; False: limits are only remembered."""
+    clock_reasons: int = 0
+    """nvmlClocksEventReasons: why the clocks are as they are; 2: an applications clock, 1: idle."""
+    app_clocks_mhz: tuple[int, int] | None = None
+    """Applications clock and its default (MHz); None: not supported, as from CUDA 14 on."""
     utilisation: int = 90
     temperature_c: int = 60
     pid: int = 0
     """Process shown on the GPU; 0: none."""
+    pids: Sequence[int] = ()
+    """More of them."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """Function name to return code, from the start on."""
     delays: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -113,6 +138,7 @@ class GpuState:
     power_limit_sets: int
     persistence: bool
     gpu_clocks_mhz: tuple[int, int]
+    gpu_clock_sets: int
     memory_clocks_mhz: tuple[int, int]
 
 
@@ -228,6 +254,10 @@ class FakeDriver:
         delays: Mapping[str, tuple[float, float]] | None = None,
         counter_jump_j: float | None = None,
         lost: bool | None = None,
+        limit_w: float | None = None,
+        pids: Sequence[int] | None = None,
+        clock_reasons: int | None = None,
+        may_set: bool | None = None,
         at_s: float | None = None,
     ) -> float:
         """Reprogram a GPU while programs use it.
@@ -240,6 +270,10 @@ class FakeDriver:
             counter_jump_j: Added to the energy counter, not to the truth (J). A reloaded driver is a large
                 negative value: the counter stops at 0.
             lost: Every call answers GPU_IS_LOST; False brings the GPU back.
+            limit_w: An administrator sets this power limit (W), at once.
+            pids: Processes shown on the GPU, at once.
+            clock_reasons: Why the clocks are as they are, at once.
+            may_set: Whether setters are permitted, at once.
             at_s: Monotonic time of the change (s), LEAD_S from now at the earliest.
 
         Returns:
@@ -262,6 +296,14 @@ class FakeDriver:
             gpu.jumps += 1
         if lost is not None:
             gpu.lost_at_s = when_s if lost else math.inf
+        if limit_w is not None:
+            self._limit(gpu, limit_w)
+        if pids is not None:
+            self._show(gpu, pids)
+        if clock_reasons is not None:
+            gpu.clock_reasons = clock_reasons
+        if may_set is not None:
+            gpu.may_set = may_set
         return when_s
 
     def true_energy_j(self, device: int, t0_s: float, t1_s: float) -> float:
@@ -281,6 +323,7 @@ class FakeDriver:
             power_limit_sets=gpu.limit_sets,
             persistence=bool(gpu.persistence),
             gpu_clocks_mhz=(gpu.gpu_clock_min_mhz, gpu.gpu_clock_max_mhz),
+            gpu_clock_sets=gpu.clock_sets,
             memory_clocks_mhz=(gpu.memory_clock_min_mhz, gpu.memory_clock_max_mhz),
         )
 
@@ -305,9 +348,22 @@ class FakeDriver:
         for key, value in values.items():
             setattr(behaviour, key, value)
 
+    def _limit(self, gpu: Any, limit_w: float) -> None:
+        _at_most("limits", gpu.limits + 1, LIMITS)
+        change, now_s = gpu.limit[gpu.limits], time.monotonic() if gpu.limits else self.epoch_s
+        change.base_j = energy_j(gpu, now_s) if gpu.limits else 0.0
+        change.at_s, change.limit_w = now_s, limit_w
+        gpu.limits += 1
+        gpu.limit_mw = round(1000 * limit_w)
+
+    def _show(self, gpu: Any, pids: Sequence[int]) -> None:
+        _at_most("processes", len(pids), PIDS)
+        gpu.pid[: len(pids)] = list(pids)
+        gpu.pids = len(pids)
+
     def _append(self, gpu: Any, start_s: float, power: Sequence[Wave]) -> None:
         _at_most("power changes", gpu.segments + 1, SEGMENTS)
-        _at_most("waves", len(power), WAVES)
+        _at_most("waves", len(power), 1 if gpu.obeys_limit else WAVES)
         segment = gpu.segment[gpu.segments]
         segment.base_j = energy_j(gpu, start_s) if gpu.segments else 0.0
         segment.start_s = start_s
@@ -331,12 +387,19 @@ class FakeDriver:
         gpu.averaging_s, gpu.window_s, gpu.counter_start_j = source.averaging_s, source.window_s, source.counter_start_j
         gpu.lost_at_s = math.inf
         gpu.limit_min_mw, gpu.limit_max_mw, gpu.limit_default_mw = (round(1000 * w) for w in source.limits_w)
-        gpu.limit_mw, gpu.may_set = gpu.limit_default_mw, source.may_set
+        gpu.may_set, gpu.obeys_limit = source.may_set, source.obeys_limit
+        gpu.limit_enforced_mw, gpu.limit_step_mw = (
+            round(1000 * w) for w in (source.enforced_w or 0.0, source.limit_step_w)
+        )
+        gpu.clock_reasons = source.clock_reasons
+        gpu.app_clock_mhz, gpu.app_clock_default_mhz = source.app_clocks_mhz or (0, 0)
         gpu.gpu_clock_min_mhz, gpu.gpu_clock_max_mhz = 210, 1410
         gpu.memory_clock_min_mhz, gpu.memory_clock_max_mhz = 1593, 1593
-        gpu.utilisation, gpu.temperature_c, gpu.pid = source.utilisation, source.temperature_c, source.pid
+        gpu.utilisation, gpu.temperature_c = source.utilisation, source.temperature_c
+        self._show(gpu, [pid for pid in (source.pid, *source.pids) if pid])
         gpu.memory_total, gpu.memory_used = 80 << 30, 40 << 30
         self._append(gpu, self.epoch_s, source.power)
+        self._limit(gpu, gpu.limit_default_mw / 1000 if source.limit_w is None else source.limit_w)
         for name, code in source.errors.items():
             self._behaviour(gpu, name, code=code)
         for name, (sleep_s, busy_s) in source.delays.items():

@@ -1,0 +1,388 @@
+"""Power limits of this process's own GPUs, as fractions of the limits that were found.
+
+::
+
+    found --first apply--> capped --apply(1.0), reset, close--> found
+                             |--somebody else sets a limit--> yielded: his stays, nothing is done any more
+                             |--the driver refuses for good--> broken: what can be put back is, nothing more is done
+
+Before each change the limit is read, the guardian is told, and what the driver took is read back.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from greentrain.actuators import guardian_main, own_gpus
+from greentrain.actuators.gpu_knobs import BoundSettings, GpuKnobs
+from greentrain.actuators.guardian import Guardian, Refused
+from greentrain.actuators.opening import Opened, open_gpus
+from greentrain.config_actuators import PowerCapConfig
+from greentrain.errors import ConfigError
+from greentrain.types import Topology
+
+IGNORED: Final = 0.02
+"""A change of less than this share of the card's range is not made."""
+FULL: Final = 1.0
+PART: Final = "limit"
+LOOK_S: Final = 1.0
+"""A limit that is to stay is looked at this often at most (s): whether somebody else has set another."""
+
+
+class _Card:
+    """One GPU and what was done to it (mW)."""
+
+    def __init__(self, knobs: GpuKnobs) -> None:
+        self.knobs = knobs
+        self.range = knobs.limits()
+        self.set_mw: int | None = None
+        """None: it has the limit found."""
+
+    def target_mw(self, fraction: float) -> int:
+        """Return the limit of a fraction (mW), in whole watts; the limit found at 1."""
+        return self.range.found_mw if fraction >= FULL else round(self.range.base_mw * fraction / 1000) * 1000
+
+    def takes(self, fraction: float) -> bool:
+        """Return True if the card has such a limit."""
+        return fraction == FULL or self.range.min_mw <= self.target_mw(fraction) <= self.range.found_mw
+
+
+class PowerCap:
+    """The power limits of one process's GPUs; :func:`open_power_cap` makes it.
+
+    Args:
+        opened: The GPUs, NVML and the guardian; closed with it.
+        fractions: What to choose from, descending, first 1.0, each possible on every GPU.
+        dwell_s: Shortest time between two changes (s).
+        warn: Called with one sentence where something cannot be done; once a sentence.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        fractions: tuple[float, ...],
+        *,
+        dwell_s: float,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fractions = fractions
+        """What can be set, descending, first 1.0."""
+        self._opened = opened
+        self._cards = [_Card(knobs) for knobs in opened.gpus]
+        self._dwell_s = dwell_s
+        self._warn = warn
+        self._clock = clock
+        self._fraction = FULL
+        self._changed_s: float | None = None
+        self._looked_s = -math.inf
+        self._started = False
+        self._over = False
+        self._closed = False
+        self._said: set[str] = set()
+        self._owner_pid = os.getpid()
+        self._lock = threading.RLock()
+
+    @property
+    def fraction(self) -> float:
+        """The fraction that is set now; 1.0 where nothing of ours is."""
+        return self._fraction
+
+    @property
+    def guardian(self) -> Guardian:
+        """Restores the limits if this process dies; shared with clocks."""
+        return self._opened.guardian
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """The GPUs whose limits it sets."""
+        return tuple(card.knobs.uuid for card in self._cards)
+
+    def apply(self, fraction: float, *, at_once: bool = False) -> bool:
+        """Set every GPU's limit to a fraction of what was found. Never raises.
+
+        Args:
+            fraction: One of ``fractions``, or any between that the cards can do.
+            at_once: Do it even before ``dwell_s`` is over, as profiling does.
+
+        Returns:
+            True if the limits are now those (a change too small to be worth it counts as made); False if they could
+            not be set, which is said once, or it is too soon after the last change.
+        """
+        with self._lock:
+            if self._closed or self._over or os.getpid() != self._owner_pid:
+                return False
+            try:
+                return self._apply(fraction, at_once)
+            except _Yielded as yielded:
+                self._stop(str(yielded))
+            except Refused as refused:
+                self._back_to_found()
+                self._say(f"power limits stay as they are: {refused}")
+                self._over, self._started = refused.busy, not refused.stale
+            except Exception as error:
+                left = self._back_to_found()
+                self._say(f"power limits cannot be set ({error}); {left or 'they are as they were found'}")
+                self._over = _is_final(error)
+            return False
+
+    def reset(self) -> None:
+        """Give every GPU the limit that was found on it, unless somebody has set another. Idempotent; never raises."""
+        with self._lock:
+            if os.getpid() == self._owner_pid and (left := self._back_to_found()):
+                self._say(left)
+
+    def close(self) -> None:
+        """Reset, let the guardian go and release the driver. Idempotent; never raises."""
+        with self._lock:
+            if self._closed or os.getpid() != self._owner_pid:
+                return
+            self.reset()
+            self._closed = True
+            self._opened.close()
+
+    def _apply(self, fraction: float, at_once: bool) -> bool:
+        if not self._started:
+            self._start()
+            if self._over:
+                return False
+        if not 0.0 < fraction <= FULL or not all(card.takes(fraction) for card in self._cards):
+            self._say(f"a power limit of {fraction:g} of the limit found is outside the range of {self._ranges()}")
+            return False
+        now_s = self._clock()
+        if fraction == self._fraction or (fraction != FULL and self._is_near(fraction)):
+            if now_s - self._looked_s >= LOOK_S:
+                self._look(now_s)
+            return True
+        if not at_once and self._changed_s is not None and now_s - self._changed_s < self._dwell_s:
+            return False
+        self._look(now_s)
+        if self._over:
+            return False
+        self._changed_s = now_s
+        for card in self._cards:
+            self._set(card, fraction)
+        self._fraction = fraction
+        return not self._was_closed()
+
+    def _was_closed(self) -> bool:
+        return self._closed
+
+    def _start(self) -> None:
+        """Look again just before the first change: training runs now, and shows which GPUs it uses."""
+        own = {knobs.uuid for knobs in self._opened.now_own()}
+        self._cards = [card for card in self._cards if card.knobs.uuid in own]
+        for sentence in guardian_main.repair(str(self.guardian.folder), BoundSettings(self._opened.nvml)):
+            self._say(sentence)
+        for card in self._cards:
+            card.range = card.knobs.limits()
+        self._started = True
+        self._over = not self._cards
+
+    def _look(self, now_s: float) -> None:
+        """Raise if somebody else has set a limit, and leave GPUs alone that somebody else computes on.
+
+        Raises:
+            _Yielded: An administrator has set a limit.
+        """
+        self._looked_s = now_s
+        for card in list(self._cards):
+            now_mw, expected_mw = card.knobs.limit_mw(), card.set_mw or card.range.found_mw
+            if not _same(now_mw, expected_mw) and not _same(now_mw, card.range.found_mw):
+                raise _Yielded(
+                    f"the power limit of {card.knobs.label} is now {now_mw / 1000:g} W, neither the"
+                    f" {card.range.found_mw / 1000:g} W that were found nor"
+                    f" {expected_mw / 1000:g} W: somebody else sets it, so it stays and GreenTrain sets none any more"
+                )
+            others = own_gpus.strangers(card.knobs, self._opened.topology.local_world_size)
+            if others:
+                self._restore(card)
+                self._cards.remove(card)
+                self._say(
+                    f"{card.knobs.label} is left alone from now on: a process that is not of this job computes on it"
+                    f" (pid {', '.join(map(str, others))})"
+                )
+        self._over = not self._cards
+
+    def _set(self, card: _Card, fraction: float) -> None:
+        target_mw = card.target_mw(fraction)
+        if fraction >= FULL:
+            self._restore(card)
+            return
+        self.guardian.tell_limit(card.knobs.uuid, card.range.found_mw, target_mw)
+        if self._was_closed():
+            return
+        card.set_mw = target_mw
+        card.knobs.set_limit_mw(target_mw)
+        taken_mw = card.knobs.limit_mw()
+        if not _same(taken_mw, target_mw):
+            raise RuntimeError(f"{card.knobs.label} was told {target_mw / 1000:g} W and says {taken_mw / 1000:g} W")
+        card.set_mw = taken_mw
+        if self._was_closed():  # by a signal's handler, in the middle of this
+            card.knobs.set_limit_mw(card.range.found_mw)
+
+    def _restore(self, card: _Card) -> None:
+        """Put one limit back.
+
+        Raises:
+            _Yielded: Somebody else has set another.
+            Exception: The driver refuses; the guardian will try.
+        """
+        if card.set_mw is None:
+            return
+        now_mw, yielded = card.knobs.limit_mw(), ""
+        if _same(now_mw, card.set_mw):
+            card.knobs.set_limit_mw(card.range.found_mw)
+        elif not _same(now_mw, card.range.found_mw):
+            yielded = (
+                f"the power limit of {card.knobs.label} is now {now_mw / 1000:g} W, which somebody else has set: it"
+                f" stays, and is not put back to the {card.range.found_mw / 1000:g} W that were found"
+            )
+        card.set_mw = None
+        self.guardian.done(card.knobs.uuid, PART)
+        if yielded:
+            raise _Yielded(yielded)
+
+    def _back_to_found(self) -> str:
+        """Put back what can be; return what cannot, in words."""
+        left = ""
+        for card in self._cards:
+            try:
+                self._restore(card)
+            except _Yielded as yielded:
+                self._over = True
+                self._say(str(yielded))
+            except Exception as error:
+                left = f"the power limit of {card.knobs.label} cannot be put back now ({error}); {self._remains()}"
+        self._fraction = FULL
+        return left
+
+    def _stop(self, why: str) -> None:
+        self._over = True
+        self._say(why)
+        for card in self._cards:  # his GPU's restore would say it again
+            try:
+                self._restore(card)
+            except Exception:
+                continue
+        self._fraction = FULL
+
+    def _is_near(self, fraction: float) -> bool:
+        return all(
+            abs(card.target_mw(fraction) - (card.set_mw or card.range.found_mw))
+            < IGNORED * (card.range.max_mw - card.range.min_mw)
+            for card in self._cards
+        )
+
+    def _ranges(self) -> str:
+        return ", ".join(
+            f"{card.knobs.label} ({card.range.min_mw / 1000:g} to {card.range.max_mw / 1000:g} W,"
+            f" {card.range.found_mw / 1000:g} W found)"
+            for card in self._cards
+        )
+
+    def _remains(self) -> str:
+        return "the guardian tries again when this process ends" if self.guardian.pid else "see nvidia-smi -q -d POWER"
+
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._warn(sentence)
+
+
+class _Yielded(Exception):
+    """Somebody else has set a limit."""
+
+
+def open_power_cap(
+    config: PowerCapConfig,
+    topology: Topology,
+    warn: Callable[[str], None],
+    *,
+    guardian: Guardian | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> PowerCap | None:
+    """Return the power limits of this process's GPUs; None, and one sentence to ``warn``, where there are none to set.
+
+    What processes left behind that died together with their guardian is put right first.
+
+    Args:
+        config: Section ``actuators.power_cap``.
+        topology: Where this process stands among the ranks.
+        warn: Called with each sentence that the user should read.
+        guardian: To share with :func:`~greentrain.actuators.clocks.open_clocks`; None: one of its own.
+        clock: Monotonic seconds.
+
+    Raises:
+        ConfigError: A device is not visible to this process, or no fraction is in the range of its cards.
+    """
+    opened = open_gpus(
+        config.devices, topology, warn, key="actuators.power_cap.devices", what="power limits", guardian=guardian
+    )
+    if opened is None:
+        return None
+    try:
+        for knobs in opened.gpus:
+            knobs.limits()
+            knobs.try_limit()
+    except Exception as error:
+        warn(refusal("power limits", error))
+        opened.close()
+        return None
+    try:
+        cards = [_Card(knobs) for knobs in opened.gpus]
+        fractions = _possible(config.fractions, cards, warn)
+    except BaseException:
+        opened.close()
+        raise
+    return PowerCap(opened, fractions, dwell_s=config.dwell_s, warn=warn, clock=clock)
+
+
+def refusal(what: str, error: Exception) -> str:
+    """Return the sentence about a right that is missing, or another reason of the driver.
+
+    Args:
+        what: ``power limits`` or ``clocks``.
+        error: What the driver said.
+    """
+    if type(error).__name__ == "NVMLError_NoPermission":
+        return (
+            f"{what} are left alone: this process may not set them (NVML: {error}). It takes root with CAP_SYS_ADMIN:"
+            " give it to the container (docker run --cap-add SYS_ADMIN; Kubernetes: securityContext, capabilities, add"
+            " SYS_ADMIN), or let an administrator set one limit: sudo nvidia-smi -i <uuid> -pl <watts>"
+        )
+    if type(error).__name__ == "NVMLError_NotSupported":
+        return f"{what} are left alone: this card has none that can be set (NVML: {error})"
+    return f"{what} are left alone: the driver does not answer as it should ({error})"
+
+
+def _possible(wanted: Sequence[float], cards: Sequence[_Card], warn: Callable[[str], None]) -> tuple[float, ...]:
+    fractions = sorted(set(wanted), reverse=True)
+    possible = tuple(f for f in fractions if all(card.takes(f) for card in cards))
+    left = [f"{f:g}" for f in fractions if f not in possible]
+    if not left:
+        return possible
+    ranges = "; ".join(
+        f"{card.knobs.label}: {card.range.min_mw / 1000:g} to {card.range.max_mw / 1000:g} W, of"
+        f" {card.range.base_mw / 1000:g} W that is {card.range.min_mw / card.range.base_mw:.3f} to 1"
+        for card in cards
+    )
+    if possible == (FULL,) and tuple(wanted) != PowerCapConfig().fractions:
+        raise ConfigError(
+            f"actuators.power_cap.fractions: {', '.join(left)} of the limit found is outside the range of the card"
+            f" ({ranges}). Name fractions within it"
+        )
+    warn(f"power limits of {', '.join(left)} of the limit found are left out, as the card has none so low ({ranges})")
+    return possible
+
+
+def _same(one_mw: int, other_mw: int) -> bool:
+    return abs(one_mw - other_mw) <= guardian_main.TOLERANCE_MW
+
+
+def _is_final(error: Exception) -> bool:
+    return type(error).__name__ in ("NVMLError_GpuIsLost", "NVMLError_NoPermission", "NVMLError_NotSupported")
