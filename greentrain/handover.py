@@ -45,6 +45,8 @@ class Offer:
     """Whether it brings the training back at a later time."""
     resize_s: float | None = None
     """Mean seconds without training that a restart took here; None: not measured yet."""
+    job_unix_s: float | None = None
+    """When the job was started first (s since the epoch): its deadline and a replayed grid count from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,8 @@ class Notice:
     reason: str
     by_unix_s: float | None = None
     """After this it is ended (s since the epoch); None: nobody says."""
+    ranks: int | None = None
+    """Of the next attempt; None: as many as now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

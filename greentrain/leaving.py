@@ -112,7 +112,7 @@ class Leaving:
             self._stay()
         if self._ranks == 1:
             if self._noticed is not None and not self._obeyed:
-                self._obey(self._noticed.reason)
+                self._obey(self._noticed.reason, self._noticed.ranks)
         elif self._agenda.step() and self._meetings.possible:
             self._meet(self._meetings)
 
@@ -162,7 +162,7 @@ class Leaving:
         notice = self._noticed if self._first and not self._obeyed else None
         said = meetings.share(
             {
-                "notice": None if notice is None else notice.reason,
+                "notice": None if notice is None else [notice.reason, notice.ranks],
                 "steps": self._agenda.steps_until(self._next_s),
             }
         )
@@ -171,12 +171,12 @@ class Leaving:
             return
         self._agenda.meet_after(int(said["steps"]))
         if said["notice"] is not None:
-            self._obey(str(said["notice"]))
+            self._obey(*said["notice"])
 
-    def _obey(self, reason: str) -> None:
+    def _obey(self, reason: str, ranks: int | None) -> None:
         self._obeyed = True
         if self.request is None:
-            self.ask(self._ranks, None, reason)
+            self.ask(ranks or self._ranks, None, reason)
 
     def _stay(self) -> None:
         """Go on, as a whole step has passed without a checkpoint."""

@@ -6,7 +6,7 @@ whose journals are not visible here (another node without a shared folder) are n
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,18 @@ class JobSums:
 
 
 def sums_of_others(folder: Path, rank: int, world_size: int) -> JobSums:
-    """Return the sums of all ranks but ``rank`` as of their last bookings. Never raises."""
+    """Return the sums of all ranks but ``rank`` as of their last bookings. Never raises.
+
+    Ranks beyond ``world_size`` are of an earlier attempt that was wider: what they used counts, they draw nothing now.
+    """
     out = JobSums()
-    for other in range(world_size):
-        if other != rank:
-            record = _last_entry(rank_path(folder, other))
-            if record is not None:
-                out = out + _sums(record)
+    other = 0
+    while other < world_size or rank_path(folder, other).exists():
+        record = None if other == rank else _last_entry(rank_path(folder, other))
+        if record is not None:
+            sums = _sums(record)
+            out = out + (sums if other < world_size else replace(sums, ranks=0, power_w=0.0))
+        other += 1
     return out
 
 

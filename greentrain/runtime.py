@@ -213,7 +213,7 @@ class ActiveRun:
 
     def look_at_others(self) -> None:
         """Read what the other ranks have booked so far; only rank 0 does."""
-        if self.topology.rank == 0 and self.topology.world_size > 1:
+        if self.topology.rank == 0 and (self.topology.world_size > 1 or rank_path(self.folder, 1).exists()):
             self._others = sums_of_others(self.folder, 0, self.topology.world_size)
 
     def now(self) -> tuple[float, float]:

@@ -142,7 +142,7 @@ class GreenSession(contextlib.ContextDecorator):
                 signal=signal,
                 clock=self._clock,
                 run_id=run_id,
-                carried=Totals.from_dict(self._resume["totals"]) if self._resume else None,
+                carried=self._carried(place),
                 parameters=self.parameters,
                 on_second=self._each_second,
             )
@@ -431,6 +431,7 @@ class GreenSession(contextlib.ContextDecorator):
         return {
             "format": STATE_FORMAT,
             "run_id": None if self._last is None else self._last.run_id,
+            "rank": None if self._last is None else self._last.topology.rank,
             "totals": self.totals().to_dict(),
             **self._control.state_dict(),
         }
@@ -454,7 +455,7 @@ class GreenSession(contextlib.ContextDecorator):
             )
         if self._run is not None:
             raise SessionError("load_state_dict() must come before start(): the run folder is open already")
-        self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"])}
+        self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"]), "rank": state.get("rank")}
         self._control.load_state_dict(state)
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -483,6 +484,12 @@ class GreenSession(contextlib.ContextDecorator):
     def _run_id(self, place: Topology) -> str:
         carried = self._resume["run_id"] if self._resume else None
         return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
+
+    def _carried(self, place: Topology) -> Totals | None:
+        """Return the totals to go on from: those of a checkpoint, unless another rank wrote it."""
+        if self._resume is None or self._resume["rank"] not in (None, place.rank):
+            return None
+        return Totals.from_dict(self._resume["totals"])
 
     def _grid_time(self, run_id: str) -> GridTime:
         """Return the grid's time: a run that goes on keeps the one with which it began."""
