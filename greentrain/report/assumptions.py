@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from greentrain.report.facility import facility_rows
+
 
 def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict[str, str]]:
     """Return the assumptions behind a summary, each with value and source.
@@ -13,16 +15,7 @@ def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict
     """
     config = run.get("config") or {}
     carbon_config = config.get("carbon") or {}
-    pue = summary["energy"]["pue"]
-    rows = [
-        _row(
-            "PUE (facility energy / IT energy)",
-            f"{pue:g}",
-            "carbon.pue in the configuration"
-            if pue != 1.0
-            else "default 1: cooling and power conversion of the building are not counted",
-        )
-    ]
+    rows = [_row(*row) for row in facility_rows(summary, carbon_config)]
     rows += _intensity(summary["carbon"])
     if carbon_config.get("market_g_per_kwh") is not None:
         rows.append(

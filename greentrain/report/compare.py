@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.errors import GreenTrainError
 from greentrain.report import units_text
+from greentrain.report.facility import pue_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -13,6 +14,7 @@ _FIGURES = (
     ("energy", "energy", "energy_j", units_text.energy),
     ("emissions", "carbon", "emissions_g", units_text.carbon),
     ("electricity's emissions", "carbon", "operational_location_g", units_text.carbon),
+    ("CUE (per IT energy)", "carbon", "cue_kg_per_kwh", units_text.cue),
     ("energy per token", "work", "j_per_token", units_text.joules),
     ("emissions per 1\N{THIN SPACE}000 tokens", "work", "g_per_ktoken", units_text.carbon),
     ("energy per sample", "work", "j_per_sample", units_text.joules),
@@ -165,10 +167,9 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
     ways = [_ways(first), _ways(other)]
     if ways[0] != ways[1]:
         out.append(f"A and {name} do not read the same devices in the same way: {ways[0]} against {ways[1]}")
-    if abs(first["energy"]["pue"] - other["energy"]["pue"]) > 1e-9:
-        out.append(
-            f"PUE is {first['energy']['pue']:g} in A and {other['energy']['pue']:g} in {name}: grams differ by it"
-        )
+    pues = [pue_text(summary["energy"]) for summary in (first, other)]
+    if pues[0] != pues[1]:
+        out.append(f"PUE is {pues[0]} in A and {pues[1]} in {name}: grams differ by it")
     zones = [sorted({source["zone"] for source in s["carbon"]["sources"]}) for s in (first, other)]
     if zones[0] != zones[1]:
         texts = [", ".join(zone) or "unknown" for zone in zones]

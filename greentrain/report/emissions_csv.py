@@ -1,8 +1,8 @@
 """emissions.csv with exactly the columns of CodeCarbon 3.3.2, so that its readers and dashboards work unchanged.
 
 Units are CodeCarbon's: s, kg, kg/s, W, kWh, litres, GB. As there, PUE multiplies power and energy (its
-emissions_tracker.py, ``power *= self._pue``), and emissions are operational only. A cell is empty where
-CodeCarbon would write a guess or 0 and we do not know. Columns:
+emissions_tracker.py, ``power *= self._pue``), here each interval by its own, and emissions are operational only. A cell
+is empty where CodeCarbon would write a guess or 0 and we do not know. Columns:
 https://github.com/mlco2/codecarbon, codecarbon/output_methods/emissions_data.py, read 2026-11.
 """
 
@@ -36,7 +36,7 @@ def emissions_row(summary: Mapping[str, Any], run: Mapping[str, Any]) -> dict[st
         summary: From ``summarize``.
         run: run.json, for the settings.
     """
-    pue, wall_s = summary["energy"]["pue"], summary["time"]["wall_s"]
+    wall_s = summary["time"]["wall_s"]
     operational_g = summary["carbon"]["operational_location_g"]
     emissions_kg = None if operational_g is None else operational_g / G_PER_KG
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
@@ -54,15 +54,15 @@ def emissions_row(summary: Mapping[str, Any], run: Mapping[str, Any]) -> dict[st
         python_version=summary["run"]["python"],
         codecarbon_version=f"greentrain-{summary['greentrain_version']}",
         tracking_mode=_tracking_mode(run),
-        pue=pue,
+        pue=summary["energy"]["pue"],
         **_place(summary),
     )
     for kind, column in _KINDS.items():
         devices = [device for device in summary["devices"] if device["kind"] == kind]
-        known = [device["energy_j"] for device in devices if device["energy_j"] is not None]
+        known = [device["facility_energy_j"] for device in devices if device["facility_energy_j"] is not None]
         if known:
-            row[f"{column}_energy"] = kwh_from_j(sum(known) * pue)
-            row[f"{column}_power"] = sum(known) * pue / wall_s if wall_s else None
+            row[f"{column}_energy"] = kwh_from_j(sum(known))
+            row[f"{column}_power"] = sum(known) / wall_s if wall_s else None
         if devices and kind == "gpu":
             row["gpu_count"] = len(devices)
             row["gpu_model"] = _models(devices)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from greentrain.ledger import RunRecord, Totals
+from greentrain.report.facility import cue_kg_per_kwh, facility_figures
 from greentrain.report.series import RunSeries
 from greentrain.report.tally import Tally
 from greentrain.units import J_PER_KWH, kwh_from_j
@@ -16,15 +17,11 @@ def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str,
     energy_j = totals.energy_j if known or carried_j > 0 else None
     booked_s = sum(device.booked_s for device in tally.devices.values())
     missing_s = max(sum(max(device.missing_s, 0.0) for device in tally.devices.values()), 0.0)
-    pue = _pue(record, tally)
-    facility_j = None if energy_j is None else tally.facility_j + (energy_j - tally.entries_j) * pue
     shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
     return {
         "energy_j": energy_j,
         "energy_kwh": None if energy_j is None else kwh_from_j(energy_j),
-        "facility_energy_j": facility_j,
-        "facility_energy_kwh": None if facility_j is None else kwh_from_j(facility_j),
-        "pue": pue,
+        **facility_figures(record, tally, energy_j),
         "carried_j": carried_j,
         "by_provenance_j": {name: None if energy_j is None else value for name, value in shares.items()},
         "measured_share": shares["measured"] / energy_j if energy_j else None,
@@ -34,15 +31,6 @@ def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str,
         "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
         "uncertainty": _uncertainty(tally, energy_j),
     }
-
-
-def _pue(record: RunRecord, tally: Tally) -> float:
-    if tally.entries_j > 0:
-        return round(tally.facility_j / tally.entries_j, 9)
-    for rank in record.ranks:
-        for entry in rank.entries:
-            return entry.pue
-    return float((record.run.get("config") or {}).get("carbon", {}).get("pue") or 1.0)
 
 
 def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:
@@ -70,7 +58,7 @@ def power_figures(wall_s: float, energy: Mapping[str, Any], series: RunSeries | 
 
 
 def carbon_figures(record: RunRecord, totals: Totals, tally: Tally, energy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return grams (operational, embodied, both), intensity and who states it."""
+    """Return grams (operational, embodied, both), CUE, intensity and who states it."""
     energy_j = energy["energy_j"]
     priced_j = totals.energy_j - totals.unpriced_j
     operational_g = totals.operational_g if energy_j is not None and (priced_j > 0 or energy_j == 0) else None
@@ -99,6 +87,7 @@ def carbon_figures(record: RunRecord, totals: Totals, tally: Tally, energy: Mapp
         "emissions_include": ["operational"] + (["embodied (mid)"] if mid is not None else []),
         "complete": energy_j is not None and totals.unpriced_j == 0,
         "unpriced_j": totals.unpriced_j if energy_j is not None else None,
+        "cue_kg_per_kwh": cue_kg_per_kwh(operational_g, priced_j),
         "intensity_g_per_kwh": grams_here / priced_facility_j * J_PER_KWH if priced_facility_j > 0 else None,
         "intensity_min_g_per_kwh": tally.intensity_min,
         "intensity_max_g_per_kwh": tally.intensity_max,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.report import charts, paths, units_text
+from greentrain.report.facility import pue_text
 from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_table, profiled
 from greentrain.report.plan_chart import plan_chart
@@ -40,6 +41,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         mass=_unbroken(units_text.mass),
         co2=_unbroken(units_text.carbon),
         power=_unbroken(units_text.power),
+        cue=_unbroken(units_text.cue),
         intensity=_unbroken(units_text.intensity),
         percent=_unbroken(units_text.percent),
         duration=_unbroken(units_text.duration),
@@ -55,6 +57,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         charts={"plan": None, "power": None, "energy": None, "emissions": None} | {chart.key: chart for chart in drawn},
         tips={chart.key: chart.tip for chart in drawn},
         headline=headline(summary),
+        pue=pue_text(summary["energy"]),
         likes=[(*likeness(item["amount"], item["unit"]), item["source"]) for item in summary["equivalents"]],
         rows=_bar_rows(summary),
         plan=plan_texts(summary),

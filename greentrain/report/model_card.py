@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from greentrain.config import WORLD
 from greentrain.report import units_text
+from greentrain.report.facility import pue_text
 from greentrain.report.files import write_atomic
 
 DECIMALS: Final = 4
@@ -67,7 +68,7 @@ def _source(summary: Mapping[str, Any]) -> str:
     parts = [
         f"GreenTrain {summary['greentrain_version']}, grams CO2e: {' + '.join(carbon['emissions_include'])}",
         f"energy {units_text.energy(energy['energy_j'])} ({units_text.percent(energy['measured_share'])} measured,"
-        f" {units_text.percent(energy['modelled_share'])} modelled), PUE {energy['pue']:g}",
+        f" {units_text.percent(energy['modelled_share'])} modelled), PUE {pue_text(energy)}",
     ]
     if not carbon["complete"]:
         parts.append("lower bound: the carbon intensity of part of the energy is not known")

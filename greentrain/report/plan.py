@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from greentrain.ledger import RunRecord, Totals
 from greentrain.report import units_text
+from greentrain.report.facility import it_grams
 from greentrain.report.plan_hindsight import Grams, three_numbers
 from greentrain.report.plan_record import Decided, PlanRecord
 from greentrain.units import S_PER_HOUR
@@ -179,12 +180,12 @@ def _run_grams(
     if unread_s > MOST_UNREAD * sum(device["booked_s"] for device in read):
         return Grams(reason=f"for {units_text.duration(unread_s)} of device time there is no reading")
     until_s = plan.time.real(plan.end_s)
-    total = sum(rank.carried.operational_g for rank in record.ranks) / energy["pue"]
+    total = sum(it_grams(rank.carried, energy["pue"]) for rank in record.ranks)
     for rank in record.ranks:
         for entry in rank.entries:
             length_s = entry.t1_unix_s - entry.t0_unix_s
             share = 1.0 if entry.t1_unix_s <= until_s else (until_s - entry.t0_unix_s) / length_s
-            total += max(0.0, share) * (entry.operational_g or 0.0) / entry.pue
+            total += max(0.0, share) * (entry.it_g or 0.0)
     return Grams(grams=total)
 
 

@@ -178,7 +178,7 @@ def _run_grams(
     if plan["actual_of"] == "run" and series is not None:
         time = GridTime.from_dict(plan["grid"])
         at_s = time.grid_s + time.speed * (series.edges_unix_s - time.unix_s)
-        grams = np.concatenate([[0.0], series.operational_g]) / summary["energy"]["pue"]
+        grams = np.concatenate([[0.0], series.it_g])
         until = np.interp(np.minimum(edges, plan["end_s"]), at_s, grams)
     else:
         seconds = _by_row(plan, edges)

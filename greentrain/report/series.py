@@ -53,6 +53,8 @@ class RunSeries:
     """Cumulative modelled energy at the bins' ends (J)."""
     operational_g: "Floats"
     """Cumulative operational grams of the energy whose intensity is known, at the bins' ends."""
+    it_g: "Floats"
+    """The same without PUE."""
     intensity_g_per_kwh: "Floats"
     """Energy-weighted mean intensity of the bin; NaN where not known."""
     window_s: float
@@ -80,6 +82,7 @@ def build_series(record: RunRecord, bins: int = BINS) -> RunSeries | None:
     measured: list[tuple[float, float, float]] = []
     modelled: list[tuple[float, float, float]] = []
     grams: list[tuple[float, float, float]] = []
+    it_grams: list[tuple[float, float, float]] = []
     weighted: list[tuple[float, float, float, float]] = []
     fine: list[tuple[float, float, float]] = []
     for rank in record.ranks:
@@ -100,6 +103,7 @@ def build_series(record: RunRecord, bins: int = BINS) -> RunSeries | None:
                 (modelled if is_model else measured).append((start, t1, share.energy_j))
             if entry.operational_g is not None:
                 grams.append((t0, t1, entry.operational_g))
+                it_grams.append((t0, t1, entry.it_g or 0.0))
             if entry.carbon.g_per_kwh is not None:
                 weight = max(entry.energy_j, 1e-9)
                 weighted.append((t0, t1, entry.carbon.g_per_kwh * weight, weight))
@@ -130,6 +134,7 @@ def build_series(record: RunRecord, bins: int = BINS) -> RunSeries | None:
         measured_j=np.cumsum(_bin_rows(edges, measured)),
         modelled_j=np.cumsum(_bin_rows(edges, modelled)),
         operational_g=np.cumsum(_bin_rows(edges, grams)),
+        it_g=np.cumsum(_bin_rows(edges, it_grams)),
         intensity_g_per_kwh=_mean(edges, weighted),
         window_s=window_s,
     )

@@ -45,7 +45,10 @@ def sci_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def scope2_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return GHG Protocol scope 2 by both methods; None where no energy is known."""
+    """Return GHG Protocol scope 2 by both methods; None where no energy is known.
+
+    The contracted factor is one for the whole run, so the mean PUE by energy gives the exact product.
+    """
     carbon, energy = summary["carbon"], summary["energy"]
     if energy["energy_j"] is None:
         return None

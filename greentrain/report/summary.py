@@ -9,12 +9,12 @@ otherwise.
 run                     run_id, name, tags, command, versions, world_size, parameters
 state                   word (finished, exception, sigterm, exit, killed, running), text, resumes
 time                    start and end (unix s and UTC), wall_s booked, elapsed_s from start to end
-energy                  energy_j, kWh, facility, PUE, by_provenance, shares, coverage, uncertainty
+energy                  energy_j, kWh, facility, PUE (mean by energy), by_provenance, shares, coverage, uncertainty
 power                   mean_w, peak_w over peak_window_s
 devices                 one a device: energy, provenance, sensor's figures, missing seconds, embodied rate
 phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams
 hosts, ranks            the same energy by place
-carbon                  operational (location, market), embodied low/mid/high, emissions_g, intensity, sources
+carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources
 gears                   one a precision gear: energy, time and work in it, and their ratios; empty without gears
 layers                  which linear layers may run in FP8, on which backend, and why not the others; null: no FP8
 action_table            speed, power and J/token of each gear side by side, where the run measured them; or null
@@ -207,6 +207,7 @@ def _device(device: DeviceTally, tally: Tally, total_j: float | None) -> dict[st
         "kind": sensor.get("kind"),
         "provenance": "missing" if energy_j is None else provenance,
         "energy_j": energy_j,
+        "facility_energy_j": device.facility_j if energy_j is not None else None,
         "by_provenance_j": dict(device.by_provenance) if energy_j is not None else {},
         "share": energy_j / total_j if energy_j is not None and total_j else None,
         "operational_g": tally.device_g.get((device.host, device.uid)),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.report import units_text
 from greentrain.report.charts import short_name
+from greentrain.report.facility import pue_text
 from greentrain.report.gears import gear_table
 from greentrain.report.html import headline
 from greentrain.report.plan_text import plan_texts
@@ -49,13 +50,14 @@ def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
     table.add_column(style="bold")
     table.add_column()
     joules = units_text.joules(energy["energy_j"])
+    cue = "" if carbon["cue_kg_per_kwh"] is None else f", CUE {units_text.cue(carbon['cue_kg_per_kwh'])}"
     facility = units_text.energy(energy["facility_energy_j"])
-    table.add_row("Energy", head["energy"], f"{joules}; {facility} with PUE {energy['pue']:g}")
+    table.add_row("Energy", head["energy"], f"{joules}; {facility} with PUE {pue_text(energy)}")
     table.add_row(
         "Emissions",
         head["emissions"],
         f"electricity {units_text.mass(carbon['operational_location_g'])} at"
-        f" {units_text.intensity(carbon['intensity_g_per_kwh'])}; embodied {units_text.mass(embodied['mid'])}"
+        f" {units_text.intensity(carbon['intensity_g_per_kwh'])}{cue}; embodied {units_text.mass(embodied['mid'])}"
         + (
             ""
             if embodied["low"] is None

@@ -22,6 +22,8 @@ class DeviceTally:
     sensor: Mapping[str, Any] = field(default_factory=dict)
     by_provenance: dict[str, float] = field(default_factory=dict)
     """Known energy (J), ``measured`` and ``modelled``."""
+    facility_j: float = 0.0
+    """Known energy x PUE (J)."""
     booked_s: float = 0.0
     missing_s: float = 0.0
     peak_w: float | None = None
@@ -62,6 +64,10 @@ class Tally:
     entries_j: float = 0.0
     priced_facility_j: float = 0.0
     """Energy x PUE of the entries whose intensity is known (J)."""
+    pue_j: dict[str, float] = field(default_factory=dict)
+    """Energy (J) by source of its PUE."""
+    pue_min: float | None = None
+    pue_max: float | None = None
     phase_g: dict[str, float] = field(default_factory=dict)
     """Operational grams by exclusive phase, of the entries whose intensity is known."""
     device_g: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -116,11 +122,19 @@ class Tally:
         if entry.operational_g is not None and span_s > 0:
             self._add_gears(entry, g_per_j, span_s)
         self.entries_j += energy_j
-        self.facility_j += energy_j * entry.pue
+        self._add_pue(entry, energy_j)
         if entry.operational_g is not None:
             self.priced_facility_j += energy_j * entry.pue
         self.has_embodied = self.has_embodied or entry.embodied_g is not None
         self._add_carbon(entry, energy_j)
+
+    def _add_pue(self, entry: LedgerEntry, energy_j: float) -> None:
+        self.facility_j += energy_j * entry.pue
+        if energy_j > 0:
+            source = str(entry.pue_source)
+            self.pue_j[source] = self.pue_j.get(source, 0.0) + energy_j
+            self.pue_min = entry.pue if self.pue_min is None else min(self.pue_min, entry.pue)
+            self.pue_max = entry.pue if self.pue_max is None else max(self.pue_max, entry.pue)
 
     def _add_gears(self, entry: LedgerEntry, g_per_j: float, span_s: float) -> None:
         for name, use in entry.gears.items():
@@ -148,6 +162,7 @@ class Tally:
         if share.provenance is not Provenance.MISSING:
             name = str(share.provenance)
             device.by_provenance[name] = device.by_provenance.get(name, 0.0) + share.energy_j
+            device.facility_j += share.energy_j * entry.pue
             if known_s > 0.5 * span_s and share.missing_s >= 0 and span_s > 0:
                 device.peak_w = max(device.peak_w or 0.0, share.energy_j / known_s)
         if share.missing_s <= 0:

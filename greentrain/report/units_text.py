@@ -53,6 +53,11 @@ def intensity(g_per_kwh: float | None) -> str:
     return UNKNOWN if g_per_kwh is None else f"{significant(g_per_kwh)} g/kWh"
 
 
+def cue(kg_per_kwh: float | None) -> str:
+    """Return a carbon usage effectiveness, per kWh of IT energy."""
+    return UNKNOWN if kg_per_kwh is None else f"{significant(kg_per_kwh)} kg/kWh"
+
+
 def percent(share: float | None) -> str:
     """Return a share of 1 as a percentage; never '0 %' for something and never '100 %' for less than all."""
     if share is None:

@@ -253,7 +253,7 @@ def _emitted(record: RunRecord, time: GridTime, edges_s: Array) -> Array:
     total = np.zeros(len(edges_s))
     for rank in record.ranks:
         for entry in rank.entries:
-            grams = (entry.operational_g or 0.0) / entry.pue
+            grams = entry.it_g or 0.0
             t0_s, t1_s = time.at(entry.t0_unix_s), time.at(entry.t1_unix_s)
             total += grams * np.clip((edges_s - t0_s) / max(t1_s - t0_s, 1e-9), 0.0, 1.0)
     return total
