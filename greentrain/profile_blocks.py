@@ -1,7 +1,7 @@
 """Measured blocks of steps, and the action costs that follow from them.
 
-A block is what one rank measured while one gear ran; ranks add up to the job, and blocks of a gear to means with
-intervals. Figures that a loop or a sensor did not give stay None all the way.
+A block is what one rank measured while one gear ran under one power cap; ranks add up to the job, and blocks of an
+action to means with intervals. Figures that a loop or a sensor did not give stay None all the way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +26,13 @@ class BlockRecord:
     """By device uid (J); None: not known. Empty where this rank reads no device."""
     provenance: str
     """Of the joules: ``measured``, ``modelled``, ``mixed`` or ``missing``."""
+    cap: float = 1.0
+    """Power cap, as a fraction of the limit found."""
+
+    @property
+    def action(self) -> Action:
+        """Return what ran."""
+        return Action(gear=self.gear, cap=self.cap)
 
 
 def add_ranks(ranks: Sequence[Sequence[BlockRecord]]) -> list[BlockRecord]:
@@ -37,7 +44,7 @@ def add_ranks(ranks: Sequence[Sequence[BlockRecord]]) -> list[BlockRecord]:
     Raises:
         ConfigError: They did not.
     """
-    runs = {tuple((block.gear, block.steps) for block in blocks) for blocks in ranks}
+    runs = {tuple((block.action, block.steps) for block in blocks) for blocks in ranks}
     if len(runs) != 1:
         raise ConfigError(
             "the ranks did not profile the same steps: give every GearProfiler an agree= that asks rank 0"
@@ -45,22 +52,22 @@ def add_ranks(ranks: Sequence[Sequence[BlockRecord]]) -> list[BlockRecord]:
     return [_added(blocks) for blocks in zip(*ranks, strict=True)]
 
 
-def costs_of(blocks: Sequence[BlockRecord], gears: Sequence[Gear]) -> tuple[ActionCost, ...]:
-    """Return the cost of each gear that has a block.
+def costs_of(blocks: Sequence[BlockRecord], actions: Sequence[Action]) -> tuple[ActionCost, ...]:
+    """Return the cost of each action that has a block.
 
-    The joules of a block are known if they are of every device that any block has: else two gears would be compared
+    The joules of a block are known if they are of every device that any block has: else two actions would be compared
     on different hardware.
     """
     devices = {uid for block in blocks for uid in block.energy_j or ()}
     costs = []
-    for gear in gears:
-        own = [block for block in blocks if block.gear is gear]
+    for action in actions:
+        own = [block for block in blocks if block.action == action]
         if own:
-            costs.append(_cost(gear, own, devices))
+            costs.append(_cost(action, own, devices))
     return tuple(costs)
 
 
-def _cost(gear: Gear, blocks: Sequence[BlockRecord], devices: set[str]) -> ActionCost:
+def _cost(action: Action, blocks: Sequence[BlockRecord], devices: set[str]) -> ActionCost:
     seconds = [block.seconds for block in blocks]
     steps = [float(block.steps) for block in blocks]
     tokens = _all_known([block.tokens for block in blocks])
@@ -69,7 +76,7 @@ def _cost(gear: Gear, blocks: Sequence[BlockRecord], devices: set[str]) -> Actio
         [sum(b.energy_j.values()) if devices and b.energy_j and b.energy_j.keys() == devices else None for b in blocks]
     )
     return ActionCost(
-        action=Action(gear=gear),
+        action=action,
         steps_per_s=Estimate.of(_ratios(steps, seconds)),
         tokens_per_s=None if tokens is None else Estimate.of(_ratios(tokens, seconds)),
         samples_per_s=None if samples is None else Estimate.of(_ratios(samples, seconds)),
@@ -94,6 +101,7 @@ def _added(blocks: Sequence[BlockRecord]) -> BlockRecord:
             energy_j[uid] = energy_j.get(uid, 0.0) + joules
     return BlockRecord(
         gear=blocks[0].gear,
+        cap=blocks[0].cap,
         seconds=max(block.seconds for block in blocks),
         steps=blocks[0].steps,
         tokens=None if tokens is None else round(sum(tokens)),

@@ -1,4 +1,4 @@
-"""Measures what every gear costs and brings, in a few seconds of training: the engine of ``session.profile_gears()``.
+"""Measures what gears and power caps cost and bring, in a few seconds of training: ``session.profile_gears()``.
 
 Each gear runs in several short blocks of ordinary training steps, in turns, and every other round the other way
 round, so that what drifts (temperature, clocks, a neighbour on the node) meets all gears alike::
@@ -11,6 +11,8 @@ An even number of rounds cancels a linear drift. An odd number of n rounds with 
 between the first gear and the last: with three rounds 5.6 % of the drift for two gears, 8.3 % for four.
 
 Of a block only times, steps and tokens are kept; its joules are asked for when the sensors have long reported them.
+Where power caps are measured too they are waited for at the end of each block, as they decide which cap comes next
+(``greentrain.profile_turns``): two seconds in which the devices idle, a dozen times in the life of a model.
 A gear's figures are means over its blocks with Student's t, so the interval holds what differs from block to block,
 drift included.
 """
@@ -22,22 +24,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.action_table import ActionTable
+from greentrain.action_table import Action, ActionTable
 from greentrain.errors import ConfigError, SessionError
+from greentrain.policy.cap_search import energy_per_step
 from greentrain.profile_blocks import BlockRecord, costs_of, provenance_of
+from greentrain.profile_turns import LEAST_BLOCKS, SPARE, CapTurns, Ended, GearTurns, Turn, Turns
 from greentrain.types import Gear, Provenance
 
-LEAST_BLOCKS: Final = 2
-"""Blocks a gear that ``max_steps`` is shared out for first: with one there is no interval."""
 FALLING: Final = 0.9
 """A step this much shorter than the one before says that the gear is still warming up."""
 MOST_WARM: Final = 4
 """Bound of the first warm-up, in times ``warmup_steps``."""
-SPARE: Final = 1.05
-"""Steps planned for a block, in times what its gear's pace asks for: one more look costs a synchronisation."""
 ASK_AFTER_S: Final = 10.0
 """Age of a block (s) after which its joules are asked for while others run: sensors have reported it (5 s at most,
 ``greentrain.runtime.MAX_LAG_S``), their curves still hold it (27 min, ``greentrain.power.curve.CAPACITY``)."""
+CAP_SETTLES_S: Final = 1.0
+"""Time after a change of power limit that counts as warm-up (s): power follows within a few 100 ms, and readings that
+are means over the last second (NVML's power, Ampere and later: NVIDIA, nvmlDeviceGetPowerUsage,
+https://docs.nvidia.com/deploy/nvml-api/, 2026-11-21) a second later."""
 MOST_CALLS: Final = 1024
 """Calls of the user's function without an optimizer step after which :meth:`GearProfiler.run` gives up."""
 
@@ -46,12 +50,17 @@ MOST_CALLS: Final = 1024
 class _Block:
     """A block while it runs and until its joules are known."""
 
-    gear: Gear
+    action: Action
     first: bool
+    """The first of its gear."""
+    settle_s: float
+    """Least warm-up (s): the cap has changed."""
     last_step: int
     """Step of the phase with which it ends at the latest."""
     looked_s: float | None
     """Time of the last look (s): the start of the warm-up steps that run."""
+    looked_warm: int = 0
+    """Warm-up steps before it."""
     warm: int = 0
     warm_s: float | None = None
     """Seconds a warm-up step, of the last ones."""
@@ -63,11 +72,13 @@ class _Block:
     samples: int = 0
     short: bool = False
     """The steps ran out before it was long enough for the sensors."""
+    asked: bool = False
+    """Its joules were asked for, and waited for, when it ended."""
     energy_j: Mapping[str, float] | None = None
 
 
 class GearProfiler:
-    """Takes training through the gears; driven by the training itself.
+    """Takes training through gears and power caps; driven by the training itself.
 
     ::
 
@@ -90,7 +101,13 @@ class GearProfiler:
         clock: Monotonic time (s).
         synchronize: Waits until the device has done all it was given; None where steps are over when they return.
         agree: Returns rank 0's number on every rank.
-        rounds: Blocks a gear.
+        caps: Power caps to measure each gear at, as fractions of the limit found; who drives the profiler sets
+            :attr:`cap` before the next step, or calls :meth:`drop`.
+        score: What a step costs, from steps/s and watts: what the search for caps looks for. None: joules a step.
+        max_slowdown: Largest share of the fastest action's speed that a cap may cost to be of use; None: any.
+        gather: Returns a number of every rank, in the order of ranks.
+        settle_s: Least warm-up after a change of cap (s).
+        rounds: Blocks an action.
         warmup_steps: Steps before a gear's first block; a third of them before later ones.
         min_block_s: Shortest block (s): ten periods of the slowest sensor, or an edge's share of a tick counts.
         min_steps: Fewest steps of a block.
@@ -109,6 +126,11 @@ class GearProfiler:
         clock: Callable[[], float] = time.monotonic,
         synchronize: Callable[[], None] | None = None,
         agree: Callable[[int], int] = lambda steps: steps,
+        caps: Sequence[float] = (1.0,),
+        score: Callable[[float, float], float] | None = None,
+        max_slowdown: float | None = None,
+        gather: Callable[[float], Sequence[float]] = lambda value: (value,),
+        settle_s: float = CAP_SETTLES_S,
         rounds: int = 3,
         warmup_steps: int = 3,
         min_block_s: float = 1.0,
@@ -117,6 +139,8 @@ class GearProfiler:
     ) -> None:
         if not gears or len(set(gears)) != len(gears):
             raise ConfigError(f"profiling needs each gear once, at least one, not {[str(gear) for gear in gears]}")
+        if not caps or len(set(caps)) != len(caps):
+            raise ConfigError(f"profiling needs each power cap once, at least one, not {list(caps)}")
         for name, value, least in (
             ("rounds", rounds, LEAST_BLOCKS),
             ("warmup_steps", warmup_steps, 1),
@@ -127,15 +151,29 @@ class GearProfiler:
                 raise ConfigError(f"profiling {len(gears)} gears: {name} is {value}; it must be at least {least}")
         if not (math.isfinite(min_block_s) and min_block_s > 0):
             raise ConfigError(f"profiling: min_block_s is {min_block_s}; it must be a number of seconds above 0")
+        caps = sorted(caps, reverse=True)
+        self._actions = [Action(gear=gear, cap=cap) for gear in gears for cap in caps]
         self._gears = tuple(gears)
         self._energy, self._provenance = energy, provenance
-        self._clock, self._synchronize, self._agree = clock, synchronize, agree
-        self._rounds, self._warmup_steps = rounds, warmup_steps
+        self._clock, self._synchronize, self._agree, self._gather = clock, synchronize, agree, gather
+        self._warmup_steps, self._settle_s = warmup_steps, settle_s
         self._min_block_s, self._min_steps, self._max_steps = min_block_s, min_steps, max_steps
-        self._round = 0
-        self._waiting = list(gears)
+        self._capped = len(caps) > 1
+        self._turns: Turns = (
+            CapTurns(
+                gears,
+                caps,
+                rounds=rounds,
+                warm=math.ceil(warmup_steps / 3),
+                settle_s=settle_s,
+                max_slowdown=max_slowdown,
+                score=score or energy_per_step,
+            )
+            if self._capped
+            else GearTurns(self._actions, rounds=rounds)
+        )
         self._blocks: list[_Block] = []
-        self._needs: dict[Gear, int] = {}
+        self._begun: set[Gear] = set()
         self._ended: _Block | None = None
         self._told = False
         self._left = 0
@@ -143,12 +181,28 @@ class GearProfiler:
         """Steps since the start, warm-up included."""
         self.done = False
         """True when there is nothing more to run."""
-        self._block = self._next_block(None)
+        self._cap = caps[0]
+        """That of the last block."""
+        self._block: _Block
+        self._next_block(None)
 
     @property
     def gear(self) -> Gear:
         """Gear of the coming step; after the end that of the last one."""
-        return self._block.gear
+        return self._block.action.gear
+
+    @property
+    def cap(self) -> float:
+        """Power cap of the coming step; after the end that of the last one."""
+        return self._block.action.cap
+
+    def drop(self, cap: float) -> None:
+        """A power cap cannot be set: forget what was measured at it, and go on with another one."""
+        self._turns.drop(cap)
+        self._blocks = [block for block in self._blocks if block.action.cap != cap]
+        self._actions = [action for action in self._actions if action.cap != cap]
+        if self.cap == cap and not self.done:
+            self._next_block(self._block.looked_s)
 
     def boundary(self, t_s: float) -> Gear:
         """Note the end of an optimizer step.
@@ -229,15 +283,23 @@ class GearProfiler:
         """What keeps joules out of the table though there are sensors, and the remedy; "" where nothing does."""
         blocks = self._counted()
         short = sum(block.short for block in blocks)
-        if not short:
-            return ""
-        paces_s = [pace_s for gear in self._gears if (pace_s := self._pace_s(gear))]
-        longest = math.ceil(SPARE**2 * self._min_block_s / min(paces_s)) + MOST_WARM * self._warmup_steps
-        needed = LEAST_BLOCKS * len(self._gears) * longest
-        return (
-            f"{short} of {len(blocks)} blocks ended before the {self._min_block_s:g} s that the sensors need:"
-            f" raise max_steps from {self._max_steps} to about {max(needed, self._max_steps + 1)}"
-        )
+        if short:
+            paces_s = [pace_s for action in self._actions if (pace_s := self._pace_s(action))]
+            longest = math.ceil(SPARE**2 * self._min_block_s / min(paces_s)) + MOST_WARM * self._warmup_steps
+            needed = LEAST_BLOCKS * len(self._gears) * longest
+            return (
+                f"{short} of {len(blocks)} blocks ended before the {self._min_block_s:g} s that the sensors need:"
+                f" raise max_steps from {self._max_steps} to about {max(needed, self._max_steps + 1)}"
+            )
+        if self._capped and self.done and blocks and all(block.energy_j is None for block in blocks):
+            return "no joules are known, so power caps were not measured: they need a sensor that GreenTrain can read"
+        if self._turns.wanting and self.done:
+            return (
+                f"{len(self._blocks)} blocks fit in, of {len({block.action for block in self._blocks})} pairs of gear"
+                " and power cap; the search for the best cap had more to try: name fewer caps, or raise max_steps from"
+                f" {self._max_steps} to about {self._max_steps + self._turns.wanting}"
+            )
+        return ""
 
     def records(self) -> list[BlockRecord]:
         """Return the blocks of this rank; asks for the joules not yet known."""
@@ -245,7 +307,8 @@ class GearProfiler:
         provenance = self._provenance()
         return [
             BlockRecord(
-                gear=block.gear,
+                gear=block.action.gear,
+                cap=block.action.cap,
                 seconds=block.t1_s - (block.t0_s or 0.0),
                 steps=block.steps,
                 tokens=block.tokens if block.tokens and block.told == block.steps else None,
@@ -277,7 +340,7 @@ class GearProfiler:
         blocks = self.records() if records is None else records
         told = [block for block in blocks if block.tokens is not None]
         return ActionTable(
-            costs=costs_of(blocks, self._gears),
+            costs=costs_of(blocks, self._actions),
             device=device,
             world_size=world_size,
             tokens_per_step=sum(b.tokens or 0 for b in told) / sum(b.steps for b in told) if told else None,
@@ -290,19 +353,25 @@ class GearProfiler:
     def _warmed(self, block: _Block, now_s: float) -> None:
         """Look at a warm-up: another step of it, or the first measured ones."""
         before_s, block.looked_s = block.looked_s, now_s
+        steps, block.looked_warm = block.warm - block.looked_warm, block.warm
         faster = False
         if before_s is not None:
             last_s = block.warm_s
-            block.warm_s = (now_s - before_s) / (1 if block.first else block.warm)
+            block.warm_s = (now_s - before_s) / steps
             faster = last_s is not None and block.warm_s < FALLING * last_s
-        if block.first:
-            least = self._warmup_steps
-            most = min(MOST_WARM * least, block.last_step - (self.steps - block.warm) - self._min_steps)
-            if self._agree(int(block.warm < least or (faster and block.warm < most))):
-                self._left = 1
+            block.settle_s -= now_s - before_s
+        if block.first or self._capped:
+            start = self.steps - block.warm
+            room = block.last_step - start - self._min_steps
+            least = self._warmup_steps if block.first else 0
+            more = int(block.warm < least or (block.first and faster and block.warm < min(MOST_WARM * least, room)))
+            if block.settle_s > 0 and block.warm_s and not more:
+                more = max(0, min(math.ceil(block.settle_s / block.warm_s), room - block.warm))
+            self._left = self._agree(more)
+            if self._left > 0:
                 return
         block.t0_s = now_s
-        pace_s = self._pace_s(block.gear) or block.warm_s or 0.0
+        pace_s = self._pace_s(block.action) or block.warm_s or 0.0
         planned = math.ceil(SPARE * self._min_block_s / pace_s) if pace_s > 0 else 0
         self._left = min(self._agree(max(self._min_steps, planned)), block.last_step - self.steps)
 
@@ -318,51 +387,63 @@ class GearProfiler:
         if self._left > 0:
             return
         block.t1_s, block.short = now_s, wanted > 0
-        self._needs[block.gear] = block.steps + block.warm
         if seconds > 0:
             self._blocks.append(block)
         self._ask(now_s - ASK_AFTER_S)
-        if not self._waiting:
-            self._round += 1
-            again = self._gears if self._round % 2 == 0 else self._gears[::-1]
-            self._waiting = list(again) if self._another_round() else []
-        if self._waiting:
-            self._block = self._next_block(now_s)
-        else:
+        self._turns.ended(self._result(block, t0_s, seconds))
+        self._next_block(self._clock() if self._capped else now_s)
+
+    def _result(self, block: _Block, t0_s: float, seconds: float) -> Ended:
+        """Return a block as all ranks see it: with caps, its watts and its slowest rank's speed."""
+        speed = power_w = None
+        if self._capped:
+            if not block.short and seconds > 0:
+                block.energy_j, block.asked = self._energy(t0_s, block.t1_s), True
+            joules = sum(block.energy_j.values()) if block.energy_j is not None else math.nan
+            watts = sum(self._gather(joules / seconds if seconds > 0 else math.nan))
+            slowest_s = max(self._gather(seconds))
+            speed = block.steps / slowest_s if slowest_s > 0 else None
+            power_w = watts if watts > 0 else None  # neither NaN nor a job that reads no device
+        return Ended(
+            action=block.action, steps=block.steps, warm=block.warm, speed=speed, power_w=power_w, short=block.short
+        )
+
+    def _next_block(self, now_s: float | None) -> None:
+        """Begin the next block, with its share of the steps that are left; the phase is over where there is none."""
+        turn: Turn | None = self._turns.next(self._max_steps - self.steps)
+        if turn is None:
             self.done = True
-
-    def _another_round(self) -> bool:
-        if self._round < LEAST_BLOCKS:
-            return True
-        needed = math.ceil(SPARE * sum(self._needs.values()))
-        return self._round < self._rounds and self.steps + needed <= self._max_steps
-
-    def _next_block(self, now_s: float | None) -> _Block:
-        """Return the next block, with its share of the steps that are left."""
-        gear = self._waiting.pop(0)
-        left = self._max_steps - self.steps
-        later = len(self._waiting) + len(self._gears) * max(0, LEAST_BLOCKS - 1 - self._round)
-        share = left // (later + 1)
-        if self._round > 0:
-            share = max(share, left - sum(self._needs[other] for other in self._waiting))
-        first = gear not in self._needs
+            return
+        first = turn.action.gear not in self._begun
+        self._begun.add(turn.action.gear)
+        settle_s = self._settle_s if turn.action.cap != self._cap else 0.0
+        self._cap = turn.action.cap
         self._left = 1 if first else math.ceil(self._warmup_steps / 3)
-        return _Block(gear=gear, first=first, last_step=self.steps + share, looked_s=now_s)
+        self._block = _Block(
+            action=turn.action,
+            first=first,
+            settle_s=settle_s,
+            last_step=self.steps + turn.share,
+            looked_s=now_s,
+        )
 
     def _counted(self) -> list[_Block]:
-        """Return the blocks without the short ones of gears that have enough others."""
-        long = [block.gear for block in self._blocks if not block.short]
-        return [block for block in self._blocks if not block.short or long.count(block.gear) < LEAST_BLOCKS]
+        """Return the blocks without the short ones of actions that have enough others."""
+        least = 1 if self._capped else LEAST_BLOCKS
+        long = [block.action for block in self._blocks if not block.short]
+        return [block for block in self._blocks if not block.short or long.count(block.action) < least]
 
-    def _pace_s(self, gear: Gear) -> float | None:
-        """Return the seconds a step of a gear took in its last block; None before its first."""
+    def _pace_s(self, action: Action) -> float | None:
+        """Return the seconds a step of an action took in its last block; None before its first."""
         for block in reversed(self._blocks):
-            if block.gear is gear and block.t0_s is not None:
+            if block.action == action and block.t0_s is not None:
                 return (block.t1_s - block.t0_s) / block.steps
         return None
 
     def _ask(self, until_s: float) -> None:
         """Ask for the joules of the blocks that ended by a time and have none yet."""
         for block in self._blocks:
-            if block.energy_j is None and not block.short and block.t0_s is not None and block.t1_s <= until_s:
+            waited = block.asked and math.isfinite(until_s)
+            known = block.energy_j is not None or block.short or waited
+            if not known and block.t0_s is not None and block.t1_s <= until_s:
                 block.energy_j = self._energy(block.t0_s, block.t1_s)

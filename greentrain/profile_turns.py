@@ -1,0 +1,280 @@
+"""Which action a profiling phase measures next, and how many steps the block may take at most.
+
+Gears alone take turns, every other round the other way round. With power caps the phase goes from coarse to fine::
+
+    every gear at the highest cap --> caps of each gear, one block each, as far as they are of use --> survivors again
+
+All of it follows from what the ranks have in common, so all of them come to the same turn.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from greentrain.action_table import Action
+from greentrain.policy import cap_search
+from greentrain.policy.cap_search import NOISE, Seen
+from greentrain.types import Gear
+
+LEAST_BLOCKS: Final = 2
+"""Blocks a gear that ``max_steps`` is shared out for first: with one there is no interval."""
+SPARE: Final = 1.05
+"""Steps planned for a block, in times what its gear's pace asks for: one more look costs a synchronisation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A block that is over, as all ranks see it."""
+
+    action: Action
+    steps: int
+    """Measured steps."""
+    warm: int
+    """Warm-up steps before them."""
+    speed: float | None
+    """Steps a second of the slowest rank; None where no time passed."""
+    power_w: float | None
+    """Of all ranks together; None where it is not known, or was not asked for."""
+    short: bool
+    """The steps ran out before it was long enough for the sensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What is measured next."""
+
+    action: Action
+    share: int
+    """Steps it may take, warm-up included."""
+
+
+class Turns(Protocol):
+    """Says what is measured next."""
+
+    wanting: int
+    """About how many more steps the search for caps could have used."""
+
+    def ended(self, block: Ended) -> None:
+        """Note a block that is over."""
+        ...
+
+    def next(self, left: int) -> Turn | None:
+        """Return what is measured with so many steps left; None: nothing more."""
+        ...
+
+    def drop(self, cap: float) -> None:
+        """A cap cannot be set: measure no more at it."""
+        ...
+
+
+class GearTurns:
+    """Every gear once a round; an even number of rounds cancels a linear drift."""
+
+    def __init__(self, actions: Sequence[Action], *, rounds: int) -> None:
+        self._actions = tuple(actions)
+        self._rounds = rounds
+        self._round = 0
+        self._waiting = list(actions)
+        self._needs: dict[Action, int] = {}
+        self.wanting = 0
+
+    def ended(self, block: Ended) -> None:
+        """Note a block that is over."""
+        self._needs[block.action] = block.steps + block.warm
+
+    def next(self, left: int) -> Turn | None:
+        """Return what is measured with so many steps left; None: nothing more."""
+        if not self._waiting:
+            self._round += 1
+            if self._round >= LEAST_BLOCKS and not self._another(left):
+                return None
+            self._waiting = list(self._actions if self._round % 2 == 0 else self._actions[::-1])
+        action = self._waiting.pop(0)
+        later = len(self._waiting) + len(self._actions) * max(0, LEAST_BLOCKS - 1 - self._round)
+        share = left // (later + 1)
+        if self._round > 0:
+            share = max(share, left - sum(self._needs[other] for other in self._waiting))
+        return Turn(action=action, share=share)
+
+    def drop(self, cap: float) -> None:
+        """Nothing is left without the one cap."""
+        self._waiting, self._rounds, self._round = [], 0, LEAST_BLOCKS
+
+    def _another(self, left: int) -> bool:
+        needed = math.ceil(SPARE * sum(self._needs.values()))
+        return self._round < self._rounds and needed <= left
+
+
+class CapTurns:
+    """Gears times caps, each pair once if it may be of use, and those that are as often as steps allow.
+
+    Args:
+        gears: The one to start in first.
+        caps: From the highest on; at least two.
+        rounds: Most blocks an action.
+        warm: Least warm-up steps of a block that is not a gear's first.
+        settle_s: Time after a change of cap that counts as warm-up (s).
+        max_slowdown: Largest share of the fastest action's speed that is of use; None: any.
+        score: Cost of a step from steps/s and watts, with one minimum in the cap.
+    """
+
+    def __init__(
+        self,
+        gears: Sequence[Gear],
+        caps: Sequence[float],
+        *,
+        rounds: int,
+        warm: int,
+        settle_s: float,
+        max_slowdown: float | None,
+        score: Callable[[float, float], float],
+    ) -> None:
+        self._gears, self._caps = tuple(gears), list(caps)
+        self._rounds, self._warm, self._settle_s = rounds, warm, settle_s
+        self._max_slowdown, self._score = max_slowdown, score
+        self._blocks: dict[Action, list[Ended]] = {}
+        self._coarse: dict[Gear, int] = {}
+        self._round = 0
+        self._waiting: list[Action] = []
+        self.wanting = 0
+
+    def ended(self, block: Ended) -> None:
+        """Note a block that is over."""
+        self._blocks.setdefault(block.action, []).append(block)
+
+    def drop(self, cap: float) -> None:
+        """A cap cannot be set: measure no more at it."""
+        self._caps = [other for other in self._caps if other != cap]
+        self._waiting = [action for action in self._waiting if action.cap != cap]
+
+    def next(self, left: int) -> Turn | None:
+        """Return what is measured with so many steps left; None: nothing more."""
+        if not self._caps:
+            return None
+        new = [top for top in self._tops if top not in self._blocks]
+        if new:
+            return Turn(action=new[0], share=left // (LEAST_BLOCKS * len(new)))
+        if self._round == 0:
+            turn = self._again(left) or self._sweep(left)
+            if turn is not None:
+                return turn
+        if not self._waiting:
+            self._round += 1
+            self._waiting = self._survivors(left) if self._round < self._rounds else []
+        if not self._waiting:
+            return None
+        return Turn(action=self._waiting.pop(0), share=left)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    @property
+    def _tops(self) -> list[Action]:
+        return [Action(gear=gear, cap=self._caps[0]) for gear in self._gears]
+
+    def _again(self, left: int) -> Turn | None:
+        """Return a gear at the highest cap whose power is not known: caps are compared with it."""
+        unknown = [top for top in self._tops if len(self._blocks[top]) < LEAST_BLOCKS and self._seen(top) is None]
+        return Turn(action=unknown[0], share=left // len(unknown)) if unknown and left > 2 * self._warm else None
+
+    def _sweep(self, left: int) -> Turn | None:
+        """Return the next cap that the search of a gear asks for."""
+        self.wanting = 0
+        searched = [gear for gear in self._gears if self._next_cap(gear, 1) is not None]
+        for i, gear in enumerate(searched):
+            steps = self._steps(Action(gear=gear, cap=self._caps[0]))
+            room = left // (len(searched) - i) // steps
+            if len(self._tried(gear)) == 1 and room > 0:
+                short = len(self._caps) <= cap_search.DENSE
+                self._coarse[gear] = room if short else min(cap_search.COARSE, max(1, room - 1))
+            found = self._next_cap(gear, room)
+            if found is not None:
+                return Turn(action=Action(gear=gear, cap=self._caps[found]), share=left)
+            self.wanting += steps * min(len(self._caps) - len(self._tried(gear)), 2 * cap_search.COARSE)
+        return None
+
+    def _next_cap(self, gear: Gear, blocks: int) -> int | None:
+        """Return which cap of a gear the search asks for; None where it is over, or has nothing to compare with."""
+        tried = self._tried(gear)
+        if 0 not in tried or tried[0].power_w is None:
+            return None
+        return cap_search.next_cap(
+            len(self._caps),
+            tried,
+            blocks=blocks,
+            coarse=self._coarse.get(gear, 1),
+            slowest=self._slowest,
+            score=self._score,
+        )
+
+    def _tried(self, gear: Gear) -> dict[int, Seen]:
+        """Return what the caps of a gear have shown, by index; those measured in vain have no power."""
+        found: dict[int, Seen] = {}
+        for i, cap in enumerate(self._caps):
+            action = Action(gear=gear, cap=cap)
+            speed = next((block.speed for block in self._blocks.get(action, ()) if block.speed is not None), None)
+            seen = self._seen(action) or (None if speed is None else Seen(speed=speed, power_w=None))
+            if seen is not None:
+                found[i] = seen
+        return found
+
+    @property
+    def _slowest(self) -> float:
+        if self._max_slowdown is None:
+            return 0.0
+        speeds = [block.speed for blocks in self._blocks.values() for block in blocks if block.speed is not None]
+        return (1.0 - self._max_slowdown) * max(speeds, default=0.0)
+
+    def _seen(self, action: Action) -> Seen | None:
+        """Return the means of an action's blocks; None where joules are not known of any."""
+        known = [
+            (block.speed, block.power_w)
+            for block in self._blocks.get(action, ())
+            if block.speed is not None and block.power_w is not None
+        ]
+        if not known:
+            return None
+        speed, power_w = (sum(values) / len(known) for values in zip(*known, strict=True))
+        return Seen(speed=speed, power_w=power_w)
+
+    def _steps(self, action: Action) -> int:
+        """Return the steps of another block of an action, or of one at a lower cap: steps are slower there."""
+        blocks = self._blocks[action]
+        settling = max((math.ceil(self._settle_s * block.speed) for block in blocks if block.speed), default=0)
+        return math.ceil(SPARE * max(block.steps for block in blocks)) + max(self._warm, settling)
+
+    def _survivors(self, left: int) -> list[Action]:
+        """Return what another block is worth its steps for: what a plan, or the objective, may use.
+
+        The best for the objective comes first, then what is nearest to the lower hull of (speed, power); in the first
+        of these rounds every gear at the highest cap as well.
+        """
+        seen = {action: it for action in self._blocks if action.cap in self._caps and (it := self._seen(action))}
+        excess = {action: _excess(it, list(seen.values())) for action, it in seen.items()}
+        fit = {
+            action: self._score(it.speed, it.power_w)
+            for action, it in seen.items()
+            if it.power_w is not None and it.speed >= self._slowest
+        }
+        if fit:
+            excess[min(fit, key=lambda action: fit[action])] = -1.0
+        tops = self._tops if self._round == 1 else []
+        wanted = [a for a in sorted(excess, key=lambda a: excess[a]) if excess[a] <= NOISE or a in tops]
+        taken: list[Action] = []
+        for action in wanted:
+            left -= self._steps(action)
+            if left >= 0:
+                taken.append(action)
+        order = {gear: i for i, gear in enumerate(self._gears)}
+        return sorted(taken, key=lambda a: (order[a.gear], -a.cap), reverse=self._round % 2 == 1)
+
+
+def _excess(it: Seen, others: Sequence[Seen]) -> float:
+    """Return by which share an action draws more than the cheapest mixture of others and pauses that is as fast."""
+    points = [(0.0, 0.0), *((other.speed, other.power_w or 0.0) for other in others)]
+    least = math.inf
+    for v1, w1 in points:
+        for v2, w2 in points:
+            if v1 <= it.speed <= v2:
+                least = min(least, w2 if v1 == v2 else w1 + (w2 - w1) * (it.speed - v1) / (v2 - v1))
+    return (it.power_w or 0.0) / least - 1.0 if least > 0 else 0.0
