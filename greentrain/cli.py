@@ -1,7 +1,7 @@
-"""``greentrain doctor | measure | report | simulate | plan``; the last two are in ``greentrain.cli_schedule``.
+"""``greentrain doctor | measure | report | simulate | plan | launch``; see also ``greentrain.cli_schedule``, ``cli_launch``.
 
-Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and ``plan``
-is also wrong input; ``measure`` ends with the exit code of what it measured.
+Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate``, ``plan`` and
+``launch`` is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from greentrain import cli_schedule
+from greentrain import cli_launch, cli_schedule
 from greentrain._version import __version__
 from greentrain.errors import GreenTrainError
 
@@ -134,6 +134,9 @@ def report(
 
 app.command()(cli_schedule.simulate)
 app.command()(cli_schedule.plan)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)(cli_launch.launch)
 
 
 def _measure(command: list[str], config: Path | None, name: str | None) -> int:

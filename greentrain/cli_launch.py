@@ -1,0 +1,164 @@
+"""``greentrain launch``: start a training, bring it back later, wider or after a crash, leave no process behind.
+
+The exit code is that of the training, 128 + n where signal n ended it; 2 is wrong input, 127 a command that cannot be
+started, 75 a training that is to be started again by somebody else.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from greentrain.errors import ConfigError, GreenTrainError
+
+if TYPE_CHECKING:
+    from greentrain.config import GreenConfig
+    from greentrain.launch.commands import Command
+    from greentrain.launch.verdict import Rules
+
+FOLDER: Final = "greentrain-launch"
+"""Folder of the jobs in the working directory, where --dir names none."""
+
+
+def launch(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="green.yaml with actuators.width, policy and carbon.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder of the job: the same one goes on with the same job.")
+    ] = None,
+    width: Annotated[
+        str | None, typer.Option(help="Ranks, as in 4 or 1:4 (min:max); actuators.width if not named.")
+    ] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="Folder that the training saves to; its newest whole one is handed back.")
+    ] = None,
+    retries: Annotated[int, typer.Option(help="Crashes in a row without progress that are tried again.")] = 3,
+    back_off: Annotated[float, typer.Option(help="Wait after the first crash (s), doubled with each one.")] = 10.0,
+    grace: Annotated[float, typer.Option(help="From SIGTERM or SIGINT to SIGKILL (s).")] = 20.0,
+    start: Annotated[str, typer.Option(help="now, or green: when the plan would train first.")] = "now",
+    actions: Annotated[
+        str | None, typer.Option("--actions", help="Table of actions for the plan, as of greentrain plan.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="elastic: workers stay warm; command: as typed; auto: elastic where a width can change.")
+    ] = "auto",
+    status: Annotated[Path | None, typer.Option(help="Show the job in this folder and end.")] = None,
+) -> None:
+    """Supervise a training, as in: greentrain launch --width 1:2 -- torchrun train.py."""
+    words = [word for i, word in enumerate(context.args) if not (i == 0 and word == "--")]
+    if status is not None:
+        _show(status)
+        return
+    try:
+        code = _launch(words, config, folder, width, checkpoints, retries, back_off, grace, start, actions, engine)
+    except ConfigError as error:
+        typer.echo(f"greentrain launch: {error}", err=True)
+        raise typer.Exit(2) from error
+    except GreenTrainError as error:
+        typer.echo(f"greentrain launch: {error}", err=True)
+        raise typer.Exit(1) from error
+    sys.exit(code)
+
+
+def _launch(
+    words: list[str],
+    config: Path | None,
+    folder: Path | None,
+    width: str | None,
+    checkpoints: Path | None,
+    retries: int,
+    back_off_s: float,
+    grace_s: float,
+    start: str,
+    actions: str | None,
+    engine: str,
+) -> int:
+    from greentrain.config import GreenConfig
+    from greentrain.config_values import bound, choice
+    from greentrain.launch import timeline
+    from greentrain.launch.commands import check_width, understand
+    from greentrain.launch.state import JobFolder
+    from greentrain.launch.supervisor import Supervisor
+    from greentrain.launch.verdict import Rules
+
+    choice("--start", start, ("now", "green"))
+    choice("--engine", engine, ("auto", "elastic", "command"))
+    bound("--retries", retries, 0, 1000)
+    bound("--back-off", back_off_s, 0.0, 3600.0)
+    bound("--grace", grace_s, 0.0, 3600.0)
+    settings = GreenConfig.load(config)
+    command = understand(words)
+    low, high = _width(width, settings, command)
+    check_width(command, low, high)
+    if checkpoints is not None and checkpoints.exists() and not checkpoints.is_dir():
+        raise ConfigError(f"--checkpoints {checkpoints} is a file: name the folder that the training saves to")
+    rules = Rules(
+        min_ranks=low,
+        max_ranks=high,
+        retries=retries,
+        back_off_s=back_off_s,
+        checkpoint_folder=None if checkpoints is None else str(checkpoints.absolute()),
+    )
+    runs = _engine(engine, command, rules)
+    with contextlib.closing(JobFolder(folder or _folder_of(words))) as held:
+        supervisor = Supervisor(command, held, runs, rules, grace_s=grace_s, tell=_tell)
+        code = supervisor.run()
+        table = timeline.table(timeline.read(held.path))
+    if table:
+        typer.echo(table, err=True)
+    return code
+
+
+def _engine(name: str, command: "Command", rules: "Rules"):  # type: ignore[no-untyped-def]
+    from greentrain.launch.engines import CommandEngine
+
+    listen = not sys.stderr.isatty()
+    return CommandEngine(listen=listen)
+
+
+def _width(width: str | None, settings: "GreenConfig", command: "Command") -> tuple[int, int]:
+    """Return the smallest and the largest width: of the option, of the configuration, or of the command."""
+    if width is not None:
+        low, colon, high = width.partition(":")
+        try:
+            return int(low), int(high if colon else low)
+        except ValueError:
+            raise ConfigError(f"--width is {width!r}; it must be a number, or min:max, such as 1:4") from None
+    if settings.actuators.width is not None:
+        return settings.actuators.width.min, settings.actuators.width.max
+    ranks = command.ranks or 1
+    return ranks, ranks
+
+
+def _folder_of(words: list[str]) -> Path:
+    """Return the folder of a command: another one for another command."""
+    name = next((Path(word).stem for word in words if word.endswith(".py")), Path(words[0]).name)
+    digest = hashlib.sha256("\0".join([os.getcwd(), *words]).encode()).hexdigest()[:8]
+    return Path(FOLDER) / f"{name}-{digest}"
+
+
+def _show(folder: Path) -> None:
+    from greentrain.launch import timeline
+    from greentrain.launch.state import read_state
+
+    try:
+        state = read_state(folder)
+    except ConfigError as error:
+        typer.echo(f"greentrain launch: {error}", err=True)
+        raise typer.Exit(2) from error
+    typer.echo(json.dumps(asdict(state), indent=1))
+    table = timeline.table(timeline.read(folder))
+    if table:
+        typer.echo(table)
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"greentrain launch: {text}", err=True)
