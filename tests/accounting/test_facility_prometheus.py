@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,16 @@ pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 
 import httpx
 
-from greentrain.accounting.facility import open_facility
+from greentrain import GreenSession
+from greentrain.accounting.facility import PuePoint, open_facility
 from greentrain.accounting.facility_prometheus import PrometheusPue
+from greentrain.carbon.constant import ConstantSignal
 from greentrain.config import CarbonConfig
 from greentrain.errors import ConfigError
+from greentrain.ledger import read_run
+from greentrain.report.summary import summarize
 from greentrain.types import PueSource
+from tests.flat_meter import FlatMeter
 
 PROMETHEUS = shutil.which("prometheus")
 LIVE, FALLBACK = PueSource.PROMETHEUS, PueSource.FALLBACK
@@ -257,12 +263,21 @@ def test_a_hanging_server_delays_neither_questions_nor_the_end() -> None:
         facility.close()
 
 
-@pytest.fixture
-def prometheus(tmp_path: Path, no_proxy: None) -> Iterator[tuple[str, list[float], "subprocess.Popen[bytes]"]]:
-    """A real Prometheus that scrapes a building; the list's one number is its PUE."""
+@dataclass
+class Building:
+    """A real Prometheus that scrapes a building of a PUE."""
+
+    url: str
+    server: "subprocess.Popen[bytes]"
+    pue: list[float]
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Building]:
+    """Start it once: its first scrape takes seconds."""
     if PROMETHEUS is None:
         pytest.skip("no prometheus binary on PATH (Debian: apt install prometheus)")
-    pue = [1.25]
+    pue, folder = [1.25], tmp_path_factory.mktemp("prometheus")
 
     def page() -> str:
         return f'facility_watts{{meter="main"}} {1e6 * pue[0]}\nfacility_watts{{meter="it"}} 1e6\n'
@@ -271,31 +286,67 @@ def prometheus(tmp_path: Path, no_proxy: None) -> Iterator[tuple[str, list[float
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    config = tmp_path / "prometheus.yml"
+    config = folder / "prometheus.yml"
     config.write_text(
         "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"
         f"scrape_configs: [{{job_name: building, static_configs: [{{targets: ['{exporter.address}']}}]}}]\n"
     )
     command = [
-        PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
+        PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
     ]  # fmt: skip
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        yield f"http://127.0.0.1:{port}", pue, server
+        yield Building(f"http://127.0.0.1:{port}", server, pue)
     finally:
         server.kill()
         server.wait()
         exporter.close()
 
 
+@pytest.fixture
+def building(started: Building, no_proxy: None) -> Building:
+    """The building, once its PUE can be asked for."""
+    ready = PrometheusPue(started.url, RATIO, constant=1.5, tell=lambda _: None, poll_s=0.1)
+    ready.start()
+    _until(lambda: ready.pue(time.time(), time.time()) == PuePoint(value=1.25, source=LIVE))
+    ready.close()
+    return started
+
+
 RATIO = 'sum(facility_watts{meter="main"}) / sum(facility_watts{meter="it"})'
 
 
-def test_a_real_prometheus_tells_the_pue(prometheus: tuple[str, list[float], "subprocess.Popen[bytes]"]) -> None:
-    url, pue, server = prometheus
+def test_a_wrong_query_is_told_in_the_servers_words(building: Building) -> None:
     told: list[str] = []
-    facility = PrometheusPue(url, RATIO, constant=1.5, tell=told.append, poll_s=0.1, stale_s=1.0)
+    facility = PrometheusPue(building.url, "sum(", constant=1.5, tell=told.append, poll_s=0.1)
+    facility.start()
+    _until(lambda: bool(told))
+    facility.close()
+    assert "HTTP 400" in told[0] and "parse error" in told[0] and "carbon.pue_prometheus_query" in told[0]
+
+
+def test_a_run_is_booked_with_what_a_real_prometheus_says(building: Building, tmp_path: Path) -> None:
+    config = {
+        "run": {"dir": str(tmp_path / "runs"), "report": False, "book_s": 0.1, "live": False},
+        "carbon": {"pue": 1.5, "pue_prometheus_url": building.url, "pue_prometheus_query": RATIO},
+    }
+    green = GreenSession(config, meter=FlatMeter(), signal=ConstantSignal(360.0, zone="test", source="test"))
+    with green:
+        time.sleep(0.6)
+    run = read_run(green.folder or "")
+    assert {(entry.pue, entry.pue_source) for entry in run.ranks[0].entries} == {(1.25, LIVE)}
+    figures = summarize(run)
+    assert figures["energy"]["pue"] == 1.25
+    assert figures["carbon"]["cue_kg_per_kwh"] == pytest.approx(0.45)
+    (row,) = [row for row in figures["assumptions"] if row["name"].startswith("PUE")]
+    assert row["source"] == f"measured by the facility: {RATIO} of Prometheus at 127.0.0.1"
+
+
+def test_a_real_prometheus_tells_the_pue_until_it_is_gone(building: Building) -> None:
+    pue = building.pue
+    told: list[str] = []
+    facility = PrometheusPue(building.url, RATIO, constant=1.5, tell=told.append, poll_s=0.1, stale_s=1.0)
 
     def now() -> tuple[float, PueSource]:
         point = facility.pue(time.time(), time.time())
@@ -312,24 +363,8 @@ def test_a_real_prometheus_tells_the_pue(prometheus: tuple[str, list[float], "su
         _until(lambda: now() == (1.5, FALLBACK))
         pue[0] = 1.25
         _until(lambda: now() == (1.25, LIVE))
-        server.kill()
+        building.server.kill()
         _until(lambda: now() == (1.5, FALLBACK))
     finally:
         facility.close()
     assert len(told) == 1
-
-
-def test_a_wrong_query_is_told_in_the_servers_words(
-    prometheus: tuple[str, list[float], "subprocess.Popen[bytes]"],
-) -> None:
-    url, _, _ = prometheus
-    told: list[str] = []
-    ready = PrometheusPue(url, RATIO, constant=1.5, tell=lambda _: None, poll_s=0.1)
-    ready.start()
-    _until(lambda: ready.pue(time.time(), time.time()).source is LIVE)
-    ready.close()
-    facility = PrometheusPue(url, "sum(", constant=1.5, tell=told.append, poll_s=0.1)
-    facility.start()
-    _until(lambda: bool(told))
-    facility.close()
-    assert "HTTP 400" in told[0] and "parse error" in told[0] and "carbon.pue_prometheus_query" in told[0]
