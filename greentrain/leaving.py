@@ -140,6 +140,8 @@ class Leaving:
             return False
         if self._first:
             self._mark("left")
+        if not self._launcher.exits:
+            self.request = None
         return self._launcher.exits
 
     def together(self) -> None:

@@ -1,5 +1,6 @@
 """A plan pauses a training of each framework, which writes a checkpoint before, and a spent budget ends it."""
 
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from greentrain.callbacks.lightning import GreenCallback as LightningCallback
 from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.trace import TraceSignal
+from greentrain.handover import EXIT_REQUEUE
 from greentrain.journal import read_journal
+from tests.fake_launcher import FakeLauncher
 from tests.flat_meter import FlatMeter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -56,8 +59,7 @@ class Module(L.LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-@pytest.fixture
-def planned(tmp_path: Path) -> GreenSession:
+def session(tmp_path: Path, launcher: FakeLauncher | None = None) -> GreenSession:
     """A job of little work, on a day that gets clean after two hours: it pauses for them, half a second each."""
     days = [f"2022-05-{day:02}T{h:02}:00Z,{500 if h < 14 else 100}" for day in range(20, 31) for h in range(24)]
     trace = tmp_path / "grid.csv"
@@ -71,7 +73,12 @@ def planned(tmp_path: Path) -> GreenSession:
         "precision": {"gears": ["bf16"]},
         "policy": {"name": "mpc", "tokens": 1e3, "deadline_h": 12, "idle_w": 0.0, "actions": str(table)},
     }
-    return GreenSession(config, meter=FlatMeter(), signal=TraceSignal(trace))
+    return GreenSession(config, meter=FlatMeter(), signal=TraceSignal(trace), launcher=launcher)
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> GreenSession:
+    return session(tmp_path)
 
 
 @pytest.fixture
@@ -85,7 +92,7 @@ def poor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GreenSession:
     return GreenSession(config, meter=FlatMeter(), signal=ConstantSignal(360.0, zone="test", source="test"))
 
 
-def train_transformers(green: GreenSession, folder: Path, steps: int) -> int:
+def train_transformers(green: GreenSession, folder: Path, steps: int, resume: bool = False) -> int:
     args = TrainingArguments(
         output_dir=str(folder / "hf"),
         max_steps=steps,
@@ -96,11 +103,11 @@ def train_transformers(green: GreenSession, folder: Path, steps: int) -> int:
         disable_tqdm=True,
     )
     trainer = Trainer(model=Model(), args=args, train_dataset=Rows(), callbacks=[TransformersCallback(green)])
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume or None)
     return int(trainer.state.global_step)
 
 
-def train_lightning(green: GreenSession, folder: Path, steps: int) -> int:
+def train_lightning(green: GreenSession, folder: Path, steps: int, resume: bool = False) -> int:
     trainer = L.Trainer(
         max_steps=steps,
         default_root_dir=folder / "pl",
@@ -112,8 +119,33 @@ def train_lightning(green: GreenSession, folder: Path, steps: int) -> int:
         enable_model_summary=False,
         callbacks=[LightningCallback(green)],
     )
-    trainer.fit(Module(), DataLoader(Rows(), batch_size=4))
+    path = folder / "pl" / PAUSE_CHECKPOINT if resume else None
+    trainer.fit(Module(), DataLoader(Rows(), batch_size=4), ckpt_path=path, weights_only=False)
     return int(trainer.global_step)
+
+
+def train_accelerate(green: GreenSession, folder: Path, steps: int, resume: bool = False) -> int:
+    accelerator = GreenAccelerator(cpu=True, green=green)
+    raw = Model()
+    model, optimizer, loader = accelerator.prepare(
+        raw, torch.optim.AdamW(raw.parameters()), DataLoader(Rows(), batch_size=4)
+    )
+    step = 0
+    if resume:
+        accelerator.load_state(str(folder / "state"))
+        step = 1
+        loader = accelerator.skip_first_batches(loader, step)
+    for batch in loader:
+        accelerator.backward(model(**batch)["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if green.checkpoint_due:
+            accelerator.save_state(str(folder / "state"))
+        if step == steps:
+            break
+    accelerator.end_training()
+    return step
 
 
 def decisions(green: GreenSession) -> list[Any]:
@@ -138,8 +170,7 @@ def test_lightning_saves_and_pauses(planned: GreenSession, tmp_path: Path) -> No
     check_paused(planned)
     saved = torch.load(tmp_path / "pl" / PAUSE_CHECKPOINT, weights_only=False)
     assert saved["global_step"] == 1
-    plan = saved["callbacks"]["GreenCallback"]["plan"]
-    assert plan["tokens"] == 4.0, "four samples, as the loop tells no tokens"
+    assert saved["callbacks"]["GreenCallback"]["progress"]["tokens"] == 4.0, "four samples, as the loop tells no tokens"
 
 
 def test_accelerate_pauses(planned: GreenSession, tmp_path: Path) -> None:
@@ -157,6 +188,23 @@ def test_accelerate_pauses(planned: GreenSession, tmp_path: Path) -> None:
     accelerator.end_training()
     check_paused(planned)
     assert due == [True] + [False] * (STEPS - 1)
+
+
+@pytest.mark.parametrize("train", [train_transformers, train_lightning, train_accelerate])
+def test_a_long_pause_ends_the_process_and_the_next_one_goes_on(tmp_path: Path, train: Any) -> None:
+    launcher = FakeLauncher()
+    green = session(tmp_path, launcher)
+    with pytest.raises(SystemExit) as left:
+        train(green, tmp_path, STEPS)
+    assert left.value.code == EXIT_REQUEUE and not green.running
+    (request,) = launcher.requests
+    assert request.not_before_unix_s is not None
+    assert launcher.marks == ["ready", "step", "request", "left"] and green.totals().steps == 1
+    time.sleep(max(0.0, request.not_before_unix_s - time.time()))
+    again = session(tmp_path, FakeLauncher())
+    assert train(again, tmp_path, STEPS, resume=True) == STEPS
+    assert again.folder == green.folder and again.totals().steps == STEPS
+    assert "paused" not in again.totals().phase_s and decisions(again)[-1]["action"] is not None
 
 
 @pytest.mark.parametrize("train", [train_transformers, train_lightning])

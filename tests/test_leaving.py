@@ -1,0 +1,154 @@
+"""Asked to leave: by a notice or a plan, with a checkpoint or without, alone or with other ranks."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from greentrain import GreenSession, meetings
+from greentrain.errors import GreenTrainWarning
+from greentrain.handover import ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer, Progress, Request
+from greentrain.leaving import Launcher
+from greentrain.types import Topology
+from tests.fake_launcher import FakeLauncher
+from tests.flat_meter import FlatMeter
+
+NOTICE = Notice(attempt=1, reason="the node is drained", ranks=2)
+
+
+def session(tmp_path: Path, launcher: Launcher | None, place: Topology | None = None) -> GreenSession:
+    config = {
+        "run": {"dir": str(tmp_path / "runs"), "id": "one", "report": False, "live": True, "book_s": 0.2},
+        "power": {"sample_s": 0.02},
+    }
+    return GreenSession(config, meter=FlatMeter(), launcher=launcher, topology=place)
+
+
+def until_due(green: GreenSession, longest_s: float = 8.0) -> None:
+    end_s = time.monotonic() + longest_s
+    while not green.checkpoint_due:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+        green.step(samples=2)
+
+
+def test_a_notice_is_obeyed_at_the_checkpoint(tmp_path: Path) -> None:
+    launcher = FakeLauncher()
+    with pytest.raises(SystemExit) as left, session(tmp_path, launcher) as green:
+        green.step(samples=2)
+        green.checkpoint()
+        launcher.wanted = NOTICE
+        until_due(green)
+        steps = green.state_dict()["progress"]["steps"]
+        green.checkpoint()
+    assert left.value.code == EXIT_REQUEUE
+    first, last, request = launcher.words
+    assert isinstance(first, Progress) and isinstance(last, Progress) and isinstance(request, Request)
+    assert (first.steps, first.tokens, last.steps, last.tokens) == (1, 2.0, steps, 2.0 * steps)
+    assert (request.ranks, request.not_before_unix_s, request.reason) == (2, None, "the node is drained")
+
+
+def test_without_a_checkpoint_the_run_stays_and_says_what_is_missing(tmp_path: Path) -> None:
+    launcher = FakeLauncher(wanted=NOTICE)
+    with session(tmp_path, launcher) as green:
+        until_due(green)
+        with pytest.warns(GreenTrainWarning, match=r"wrote no checkpoint.*call green\.checkpoint\(\) on every rank"):
+            green.step()
+        assert not green.checkpoint_due
+        green.checkpoint()
+        green.step()
+    assert launcher.requests == []
+
+
+def test_a_launcher_that_cannot_be_told_does_not_end_the_run(tmp_path: Path) -> None:
+    launcher = FakeLauncher(wanted=NOTICE)
+    with session(tmp_path, launcher) as green:
+        until_due(green)
+        launcher.broken = True
+        with pytest.warns(GreenTrainWarning, match="could not be told"):
+            green.checkpoint()
+        assert green.running
+        with pytest.warns(GreenTrainWarning, match="wrote no checkpoint"):
+            green.step()
+
+
+def test_a_launcher_that_ends_the_process_itself_is_only_told(tmp_path: Path) -> None:
+    launcher = FakeLauncher(exits=False, wanted=NOTICE)
+    with session(tmp_path, launcher) as green:
+        until_due(green)
+        green.checkpoint()
+        assert green.running and not green.checkpoint_due
+        green.step()
+    assert [request.ranks for request in launcher.requests] == [2]
+
+
+def test_a_notice_of_another_attempt_is_old_news(tmp_path: Path) -> None:
+    launcher = FakeLauncher(wanted=Notice(attempt=7, reason="long ago"))
+    with session(tmp_path, launcher) as green:
+        end_s = time.monotonic() + 2.2
+        while time.monotonic() < end_s:
+            time.sleep(0.02)
+            green.step()
+            assert not green.checkpoint_due
+
+
+def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(meetings, "_store", lambda: store)
+    launchers = [FakeLauncher(), FakeLauncher()]
+    asked_after: list[int] = [0, 0]
+    codes: list[Any] = [None, None]
+    in_step = threading.Barrier(2)  # as a collective keeps ranks in step
+
+    def train(rank: int) -> None:
+        place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        try:
+            with session(tmp_path, launchers[rank], place) as green:
+                for step in range(1, 2000):
+                    in_step.wait(10)
+                    time.sleep(0.002)
+                    green.step(samples=1)
+                    if step == 50:
+                        launchers[0].wanted = NOTICE
+                    if green.checkpoint_due:
+                        asked_after[rank] = step
+                        time.sleep(0.3 * rank)  # a slow disk
+                        green.checkpoint()
+                        break
+        except SystemExit as left:
+            codes[rank] = left.code
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert codes == [EXIT_REQUEUE, EXIT_REQUEUE]
+    assert asked_after[0] == asked_after[1] > 50
+    assert len(launchers[0].requests) == 1 and launchers[1].words == [], "rank 0 speaks for all"
+
+
+def test_the_folder_of_the_environment_is_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Handover(tmp_path)
+    desk.write(Offer(attempt=3, ranks=1, min_ranks=1, max_ranks=1, can_wait=False))
+    monkeypatch.setenv(ENV_DIR, str(tmp_path))
+    with pytest.raises(SystemExit), session(tmp_path, None) as green:
+        desk.write(Notice(attempt=3, reason="maintenance"))
+        until_due(green)
+        green.checkpoint()
+    request = desk.request()
+    assert request == Request(attempt=3, ranks=1, not_before_unix_s=None, reason="maintenance")
+
+
+def test_torn_and_foreign_words_count_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Handover(tmp_path)
+    assert desk.offer() is None and desk.request() is None
+    (tmp_path / "offer.json").write_text('{"attempt": 1, "ran')
+    (tmp_path / "request.json").write_text('{"attempt": 1, "colour": "red"}')
+    (tmp_path / "notice.json").write_text("[]")
+    assert desk.offer() is None and desk.request() is None and desk.notice() is None
+    monkeypatch.setenv(ENV_DIR, str(tmp_path / "gone"))
+    assert Handover.from_env() is None
