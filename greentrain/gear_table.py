@@ -54,12 +54,12 @@ class Caps(Protocol):
         """What they are set to."""
         ...
 
-    def apply(self, fraction: float, *, now: bool = False) -> bool:
+    def apply(self, fraction: float, *, at_once: bool = False) -> bool:
         """Set them and return True if they are set; never raises.
 
         Args:
             fraction: One of ``fractions``.
-            now: However short ago the last change was.
+            at_once: However short ago the last change was.
         """
         ...
 
@@ -215,7 +215,7 @@ class GearTable:
             mine: tuple[tuple[float, ...], float, bool] = ((1.0,), 1.0, True)
         else:
             mine = (self._caps.fractions, self._caps.fraction, self._caps.fraction == 1.0)
-            if not mine[2] and self._caps.apply(1.0, now=True):
+            if not mine[2] and self._caps.apply(1.0, at_once=True):
                 mine = (self._caps.fractions, 1.0, True)
         ranks = self._everybody(mine)
         if not all(full for _, _, full in ranks):
@@ -231,7 +231,7 @@ class GearTable:
         caps, profiler = self._caps, self.profiler
         while caps is not None and not profiler.done and profiler.cap != self._set:
             fraction = profiler.cap
-            if all(self._everybody(caps.apply(fraction, now=True))):
+            if all(self._everybody(caps.apply(fraction, at_once=True))):
                 self._set = fraction
                 return
             self._set, self._whole = math.nan, False
@@ -245,7 +245,7 @@ class GearTable:
     def _restore(self) -> None:
         """Set the power limits found, where this phase has changed them."""
         if self._caps is not None and len(self._fractions) > 1 and self._caps.fraction != 1.0:
-            self._caps.apply(1.0, now=True)
+            self._caps.apply(1.0, at_once=True)
 
     def _measured(self) -> ActionTable:
         records = self.profiler.records()
