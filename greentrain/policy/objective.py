@@ -95,8 +95,8 @@ class Choice:
     """Share of the reference's speed that the action costs; negative where it is faster."""
 
     def __str__(self) -> str:
-        saved = "" if not self.reference_score else f", {1 - self.score / self.reference_score:+.1%} saved"
-        return f"{self.action}: {self.slowdown:+.1%} slower than {self.reference}{saved}"
+        saved = "" if not self.reference_score else f", {1 - self.score / self.reference_score:.1%} saved"
+        return f"{self.action}: {self.slowdown:.1%} slower than {self.reference}{saved}"
 
 
 def choose(
