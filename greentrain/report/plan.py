@@ -2,10 +2,10 @@
 
 Three numbers compare the run with other plans for the tokens that it trained: static (the usual training, at once), the
 best plan that does not look at the grid, and the best plan of all. All rest on grams of IT power: PUE is in none of
-them. The other plans have the run's action table, but as fast and as hungry as the run was on average against it
-(``speed_of_table``, ``power_of_table``): a machine that is warmer, or has other work, is so for any plan. Where
-somebody declared the table, the run's own joules say nothing of it: what was decided is then weighed with the table,
-too, and every number is labelled ``assumed``.
+them, or, where the plan counted the recorded PUE of each hour, in all of them. The other plans have the run's action
+table, but as fast and as hungry as the run was on average against it (``speed_of_table``, ``power_of_table``): a
+machine that is warmer, or has other work, is so for any plan. Where somebody declared the table, the run's own joules
+say nothing of it: what was decided is then weighed with the table, too, and every number is labelled ``assumed``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,6 +72,7 @@ def plan_figures(
         **_deadline(plan, word),
         "grid": dict(plan.facts["grid"]),
         "replayed": not plan.time.is_real,
+        "with_pue": plan.with_pue,
         "decisions": len(plan.decisions),
         "changes": max(0, sum(not d.done for d in changed) - 1),
         "pauses": sum(off[d.row] and not d.done for d in changed),
@@ -167,7 +168,7 @@ def _run_grams(
     carbon: Mapping[str, Any],
     devices: Sequence[Mapping[str, Any]],
 ) -> Grams:
-    """Return what the run itself emitted until the plan was over, of all ranks, without PUE."""
+    """Return what the run itself emitted until the plan was over, of all ranks, with PUE if the plan counted it."""
     read = [device for device in devices if device["energy_j"] is not None]
     unread_s = sum(device["missing_s"] for device in read)
     if energy["energy_j"] is None:
@@ -180,12 +181,13 @@ def _run_grams(
     if unread_s > MOST_UNREAD * sum(device["booked_s"] for device in read):
         return Grams(reason=f"for {units_text.duration(unread_s)} of device time there is no reading")
     until_s = plan.time.real(plan.end_s)
-    total = sum(it_grams(rank.carried, energy["pue"]) for rank in record.ranks)
+    pue = energy["pue"]
+    total = sum(c.operational_g if plan.with_pue else it_grams(c, pue) for c in (rank.carried for rank in record.ranks))
     for rank in record.ranks:
         for entry in rank.entries:
             length_s = entry.t1_unix_s - entry.t0_unix_s
             share = 1.0 if entry.t1_unix_s <= until_s else (until_s - entry.t0_unix_s) / length_s
-            total += max(0.0, share) * (entry.it_g or 0.0)
+            total += max(0.0, share) * ((entry.operational_g if plan.with_pue else entry.it_g) or 0.0)
     return Grams(grams=total)
 
 

@@ -75,7 +75,7 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
         title="The plan: decisions over the grid's intensity",
         text=_text(plan, grid, rows),
         height=HEIGHT,
-        unit="grid, g/kWh",
+        unit="grid x PUE, g/kWh" if plan["with_pue"] else "grid, g/kWh",
         shapes=[*areas, *(part for line in lines.values() for part in (replace(line, css="halo", label=""), line))],
         y_ticks=paths.at_percent(ticks),
         x_ticks=_clock(edges),
@@ -169,7 +169,7 @@ def _rows(plan: Mapping[str, Any], edges: "Floats") -> "Rows":
 def _run_grams(
     summary: Mapping[str, Any], series: RunSeries | None, edges: "Floats", grid: "Floats"
 ) -> "Floats | None":
-    """Return (b + 1,) what the run has emitted until each edge, without PUE; NaN in the future; None: not known."""
+    """Return (b + 1,) what the run has emitted until each edge, as the plan counts; NaN in the future; or None."""
     import numpy as np
 
     plan = summary["plan"]
@@ -178,7 +178,7 @@ def _run_grams(
     if plan["actual_of"] == "run" and series is not None:
         time = GridTime.from_dict(plan["grid"])
         at_s = time.grid_s + time.speed * (series.edges_unix_s - time.unix_s)
-        grams = np.concatenate([[0.0], series.it_g])
+        grams = np.concatenate([[0.0], series.operational_g if plan["with_pue"] else series.it_g])
         until = np.interp(np.minimum(edges, plan["end_s"]), at_s, grams)
     else:
         seconds = _by_row(plan, edges)

@@ -105,6 +105,11 @@ class PlanRecord:
         )
 
     @property
+    def with_pue(self) -> bool:
+        """True if the plan counted the PUE of each hour: intensities and grams here have it in them."""
+        return bool(self.facts.get("with_pue"))
+
+    @property
     def tokens(self) -> float:
         """Tokens asked for."""
         return float(self.facts["tokens"])
@@ -164,7 +169,7 @@ class PlanRecord:
         return f"the carbon intensity of {blind} of {len(hours)} hours is unknown" if blind else ""
 
     def grams(self, power_w: float, t0_s: float, t1_s: float) -> float | None:
-        """Return what a power emits between two times (g, without PUE); None where the intensity is not known."""
+        """Return what a power emits between two times (g); None where the intensity is not known."""
         total = 0.0
         for hour, seconds in _overlaps(t0_s - self.start_s, t1_s - self.start_s):
             value = self.g_per_kwh[hour] if 0 <= hour < len(self.g_per_kwh) else None
@@ -250,7 +255,7 @@ def _hours(facts: Mapping[str, Any], horizon_s: float, time: GridTime, first: Ra
         if entry.carbon.g_per_kwh is not None:
             for hour, length_s in _overlaps(time.at(entry.t0_unix_s) - start_s, time.at(entry.t1_unix_s) - start_s):
                 seconds[hour] += length_s
-                weighted[hour] += length_s * entry.carbon.g_per_kwh
+                weighted[hour] += length_s * entry.carbon.g_per_kwh * (entry.pue if facts.get("with_pue") else 1.0)
     for hour, value in enumerate(hours):
         needed_s = _ENOUGH * min(S_PER_HOUR, horizon_s - start_s - hour * S_PER_HOUR)
         if value is None and seconds[hour] >= needed_s:

@@ -56,6 +56,11 @@ def rests_on(plan: Mapping[str, Any]) -> str:
     return _RESTS_ON[plan["provenance"]] + (", replayed grid" if plan["replayed"] else "")
 
 
+def grams_of(plan: Mapping[str, Any]) -> str:
+    """Return what the compared grams are of."""
+    return "with the PUE of each hour, as the plan counted it" if plan["with_pue"] else "without PUE"
+
+
 def three_rows(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the three numbers as texts: title, value, the other plan, and the grams behind or why it is not known."""
     static = f"static {plan['static_name']}"
@@ -93,6 +98,8 @@ def plan_texts(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         "provenance": plan["provenance"],
         "label": label(plan),
         "rests_on": rests_on(plan),
+        "grams_of": grams_of(plan),
+        "with_pue": plan["with_pue"],
         "span": span(plan),
         "facts": facts(plan),
         "forecast": plan["forecast"],

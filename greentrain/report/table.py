@@ -33,7 +33,7 @@ def render(summary: Mapping[str, Any]) -> "RenderableType":
     if plan is not None:
         parts += [
             _plan(plan),
-            Text(f"{plan['facts']}. CO2e of IT power, without PUE; {plan['rests_on']}.", style="dim"),
+            Text(f"{plan['facts']}. CO2e of IT power, {plan['grams_of']}; {plan['rests_on']}.", style="dim"),
         ]
     parts += [_devices(summary), _phases(summary)]
     gears = gear_table(summary)

@@ -64,7 +64,7 @@ class Happened:
     policy_section: Mapping[str, Any]
     """The run's own section ``policy``."""
     grams: float | None
-    """Emitted by IT power, without PUE; None where not known."""
+    """Emitted by IT power, without PUE but ``with_pue``; None where not known."""
     grams_of: str
     """``run`` (its joules), or ``table`` where that was declared: what was decided is then weighed with it."""
     why_unknown: str
@@ -78,6 +78,8 @@ class Happened:
     """(k,) of the menu; NOTHING where unknown."""
     past_g_per_kwh: Array = field(default_factory=lambda: np.zeros(0))
     """By hour before the start, oldest first, as the plan saw it; NaN where it did not know; empty: not told."""
+    with_pue: bool = False
+    """The plan counted the PUE of each hour: it is in intensities and grams."""
     missing: Sequence[str] = field(default=())
     """What a replay needs and the folder lacks, with the remedy."""
 
@@ -125,7 +127,7 @@ def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) ->
         rate = np.nan_to_num(known[hour]) * menu.power_w[np.where(rows == NOTHING, menu.static, rows)]
         emitted = np.concatenate([[0.0], np.cumsum(rate * np.diff(edges_s))])
     else:
-        emitted = _emitted(record, plan.time, edges_s)
+        emitted = _emitted(record, plan.time, edges_s, with_pue=plan.with_pue)
     return Happened(
         run_id=record.run_id,
         policy=str(plan.facts["policy"]),
@@ -147,6 +149,7 @@ def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) ->
         edges_s=edges_s,
         emitted_g=_scaled(emitted, figures["actual_g"]),
         rows=rows,
+        with_pue=plan.with_pue,
         past_g_per_kwh=_floats(plan.facts.get("past_hourly_g_per_kwh") or ()),
         missing=() if plan.tokens_done > 0 else ("tokens: none were trained",),
     )
@@ -248,12 +251,12 @@ def _edges(start_s: float, end_s: float) -> Array:
     return edges
 
 
-def _emitted(record: RunRecord, time: GridTime, edges_s: Array) -> Array:
+def _emitted(record: RunRecord, time: GridTime, edges_s: Array, *, with_pue: bool = False) -> Array:
     """Return the grams of IT power of all ranks until each edge; those of energy without an intensity are left out."""
     total = np.zeros(len(edges_s))
     for rank in record.ranks:
         for entry in rank.entries:
-            grams = entry.it_g or 0.0
+            grams = (entry.operational_g if with_pue else entry.it_g) or 0.0
             t0_s, t1_s = time.at(entry.t0_unix_s), time.at(entry.t1_unix_s)
             total += grams * np.clip((edges_s - t0_s) / max(t1_s - t0_s, 1e-9), 0.0, 1.0)
     return total

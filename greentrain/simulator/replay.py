@@ -138,7 +138,7 @@ def replay(
         f"Watts and speeds of the others {told.menu_from}",
         f"Grid {seen.label}",
         *cautions(settings, names),
-        "CO2e of IT power, without PUE, for what the run trained",
+        f"CO2e of IT power, with{' the PUE of each hour' if told.with_pue else 'out PUE'}, for what the run trained",
     ]
     return _compared(told, told.menu, seen.trace, deadline_s, settings, names, notes)
 

@@ -40,6 +40,10 @@ def recording(told: Happened, deadline_s: float, grid: Grid) -> SeenGrid:
     Raises:
         TraceError: It does not cover the run from start to deadline.
     """
+    if told.with_pue:
+        return SeenGrid(
+            trace=None, label="", missing="the PUE of each hour, which its plan counted: replay it on its own grid"
+        )
     trace = grid.trace
     if trace.start_unix_s > told.start_s + 1 or trace.end_unix_s < deadline_s - 1:
         raise TraceError(
@@ -94,6 +98,8 @@ def seen_grid(told: Happened, deadline_s: float) -> SeenGrid:
 
 def _reopened(told: Happened) -> tuple[CarbonSignal | None, str]:
     """Return the run's signal, if it tells today what it told then, else why not."""
+    if told.with_pue:
+        return None, ": its signal does not tell the PUE that the plan counted"
     try:
         config = replace(build(CarbonConfig, dict(told.carbon), "carbon."), fallback=())
         if config.signal in LIVE_SIGNALS:

@@ -15,11 +15,12 @@ from greentrain.report import compare, table
 from greentrain.report.emissions_csv import emissions_row
 from greentrain.report.html import render_html
 from greentrain.report.model_card import model_card
+from greentrain.report.plan_text import plan_texts
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
 from greentrain.simulator.happened import read_happened
 from greentrain.types import LedgerEntry, Provenance, PueSource
-from tests.report.planned_run import DAY, planned
+from tests.report.planned_run import DAY, GRID, planned
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank
 
 KWH = 3.6e6
@@ -199,3 +200,40 @@ def test_a_replay_of_the_run_leaves_its_pue_out(tmp_path: Path) -> None:
     a, b = read_happened(planned(tmp_path / "a", **run)), read_happened(_varying(planned(tmp_path / "b", **run)))
     assert a.grams == pytest.approx(b.grams)
     assert np.allclose(a.emitted_g, b.emitted_g)
+
+
+def _counted(root: Path, hourly: Sequence[float | None]) -> Path:
+    """Return a run whose plan counted the PUE of ``_varying`` in each hour."""
+    return _varying(planned(root, plan={"provenance": "measured", "with_pue": True, "hourly_g_per_kwh": list(hourly)}))
+
+
+def test_a_plan_that_counted_pue_is_judged_with_it(tmp_path: Path) -> None:
+    counted = [g * (1.1 + 0.3 * (k % 4)) for k, g in enumerate(GRID[:24])]
+    folder = _counted(tmp_path / "a", counted)
+    record = read_run(folder)
+    s = summarize(record)
+    plan = s["plan"]
+    assert plan["with_pue"]
+    assert plan["actual_g"] == pytest.approx(record.totals.operational_g)
+    assert plan["actual_g"] == pytest.approx(plan["decided_g"])
+    hours = plan["tokens_done"] / (1000.0 / 480.0) / 3600
+    whole = int(hours)
+    static_g = 400.0 / 480.0 * (sum(counted[:whole]) + (hours - whole) * counted[whole]) / 1000
+    assert plan["static_g"] == pytest.approx(static_g)
+    texts = plan_texts(s)
+    assert texts is not None and texts["grams_of"] == "with the PUE of each hour, as the plan counted it"
+    page = render_html(s, build_series(record))
+    assert "with the PUE of each hour, as the plan counted it" in page and "Grid x PUE then" in page
+    told = read_happened(folder)
+    assert told.grams == pytest.approx(plan["actual_g"])
+    assert told.emitted_g[-1] == pytest.approx(plan["actual_g"])
+    assert np.allclose(told.g_per_kwh, counted)
+    blind = _summary(_counted(tmp_path / "b", [None] * 24))["plan"]
+    assert blind["hourly_g_per_kwh"][: len(DAY)] == pytest.approx(counted[: len(DAY)])
+
+
+def test_a_plan_without_it_says_so(tmp_path: Path) -> None:
+    s = _summary(planned(tmp_path))
+    texts = plan_texts(s)
+    assert not s["plan"]["with_pue"]
+    assert texts is not None and texts["grams_of"] == "without PUE"
