@@ -196,8 +196,10 @@ class Guardian:
                 self._answer(-1, 1.0)  # it says nothing more: wait for the end of the pipe
         finally:
             self._drop()
-            with contextlib.suppress(OSError):
-                os.waitpid(pid, os.WNOHANG)  # ours where this process is PID 1 or a reaper
+            with contextlib.suppress(OSError):  # it is this process's child only where this is PID 1 or a reaper
+                end_s = time.monotonic() + 1.0
+                while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end_s:
+                    time.sleep(0.002)
 
     def _drop(self) -> None:
         for fd in (self._command_fd, self._reply_fd):

@@ -40,6 +40,27 @@ class _Card:
         self.range = knobs.limits()
         self.set_mw: int | None = None
         """None: it has the limit found."""
+        self._before_mw: int | None = None
+
+    def about_to_set(self, target_mw: int) -> None:
+        """Note a limit whose setting may still fail."""
+        self._before_mw, self.set_mw = self.set_mw, target_mw
+
+    def is_ours(self, limit_mw: int) -> bool:
+        """Return True if this process has set a limit."""
+        return any(mw is not None and _same(limit_mw, mw) for mw in (self.set_mw, self._before_mw))
+
+    def is_found(self, limit_mw: int) -> bool:
+        """Return True if a limit is the one that was found."""
+        return _same(limit_mw, self.range.found_mw)
+
+    def forget(self) -> None:
+        """Note that nothing of ours is set."""
+        self.set_mw = self._before_mw = None
+
+    def is_near(self, one_mw: int, other_mw: int) -> bool:
+        """Return True if two limits differ by too little to matter."""
+        return abs(one_mw - other_mw) < IGNORED * (self.range.max_mw - self.range.min_mw)
 
     def target_mw(self, fraction: float) -> int:
         """Return the limit of a fraction (mW), in whole watts; the limit found at 1."""
@@ -192,7 +213,7 @@ class PowerCap:
         self._looked_s = now_s
         for card in list(self._cards):
             now_mw, expected_mw = card.knobs.limit_mw(), card.set_mw or card.range.found_mw
-            if not _same(now_mw, expected_mw) and not _same(now_mw, card.range.found_mw):
+            if not card.is_ours(now_mw) and not card.is_found(now_mw):
                 raise _Yielded(
                     f"the power limit of {card.knobs.label} is now {now_mw / 1000:g} W, neither the"
                     f" {card.range.found_mw / 1000:g} W that were found nor"
@@ -216,11 +237,16 @@ class PowerCap:
         self.guardian.tell_limit(card.knobs.uuid, card.range.found_mw, target_mw)
         if self._was_closed():
             return
-        card.set_mw = target_mw
+        card.about_to_set(target_mw)
         card.knobs.set_limit_mw(target_mw)
         taken_mw = card.knobs.limit_mw()
-        if not _same(taken_mw, target_mw):
-            raise RuntimeError(f"{card.knobs.label} was told {target_mw / 1000:g} W and says {taken_mw / 1000:g} W")
+        if not card.is_near(taken_mw, target_mw):
+            raise _Yielded(
+                f"the power limit of {card.knobs.label} was set to {target_mw / 1000:g} W and reads"
+                f" {taken_mw / 1000:g} W: something else sets it too, so it stays and GreenTrain sets none any more"
+            )
+        if not _same(taken_mw, target_mw):  # a driver that rounds
+            self.guardian.tell_limit(card.knobs.uuid, card.range.found_mw, taken_mw)
         card.set_mw = taken_mw
         if self._was_closed():  # by a signal's handler, in the middle of this
             card.knobs.set_limit_mw(card.range.found_mw)
@@ -235,14 +261,14 @@ class PowerCap:
         if card.set_mw is None:
             return
         now_mw, yielded = card.knobs.limit_mw(), ""
-        if _same(now_mw, card.set_mw):
+        if card.is_ours(now_mw):
             card.knobs.set_limit_mw(card.range.found_mw)
-        elif not _same(now_mw, card.range.found_mw):
+        elif not card.is_found(now_mw):
             yielded = (
                 f"the power limit of {card.knobs.label} is now {now_mw / 1000:g} W, which somebody else has set: it"
                 f" stays, and is not put back to the {card.range.found_mw / 1000:g} W that were found"
             )
-        card.set_mw = None
+        card.forget()
         self.guardian.done(card.knobs.uuid, PART)
         if yielded:
             raise _Yielded(yielded)
@@ -272,11 +298,7 @@ class PowerCap:
         self._fraction = FULL
 
     def _is_near(self, fraction: float) -> bool:
-        return all(
-            abs(card.target_mw(fraction) - (card.set_mw or card.range.found_mw))
-            < IGNORED * (card.range.max_mw - card.range.min_mw)
-            for card in self._cards
-        )
+        return all(card.is_near(card.target_mw(fraction), card.set_mw or card.range.found_mw) for card in self._cards)
 
     def _ranges(self) -> str:
         return ", ".join(

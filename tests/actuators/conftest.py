@@ -1,5 +1,9 @@
 """A node with the fake driver, for this process and for those that it starts."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,3 +32,16 @@ def node(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
             return driver
 
         yield start
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process that is none of this job: another session, and no common ancestor but PID 1."""
+    code = (
+        "import os, time\nif os.fork():\n    os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+    yield pid
+    os.kill(pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,10 @@ def is_restored(driver: FakeDriver, gpu: int, admin_w: float = ADMIN_W) -> bool:
     return state.power_limit_w == admin_w and state.gpu_clocks_mhz == FREE_MHZ
 
 
+def is_over(driver: FakeDriver, gpu: int, admin_w: float, pid: int) -> bool:
+    return is_restored(driver, gpu, admin_w) and not guardians_of(pid)
+
+
 def records() -> list[Path]:
     return list(Path(os.environ["GREENTRAIN_CLAIMS_DIR"]).glob("*.state"))
 
@@ -56,7 +61,7 @@ def test_fifty_kills_at_random_moments_leave_the_administrators_settings(node: N
             trainings[gpu].wait()
             killed_s = time.monotonic()
             pid = trainings[gpu].pid
-            assert wait_until(lambda gpu=gpu, pid=pid: is_restored(driver, gpu, admin_w[gpu]) and not guardians_of(pid))
+            assert wait_until(partial(is_over, driver, gpu, admin_w[gpu], pid))
             waits_s.append(time.monotonic() - killed_s)
         for training in trainings:
             assert training.stdout is not None
