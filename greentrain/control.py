@@ -79,6 +79,7 @@ class Control:
         """Ends this process when its launcher or the plan asks for it; None where nobody brings it back."""
         self._steps = 0
         self._ranks = 1
+        self._capping = False
         self._gears: Gears | None = None
         self._profile: GearTable | None = None
         self._shifted_s: float | None = None
@@ -96,6 +97,11 @@ class Control:
             raise ConfigError(
                 f"policy.name is {config.policy.name!r}, but precision.gears is empty: name the gears that the plan may"
                 " use; one, such as [bf16], is enough for a plan of pauses"
+            )
+        if config.actuators.power_cap is not None and not config.precision.gears:
+            raise ConfigError(
+                "actuators.power_cap is set, but precision.gears is empty: limits are measured in the gears of the run,"
+                " so name them; one, such as [bf16], is enough"
             )
         if config.policy.actions is not None:
             self._declared = declared(config.policy.actions)
@@ -133,6 +139,7 @@ class Control:
         self._uncounted = NONE
         self._ranks = run.topology.world_size
         self.hands = Hands(self._config.actuators, run.topology, run.warn)
+        self._capping = not self._plans and len(self.hands.caps) > 1
         launcher = self._launcher or Handover.from_env()
         if launcher is not None:
             self._meet_launcher(launcher, run)
@@ -213,8 +220,15 @@ class Control:
             self._stay_or_leave(self.leaving)
         if self._plans:
             self._plan(tokens, samples)
+        elif self._capping:
+            self._capping = False
+            self._measure_caps()
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
+
+    @harmless
+    def _measure_caps(self) -> None:
+        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS)
 
     @harmless
     def _stay_or_leave(self, leaving: "Leaving") -> None:
@@ -366,7 +380,7 @@ class Control:
             cache=None if refresh else ActionCache(),
             tell=self._measured,
             rounds=rounds,
-            **({} if self.hands.power_cap is None else {"caps": self.hands.power_cap}),
+            caps=self.hands.power_cap,
         )
         self.gears.measure(self._profile)
         if step is not None:
@@ -417,3 +431,15 @@ class Control:
             run.know(action_table=table.to_dict())
         if self._schedule is not None:
             self._schedule.use(table)
+        elif run is not None and self.hands.power_cap is not None:
+            self._choose_cap(run, table)
+
+    @harmless
+    def _choose_cap(self, run: ActiveRun, table: ActionTable) -> None:
+        from greentrain.cap_choice import choose_cap, objective_of
+
+        gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
+        objective = objective_of(self._config, run, self.hands.limit_w)
+        cap = choose_cap(table, objective, run, gear, self.hands.caps)
+        if cap is not None:
+            self.hands.cap(cap)

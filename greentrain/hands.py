@@ -51,10 +51,15 @@ class Hands:
         """Fractions of the power limit found that can be set; (1.0,) where none can."""
         return (FULL,) if self.power_cap is None else self.power_cap.fractions
 
+    @property
+    def limit_w(self) -> float | None:
+        """Power limits of this process's GPUs, as found (W); None where it sets none."""
+        return None if self.power_cap is None else self.power_cap.limit_w
+
     def cap(self, fraction: float) -> None:
         """Set a fraction of the power limit found. Never raises."""
         if self.power_cap is not None:
-            self.power_cap.apply(fraction)
+            self.power_cap.apply(fraction, at_once=True)
 
     @harmless
     def look(self, entry: LedgerEntry | None) -> None:

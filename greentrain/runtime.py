@@ -40,6 +40,7 @@ from greentrain.types import (
     Sensor,
     Topology,
 )
+from greentrain.units import S_PER_HOUR
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,15 @@ class ActiveRun:
     def sensors(self) -> list[Sensor]:
         """Sensors of the devices that this rank books, unreadable ones included."""
         return self._devices.sensors
+
+    def unix_s(self) -> float:
+        """Return the time of the run's clock (s since the epoch, UTC)."""
+        return self._clock.unix_s()
+
+    @property
+    def embodied_g_per_s(self) -> float:
+        """Mid estimate of the embodied carbon of the devices that this rank books (g/s); those without one count 0."""
+        return sum(rate.mid_g_per_h for rate in self._devices.rates.values()) / S_PER_HOUR
 
     @property
     def busy_s(self) -> float:

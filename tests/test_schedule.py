@@ -1,5 +1,6 @@
 """A plan in a training process: measured or declared, in pauses and gears, over ranks and checkpoints."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -17,11 +18,13 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain import GreenSession, meetings, schedule
 from greentrain.carbon.trace import TraceSignal
+from greentrain.config_actuators import WidthConfig
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.journal import read_journal
 from greentrain.ledger import read_run
 from greentrain.planner import Planner
 from greentrain.types import Topology
+from tests.fake_launcher import FakeLauncher
 from tests.flat_meter import FlatMeter
 
 START = "2022-06-01T00:00Z"
@@ -344,3 +347,36 @@ def test_a_table_without_watts_ends_the_plan_not_the_run(tmp_path: Path, grid: T
         loop = Loop(green)
         loop.run(lambda: len(loop.times) >= 5)
     assert len(loop.times) == 5 and not events(green)
+
+
+def test_a_plan_asks_the_launcher_for_another_width(tmp_path: Path, grid: TraceSignal) -> None:
+    launcher = FakeLauncher()
+    table = tmp_path / "widths.yaml"
+    rows = [f"- {{gear: bf16, ranks: {n}, tokens_per_s: {200 * n}, power_w: {500 * n}}}\n" for n in (1, 2)]
+    table.write_text("".join(rows), encoding="utf-8")
+    config = session(tmp_path, grid, hours_of_work=12.5, actions=str(table), released=True).config
+    wide = dataclasses.replace(config.actuators, pause=False, width=WidthConfig(min=1, max=2))
+    green = GreenSession(dataclasses.replace(config, actuators=wide), meter=FlatMeter(), signal=grid, launcher=launcher)
+    with pytest.raises(SystemExit), green:
+        loop = Loop(green)
+        loop.run(lambda: green.checkpoint_due)
+        green.checkpoint()
+    (request,) = launcher.requests
+    assert request.ranks == 2 and request.not_before_unix_s is None
+    last = events(green)[-1]
+    assert last["action"]["ranks"] == 2 and last["g_per_kwh"] == 100, "the clean half of the day has begun"
+    assert {event["action"]["ranks"] for event in events(green)[:-1]} == {1}
+
+
+def test_without_a_launcher_no_other_width_is_planned(tmp_path: Path, grid: TraceSignal) -> None:
+    table = tmp_path / "widths.yaml"
+    rows = [f"- {{gear: bf16, ranks: {n}, tokens_per_s: {200 * n}, power_w: {500 * n}}}\n" for n in (1, 2)]
+    table.write_text("".join(rows), encoding="utf-8")
+    config = session(tmp_path, grid, hours_of_work=4, actions=str(table)).config
+    wide = dataclasses.replace(config.actuators, width=WidthConfig(min=1, max=2))
+    green = GreenSession(dataclasses.replace(config, actuators=wide), meter=FlatMeter(), signal=grid)
+    with green:
+        Loop(green).run(lambda: bool(events(green)))
+    assert green.folder is not None
+    told = json.loads((green.folder / "run.json").read_text())["plan"]
+    assert [row["name"] for row in told["rows"]] == ["off", "bf16 on 1"]
