@@ -1,7 +1,7 @@
-"""``greentrain doctor | measure | report | simulate | plan | launch``; see also ``greentrain.cli_schedule``, ``cli_launch``.
+"""``greentrain doctor | measure | report | simulate | plan | launch``; the last three are in ``greentrain.cli_*``.
 
-Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate``, ``plan`` and
-``launch`` is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
+Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate``, ``plan``
+and ``launch`` is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
 """
 
 import contextlib

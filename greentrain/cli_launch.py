@@ -20,6 +20,7 @@ from greentrain.errors import ConfigError, GreenTrainError
 if TYPE_CHECKING:
     from greentrain.config import GreenConfig
     from greentrain.launch.commands import Command
+    from greentrain.launch.engines import Engine
     from greentrain.launch.verdict import Rules
 
 FOLDER: Final = "greentrain-launch"
@@ -48,8 +49,11 @@ def launch(
         str | None, typer.Option("--actions", help="Table of actions for the plan, as of greentrain plan.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="elastic: workers stay warm; command: as typed; auto: elastic where a width can change.")
+        str, typer.Option(help="elastic: workers stay warm; spawn: they do not; command: as typed; auto: what fits.")
     ] = "auto",
+    preload: Annotated[
+        str, typer.Option(help="Modules that warm workers share, beside the script's own frameworks, as in a,b.")
+    ] = "",
     status: Annotated[Path | None, typer.Option(help="Show the job in this folder and end.")] = None,
 ) -> None:
     """Supervise a training, as in: greentrain launch --width 1:2 -- torchrun train.py."""
@@ -58,7 +62,9 @@ def launch(
         _show(status)
         return
     try:
-        code = _launch(words, config, folder, width, checkpoints, retries, back_off, grace, start, actions, engine)
+        code = _launch(
+            words, config, folder, width, checkpoints, retries, back_off, grace, start, actions, engine, preload
+        )
     except ConfigError as error:
         typer.echo(f"greentrain launch: {error}", err=True)
         raise typer.Exit(2) from error
@@ -80,6 +86,7 @@ def _launch(
     start: str,
     actions: str | None,
     engine: str,
+    preload: str,
 ) -> int:
     from greentrain.config import GreenConfig
     from greentrain.config_values import bound, choice
@@ -90,7 +97,7 @@ def _launch(
     from greentrain.launch.verdict import Rules
 
     choice("--start", start, ("now", "green"))
-    choice("--engine", engine, ("auto", "elastic", "command"))
+    choice("--engine", engine, ("auto", "elastic", "spawn", "command"))
     bound("--retries", retries, 0, 1000)
     bound("--back-off", back_off_s, 0.0, 3600.0)
     bound("--grace", grace_s, 0.0, 3600.0)
@@ -107,7 +114,7 @@ def _launch(
         back_off_s=back_off_s,
         checkpoint_folder=None if checkpoints is None else str(checkpoints.absolute()),
     )
-    runs = _engine(engine, command, rules)
+    runs = _engine(engine, preload, command, rules)
     with contextlib.closing(JobFolder(folder or _folder_of(words))) as held:
         supervisor = Supervisor(command, held, runs, rules, grace_s=grace_s, tell=_tell)
         code = supervisor.run()
@@ -117,11 +124,25 @@ def _launch(
     return code
 
 
-def _engine(name: str, command: "Command", rules: "Rules"):  # type: ignore[no-untyped-def]
-    from greentrain.launch.engines import CommandEngine
+def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Engine":
+    from greentrain.launch.engines import CommandEngine, ElasticEngine
 
     listen = not sys.stderr.isatty()
-    return CommandEngine(listen=listen)
+    needed = command.kind == "python" and rules.max_ranks > 1
+    if name == "command" and needed:
+        raise ConfigError(
+            f"--engine command starts the command as it was typed, but python alone cannot run {rules.max_ranks} ranks:"
+            " write torchrun in its place, or --engine elastic"
+        )
+    if name in ("elastic", "spawn") and not command.can_be_elastic:
+        raise ConfigError(
+            f"--engine {name} runs a script under python or torchrun on one node, not {command.words[0]!r}:"
+            " use --engine auto"
+        )
+    if name in ("elastic", "spawn") or (name == "auto" and command.can_be_elastic and rules.max_ranks > 1):
+        words = [word.strip() for word in preload.split(",") if word.strip()]
+        return ElasticEngine(command, preload=words, warm=name != "spawn", listen=listen)
+    return CommandEngine(command, listen=listen)
 
 
 def _width(width: str | None, settings: "GreenConfig", command: "Command") -> tuple[int, int]:

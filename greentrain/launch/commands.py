@@ -71,6 +71,29 @@ class Command:
         return None
 
     @property
+    def interpreter(self) -> tuple[str, ...]:
+        """That interpreter with its own options."""
+        if self.kind == "python":
+            return self.words[: self.options_at]
+        if _is_python(self.words[0]):
+            return self.words[: self.options_at - 2]  # without -m and its module
+        return () if self.python is None else (self.python,)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The launcher's own options, without its width."""
+        if self.kind not in _FLAGS or self.script_at is None:
+            return ()
+        options = self.words[self.options_at : self.script_at]
+        return tuple(_without(options, _FLAGS[self.kind][0], _switches(self.kind)))
+
+    @property
+    def can_be_elastic(self) -> bool:
+        """Whether it is a script of python that torch's agent can run in its own workers."""
+        python = self.kind in ("python", "torchrun") and self.script_at is not None and not self.several_nodes
+        return python and not self.has_placeholder and not {"--no-python", "--no_python"} & set(self.options)
+
+    @property
     def can_change_width(self) -> bool:
         """Whether a width can be set."""
         return self.has_placeholder or (self.kind != "other" and not self.several_nodes)

@@ -5,12 +5,17 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
-from greentrain.errors import GreenTrainError
+from greentrain.errors import ConfigError, GreenTrainError
+from greentrain.handover import ENV_CHECKPOINT
+from greentrain.launch.commands import Command, fill
 from greentrain.launch.inbox import PASSED_ON, HasFileno, Inbox
 from greentrain.launch.kept import Kept
 from greentrain.launch.verdict import Outcome
@@ -31,8 +36,9 @@ class Attempt:
     number: int
     """From 1 on."""
     ranks: int
-    words: tuple[str, ...]
-    """The command."""
+    as_typed: bool
+    """Whether the command says its width itself."""
+    checkpoint: str | None
     environ: Mapping[str, str]
 
 
@@ -86,11 +92,12 @@ class CommandEngine:
     """Starts the command anew for each attempt.
 
     Args:
+        command: The command.
         listen: Whether to remember the last lines of its standard error, which is then a pipe and no terminal.
     """
 
-    def __init__(self, *, listen: bool) -> None:
-        self._listen = listen
+    def __init__(self, command: Command, *, listen: bool) -> None:
+        self._command, self._listen = command, listen
         self._kept: Kept | None = None
 
     def run(self, attempt: Attempt, inbox: Inbox, guide: Guide) -> Outcome:
@@ -100,8 +107,9 @@ class CommandEngine:
             LaunchError: It cannot be started.
         """
         start_s = time.monotonic()
+        words = self._command.of(None if attempt.as_typed else attempt.ranks, attempt.checkpoint)
         try:
-            self._kept = kept = Kept(attempt.words, attempt.environ, listen=self._listen)
+            self._kept = kept = Kept(words, attempt.environ, listen=self._listen)
         except OSError as error:
             raise LaunchError(f"cannot start a process: {error.strerror}") from error
         try:
@@ -112,7 +120,7 @@ class CommandEngine:
             kept.close()
             self._kept = None
         if kept.failed_errno is not None:
-            raise LaunchError(f"cannot start {attempt.words[0]!r}: {os.strerror(kept.failed_errno)}")
+            raise LaunchError(f"cannot start {words[0]!r}: {os.strerror(kept.failed_errno)}")
         assert kept.code is not None
         return Outcome(code=kept.code, last_lines=kept.last_lines, lasted_s=time.monotonic() - start_s)
 
@@ -137,13 +145,27 @@ class ElasticEngine:
     stays small and hears every signal. Agent, fork server and workers are one tree under one keeper.
 
     Args:
-        python: The interpreter with its options.
-        job: What the agent must know once; see ``greentrain.launch.agent.Job``.
+        command: A script under python or torchrun, on one node.
+        preload: Modules that the fork server imports beside those of the script.
+        warm: Whether workers are forked; otherwise each one starts and imports anew.
         listen: As of CommandEngine.
+
+    Raises:
+        ConfigError: The interpreter of the command has no torch, or not this package.
     """
 
-    def __init__(self, python: Sequence[str], job: Mapping[str, Any], *, listen: bool) -> None:
-        self._python, self._job, self._listen = tuple(python), dict(job), listen
+    def __init__(self, command: Command, *, preload: Sequence[str] = (), warm: bool = True, listen: bool) -> None:
+        assert command.script_at is not None and command.python is not None
+        self._command, self._listen = command, listen
+        self._python = command.interpreter
+        _check_interpreter(self._python)
+        self._job = {
+            "options": command.options,
+            "script": command.words[command.script_at],
+            "module": command.module,
+            "preload": list(preload),
+            "warm": warm,
+        }
         self._kept: Kept | None = None
         self._line: socket.socket | None = None
         self._text = b""
@@ -225,8 +247,8 @@ class ElasticEngine:
         order = {
             "attempt": attempt.number,
             "ranks": attempt.ranks,
-            "words": attempt.words,
-            "environ": dict(attempt.environ),
+            "argv": fill(self._command.words[self._command.script_at :], attempt.ranks, attempt.checkpoint),
+            "environ": {ENV_CHECKPOINT: attempt.environ.get(ENV_CHECKPOINT)},
         }
         with contextlib.suppress(OSError):  # the agent has ended; its keeper says so
             line.sendall(json.dumps(order).encode() + b"\n")
@@ -246,6 +268,22 @@ class ElasticEngine:
         self._text = rest
         said: dict[str, Any] = json.loads(word)
         return said
+
+
+def _check_interpreter(python: Sequence[str]) -> None:
+    """Check, before anything starts, that another interpreter than ours can be the agent."""
+    if python[0] == sys.executable or Path(python[0]).parent == Path(sys.executable).parent:
+        return
+    look = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('torch', 'greentrain'))))"
+    try:
+        found = subprocess.run([*python, "-c", look], capture_output=True, timeout=60.0).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        found = False
+    if not found:
+        raise ConfigError(
+            f"the command runs {python[0]}, which lacks torch or greentrain, so its width cannot be set: activate the"
+            f" environment that has both, or name its python ({sys.executable} is that of this launcher)"
+        )
 
 
 def serve(kept: Kept, inbox: Inbox, guide: Guide, files: Sequence[HasFileno] = ()) -> Sequence[HasFileno]:

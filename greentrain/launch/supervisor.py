@@ -242,16 +242,17 @@ class Supervisor:
         environ.pop(ENV_CHECKPOINT, None)
         if checkpoint is not None:
             environ[ENV_CHECKPOINT] = str(checkpoint)
-        typed = self._command.ranks or 1
-        as_typed = rules.min_ranks == rules.max_ranks == typed and not self._command.has_placeholder
-        words = self._command.of(
-            None if as_typed else state.ranks,
-            None if checkpoint is None else str(checkpoint),
-        )
+        typed = rules.min_ranks == rules.max_ranks == (self._command.ranks or 1) and not self._command.has_placeholder
         text = "" if checkpoint is None else f" from {checkpoint}"
         width = f" on {state.ranks} ranks" if rules.max_ranks > 1 else ""
         self._tell(f"attempt {number}{width}{text}")
-        return Attempt(number=number, ranks=state.ranks, words=tuple(words), environ=environ)
+        return Attempt(
+            number=number,
+            ranks=state.ranks,
+            as_typed=typed,
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            environ=environ,
+        )
 
     def started(self, keeper_pid: int) -> None:
         """Note under which keeper the attempt runs."""

@@ -1,0 +1,172 @@
+"""Runs all attempts of a job with torch's ``elastic_launch``: torch imported once, one store, workers that are forked.
+
+A process of its own under the keeper of its supervisor; see ``greentrain.launch.engines.ElasticEngine``. It reads one
+order a line from a socket and answers each with one line, when no worker is left.
+"""
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from greentrain.handover import ENV_DIR
+from greentrain.launch import preload
+from greentrain.launch.worker import CUDA_CHECK, work
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
+MONITOR_S: Final = 0.02
+"""How often torch's agent looks at its workers (s): part of every resize."""
+ADDRESS: Final = "127.0.0.1"
+
+
+def main() -> None:
+    """Serve the supervisor at the other end of the socket whose number is the first argument."""
+    line = socket.socket(fileno=int(sys.argv[1]))
+    job = json.loads(sys.argv[2])
+    before = os.environ.get(CUDA_CHECK)
+    os.environ[CUDA_CHECK] = "1"
+    warm = bool(job["warm"]) and _start_fork_server(job)
+    from torch.distributed.elastic.multiprocessing import SignalException
+
+    agent = Agent(job, warm=warm, restored={CUDA_CHECK: before})
+    try:
+        for order in _orders(line):
+            answer = agent.run(order)
+            _heed_no_more(signal.SIG_DFL)  # torch's handlers stay where they were installed
+            line.sendall(json.dumps(answer).encode() + b"\n")
+    except SignalException as told:
+        with contextlib.suppress(OSError):
+            line.sendall(json.dumps({"code": -int(told.sigval)}).encode() + b"\n")
+    _heed_no_more(signal.SIG_IGN)  # it ends anyway
+
+
+class Agent:
+    """Runs attempts one after the other.
+
+    Args:
+        job: ``options`` (of torchrun), ``script``, ``module``, ``warm`` and ``preload``.
+        warm: Whether the fork server was started.
+        restored: Variables that workers must find as they were before; None: unset.
+    """
+
+    def __init__(self, job: Mapping[str, Any], *, warm: bool, restored: Mapping[str, str | None]) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._job, self._restored = job, dict(restored)
+        self._method = "forkserver" if warm else "spawn"
+        # Kept for the job: each attempt's rendezvous finds a server on this port in this process and shares it.
+        self._store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        # Every end with code 75 is an error to them; what matters is in the answer.
+        for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+    def run(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one attempt; return its ``code``, and a ``message`` where a worker left one.
+
+        Raises:
+            SignalException: This process was told to end, and its workers have.
+        """
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import elastic_launch
+
+        try:
+            config = self._config(order)
+        except (ValueError, AssertionError, SystemExit) as error:
+            return {"code": 2, "refused": f"torchrun does not take these options: {error}"}
+        argv = [str(word) for word in order["argv"]]
+        task = {
+            "attempt": order["attempt"],
+            "script": argv[0],
+            "module": self._job["module"],
+            "argv": argv[1:],
+            "environ": {**self._restored, **order["environ"]},
+        }
+        try:
+            elastic_launch(config, work)(task)
+        except ChildFailedError as failed:
+            # Torch ends the others at the first failure it sees, so that is the cause.
+            failure = failed.get_first_failure()[1]
+            return {"code": failure.exitcode, "message": failure.message}
+        except SignalException:
+            raise
+        except (EOFError, OSError) as error:
+            if self._method == "spawn":
+                raise
+            print(f"greentrain launch: no fork server ({error!r}): workers are spawned", file=sys.stderr, flush=True)
+            self._method = "spawn"
+            return self.run(order)
+        return {"code": 0}
+
+    def _config(self, order: Mapping[str, Any]) -> "LaunchConfig":
+        from torch.distributed import run
+
+        args = run.parse_args([*self._job["options"], str(order["argv"][0])])  # type: ignore[no-untyped-call]
+        config, _, _ = run.config_from_args(args)
+        return replace(
+            config,
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=int(order["ranks"]),
+            run_id=f"greentrain-{os.getpid()}-{order['attempt']}",
+            rdzv_backend="static",
+            rdzv_endpoint=f"{ADDRESS}:{self._store.port}",
+            rdzv_configs={"rank": 0},
+            local_addr=ADDRESS,
+            max_restarts=0,
+            monitor_interval=MONITOR_S,
+            start_method=self._method,
+        )
+
+
+def _start_fork_server(job: Mapping[str, Any]) -> bool:
+    """Start the fork server, which imports while this process does; return whether that was possible."""
+    folder = Path.cwd() if job["module"] else Path(job["script"]).resolve().parent
+    path = _source(job)
+    imports = preload.imports_of(path, job["preload"]) if path else [("torch", ())]
+    report = Path(os.environ[ENV_DIR]) / "preload.json"
+    report.unlink(missing_ok=True)
+    os.environ[preload.ENV] = preload.to_text(imports, folder, report)
+    try:
+        multiprocessing.set_forkserver_preload(["greentrain.launch.warm"])
+        forkserver.ensure_running()
+    except OSError:
+        return False
+    finally:
+        del os.environ[preload.ENV]
+    return True
+
+
+def _source(job: Mapping[str, Any]) -> Path | None:
+    """Return the file of the script or module."""
+    if not job["module"]:
+        return Path(job["script"])
+    import importlib.util
+
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(str(job["script"]))
+        if spec is not None and spec.origin is not None:
+            return Path(spec.origin)
+    return None
+
+
+def _heed_no_more(handler: signal.Handlers) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, handler)
+
+
+def _orders(line: socket.socket) -> Iterator[Mapping[str, Any]]:
+    with line.makefile("r", encoding="utf-8") as words:
+        for word in words:
+            yield json.loads(word)
