@@ -66,6 +66,10 @@ class GreenRaySession(GreenSession):
         if state is not None:
             self.load_state_dict(self._own(state))
 
+    def __enter__(self) -> "GreenRaySession":
+        super().__enter__()
+        return self
+
     def report(self, metrics: dict[str, Any], checkpoint: "Checkpoint | None" = None, **more: Any) -> None:
         """Call ``ray.train.report`` with the run's state in the checkpoint of rank 0; every rank calls it.
 
