@@ -26,7 +26,7 @@ from greentrain.action_table import Action, ActionTable
 from greentrain.actuators.pause import PHASE, Pause
 from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
-from greentrain.grid_outlook import GridOutlook
+from greentrain.grid_outlook import GridOutlook, Overhead
 from greentrain.handover import Offer
 from greentrain.meetings import Agenda, Meetings
 from greentrain.plan_facts import PlanFacts
@@ -117,7 +117,7 @@ class Schedule:
     ) -> None:
         assert config.policy.tokens is not None and config.policy.deadline_h is not None
         self._config, self._run, self._actors, self._unix_s = config, run, actors, unix_s
-        self._grid, self._time = GridOutlook(signal), grid_time
+        self._time = grid_time
         self._ranks = run.topology.world_size
         self._first = run.topology.rank == 0
         self._meetings = Meetings(run.run_id, run.topology)
@@ -128,6 +128,7 @@ class Schedule:
             start_s=start_s,
             deadline_s=start_s + config.policy.deadline_h * S_PER_HOUR,
         )
+        self._grid = GridOutlook(signal, Overhead.of(run.facility, self.job.start_s, self.job.deadline_s))
         self.tokens = tokens
         """Tokens that all ranks have trained, earlier parts included; as many on each rank."""
         self.checkpoint_due = False
@@ -288,6 +289,7 @@ class Schedule:
             "static": menu.static,
             "tokens_done": self.tokens,
             "forecast": self._grid.basis,
+            "with_pue": self._grid.with_pue,
             "speed_of_table": self.planner.scale,
             "hourly_g_per_kwh": _or_none(self._grid.means(edges_s)),
             "past_hourly_g_per_kwh": self._past,
