@@ -32,11 +32,9 @@ STEP: Final = 0.05
 """Two levels that are nearer to each other are one."""
 NEED: Final = 3
 """Windows in a row that have to say the same before anything changes."""
-BASE: Final = 6
-"""Fewest windows that a lower clock is compared with: with three, some trials in a hundred are misjudged."""
 MOST: Final = 12
-"""Windows of a trial, and of what it is compared with: two means of 12 windows that vary by 4 % differ by less than
-3.5 % in 95 of 100 cases."""
+"""Windows that a lower clock is compared with, and most windows of a trial: two means of 12 windows that vary by 4 %
+differ by less than 3.5 % in 95 of 100 cases."""
 FORGET: Final = 60
 """Windows until a level that was too low may be tried again, and until a lower clock is checked against the full one;
 ten minutes of windows of 10 s. Doubled each time, so that a run that does not change is left alone."""
@@ -76,9 +74,11 @@ class StallControl:
         self._good = 0.0
         """The lowest level that is known to be fast enough; that of the last steady state."""
         self._kept = 1.0
-        """Speed there, as a share of that at full clocks."""
+        """Speed there, as a share of that at full clocks; while it is tried further down."""
         self._base: list[float] = []
         """Speeds before the trial that runs; empty: none runs."""
+        self._before: list[float] = []
+        """Speeds before the last trial, where it was kept."""
         self._recent: deque[Window] = deque(maxlen=MOST)
         """Windows at the present level."""
         self._floor: float | None = None
@@ -154,8 +154,9 @@ class StallControl:
             return
         shares = [window.data_share or 0.0 for window in last]
         lower = self._lower() if min(shares) >= self._config.stall_share else None
-        if lower is not None and len(self._recent) >= BASE:
-            self._base = self._speeds()
+        if lower is not None and len(self._recent) == MOST:
+            self._learn()
+            self._base = self._before = self._speeds()
             self._change(lower, f"{statistics.fmean(shares):.0%} of the time is waiting for data")
         elif max(shares) < self._config.calm_share and self.below > 0.0:
             self._too_low(self.below)
@@ -178,11 +179,16 @@ class StallControl:
             if back > self._good:
                 self._change(back, why)
             else:
-                self._base = []
+                self._base = self._before = []
                 self._settle(self._good, why)
         elif len(speeds) >= NEED and (ratio - half >= least or done):
-            self._good, self._kept, self._base = self.below, min(1.0, self._kept * ratio), []
+            self._good, self._base = self.below, []
             self._steady_for = 0
+
+    def _learn(self) -> None:
+        """Note what the steady level that is left now has kept of the speed, from more windows than its trial had."""
+        if self.below > 0.0 and self._before:
+            self._kept = min(1.0, self._kept * _compared(self._speeds(), self._before)[0])
 
     def _lower(self) -> float | None:
         """Return the next level down; None where there is none, or none that differs from one that was too low."""
@@ -205,7 +211,7 @@ class StallControl:
     def _settle(self, level: float, reason: str) -> None:
         """Go to a level that needs no trial."""
         if level == 0.0:
-            self._kept = 1.0
+            self._kept, self._before = 1.0, []
         self._good = level
         self._change(level, reason)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.actuators.stall import BASE, FORGET, StallControl, Window
+from greentrain.actuators.stall import FORGET, MOST, StallControl, Window
 from greentrain.config_actuators import ClocksConfig
 
 CONFIG = ClocksConfig()
@@ -64,7 +64,7 @@ def test_clocks_go_down_to_the_lowest_where_data_is_what_is_waited_for() -> None
     control = StallControl(CONFIG)
     levels = _run(control, Pipeline(data_s=2.5), 50)
     assert list(dict.fromkeys(levels)) == [0.0, 0.15, 0.3]
-    assert levels.index(0.15) == BASE  # not before there is something to compare with
+    assert levels.index(0.15) == MOST  # not before there is something to compare with
     assert "waiting for data" in control.reason and control.changes == 2
 
 
@@ -110,7 +110,7 @@ def test_the_bound_is_on_all_steps_down_together() -> None:
     assert 1 - (1 - pipeline.slowdown(0.3)) / (1 - pipeline.slowdown(0.15)) < 0.04
     levels = _run(StallControl(config), pipeline, 60)
     assert 0.3 in levels and levels.count(0.3) <= 4
-    assert all(pipeline.slowdown(level) <= 0.04 for level in levels[25:])
+    assert all(pipeline.slowdown(level) <= 0.04 for level in levels[3 * MOST :])
 
 
 def test_when_data_comes_faster_clocks_go_up_again() -> None:
@@ -199,7 +199,7 @@ def test_whatever_the_pipeline_little_more_is_lost_than_allowed_and_clocks_do_no
     control = StallControl(config)
     levels = _run(control, pipeline, 1500)
     assert all(level == 0.0 or 0.15 <= level <= down for level in levels)
-    assert _lost(pipeline, levels) <= bound + 0.5 * noise + 0.01
+    assert _lost(pipeline, levels) <= bound + noise + 0.01
     assert control.changes <= 80
 
 
@@ -212,7 +212,7 @@ def test_noise_neither_hides_a_slowdown_nor_makes_one_up(noise: float) -> None:
         beside = Pipeline(data_s=2.5, noise=noise, dice=random.Random(seed))
         free.append(statistics.fmean(_run(StallControl(CONFIG), beside, 600)))
     assert max(slow) < 0.02
-    assert statistics.fmean(free) > 0.255
+    assert statistics.fmean(free) > 0.245
 
 
 def test_windows_are_made_of_what_is_booked() -> None:
@@ -226,4 +226,4 @@ def test_windows_are_made_of_what_is_booked() -> None:
     assert booked(10.0, 0.0, 50, paused=10.0) is None
     assert control.observe(10.0, {"data": 5.0}, 50, ordinary=False) is None
     assert control.observe(0.0, {}, 50) is None
-    assert [booked(10.0, 5.0, 50) for _ in range(BASE - 2)] == [0.0] * (BASE - 3) + [0.15]
+    assert [booked(10.0, 5.0, 50) for _ in range(MOST - 2)] == [0.0] * (MOST - 3) + [0.15]
