@@ -15,7 +15,7 @@ TIMEOUT_S: Final = 60.0
 """Longest answer (s); scontrol itself gives up after MessageTimeout, 10 s (slurm.conf(5), 22.05, 2026-11-21)."""
 PAUSES_S: Final = (0.2, 1.0, 3.0, 10.0, 20.0)
 """Before each repetition of a question that got no answer (s): 34 s in all, a restart of slurmctld."""
-_FINAL: Final = ("disabled", "denied", "Invalid", "invalid", "not supported", "Unspecified", "already")
+_FINAL: Final = ("disabled", "denied", "Invalid", "invalid", "not supported", "Unspecified", "already", "pending")
 """Words of answers that another try would not change (src/common/slurm_errno.c of 22.05)."""
 
 
@@ -45,6 +45,7 @@ class Scontrol:
 
     Args:
         program: Path of scontrol.
+        environ: Its environment; None: ours.
         pauses_s: Before each repetition (s).
         sleep: Sleeps so many seconds.
     """
@@ -53,10 +54,11 @@ class Scontrol:
         self,
         program: str,
         *,
+        environ: Mapping[str, str] | None = None,
         pauses_s: tuple[float, ...] = PAUSES_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._program = program
+        self._program, self._environ = program, environ
         self._pauses_s = pauses_s
         self._sleep = sleep
 
@@ -75,7 +77,7 @@ class Scontrol:
                 " bind scontrol, its libraries, slurm.conf and the socket of munge; unset SLURM_JOB_ID to wait inside"
                 " the allocation"
             )
-        return cls(program)
+        return cls(program, environ=environ)
 
     def job(self, job_id: str) -> Job:
         """Return what is known of a job.
@@ -118,6 +120,7 @@ class Scontrol:
         try:
             done = subprocess.run(
                 [self._program, *words],
+                env=self._environ,
                 capture_output=True,
                 text=True,
                 timeout=TIMEOUT_S,

@@ -112,10 +112,12 @@ class SlurmWaiting:
         self._scontrol, self._job_id, self._handover, self._local = scontrol, job_id, handover, local
         self._warn, self._min_away_s, self._soon_s, self._clock = warn, min_away_s, soon_s, clock
         self._warned: set[str] = set()
-        self._old_notice = handover.notice()
+        self._notice_ns = _written_ns(handover)
         self._job = scontrol.job(job_id)
         self.requeues = self._job.batch
         """Whether the job can be requeued; otherwise (salloc, srun) all waits are spent inside the allocation."""
+        self.end_unix_s = self._job.end_unix_s
+        """When the allocation ends (s since the epoch); None: it does not."""
         self._shape = _kept_shape(handover.folder / "slurm.json", job_id, self._job, ranks, by_node)
         self.ranks: int | None = None if self._shape is None else self._shape.ranks(self._job)
         """How many ranks fill this allocation; None where they do not fill it evenly, and its size is left alone."""
@@ -128,7 +130,7 @@ class SlurmWaiting:
         if self.requeues and (size or self._ending() or until_s - now_s >= self._min_away_s):
             if self._requeue(until_s, size):
                 return True
-            end_s = self._job.end_unix_s
+            end_s = self.end_unix_s
             if end_s is not None and until_s > end_s - RESERVE_S and end_s - RESERVE_S > now_s:
                 self._local.away(end_s - RESERVE_S, ranks)
                 return self._requeue(until_s, size) or self._local.away(until_unix_s, ranks)
@@ -141,8 +143,8 @@ class SlurmWaiting:
 
     def _ending(self) -> bool:
         """Return whether somebody has said that this allocation ends."""
-        notice = self._handover.notice()
-        return notice is not None and notice != self._old_notice
+        written_ns = _written_ns(self._handover)
+        return written_ns is not None and written_ns != self._notice_ns  # that of an earlier allocation lies there too
 
     def _requeue(self, until_s: float, size: tuple[str, ...]) -> bool:
         # Slurm sends the SIGTERM of a requeue to all processes of the job; what is started here inherits the mask.
@@ -158,9 +160,9 @@ class SlurmWaiting:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _set_start(self, until_s: float, size: tuple[str, ...]) -> None:
-        start = (
-            f"StartTime=now+{math.ceil(max(self._soon_s, until_s - self._clock()))}"  # relative: no time zone to get wrong
-        )
+        now_s = self._clock()
+        wait_s = math.ceil(max(now_s + self._soon_s, until_s) - math.floor(now_s))  # Slurm's clock has no fractions
+        start = f"StartTime=now+{wait_s}"  # relative: no time zone to get wrong
         for words in dict.fromkeys(((start, *size), (start,))):
             try:
                 self._scontrol.ask("update", f"JobId={self._job_id}", *words)
@@ -217,6 +219,14 @@ def open_slurm(environ: Mapping[str, str], handover: Handover, local: Waiting, *
         raise ConfigError(
             f"SLURM_JOB_ID is {job_id!r}, but Slurm says: {error}. Unset SLURM_JOB_ID to wait inside the allocation"
         ) from error
+
+
+def _written_ns(handover: Handover) -> int | None:
+    """Return when the newest notice was written."""
+    try:
+        return (handover.folder / "notice.json").stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _kept_shape(path: Path, job_id: str, job: Job, ranks: int, by_node: bool) -> Shape | None:

@@ -29,6 +29,7 @@ AuthInfo=socket={folder}/munge/socket
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
+SlurmdParameters=config_overrides
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -49,7 +50,7 @@ SelectTypeParameters=CR_Core
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MailProg=/bin/true
-NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[3]}] CPUs=2 State=UNKNOWN
+NodeName=n[1-3] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[3]}] CPUs=8 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP
 """
 
@@ -72,6 +73,7 @@ class Cluster:
         }
         self.controller = 0
         """Process id of slurmctld."""
+        self.scontrol = shutil.which("scontrol", path=PATH) or ""
 
     def run(self, *words: str, uid: int = 0) -> str:
         """Return what a command of Slurm answers, asked by a user."""

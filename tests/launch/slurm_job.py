@@ -24,6 +24,8 @@ def sleep_until(unix_s: float) -> bool:
 
 def main(folder: str, min_away_s: str, *waits: str) -> None:
     """Run the waits that are not done yet."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as in the supervisor's inbox
     handover = Handover(Path(folder))
     count = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     waiting = SlurmWaiting(
@@ -34,16 +36,14 @@ def main(folder: str, min_away_s: str, *waits: str) -> None:
         ranks=int(os.environ.get("RANKS", "1")),
         by_node="SLURM_NTASKS_PER_NODE" in os.environ,
         min_away_s=float(min_away_s),
-        soon_s=1.0,
+        soon_s=2.0,
         warn=lambda text: say("warn", text),
     )
     say("start", time.time(), count, waiting.ranks, os.environ["SLURM_JOB_NUM_NODES"])
     for i, wait in enumerate(waits[count:], count):
         what, _, ranks = wait.partition(":")
         if what == "notice":
-            signal.signal(signal.SIGUSR1, lambda *_: None)
-            signal.sigtimedwait({signal.SIGUSR1}, 0)
-            signal.pause()
+            signal.sigwait({signal.SIGUSR1})
             handover.write(Notice(attempt=i, reason="SIGUSR1"))
         until = time.time() + float(what) if what != "notice" else None
         say("until", until)
