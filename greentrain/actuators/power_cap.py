@@ -114,6 +114,11 @@ class PowerCap:
         return self._fraction
 
     @property
+    def limit_w(self) -> float:
+        """The limits that were found, of all its GPUs together (W)."""
+        return sum(card.range.found_mw for card in self._cards) / 1000
+
+    @property
     def guardian(self) -> Guardian:
         """Restores the limits if this process dies; shared with clocks."""
         return self._opened.guardian

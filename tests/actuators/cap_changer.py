@@ -1,6 +1,7 @@
 """A process like a training: it changes the limits and clocks of its GPUs at random until it is killed.
 
-Words: ``fork`` leaves a child that holds every open file, as data loader workers do; ``slow`` stops after one change.
+Words: ``fork`` leaves a child that holds every open file, as data loader workers do; ``slow`` stops after one change;
+``leave`` ends by os._exit then; ``old`` is a kernel without pidfd_open.
 Prints its guardian's pid after the first change, then the child's.
 """
 
@@ -20,6 +21,8 @@ def main(words: list[str]) -> None:
     def said(sentence: str) -> None:
         print(f"WARNED {sentence}", flush=True)
 
+    if "old" in words:
+        del os.pidfd_open
     guardian = Guardian()
     cap = open_power_cap(PowerCapConfig(fractions=(1.0, 0.9, 0.8, 0.7, 0.6, 0.5)), Topology(), said, guardian=guardian)
     clocks = open_clocks(ClocksConfig(), Topology(), said, guardian=guardian)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,10 +19,15 @@ from greentrain.testing.fake_nvml import FakeDriver, FakeGpu
 from tests.actuators.on_fake import ADMIN_W, CHANGER, FREE_MHZ, Node, Said, alive, capping, guardians_of, wait_until
 
 
-def train(driver: FakeDriver, gpu: int, *words: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def train(driver: FakeDriver, gpu: int, *words: str) -> "Iterator[subprocess.Popen[str]]":
     environ = {**driver.env(dict(os.environ)), "CUDA_VISIBLE_DEVICES": driver.uuid(gpu)}
     command = [sys.executable, str(CHANGER), *words]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True) as training:
+        try:
+            yield training
+        finally:
+            training.kill()
 
 
 def started(process: "subprocess.Popen[str]") -> tuple[int, int]:
@@ -51,31 +57,30 @@ def test_fifty_kills_at_random_moments_leave_the_administrators_settings(node: N
     changed = 0
     waits_s = []
     for _ in range(kills // at_once):
-        trainings = [train(driver, gpu) for gpu in range(at_once)]
-        begun_s = time.monotonic()
-        moments = sorted((chance.uniform(0.0, 1.0), gpu) for gpu in range(at_once))
-        for after_s, gpu in moments:
-            time.sleep(max(0.0, begun_s + after_s - time.monotonic()))
-            changed += not is_restored(driver, gpu, admin_w[gpu])
-            trainings[gpu].kill()
-            trainings[gpu].wait()
-            killed_s = time.monotonic()
-            pid = trainings[gpu].pid
-            assert wait_until(partial(is_over, driver, gpu, admin_w[gpu], pid))
-            waits_s.append(time.monotonic() - killed_s)
-        for training in trainings:
-            assert training.stdout is not None
-            assert "WARNED" not in training.stdout.read()
-            training.stdout.close()
+        with contextlib.ExitStack() as stack:
+            trainings = [stack.enter_context(train(driver, gpu)) for gpu in range(at_once)]
+            begun_s = time.monotonic()
+            for after_s, gpu in sorted((chance.uniform(0.0, 1.0), gpu) for gpu in range(at_once)):
+                time.sleep(max(0.0, begun_s + after_s - time.monotonic()))
+                changed += not is_restored(driver, gpu, admin_w[gpu])
+                trainings[gpu].kill()
+                trainings[gpu].wait()
+                killed_s = time.monotonic()
+                assert wait_until(partial(is_over, driver, gpu, admin_w[gpu], trainings[gpu].pid))
+                waits_s.append(time.monotonic() - killed_s)
+            for training in trainings:
+                assert training.stdout is not None
+                assert "WARNED" not in training.stdout.read()
     assert records() == []
     assert [driver.state(gpu).power_limit_w for gpu in range(at_once)] == admin_w
     assert changed >= 15, "most kills must hit a changed GPU, or this shows nothing"
     print(f"restored after {sorted(waits_s)[kills // 2] * 1e3:.0f} ms (median), {max(waits_s) * 1e3:.0f} ms at most")
 
 
-def test_a_forked_worker_that_holds_the_pipe_does_not_hide_the_death(node: Node) -> None:
+@pytest.mark.parametrize("kernel", ["new", "old"])
+def test_a_forked_worker_that_holds_the_pipe_does_not_hide_the_death(node: Node, kernel: str) -> None:
     driver = node(FakeGpu(limit_w=ADMIN_W))
-    with train(driver, 0, "fork") as training:
+    with train(driver, 0, "fork", kernel) as training:
         guardian, child = started(training)
         try:
             training.kill()

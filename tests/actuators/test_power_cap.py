@@ -152,6 +152,7 @@ def test_energy_falls_with_the_limit(node: Node) -> None:
 def test_an_administrators_hand_is_final(node: Node) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W), FakeGpu(limit_w=600.0)), Said()
     with capping(said) as cap:
+        assert cap.limit_w == ADMIN_W + 600
         assert cap.apply(0.6) and limit_w(driver, 1) == 360
         driver.update(0, limit_w=555)
         assert not cap.apply(0.8)
