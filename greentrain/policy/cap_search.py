@@ -16,6 +16,8 @@ from typing import Final
 NOISE: Final = 0.05
 """By how much two blocks of the same action may differ: in the sweeps above the energy rises by more than this in two
 of the 67 pairs of neighbours where it should fall (by 5.9 and 6.2 %)."""
+ALIKE: Final = 0.02
+"""Two caps under which power differs by less do not bind, and neither does any between them."""
 DENSE: Final = 5
 """Lists of caps up to this long are gone through one by one."""
 COARSE: Final = 3
@@ -66,13 +68,15 @@ def next_cap(
     if not scores:
         return None
     best = min(scores, key=lambda i: scores[i])
-    below = max((i for i in seen if i < best), default=None)
-    above = min((i for i in seen if i > best), default=None)
+    best = max(i for i in scores if i == best or (i > best and _alike(seen[i], seen[best])))
     gaps = []
-    for other in (below, above):
-        if other is not None and abs(other - best) > 1:
-            gaps.append((-abs(other - best), scores.get(other, math.inf), (other + best) // 2))
-    return min(gaps)[2] if gaps else None
+    higher = max((i for i in seen if i < best), default=best)
+    if not _alike(seen[higher], seen[best]):
+        gaps.append((higher - best, scores.get(higher, math.inf), (higher + best) // 2))
+    lower = min((i for i in seen if i > best), default=best)
+    gaps.append((best - lower, scores.get(lower, math.inf), (best + lower) // 2))
+    wide = [gap for gap in gaps if gap[0] < -1]
+    return min(wide)[2] if wide else None
 
 
 def coarse_caps(count: int, coarse: int) -> list[int]:
@@ -106,6 +110,13 @@ def lowest_useful(
                 if it.speed < other.speed and dearer:
                     return low
     return None
+
+
+def _alike(one: Seen, two: Seen) -> bool:
+    """Return True if two caps draw the same."""
+    if one.power_w is None or two.power_w is None:
+        return False
+    return abs(one.power_w - two.power_w) <= ALIKE * max(one.power_w, two.power_w)
 
 
 def _scores(seen: Mapping[int, Seen], slowest: float, score: Callable[[float, float], float]) -> dict[int, float]:
