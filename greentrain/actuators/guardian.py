@@ -191,13 +191,11 @@ class Guardian:
         try:
             self._number += 1
             os.write(self._command_fd, f"{self._number} bye\n".encode())
-            self._answer(self._number, START_S)
-            with contextlib.suppress(OSError):
-                self._answer(-1, 1.0)  # it says nothing more: wait for the end of the pipe
+            self._answer(self._number, ANSWER_S)  # ``late``: the driver refuses, and it goes on trying alone
         finally:
             self._drop()
             with contextlib.suppress(OSError):  # it is this process's child only where this is PID 1 or a reaper
-                end_s = time.monotonic() + 1.0
+                end_s = time.monotonic() + 0.2
                 while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < end_s:
                     time.sleep(0.002)
 

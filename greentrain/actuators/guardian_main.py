@@ -339,20 +339,17 @@ class Guard:
             return f"error {error}"
         return f"error unknown word {words[0]!r}"
 
-    def give_all_back(self) -> None:
-        """Restore every GPU that is held, trying again where the driver refuses; what remains keeps its record."""
-        for wait_s in (*RETRY_S, None):
-            for uuid, (lock, record) in list(self._held.items()):
-                try:
-                    give_back(self._library, record)
-                    self._write(record)
-                except OSError:
-                    continue
-                let_go(lock)
-                del self._held[uuid]
-            if not self._held or wait_s is None:
-                return
-            time.sleep(wait_s)
+    def give_all_back(self) -> bool:
+        """Restore every GPU that is held; return False if the driver refuses one, which keeps its record then."""
+        for uuid, (lock, record) in list(self._held.items()):
+            try:
+                give_back(self._library, record)
+                self._write(record)
+            except OSError:
+                continue
+            let_go(lock)
+            del self._held[uuid]
+        return not self._held
 
     def _change(self, uuid: str, limit_mw: "tuple[int, int] | None") -> str:
         if uuid not in self._held:
@@ -418,9 +415,15 @@ def serve(guard: Guard, command_fd: int, reply_fd: int, death_fd: int, pid: int,
                 continue
             if not _reply(reply_fd, f"{number} {guard.answer(rest)}\n".encode()):
                 break
-    guard.give_all_back()
+    done = guard.give_all_back()
     if bye:
-        _reply(reply_fd, bye + b" ok\n")
+        _reply(reply_fd, bye + (b" ok\n" if done else b" late\n"))
+    os.close(reply_fd)
+    for wait_s in RETRY_S:
+        if done:
+            break
+        time.sleep(wait_s)
+        done = guard.give_all_back()
 
 
 def _reply(fd: int, text: bytes) -> bool:

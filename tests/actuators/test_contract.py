@@ -19,6 +19,7 @@ class TestPowerCap(ActuatorContract):
         self.driver = node(FakeGpu(limit_w=ADMIN_W), FakeGpu(limit_w=600.0))
         with capping(Said()) as cap:
             yield cap
+            self.driver.update(1, may_set=True)
 
     def setting(self) -> object:
         return [self.driver.state(gpu).power_limit_w for gpu in (0, 1)]
@@ -37,6 +38,7 @@ class TestClockLimit(ActuatorContract):
         self.driver = node(FakeGpu(), FakeGpu())
         with clocking(Said()) as clocks:
             yield clocks
+            self.driver.update(1, may_set=True)
 
     def setting(self) -> object:
         return [self.driver.state(gpu).gpu_clocks_mhz for gpu in (0, 1)]

@@ -255,6 +255,21 @@ def test_a_right_that_is_taken_away_mid_run_costs_one_warning(node: Node) -> Non
     assert limit_w(driver) == ADMIN_W, "close tries once more"
 
 
+def test_the_guardian_goes_on_trying_after_a_close_that_failed(node: Node) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    with capping(said) as cap:
+        assert cap.apply(0.6)
+        guardian = cap.guardian.pid
+        driver.update(0, may_set=False)
+        begun_s = time.monotonic()
+        cap.close()
+        assert time.monotonic() - begun_s < 1.0, "the end of a training does not wait for a driver that refuses"
+        assert alive(guardian) and limit_w(driver) == 390
+        driver.update(0, may_set=True)
+        assert wait_until(lambda: limit_w(driver) == ADMIN_W and not alive(guardian))
+    assert len(said) == 1 and "guardian tries again" in said[0]
+
+
 def test_one_bad_card_brings_the_others_back(node: Node) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W), FakeGpu(limit_w=600.0)), Said()
     with capping(said) as cap:

@@ -219,3 +219,44 @@ def test_wrong_programs_are_refused_with_the_bound(library: Path) -> None:
             driver.true_energy_j(16, 0, 1)
         before_s = time.monotonic()
         assert driver.update(0, lost=True, at_s=0.0) >= before_s + LEAD_S
+
+
+def test_a_board_that_obeys_never_draws_more_than_its_limit(library: Path) -> None:
+    wave = Wave(low_w=100.0, high_w=600.0, period_s=0.02, duty=0.5)
+    with running(library, FakeGpu(power=(wave,), obeys_limit=True, limit_w=650.0)) as (driver, (handle,)):
+        free_s = time.monotonic()
+        assert driver.true_energy_j(0, free_s, free_s + 2.0) == pytest.approx(700.0, rel=0.01)
+        pynvml.nvmlDeviceSetPowerManagementLimit(handle, 300_000)
+        capped_s = time.monotonic()
+        assert driver.true_energy_j(0, capped_s, capped_s + 2.0) == pytest.approx(400.0, rel=0.01)
+        wait_for(capped_s + FakeGpu().refresh_s)
+        for _ in range(100):
+            assert instant_w(handle) <= 300.0
+            time.sleep(0.001)
+        changed_s = driver.update(0, power=(Wave(low_w=500.0),), at_s=time.monotonic() + 0.05)
+        assert driver.true_energy_j(0, changed_s, changed_s + 1.0) == pytest.approx(300.0)
+        driver.update(0, limit_w=450.0)
+        wait_for(changed_s)
+        later_s = time.monotonic()
+        assert driver.true_energy_j(0, later_s, later_s + 1.0) == pytest.approx(450.0)
+        before_j = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+        between_j = driver.true_energy_j(0, driver.epoch_s, time.monotonic())
+        assert before_j - 1e6 == pytest.approx(between_j, abs=60.0)  # one tick of 0.1 s at 600 W at most
+    with pytest.raises(ValueError, match="holds at most 1"):
+        FakeDriver([FakeGpu(power=WAVES, obeys_limit=True)], library=library)
+
+
+def test_an_administrators_hand_needs_no_right(library: Path) -> None:
+    gpu = FakeGpu(may_set=False, limit_w=650.0, enforced_w=500.0, pid=7, pids=(8, 9), app_clocks_mhz=(990, 1410))
+    with running(library, gpu) as (driver, (handle,)):
+        assert pynvml.nvmlDeviceGetPowerManagementLimit(handle) == 650_000
+        assert pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) == 500_000
+        driver.update(0, limit_w=444.0, pids=(10, 11), clock_reasons=4)
+        assert pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) == 444_000
+        assert [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)] == [10, 11]
+        assert pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == pynvml.nvmlClocksEventReasonSwPowerCap
+        assert pynvml.nvmlDeviceGetApplicationsClock(handle, pynvml.NVML_CLOCK_GRAPHICS) == 990
+        assert pynvml.nvmlDeviceGetDefaultApplicationsClock(handle, pynvml.NVML_CLOCK_GRAPHICS) == 1410
+        driver.update(0, may_set=True)
+        pynvml.nvmlDeviceSetPowerManagementLimit(handle, 300_000)
+        assert driver.state(0).power_limit_sets == 1
