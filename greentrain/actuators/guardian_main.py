@@ -6,7 +6,7 @@
     the process ends, by whatever -> where the setting is still ours, put back what was found -> drop the record
 
 It runs as a script (``python -I -S guardian_main.py``; :mod:`greentrain.actuators.guardian` starts it), in a session of
-its own and deaf to signals, on the standard library and the driver's C library alone: 15 ms to start and 10 MB. It
+its own and deaf to signals, on the standard library and the driver's C library alone: 17 ms to start and 9 MB. It
 hears of the end by a pidfd; the end of the pipe alone says nothing, as forked data loader workers hold it too.
 
 The record outlives both processes. Where a node agent kills the whole group, the next start finds a record whose owner

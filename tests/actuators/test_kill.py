@@ -59,9 +59,12 @@ def test_fifty_kills_at_random_moments_leave_the_administrators_settings(node: N
     for _ in range(kills // at_once):
         with contextlib.ExitStack() as stack:
             trainings = [stack.enter_context(train(driver, gpu)) for gpu in range(at_once)]
-            begun_s = time.monotonic()
-            for after_s, gpu in sorted((chance.uniform(0.0, 1.0), gpu) for gpu in range(at_once)):
-                time.sleep(max(0.0, begun_s + after_s - time.monotonic()))
+            for gpu in chance.sample(range(at_once), at_once):
+                if gpu % 2:  # anywhere from the start of the interpreter on; the others when they have begun to change
+                    time.sleep(chance.uniform(0.0, 0.3))
+                else:
+                    started(trainings[gpu])
+                    time.sleep(chance.uniform(0.0, 0.1))
                 changed += not is_restored(driver, gpu, admin_w[gpu])
                 trainings[gpu].kill()
                 trainings[gpu].wait()
