@@ -9,7 +9,7 @@ from torch import nn
 from greentrain.action_cache import ActionCache
 from greentrain.action_table import ActionTable
 from greentrain.config import PrecisionConfig
-from greentrain.gear_table import GearTable
+from greentrain.gear_table import Caps, GearTable
 from greentrain.policy.objective import Objective
 from greentrain.precision.gearbox import GearBox
 from greentrain.types import Device, DeviceKind, Provenance, Sensor
@@ -46,7 +46,7 @@ class FakeCaps:
 class Job:
     """A rank that trains under its caps; draws what they allow."""
 
-    caps: FakeCaps | None
+    caps: Caps | None
     t_s: float = 50.0
     segments: list[tuple[float, float, float]] = field(default_factory=list)
     tables: list[ActionTable] = field(default_factory=list)
@@ -54,12 +54,16 @@ class Job:
     def speed(self, fraction: float) -> float:
         return float(((fraction * LIMIT_W - IDLE_W) / (LIMIT_W - IDLE_W)) ** (1 / 3)) / STEP_S
 
+    @property
+    def in_force(self) -> float:
+        return self.caps.fraction if self.caps is not None else 1.0
+
     def energy(self, t0_s: float, t1_s: float, wait_s: float) -> Mapping[str, float]:
         return {"GPU-a": sum(max(0.0, min(t1_s, b) - max(t0_s, a)) * w for a, b, w in self.segments)}
 
     def train(self) -> int:
         """Train a step under the limits that are set, whatever anybody believes."""
-        fraction = self.caps.fraction if self.caps is not None else 1.0
+        fraction = self.in_force
         seconds = 1 / self.speed(fraction)
         self.segments.append((self.t_s, self.t_s + seconds, fraction * LIMIT_W))
         self.t_s += seconds
@@ -72,6 +76,7 @@ class Job:
         folder: Path | None = None,
         objective: Objective | None = None,
         max_steps: int = 200,
+        rounds: int | None = None,
     ) -> GearTable:
         box = GearBox(PrecisionConfig(gears=gears, min_features=16))
         box.attach(nn.Linear(16, 16))
@@ -80,6 +85,7 @@ class Job:
             [SENSOR],
             self.energy,
             max_steps=max_steps,
+            rounds=rounds,
             cache=None if folder is None else ActionCache(folder),
             tell=self.tables.append,
             caps=self.caps,

@@ -46,24 +46,26 @@ def test_each_row_is_measured_under_its_own_limit() -> None:
 
 
 def test_without_caps_nothing_is_set_and_nothing_changes() -> None:
-    capped, alone = Job(FakeCaps(fractions=(1.0,))), Job(None)
+    caps = FakeCaps(fractions=(1.0,))
+    capped, alone = Job(caps), Job(None)
     tables = []
     for job in (capped, alone):
         job.run(job.phase(("bf16", "fp32")))
         tables.append([(c.action, c.steps_per_s, c.power_w, c.blocks) for c in job.tables[0].costs])
     assert tables[0] == tables[1] and [row[3] for row in tables[0]] == [4, 4]
-    assert capped.caps is not None and capped.caps.asked == []
+    assert caps.asked == []
 
 
 def test_the_limits_found_are_back_with_the_last_measured_step() -> None:
     caps = FakeCaps()
     job = Job(caps)
-    phase = job.phase()
+    phase = job.phase(rounds=3)
     while not phase.profiler.done:
+        last = caps.fraction
         job.train()
         phase.boundary()
         phase.step(640, 8)
-    assert caps.fraction == 1.0 and not phase.done
+    assert last == 0.6 and caps.fraction == 1.0 and not phase.done
     assert min(fraction for fraction, _ in caps.asked) == 0.6
 
 

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Barrier, Thread
 
@@ -307,13 +307,36 @@ def test_a_cap_that_cannot_be_set_is_in_no_row() -> None:
     _right(card, profiler.table())
 
 
+def test_a_cap_that_can_no_longer_be_set_takes_its_rows_with_it() -> None:
+    card = Card()
+    profiler = _profiler(card)
+    card.train(profiler, lambda cap: cap == 0.8 and any(action.cap == 0.6 for action in card.ran))
+    assert any(action.cap == 0.8 for action in card.ran)
+    assert {cost.action.cap for cost in profiler.table().costs} == {1.0, 0.6}
+
+
+def test_a_block_that_gets_too_short_does_not_take_the_watts_of_the_others() -> None:
+    card = Card(dip=lambda t_s: 0.002 if t_s > 112.0 else 1.0)
+    profiler = _profiler(card)
+    table = _table(card, profiler)
+    assert card.t_s > 112.0 and profiler.steps == 200
+    assert {cost.action.cap for cost in table.costs} == set(THREE)
+    _right(card, table)
+
+
+def test_where_steps_are_few_every_gear_has_its_share_of_caps() -> None:
+    card = Card(step_s={BF16: 0.25, FP8: 0.25})
+    table = _table(card, _profiler(card, SWEEP, (BF16, FP8), max_steps=55))
+    for gear in (BF16, FP8):
+        assert sum(cost.action.gear is gear and cost.action.cap < 1.0 for cost in table.costs) >= 1
+
+
 # -- several ranks ---------------------------------------------------------------------------------------------
 
 
-def test_ranks_with_different_devices_visit_the_same_caps_and_add_up() -> None:
-    ranks = 2
-    barrier, told = Barrier(ranks), [[0.0] * ranks, [0.0] * ranks]
-    turn = [0] * ranks
+def _two_ranks(joules: Sequence[Callable[[Card, float, float], float]]) -> tuple[list[Card], ActionTable]:
+    """Return the cards of two ranks after profiling in threads, and the job's table."""
+    barrier, told, turn = Barrier(2), [[0.0, 0.0], [0.0, 0.0]], [0, 0]
 
     def everybody(rank: int, value: float) -> list[float]:
         board = told[turn[rank] % 2]
@@ -324,29 +347,54 @@ def test_ranks_with_different_devices_visit_the_same_caps_and_add_up() -> None:
 
     cards = [Card(), Card(dice=random.Random(7), noise=0.01)]
     profilers: list[GearProfiler] = []
-    for rank, card in enumerate(cards):
+
+    def profile(rank: int) -> None:
+        card = cards[rank]
         profiler = GearProfiler(
             (BF16, FP8),
-            energy=lambda a, b, card=card, rank=rank: {"gpu": (1 + 9 * rank) * (card.energy(a, b) or {})["gpu"]},  # type: ignore[misc]
+            energy=lambda a, b: {"gpu": joules[rank](card, a, b)},
             provenance=lambda: {"gpu": Provenance.MEASURED},
-            clock=lambda card=card: card.t_s,  # type: ignore[misc]
-            agree=lambda steps, rank=rank: int(everybody(rank, steps)[0]),  # type: ignore[misc]
-            gather=lambda value, rank=rank: everybody(rank, value),  # type: ignore[misc]
+            clock=lambda: card.t_s,
+            agree=lambda steps: int(everybody(rank, steps)[0]),
+            gather=lambda value: everybody(rank, value),
             caps=SWEEP,
             max_steps=200,
         )
         profilers.append(profiler)
-    threads = [Thread(target=card.train, args=(p,)) for card, p in zip(cards, profilers, strict=True)]
+        card.train(profiler)
+
+    threads = [Thread(target=profile, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-    assert cards[0].ran == cards[1].ran and profilers[0].steps == profilers[1].steps
-    table = profilers[0].table(records=add_ranks([p.records() for p in profilers]), world_size=2)
+    one, two = profilers
+    assert one.steps == two.steps
+    return cards, one.table(records=add_ranks([one.records(), two.records()]), world_size=2)
+
+
+def _drawn(card: Card, t0_s: float, t1_s: float) -> float:
+    return sum((card.energy(t0_s, t1_s) or {}).values())
+
+
+def test_ranks_with_different_devices_visit_the_same_caps_and_add_up() -> None:
+    cards, table = _two_ranks((_drawn, lambda card, a, b: 10 * _drawn(card, a, b)))
+    assert cards[0].ran == cards[1].ran
     for cost in table.costs:
         assert cost.power_w is not None
         assert cost.power_w.mean == pytest.approx(11 * cards[0].power_w(cost.action.cap), rel=0.03)
+
+
+def test_the_rank_that_books_the_nodes_cpu_does_not_decide_alone() -> None:
+    cards, table = _two_ranks(
+        (lambda card, a, b: _drawn(card, a, b) + 600 * (b - a), lambda card, a, b: 8 * _drawn(card, a, b))
+    )
+
+    def cost(cap: float) -> float:
+        return (9 * cards[0].power_w(cap) + 600) / cards[0].speed(BF16, cap)
+
+    assert min(cost(row.action.cap) for row in table.costs) <= 1.003 * min(map(cost, SWEEP))
 
 
 def test_caps_that_make_no_sense_are_refused() -> None:

@@ -73,3 +73,11 @@ def test_lower_caps_end_where_one_is_slower_and_dearer_beyond_noise() -> None:
     assert lowest_useful({0: top, 1: Seen(speed=0.7, power_w=None)}, slowest=0.0) is None
     assert lowest_useful({0: top, 1: Seen(speed=0.7, power_w=100.0)}, slowest=0.9) == 1  # too slow
     assert lowest_useful({0: top, 1: Seen(speed=0.86, power_w=400.0)}, slowest=0.9) is None  # for noise perhaps
+
+
+def test_between_caps_that_draw_the_same_nothing_is_looked_for() -> None:
+    plateau = [Seen(speed=1.0 + 0.001 * (i % 3), power_w=300.0) for i in range(14)]
+    falling = [Seen(speed=(1 - 0.05 * i) ** 0.3, power_w=300.0 * (1 - 0.05 * i)) for i in range(1, 8)]
+    visits = _search([*plateau, *falling])
+    assert visits[:4] == [0, 7, 13, 20]
+    assert all(i > 13 for i in visits[4:])
