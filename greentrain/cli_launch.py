@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from greentrain.errors import ConfigError, GreenTrainError
+from greentrain.handover import Handover
 
 if TYPE_CHECKING:
     from greentrain.config import GreenConfig
     from greentrain.launch.commands import Command
     from greentrain.launch.engines import Engine
+    from greentrain.launch.inbox import Inbox
     from greentrain.launch.verdict import Rules
+    from greentrain.launch.waiting import Waiting
 
 FOLDER: Final = "greentrain-launch"
 """Folder of the jobs in the working directory, where --dir names none."""
@@ -115,8 +118,25 @@ def _launch(
         checkpoint_folder=None if checkpoints is None else str(checkpoints.absolute()),
     )
     runs = _engine(engine, preload, command, rules)
-    with contextlib.closing(JobFolder(folder or _folder_of(words))) as held:
-        supervisor = Supervisor(command, held, runs, rules, grace_s=grace_s, tell=_tell)
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(contextlib.closing(JobFolder(folder or _folder_of(words))))
+        supervisor = Supervisor(
+            command, held, runs, rules, grace_s=grace_s, green_start=start == "green", waiting=_waiting, tell=_tell
+        )
+        if settings.policy.plans or start == "green":
+            from greentrain.launch.window import REMEDY, GreenWindow
+
+            window = GreenWindow(
+                settings,
+                actions=actions,
+                ranks=(low, high),
+                job_unix_s=supervisor.state.created_unix_s,
+                tell=_tell,
+            )
+            stack.callback(window.close)
+            if start == "green" and not window.knows and supervisor.state.attempt == 0:
+                raise ConfigError(f"--start green needs to know what the job's steps bring and cost: {REMEDY}")
+            supervisor.window = window
         code = supervisor.run()
         table = timeline.table(timeline.read(held.path))
     if table:
@@ -143,6 +163,16 @@ def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Eng
         words = [word.strip() for word in preload.split(",") if word.strip()]
         return ElasticEngine(command, preload=words, warm=name != "spawn", listen=listen)
     return CommandEngine(command, listen=listen)
+
+
+def _waiting(inbox: "Inbox", handover: Handover, ranks: int) -> "tuple[Waiting, int | None]":
+    """Return where the job is between two attempts: with the batch system, or here."""
+    from greentrain.launch.slurm import open_slurm
+    from greentrain.launch.waiting import LocalWaiting
+
+    local = LocalWaiting(inbox.sleep_until)
+    slurm = open_slurm(os.environ, handover, local, ranks=ranks)
+    return (local, None) if slurm is None else (slurm, slurm.ranks)
 
 
 def _width(width: str | None, settings: "GreenConfig", command: "Command") -> tuple[int, int]:

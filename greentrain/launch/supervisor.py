@@ -55,7 +55,6 @@ class Supervisor:
         engine: Runs its attempts.
         rules: What is allowed.
         grace_s: From a SIGTERM that is passed on to SIGKILL (s).
-        window: When to train; None: at once.
         green_start: Whether the first attempt waits for the window too.
         waiting: Returns where the job is between two attempts, and the width that fits there (None: any).
         tell: Shows a line to people.
@@ -69,7 +68,6 @@ class Supervisor:
         rules: Rules,
         *,
         grace_s: float = keeper.GRACE_S,
-        window: Window | None = None,
         green_start: bool = False,
         waiting: "Callable[[Inbox, Handover, int], tuple[Waiting, int | None]]" = lambda inbox, handover, ranks: (
             LocalWaiting(inbox.sleep_until),
@@ -78,7 +76,9 @@ class Supervisor:
         tell: Callable[[str], None] = print,
     ) -> None:
         self._command, self._folder, self._engine, self._rules = command, folder, engine, rules
-        self._grace_s, self._window, self._green_start = grace_s, window, green_start
+        self._grace_s, self._green_start = grace_s, green_start
+        self.window: Window | None = None
+        """Knows when to train; None: at once."""
         self._make_waiting, self._tell = waiting, tell
         self._handover = Handover(folder.path)
         self._state = self._load()
@@ -133,8 +133,8 @@ class Supervisor:
         while True:
             now_s = time.time()
             until_s = self._state.not_before_unix_s or now_s
-            if until_s <= now_s and self._window is not None and (self._green_start or not first):
-                until_s = self._window.opens(now_s, self._tokens_done()) or now_s
+            if until_s <= now_s and self.window is not None and (self._green_start or not first):
+                until_s = self.window.opens(now_s, self._tokens_done()) or now_s
             wait_s = max(0.0, until_s - now_s)
             if wait_s > TOO_SHORT_S:
                 self._save(phase="waiting", not_before_unix_s=until_s)
@@ -153,7 +153,7 @@ class Supervisor:
             code = self._heard(inbox)
             if code is not None:
                 return code
-            if not later or (time.time() >= until_s and self._window is None):
+            if not later or (time.time() >= until_s and self.window is None):
                 return None
 
     def _heard(self, inbox: Inbox) -> int | None:
