@@ -91,15 +91,19 @@ class GreenTorchTrainer(TorchTrainer):
             )
         self.resizes: list[Resize] = []
         """Of the last ``fit``."""
+        self.folder: Path | None = None
+        """Run folder of the last ``fit``."""
         self._desk: Any = None
 
     def fit(self) -> "Result":
         """Train, as TorchTrainer.fit does."""
         if not ray.is_initialized():
             ray.init()
+        config = self._config()
+        self.folder = Path(config.run.dir) / str(config.run.id)
         self._desk = open_desk(
             PREFIX + str(self.run_config.name),
-            config=self._config(),
+            config=config,
             least=self._scaling.min_workers,
             most=self._scaling.max_workers,
             ranks=self._ranks,

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ray.train.torch import TorchConfig, prepare_model
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
 from greentrain.callbacks.ray import GreenRaySession, GreenTorchTrainer
+from greentrain.elastic import ElasticBatchSampler, Share
 from greentrain.types import CarbonPoint
 
 STEPS, BATCH, SAMPLES = 44, 8, 20
@@ -60,22 +61,19 @@ class Grid:
 
 
 def model_and_data() -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
-    """Return a model of 129 weights, and data of which 17 epochs are trained, in an order of their own each."""
+    """Return a model of 129 weights, and data of which 17 epochs are trained."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     x = torch.randn(SAMPLES, 6)
     return model, x, x.sum(1, keepdim=True).sin()
 
 
-def global_batch(step: int) -> list[int]:
-    """Return positions in the endless order of data that a step trains."""
-    return list(range(step * BATCH, (step + 1) * BATCH))
-
-
-def sample(position: int) -> int:
-    """Return the sample at a position: each epoch is shuffled by its number."""
-    epoch, place = divmod(position, SAMPLES)
-    return int(torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))[place])
+def batches(share: Share, step: int) -> Iterator[list[int]]:
+    """Yield the samples of one rank in each step, from a step on, without end."""
+    sampler = ElasticBatchSampler(SAMPLES, share, seed=3)
+    sampler.go_to(step)
+    while True:
+        yield from sampler
 
 
 def train() -> None:
@@ -94,18 +92,18 @@ def train() -> None:
     with GreenRaySession(signal=Grid(clean)) as green, (OUT / f"log-{os.getpid()}.jsonl").open("w") as log:
         green.watch(model, optimizer)
         wrapped = prepare_model(model)
-        while step < STEPS:
-            own = global_batch(step)[rank::world]
-            ids = [sample(position) for position in own]
+        for ids in batches(Share.of(BATCH, micro_batch=BATCH), step):
+            if step == STEPS:
+                break
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(wrapped(x[ids]), y[ids])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             step += 1
-            record = {"t": time.time(), "step": step, "world": world, "rank": rank, "positions": own}
+            record = {"t": time.time(), "step": step, "world": world, "rank": rank, "ids": ids}
             print(json.dumps(record), file=log, flush=True)
             time.sleep(0.2 / world)
-            green.step(samples=len(own))
+            green.step(samples=len(ids))
             if green.checkpoint_due or step in (SAVE, STEPS):
                 with tempfile.TemporaryDirectory() as folder:
                     if rank == 0:
