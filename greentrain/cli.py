@@ -62,6 +62,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show which sensors can be read, why not, what permission is missing, and how accurate they are."""
     import dataclasses
 
+    from greentrain.actuators.cap_survey import survey_caps
     from greentrain.carbon.detect import open_signal
     from greentrain.config import GreenConfig
     from greentrain.power.detect import survey
@@ -70,7 +71,9 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     findings = survey(settings.power)
     signal_facts = dict(open_signal(settings.carbon).describe())
     if as_json:
-        typer.echo(json.dumps({"sensors": [dataclasses.asdict(f) for f in findings], "carbon": signal_facts}, indent=1))
+        sensors = [dataclasses.asdict(f) for f in findings]
+        told = {"sensors": sensors, "carbon": signal_facts, "caps": list(survey_caps())}
+        typer.echo(json.dumps(told, indent=1))
         return
     from rich.console import Console
     from rich.table import Table
@@ -86,6 +89,8 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     console.print(table)
     place = ", ".join(f"{key} {value}" for key, value in signal_facts.items() if key != "terms")
     console.print(f"Carbon intensity: {place}", highlight=False)
+    for line in survey_caps():
+        console.print(line, highlight=False, markup=False)
 
 
 @app.command(

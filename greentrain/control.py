@@ -9,13 +9,12 @@ from greentrain.action_cache import ActionCache
 from greentrain.action_table import Action, ActionTable, declared
 from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
-from greentrain.config_actuators import ActuatorsConfig
 from greentrain.errors import ConfigError, SessionError
 from greentrain.handover import Handover, Offer
 from greentrain.hands import Hands
 from greentrain.harmless import harmless
 from greentrain.runtime import ActiveRun
-from greentrain.types import CarbonSignal, Decision, Gear, Topology
+from greentrain.types import CarbonSignal, Decision, Gear
 from greentrain.watch import is_engine
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class Control:
             )
         if config.policy.actions is not None:
             self._declared = declared(config.policy.actions)
-        self.hands = Hands(ActuatorsConfig(), Topology(), lambda text: None)
+        self.hands = Hands()
         """Power limits and clocks, from start to end of a run."""
         self.action_table: ActionTable | None = None
         """What :meth:`profile_gears` has measured; None before."""
@@ -138,7 +137,7 @@ class Control:
         self._shifted_s = self._profile = self._schedule = self._budget = self.leaving = None
         self._uncounted = NONE
         self._ranks = run.topology.world_size
-        self.hands = Hands(self._config.actuators, run.topology, run.warn)
+        self.hands = Hands.open(self._config.actuators, run.topology, run.warn)
         self._capping = not self._plans and len(self.hands.caps) > 1
         launcher = self._launcher or Handover.from_env()
         if launcher is not None:
@@ -160,7 +159,7 @@ class Control:
 
     def each_second(self, run: ActiveRun) -> None:
         """Look for a launcher's notice, and let clocks follow the books; called by the thread that books."""
-        self.hands.look(run.last_entry)
+        self.hands.look(run.last_entry, profiling=self._profile is not None)
         if self.leaving is not None:
             harmless(self.leaving.look)()
 
@@ -442,4 +441,4 @@ class Control:
         objective = objective_of(self._config, run, self.hands.limit_w)
         cap = choose_cap(table, objective, run, gear, self.hands.caps)
         if cap is not None:
-            self.hands.cap(cap)
+            self.hands.cap(cap, at_once=True)

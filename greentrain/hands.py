@@ -19,32 +19,52 @@ FULL: Final = 1.0
 
 
 class Hands:
-    """Power limits and clocks of one process.
+    """Power limits and clocks of one process; without arguments it has none.
 
     Args:
-        config: Section ``actuators``.
-        topology: Place of this process.
-        warn: Called with a sentence where something cannot be done.
-
-    Raises:
-        ConfigError: A device is not this process's, or a limit is out of its range.
+        power_cap: Sets power limits.
+        clocks: Sets clocks.
+        stall: Says which.
     """
 
-    def __init__(self, config: ActuatorsConfig, topology: Topology, warn: Callable[[str], None]) -> None:
-        self.power_cap: PowerCap | None = None
+    def __init__(
+        self,
+        power_cap: "PowerCap | None" = None,
+        clocks: "ClockLimit | None" = None,
+        stall: "StallControl | None" = None,
+    ) -> None:
+        self.power_cap = power_cap
         """The power limits; None: they are left alone, or there is no right to change them."""
-        self._clocks: ClockLimit | None = None
-        self._stall: StallControl | None = None
+        self._clocks, self._stall = clocks, stall
         self._seen: LedgerEntry | None = None
+        self._changed = False
+
+    @classmethod
+    def open(cls, config: ActuatorsConfig, topology: Topology, warn: Callable[[str], None]) -> "Hands":
+        """Put right what dead jobs have left on the node's GPUs, and open what the configuration asks for.
+
+        Args:
+            config: Section ``actuators``.
+            topology: Place of this process.
+            warn: Called with a sentence where something cannot be done.
+
+        Raises:
+            ConfigError: A device is not this process's, or a limit is out of its range.
+        """
+        from greentrain.actuators import clocks, guardian, opening, power_cap, stall
+
+        for sentence in opening.repair():
+            warn(sentence)
+        if config.power_cap is None and config.clocks is None:
+            return cls()
+        one = guardian.Guardian()
+        cap, limit, control = None, None, None
         if config.power_cap is not None:
-            from greentrain.actuators import power_cap
-
-            self.power_cap = power_cap.open_power_cap(config.power_cap, topology, warn)
+            cap = power_cap.open_power_cap(config.power_cap, topology, warn, guardian=one)
         if config.clocks is not None:
-            from greentrain.actuators import clocks, stall
-
-            self._clocks = clocks.open_clocks(config.clocks, topology, warn)
-            self._stall = stall.StallControl(config.clocks)
+            limit = clocks.open_clocks(config.clocks, topology, warn, guardian=one)
+            control = stall.StallControl(config.clocks)
+        return cls(cap, limit, control)
 
     @property
     def caps(self) -> tuple[float, ...]:
@@ -56,18 +76,32 @@ class Hands:
         """Power limits of this process's GPUs, as found (W); None where it sets none."""
         return None if self.power_cap is None else self.power_cap.limit_w
 
-    def cap(self, fraction: float) -> None:
-        """Set a fraction of the power limit found. Never raises."""
+    def cap(self, fraction: float, *, at_once: bool = False) -> None:
+        """Set a fraction of the power limit found. Never raises.
+
+        Args:
+            fraction: One of ``caps``.
+            at_once: However short ago the last change was.
+        """
         if self.power_cap is not None:
-            self.power_cap.apply(fraction, at_once=True)
+            self._changed = self._changed or fraction != self.power_cap.fraction
+            self.power_cap.apply(fraction, at_once=at_once)
 
     @harmless
-    def look(self, entry: LedgerEntry | None) -> None:
-        """Let clocks follow what was booked last; from the thread that books."""
+    def look(self, entry: LedgerEntry | None, *, profiling: bool = False) -> None:
+        """Let clocks follow what was booked last; from the thread that books.
+
+        Args:
+            entry: The last entry of the books.
+            profiling: Gears or limits are being measured, so its speed says nothing.
+        """
         if self._clocks is None or self._stall is None or entry is None or entry is self._seen:
             return
         self._seen = entry
-        level = self._stall.observe(entry.t1_unix_s - entry.t0_unix_s, entry.phase_s, entry.steps)
+        ordinary = not (profiling or self._changed or len(entry.gears) > 1)
+        self._changed = False
+        seconds = entry.t1_unix_s - entry.t0_unix_s
+        level = self._stall.observe(seconds, entry.phase_s, entry.steps, ordinary=ordinary)
         if level is not None:
             self._clocks.apply(level)
 

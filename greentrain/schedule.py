@@ -248,6 +248,13 @@ class Schedule:
         width, offer = self._config.actuators.width, self._actors.offer
         if width is None or offer is None:
             return (self._ranks,)
+        if offer.ranks != self._ranks:
+            self._run.warn(
+                f"the launcher was to start {offer.ranks} ranks, and there are {self._ranks}: the number of ranks is"
+                " left alone; check how the command starts its processes (on a CPU, accelerate needs a --config_file"
+                " for several)"
+            )
+            return (self._ranks,)
         return tuple(sorted({self._ranks, *(n for n in width.widths if offer.min_ranks <= n <= offer.max_ranks)}))
 
     def _can_do(self, action: Action) -> bool:

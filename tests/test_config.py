@@ -28,6 +28,17 @@ def test_yaml_and_mapping_give_the_same(tmp_path: Path) -> None:
     assert GreenConfig.load(path) == GreenConfig.load(str(path)) == GreenConfig.load(mapping)
 
 
+def test_widths_are_those_that_divide_the_batch() -> None:
+    def widths(**width: int) -> tuple[int, ...]:
+        found = GreenConfig.load({"actuators": {"width": width}}).actuators.width
+        assert found is not None
+        return found.widths
+
+    assert widths(min=1, max=6) == (1, 2, 3, 4, 5, 6)
+    assert widths(min=1, max=40) == (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 40)
+    assert widths(min=2, max=40, global_batch=48) == (2, 3, 4, 6, 8, 16)
+
+
 @pytest.mark.parametrize("text", ["2.0e9", "2e9", "2.0e+9", "2000000000", "2_000_000_000"])
 def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> None:
     path = tmp_path / "green.yaml"
@@ -55,6 +66,16 @@ def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> 
         ({"run": {"id": ""}}, ["run.id"]),
         ({"run": {"book_s": 60}}, ["run.book_s", "10"]),
         ({"run": 3}, ["run", "section"]),
+        ({"actuators": {"power_cap": {"fractions": [0.8]}}}, ["power_cap.fractions", "must hold 1.0"]),
+        ({"actuators": {"power_cap": {"fractions": [1.0, 1.4]}}}, ["power_cap.fractions", "1.4", "between 0.05 and 1"]),
+        ({"actuators": {"power_cap": {"fractions": [1.0, "low"]}}}, ["power_cap.fractions[1]", "low"]),
+        ({"actuators": {"power_cap": {"fraction": [1.0]}}}, ["power_cap.fraction", "Did you mean 'fractions'"]),
+        ({"actuators": {"power_cap": {"objective": "money"}}}, ["power_cap.objective", "money", "energy"]),
+        ({"actuators": {"clocks": {"stall_share": 0.05}}}, ["calm_share", "below stall_share"]),
+        ({"actuators": {"width": {"min": 0}}}, ["actuators.width.min", "0", "between 1"]),
+        ({"actuators": {"width": {"min": 4, "max": 2}}}, ["actuators.width.min", "4", "above max"]),
+        ({"actuators": {"width": {"min": 2, "max": 3, "global_batch": 7}}}, ["global_batch", "7", "divides"]),
+        ({"carbon": {"pue_prometheus_url": "http://x"}}, ["pue_prometheus_url", "go together"]),
     ],
 )
 def test_bad_input(data: dict[str, Any], words: list[str]) -> None:
