@@ -288,6 +288,20 @@ def test_steps_are_not_counted_until_power_has_followed_the_cap() -> None:
     )
 
 
+def test_the_time_in_which_joules_are_waited_for_is_no_warm_up() -> None:
+    card = Card(behind_s=0.9)
+
+    def energy(t0_s: float, t1_s: float) -> Mapping[str, float] | None:
+        if not profiler.done:
+            card.segments.append((card.t_s, card.t_s + 2.0, 60.0))
+            card.t_s += 2.0  # sensors are late
+        return card.energy(t0_s, t1_s)
+
+    profiler = _profiler(card, energy=energy)
+    card.train(profiler)
+    _right(card, profiler.table())
+
+
 def test_survivors_come_again_the_other_way_round_and_what_is_of_no_use_does_not() -> None:
     card = Card(fixed_w=350.0)
     table = _table(card, _profiler(card, (1.0, 0.8, 0.7, 0.55), rounds=3, max_steps=400))

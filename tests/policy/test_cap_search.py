@@ -75,9 +75,10 @@ def test_lower_caps_end_where_one_is_slower_and_dearer_beyond_noise() -> None:
     assert lowest_useful({0: top, 1: Seen(speed=0.86, power_w=400.0)}, slowest=0.9) is None  # for noise perhaps
 
 
-def test_between_caps_that_draw_the_same_nothing_is_looked_for() -> None:
+@pytest.mark.parametrize("power", [0.3, 1.5])  # lower caps pay; lower caps do not
+def test_between_caps_that_draw_the_same_nothing_is_looked_for(power: float) -> None:
     plateau = [Seen(speed=1.0 + 0.001 * (i % 3), power_w=300.0) for i in range(14)]
-    falling = [Seen(speed=(1 - 0.05 * i) ** 0.3, power_w=300.0 * (1 - 0.05 * i)) for i in range(1, 8)]
+    falling = [Seen(speed=(1 - 0.05 * i) ** power, power_w=300.0 * (1 - 0.05 * i)) for i in range(1, 8)]
     visits = _search([*plateau, *falling])
     assert visits[:4] == [0, 7, 13, 20]
     assert all(i > 13 for i in visits[4:])
