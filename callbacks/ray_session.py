@@ -110,7 +110,10 @@ class GreenRaySession(GreenSession):
         leaving.tell()
         leaving.request = None
         nth = harmless(self._ray.opening)()
-        if nth is None:
+        run = self.active()
+        if nth is None or run is None:
+            if run is not None:
+                run.event("stay", "Ray has no room for another number of workers now; training goes on")
             return
         state = self.state_dict()
         self.close("left")

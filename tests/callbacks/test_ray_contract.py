@@ -244,6 +244,8 @@ def test_a_plans_request_becomes_a_wish_and_a_notice_none(desk: Handle, line: Ca
     assert desk.target.meet(1, 1).wanted == 1 and launcher.notice() is None
     launcher.write(Request(attempt=offer.attempt, ranks=2, not_before_unix_s=None, reason="clean hours"))
     assert desk.target.meet(1, 2).wanted == 2
+    launcher.write(Request(attempt=offer.attempt, ranks=1, not_before_unix_s=None, reason="a notice"))
+    assert desk.target.meet(1, 2).wanted == 2, "a notice takes nobody's wish back"
     assert launcher.notice() == Notice(attempt=offer.attempt, reason="2 workers: clean hours")
 
 
