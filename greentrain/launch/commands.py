@@ -187,7 +187,9 @@ def check_width(command: Command, min_ranks: int, max_ranks: int) -> None:
         raise ConfigError(f"the smallest width is {min_ranks}, above the largest, which is {max_ranks}")
     if command.has_placeholder:
         return
-    if command.several_nodes and max_ranks > min_ranks:
+    if command.several_nodes and min_ranks == max_ranks == (command.ranks or 1):
+        return
+    if command.several_nodes:
         raise ConfigError(
             "the command runs on several nodes, whose width greentrain launch does not change: drop --width and"
             " actuators.width, or use Ray (greentrain.callbacks.ray)"

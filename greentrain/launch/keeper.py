@@ -28,7 +28,7 @@ PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 20.0
 """From SIGTERM to SIGKILL where nobody names another time (s): within the 30 s that Kubernetes and Slurm give by
 default (terminationGracePeriodSeconds; KillWait of slurm.conf(5), 2026-11-21)."""
-LEAVE_S = 2.0
+LEAVE_S = 1.0
 """How long what a command leaves behind may take to notice that it is gone, before it gets a SIGTERM (s): a guardian
 needs it to put power limits back."""
 
