@@ -115,7 +115,7 @@ class CapTurns:
         rounds: Most blocks an action.
         warm: Least warm-up steps of a block that is not a gear's first.
         settle_s: Time after a change of cap that counts as warm-up (s).
-        max_slowdown: Largest share of the fastest action's speed that is of use; None: any.
+        max_slowdown: Largest share of its gear's speed that a cap may cost to be of use; None: any.
         score: Cost of a step from steps/s and watts, with one minimum in the cap.
     """
 
@@ -203,7 +203,7 @@ class CapTurns:
             tried,
             blocks=blocks,
             coarse=self._coarse.get(gear, 1),
-            slowest=self._slowest,
+            slowest=self._slowest(gear),
             score=self._score,
         )
 
@@ -218,12 +218,12 @@ class CapTurns:
                 found[i] = seen
         return found
 
-    @property
-    def _slowest(self) -> float:
+    def _slowest(self, gear: Gear) -> float:
+        """Return the fewest steps a second of use: who chooses compares with this gear, or with a faster one."""
         if self._max_slowdown is None:
             return 0.0
-        speeds = [block.speed for blocks in self._blocks.values() for block in blocks if block.speed is not None]
-        return (1.0 - self._max_slowdown) * max(speeds, default=0.0)
+        own = [block for action, blocks in self._blocks.items() if action.gear is gear for block in blocks]
+        return (1.0 - self._max_slowdown) * max((block.speed for block in own if block.speed is not None), default=0.0)
 
     def _seen(self, action: Action) -> Seen | None:
         """Return the means of an action's blocks; None where joules are not known of any."""
@@ -254,7 +254,7 @@ class CapTurns:
         fit = {
             action: self._score(it.speed, it.power_w)
             for action, it in seen.items()
-            if it.power_w is not None and it.speed >= self._slowest
+            if it.power_w is not None and it.speed >= self._slowest(action.gear)
         }
         if fit:
             excess[min(fit, key=lambda action: fit[action])] = -1.0

@@ -104,7 +104,7 @@ class GearProfiler:
         caps: Power caps to measure each gear at, as fractions of the limit found; who drives the profiler sets
             :attr:`cap` before the next step, or calls :meth:`drop`.
         score: What a step costs, from steps/s and watts: what the search for caps looks for. None: joules a step.
-        max_slowdown: Largest share of the fastest action's speed that a cap may cost to be of use; None: any.
+        max_slowdown: Largest share of its gear's speed that a cap may cost to be of use; None: any.
         gather: Returns a number of every rank, in the order of ranks.
         settle_s: Least warm-up after a change of cap (s).
         rounds: Blocks an action.

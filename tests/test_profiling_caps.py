@@ -173,6 +173,12 @@ def test_caps_that_cost_too_much_speed_are_skipped() -> None:
     assert sum(cap < min(allowed) for cap in caps) <= 3 < sum(cap < min(allowed) for cap in SWEEP)
 
 
+def test_the_bound_on_speed_is_that_of_each_gear() -> None:
+    card = Card(step_s={BF16: 0.25, FP8: 0.1})
+    table = _table(card, _profiler(card, (1.0, 0.9, 0.8), (BF16, FP8), max_slowdown=0.2))
+    assert {cost.action.cap for cost in table.costs if cost.action.gear is BF16} == {1.0, 0.9, 0.8}
+
+
 def test_the_search_goes_by_the_objective() -> None:
     def best(objective: Objective) -> float:
         card = Card()
