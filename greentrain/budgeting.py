@@ -40,7 +40,7 @@ class Budgeting:
     ) -> None:
         self._config, self._run, self._gears, self._unix_s = config, run, gears, unix_s
         self._meetings = Meetings(f"{run.run_id}/budget", run.topology)
-        self._agenda = Agenda(run.topology.world_size, unix_s)
+        self._agenda = Agenda(unix_s)
         self._next_s = unix_s() + LOOK_S
         self.said = said
         """What was told, once each."""

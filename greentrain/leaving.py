@@ -72,7 +72,7 @@ class Leaving:
         self._first = run.topology.rank == 0
         self._meetings: Meetings | None = None
         self._ranks = run.topology.world_size
-        self._agenda = Agenda(self._ranks, unix_s)
+        self._agenda = Agenda(unix_s)
         self._next_s = unix_s() + NOTICE_S
         self.offer = launcher.offer()
         """What the launcher can do; None: nothing."""

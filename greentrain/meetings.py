@@ -24,13 +24,14 @@ HALFWAY: Final = 0.5
 class Agenda:
     """At which step all ranks meet next: agreed in steps, as only these are the same everywhere, estimated from time.
 
+    A single rank has no one to agree with, but a look at the clock costs more than a comparison of two numbers.
+
     Args:
-        ranks: How many there are; a single one meets itself after every step.
         unix_s: Time (s since the epoch).
     """
 
-    def __init__(self, ranks: int, unix_s: Callable[[], float]) -> None:
-        self._ranks, self._unix_s = ranks, unix_s
+    def __init__(self, unix_s: Callable[[], float]) -> None:
+        self._unix_s = unix_s
         self.steps = 0
         """Optimizer steps counted."""
         self._next = 0
@@ -64,7 +65,7 @@ class Agenda:
 
     def steps_until(self, unix_s: float) -> int:
         """Return after how many steps to look again whether a time has come."""
-        if self._ranks == 1 or not self.step_s:
+        if not self.step_s:
             return 1
         left = (unix_s - self._unix_s()) / self.step_s
         seen = 1 + 2 * (self.steps - self._from[0])  # a time from a few steps is not trusted for many

@@ -136,7 +136,7 @@ class Schedule:
         self.planner: Planner | None = None
         """Who decides; on rank 0, once there is a table."""
         self._word: Word | None = None
-        self._agenda = Agenda(self._ranks, unix_s)
+        self._agenda = Agenda(unix_s)
         self._table: ActionTable | None = None
         self._opened = self._pausing = self._closed = False
         self._at = (0, self.tokens, unix_s())
@@ -309,6 +309,8 @@ class Schedule:
             self._hold()  # the step that was asked for a checkpoint is done
         elif self._ranks > 1 or self._due():
             self._hear(self._meetings.share(self._word_of_now()))
+        elif self._word is not None:
+            self._agenda.meet_after(self._agenda.steps_until(self._time.real(self._word.next_s)))
 
     def _word_of_now(self) -> Mapping[str, Any] | None:
         """Return what rank 0 has to tell; None on the others."""

@@ -68,7 +68,7 @@ def test_several_ranks_without_a_process_group_cannot_agree() -> None:
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 700.0])
 def test_ranks_meet_about_when_they_should_and_seldom_before(step_s: float) -> None:
     now = [0.0]
-    agenda = Agenda(8, lambda: now[0])
+    agenda = Agenda(lambda: now[0])
     met: list[float] = []
     due = False
     while not due:
@@ -81,13 +81,12 @@ def test_ranks_meet_about_when_they_should_and_seldom_before(step_s: float) -> N
     assert len(met) < 40
 
 
-def test_alone_every_step_is_looked_at_and_time_decides() -> None:
+def test_a_time_is_due_to_the_nearest_step_and_pauses_are_no_steps() -> None:
     now = [0.0]
-    agenda = Agenda(1, lambda: now[0])
+    agenda = Agenda(lambda: now[0])
     for _ in range(10):
         now[0] += 1.0
-        assert agenda.step()
-        agenda.meet_after(agenda.steps_until(100.0))
+        agenda.step()
     assert agenda.step_s == pytest.approx(1.0)
     assert not agenda.is_due(10.6) and agenda.is_due(10.4)
     now[0] += 50.0  # a pause
