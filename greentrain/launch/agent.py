@@ -137,14 +137,13 @@ def _start_fork_server(job: Mapping[str, Any]) -> bool:
     imports = preload.imports_of(path, job["preload"]) if path else [("torch", ())]
     report = Path(os.environ[ENV_DIR]) / "preload.json"
     report.unlink(missing_ok=True)
+    # It stays set: a fork server that was killed is started again at the next fork.
     os.environ[preload.ENV] = preload.to_text(imports, folder, report)
     try:
         multiprocessing.set_forkserver_preload(["greentrain.launch.warm"])
         forkserver.ensure_running()
     except OSError:
         return False
-    finally:
-        del os.environ[preload.ENV]
     return True
 
 

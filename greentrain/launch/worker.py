@@ -8,6 +8,7 @@ import os
 import random
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ def work(order: Mapping[str, Any]) -> None:
             this process's), and ``threads`` (of torch where one rank is alone; None: leave).
     """
     _be_the_main_process(order)
+    told = _listen()
     handover = Handover.from_env() if os.environ.get("RANK") == "0" else None
     if handover is not None:
         handover.mark("up", int(order["attempt"]), pid=os.getpid())
@@ -51,6 +53,10 @@ def work(order: Mapping[str, Any]) -> None:
     _finish()
     if code not in (None, 0):
         raise SystemExit(code)
+    if _heard(told, signal.SIGTERM):
+        os._exit(0)  # torch's agent, which is ending us, will not take the answer that it would wait for
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _run(script: str, module: bool, argv: Sequence[str]) -> None:
@@ -68,7 +74,6 @@ def _be_the_main_process(order: Mapping[str, Any]) -> None:
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.set_wakeup_fd(-1)
     # The fork server has chosen its own start method for its children; a script of its own would find the default.
     multiprocessing.set_start_method(None, force=True)
     multiprocessing.current_process().name = "MainProcess"
@@ -110,6 +115,21 @@ def _time_the_group(handover: Handover, attempt: int) -> None:
                 dist.init_process_group = original
 
     dist.init_process_group = timed
+
+
+def _listen() -> socket.socket:
+    """Return where the number of each signal arrives for which the script has a handler."""
+    told, wakes = socket.socketpair()
+    for end in (told, wakes):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wakes.detach(), warn_on_full_buffer=False)
+    return told
+
+
+def _heard(told: socket.socket, signum: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        return signum in told.recv(65536)
+    return False
 
 
 def _finish() -> None:

@@ -75,7 +75,7 @@ def test_folders_of_accelerate_lack_their_last_file_when_torn(tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_folders_of_distributed_checkpoint(tmp_path: Path) -> None:
     for name, unix_s in (("step-1", 100.0), ("step-2", 200.0)):
-        dcp.save({"w": torch.ones(4)}, checkpoint_id=tmp_path / name, no_dist=True)
+        dcp.save({"w": torch.ones(4)}, checkpoint_id=tmp_path / name, no_dist=True)  # type: ignore[attr-defined]
         if name == "step-2":
             (tmp_path / name / ".metadata").unlink()
         at(tmp_path / name, unix_s)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.launch import commands
 from greentrain.launch.commands import Command, check_width, fill, understand
 
 PY = sys.executable
@@ -139,7 +138,7 @@ def test_gpus_are_counted_by_what_is_visible(bin_: Path, monkeypatch: pytest.Mon
 )
 def test_a_launcher_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, remedy: str) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(commands.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ConfigError, match=f"'{name}' is not installed here: .*{remedy}"):
         understand([name, "launch", "t.py"])
 
