@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from greentrain.gear_table import GearTable  # loads torch, as the next
     from greentrain.gears import Gears
     from greentrain.leaving import Launcher, Leaving
+    from greentrain.policy.objective import Objective
     from greentrain.schedule import Schedule  # loads numpy
 
 NONE: Final = (0, 0)
@@ -76,7 +77,8 @@ class Control:
         self._launcher = launcher
         self.leaving: Leaving | None = None
         """Ends this process when its launcher or the plan asks for it; None where nobody brings it back."""
-        self._steps = 0
+        self.steps = 0
+        """Optimizer steps of the run, earlier parts included, without those that a checkpoint undid."""
         self._ranks = 1
         self._capping = False
         self._gears: Gears | None = None
@@ -130,7 +132,7 @@ class Control:
             resumed: It goes on.
         """
         if not resumed:
-            self._saved, self._tokens, self._told, self._steps = None, 0.0, (), 0
+            self._saved, self._tokens, self._told, self.steps = None, 0.0, (), 0
             if self._gears is not None:
                 self._gears.restart()
         self._grid = (signal, grid_time)
@@ -211,7 +213,7 @@ class Control:
         if self._uncounted != NONE:
             tokens, samples = tokens + self._uncounted[0], samples + self._uncounted[1]
             self._uncounted = NONE
-        self._steps += 1
+        self.steps += 1
         self._tokens += (tokens or samples) * self._ranks
         if self._profile is not None:
             self._profile.step(tokens, samples)
@@ -323,7 +325,7 @@ class Control:
         leaving = self.leaving
         if leaving is None:
             return False
-        leaving.progress(self._steps, self._tokens)
+        leaving.progress(self.steps, self._tokens)
         return leaving.due
 
     @property
@@ -380,6 +382,7 @@ class Control:
             tell=self._measured,
             rounds=rounds,
             caps=self.hands.power_cap,
+            objective=None if self._plans or self.hands.power_cap is None else self._objective(run),
         )
         self.gears.measure(self._profile)
         if step is not None:
@@ -396,7 +399,7 @@ class Control:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, in plain JSON types."""
         out: dict[str, Any] = {} if self._gears is None else {"precision": self._gears.state_dict()}
-        out["progress"] = {"steps": self._steps, "tokens": self._tokens}
+        out["progress"] = {"steps": self.steps, "tokens": self._tokens}
         if self._schedule is not None:
             out["plan"] = self._schedule.state_dict()
         if self._budget is not None:
@@ -409,7 +412,7 @@ class Control:
             self.gears.load_state_dict(state["precision"])
         self._saved = state.get("plan")
         progress = state.get("progress") or {}
-        self._steps, self._tokens = int(progress.get("steps", 0)), float(progress.get("tokens", 0.0))
+        self.steps, self._tokens = int(progress.get("steps", 0)), float(progress.get("tokens", 0.0))
         self._told = tuple((state.get("budget") or {}).get("said", ()))
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -426,19 +429,23 @@ class Control:
         self.action_table, self._profile = table, None
         run = self._host.active()
         if run is not None:
-            run.event("profile", f"{len(table.costs)} gears were measured side by side")
+            run.event("profile", f"{len(table.costs)} actions were measured side by side")
             run.know(action_table=table.to_dict())
         if self._schedule is not None:
             self._schedule.use(table)
         elif run is not None and self.hands.power_cap is not None:
             self._choose_cap(run, table)
 
+    def _objective(self, run: ActiveRun) -> "Objective":
+        from greentrain.cap_choice import objective_of
+
+        return objective_of(self._config, run, self.hands.limit_w)
+
     @harmless
     def _choose_cap(self, run: ActiveRun, table: ActionTable) -> None:
-        from greentrain.cap_choice import choose_cap, objective_of
+        from greentrain.cap_choice import choose_cap
 
         gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
-        objective = objective_of(self._config, run, self.hands.limit_w)
-        cap = choose_cap(table, objective, run, gear, self.hands.caps)
+        cap = choose_cap(table, self._objective(run), run, gear, self.hands.caps)
         if cap is not None:
             self.hands.cap(cap, at_once=True)

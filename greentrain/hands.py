@@ -102,8 +102,8 @@ class Hands:
         self._changed = False
         seconds = entry.t1_unix_s - entry.t0_unix_s
         level = self._stall.observe(seconds, entry.phase_s, entry.steps, ordinary=ordinary)
-        if level is not None:
-            self._clocks.apply(level)
+        if level is not None and not self._clocks.apply(level) and self._stall.below:
+            self._stall.stop("clocks cannot be set")
 
     def close(self) -> None:
         """Put everything back as it was found. Idempotent; never raises."""

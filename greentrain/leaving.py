@@ -79,7 +79,7 @@ class Leaving:
         self.request: Request | None = None
         """What this rank is about to ask for; None while it stays."""
         self._noticed: Notice | None = None
-        self._obeyed = False
+        self._obeyed: Notice | None = None
         if self._first:
             self._mark("ready")
 
@@ -98,7 +98,7 @@ class Leaving:
         if not self._first or self._noticed is not None:
             return
         found = self._launcher.notice()
-        if found is not None and found.attempt == self.attempt:
+        if found is not None and found.attempt == self.attempt and found != self._obeyed:
             self._noticed = found
             self._wake()
 
@@ -111,7 +111,7 @@ class Leaving:
         if self.request is not None:
             self._stay()
         if self._ranks == 1:
-            if self._noticed is not None and not self._obeyed:
+            if self._noticed is not None:
                 self._obey(self._noticed.reason, self._noticed.ranks)
         elif self._agenda.step() and self._meetings.possible:
             self._meet(self._meetings)
@@ -161,7 +161,7 @@ class Leaving:
         if self._agenda.is_due(self._next_s):
             self._next_s = self._unix_s() + NOTICE_S
             self._agenda.restart()
-        notice = self._noticed if self._first and not self._obeyed else None
+        notice = self._noticed if self._first else None
         said = meetings.share(
             {
                 "notice": None if notice is None else [notice.reason, notice.ranks],
@@ -176,7 +176,7 @@ class Leaving:
             self._obey(*said["notice"])
 
     def _obey(self, reason: str, ranks: int | None) -> None:
-        self._obeyed = True
+        self._obeyed, self._noticed = self._noticed, None
         if self.request is None:
             self.ask(ranks or self._ranks, None, reason)
 

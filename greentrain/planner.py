@@ -101,6 +101,7 @@ class Planner:
         menu: What the job can do, in real time.
         make: Returns the policy for a menu.
         pausable: Whether off may be chosen.
+        ranks: Of this process's job now, where the menu has several widths.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Planner:
         menu: Menu,
         make: Callable[[Menu], SchedulePolicy],
         pausable: bool,
+        ranks: int | None = None,
     ) -> None:
         self.job = job
         self.time = time
@@ -121,7 +123,7 @@ class Planner:
         self.pausable = pausable
         """Whether off may be chosen."""
         self._config, self._grid, self._make = config, grid, make
-        self._row = self.menu.static
+        self._row = self._usual(ranks)
         self._width_s = job.start_s
         self._scale = 1.0
         self._observed = self._expected = 0.0
@@ -131,6 +133,21 @@ class Planner:
     def row(self) -> int:
         """Row in use."""
         return self._row
+
+    def stayed(self, action: Action) -> None:
+        """Note that another action than the one decided on is in use: its launcher could not bring the width about."""
+        found = self.menu.find(lambda other: other == action)
+        if found is not None:
+            self._row = found
+
+    def _usual(self, ranks: int | None) -> int:
+        """Return the row of the usual training at a width."""
+        same = [i for i, action in enumerate(self.menu.actions) if action is not None and action.ranks in (None, ranks)]
+        return (
+            self.menu.static
+            if self.menu.static in same or not same
+            else max(same, key=lambda i: float(self.menu.tokens_per_s[i]))
+        )
 
     @property
     def scale(self) -> float:

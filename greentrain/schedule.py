@@ -212,6 +212,7 @@ class Schedule:
             menu=menu.with_fp8_share(self._config.precision.fp8_max_share),
             make=lambda scaled: open_schedule(policy, scaled),
             pausable=pausable,
+            ranks=self._ranks,
         )
 
     @contextmanager
@@ -327,6 +328,9 @@ class Schedule:
         """Return the decision of rank 0; None on the others."""
         if self.planner is None:
             return None
+        action = None if self._word is None else self._word.action
+        if action is not None and action.ranks not in (None, self._ranks):
+            self.planner.stayed(replace(action, ranks=self._ranks))
         self._observe()
         return self.planner.decide(self._unix_s(), self.tokens, vetoed=self._actors.vetoes(), awake=awake)
 

@@ -178,3 +178,37 @@ def test_every_policy_can_say_when_it_goes_on(name: str) -> None:
 
 def test_nothing_is_left_to_wait_for_after_the_deadline() -> None:
     assert planner(100.0 * H * 3).next_on(25 * H, 0.0) == 25 * H
+
+
+def wide_menu() -> Menu:
+    rows = [{"gear": "bf16", "ranks": n, "tokens_per_s": 100.0 * n, "power_w": 500.0 * n} for n in (1, 2)]
+    return Menu.of(ActionTable.declare(rows, device="declared"))
+
+
+def test_a_job_that_stayed_as_it_was_is_not_taken_for_a_slow_one() -> None:
+    def told(action: Action | None) -> float:
+        plan = planner(100.0 * H * 30, pausable=False, choices=wide_menu())
+        wanted = plan.decide(12 * H, 100.0 * H * 12).action
+        assert wanted is not None and wanted.ranks == 2
+        if action is not None:
+            plan.stayed(action)
+        plan.observe(100.0 * H, H)
+        return plan.scale
+
+    assert told(None) == pytest.approx(0.5)
+    assert told(Action(gear=Gear.BF16, ranks=1)) == 1.0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_plan_begins_at_the_width_of_its_job(ranks: int) -> None:
+    plan = Planner(
+        PolicyConfig(name="mpc", tokens=1e6, deadline_h=24.0),
+        job=Job(tokens=1e6, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        time=GridTime(unix_s=0.0, grid_s=T0_S),
+        grid=Day(),
+        menu=wide_menu(),
+        make=Mpc,
+        pausable=True,
+        ranks=ranks,
+    )
+    assert plan.menu.width[plan.row] == ranks

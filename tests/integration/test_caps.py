@@ -36,6 +36,8 @@ with GreenSession(options["config"]) as green:
     end_s = time.monotonic() + options["longest_s"]
     while time.monotonic() < end_s:
         share = pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 650_000
+        with green.phase("data"):
+            time.sleep(options["data_s"])
         time.sleep(0.02 * (1 + (0.04 if share < 0.9 else 0) + (0.8 if share < 0.7 else 0)))
         model(torch.ones(4, 32)).sum().backward()
         optimizer.step()
@@ -62,7 +64,7 @@ def start(tmp_path: Path, driver: FakeDriver, **options: Any) -> "subprocess.Pop
         "precision": {"gears": ["fp32"], "probe_every": 0},
         **options.pop("sections", {}),
     }
-    given = {"until": True, "longest_s": 60.0, "linger_s": 0.0, **options, "config": config}
+    given = {"until": True, "longest_s": 60.0, "linger_s": 0.0, "data_s": 0.0, **options, "config": config}
     env = driver.env() | {
         "GREENTRAIN_CACHE_DIR": str(tmp_path / "cache"),
         "GREENTRAIN_CLAIMS_DIR": str(tmp_path / "claims"),
@@ -118,6 +120,21 @@ def test_a_plan_follows_limits_and_a_kill_leaves_none(tmp_path: Path, driver: Fa
         process.kill()
         process.communicate()
     until(lambda: not list((tmp_path / "claims").glob("cap-*.state")), 10.0)
+
+
+def test_clocks_go_down_while_data_is_waited_for_and_are_free_afterwards(tmp_path: Path, driver: FakeDriver) -> None:
+    free = driver.state(0).gpu_clocks_mhz
+    sections: dict[str, Any] = {"precision": {}, "actuators": {"clocks": {"window_s": 1.0}}}
+    process = start(tmp_path, driver, until=False, data_s=0.02, sections=sections)
+    try:
+        until(lambda: driver.state(0).gpu_clocks_mhz[1] < 0.86 * free[1])
+        assert driver.state(0).gpu_clocks_mhz[1] >= 0.69 * free[1]
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        until(lambda: driver.state(0).gpu_clocks_mhz == free, 10.0)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_without_the_right_the_run_goes_on_without_limits(tmp_path: Path) -> None:
