@@ -85,7 +85,6 @@ def _be_the_main_process(order: Mapping[str, Any]) -> None:
             os.environ[name] = value
     if order["environ"].get(ENV_CHECKPOINT) is None:
         os.environ.pop(ENV_CHECKPOINT, None)
-    # One store serves all attempts, and this count keeps their keys apart in it (torch/distributed/rendezvous.py@2.13).
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(order["attempt"]) - 1)
     random.seed()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")

@@ -86,29 +86,42 @@ def wait_for_step(tmp_path: Path, attempt: int, steps: int) -> None:
         time.sleep(0.02)
 
 
+def launch(tmp_path: Path, desk: Handover, options: dict[str, Any], *words: str) -> "subprocess.Popen[str]":
+    """Start the job under ``greentrain launch``, in a session of its own."""
+    job = [sys.executable, str(JOB), str(tmp_path / "job"), json.dumps(options)]
+    command = [sys.executable, "-m", "greentrain", "launch", "--dir", str(desk.folder), *words, "--", *job]
+    with (tmp_path / "said.txt").open("w") as said:
+        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, text=True)
+
+
 def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: Handover) -> None:
     options = {"config": config(tmp_path), "steps": STEPS, "step_s": 0.03}
-    for attempt, (ranks, wanted) in enumerate([(1, 2), (2, 1)], start=1):
-        running = start(tmp_path, desk, options, attempt, ranks)
-        wait_for_step(tmp_path, attempt, 12)
-        desk.write(Notice(attempt=attempt, reason="by hand", ranks=wanted))
-        assert end(running) == [EXIT_REQUEUE] * ranks
-        request, progress = desk.request(), desk.progress()
-        assert request is not None and progress is not None
-        assert (request.attempt, request.ranks, request.not_before_unix_s) == (attempt, wanted, None)
-        assert request.reason == "by hand" and progress.steps == len(seen(tmp_path))
-        assert progress.tokens == 8 * progress.steps
-    assert end(start(tmp_path, desk, options, 3, 1)) == [0]
+    saved = tmp_path / "job" / "checkpoints"
+    supervisor = launch(tmp_path, desk, options, "--width", "1:2", "--checkpoints", str(saved))
+    try:
+        for attempt, wanted in enumerate([1, 2], start=1):
+            wait_for_step(tmp_path, attempt, 12)
+            desk.write(Notice(attempt=attempt, reason="by hand", ranks=wanted))
+        supervisor.wait(60)
+    finally:
+        said = (tmp_path / "said.txt").read_text()
+        print(said)
+        supervisor.terminate()
+        supervisor.wait(30)
+    assert supervisor.returncode == 0, said
     changed = json.loads((tmp_path / "job" / "final.json").read_text())
     steps = seen(tmp_path)
     assert list(steps) == list(range(STEPS))
+    widths = [len(list((tmp_path / "job").glob(f"seen-{attempt}-*"))) for attempt in (1, 2, 3)]
+    assert widths == [2, 1, 2], said
+    progress = desk.progress()
+    assert progress is not None and progress.tokens == 8 * progress.steps
 
     fixed_path = tmp_path / "fixed"
     (fixed_path / "job").mkdir(parents=True)
     fixed_options = {"config": config(fixed_path), "steps": STEPS}
-    env = {name: value for name, value in os.environ.items() if name != ENV_DIR}
     command = [sys.executable, str(JOB), str(fixed_path / "job"), json.dumps(fixed_options)]
-    subprocess.run(command, env=env, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=60)
     fixed = json.loads((fixed_path / "job" / "final.json").read_text())
     assert seen(fixed_path) == steps
     assert changed["loss"] == pytest.approx(fixed["loss"], rel=1e-4)
@@ -117,10 +130,13 @@ def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: 
     totals = [rank.totals for rank in record.ranks]
     assert sum(t.samples for t in totals) == STEPS * 8
     assert max(t.steps for t in totals) == STEPS
-    assert changed["metrics"]["green/energy_j"] == pytest.approx(sum(t.energy_j for t in totals))
+    # What rank 0 can know: of the others, as of their last bookings.
+    assert changed["metrics"]["green/energy_j"] == pytest.approx(sum(t.energy_j for t in totals), rel=0.2)
     marks = [json.loads(line) for line in (desk.folder / "timeline.jsonl").read_text().splitlines()]
     of_second = [mark["what"] for mark in marks if mark["attempt"] == 2]
-    assert of_second == ["ready", "step", "request", "left"]
+    assert [what for what in of_second if what not in ("up", "group")] == [
+        "start", "ready", "step", "request", "left", "ended"
+    ]  # fmt: skip
 
 
 def test_a_long_pause_of_the_plan_is_spent_outside(tmp_path: Path, desk: Handover) -> None:

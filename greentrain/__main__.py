@@ -1,0 +1,5 @@
+"""``python -m greentrain``: the command line."""
+
+from greentrain.cli import main
+
+main()
