@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.handover import ENV_DIR
 from greentrain.launch import preload
+from greentrain.launch.accelerated import Started, would_start
 from greentrain.launch.worker import CUDA_CHECK, work
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from torch.distributed.launcher.api import LaunchConfig
 
 MONITOR_S: Final = 0.02
@@ -55,18 +58,14 @@ class Agent:
     """Runs attempts one after the other.
 
     Args:
-        job: ``options`` (of torchrun), ``script``, ``module``, ``warm`` and ``preload``.
+        job: ``kind`` of the command, ``script``, ``module``, ``warm`` and ``preload``.
         warm: Whether the fork server was started.
         restored: Variables that workers must find as they were before; None: unset.
     """
 
     def __init__(self, job: Mapping[str, Any], *, warm: bool, restored: Mapping[str, str | None]) -> None:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         self._job, self._restored = job, dict(restored)
         self._method = "forkserver" if warm else "spawn"
-        # Kept for the job: each attempt's rendezvous finds a server on this port in this process and shares it.
-        self._store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         # Every end with code 75 is an error to them; what matters is in the answer.
         for name in ("torch.distributed.elastic.multiprocessing.api", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -77,21 +76,25 @@ class Agent:
         Raises:
             SignalException: This process was told to end, and its workers have.
         """
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import elastic_launch
 
+        # One an attempt: workers keep keys in it without a prefix (torch/distributed/rendezvous.py@2.13), so in an
+        # older one they would find the addresses of those before them. The rendezvous shares this server.
+        store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         try:
-            config = self._config(order)
+            started = self._started([str(word) for word in order["words"]])
+            config = self._config(started.args, order, store.port)
         except (ValueError, AssertionError, SystemExit) as error:
-            return {"code": 2, "refused": f"torchrun does not take these options: {error}"}
-        argv = [str(word) for word in order["argv"]]
+            return {"code": 2, "refused": f"{self._job['kind']} does not take these options: {error}"}
         task = {
             "attempt": order["attempt"],
-            "script": argv[0],
-            "module": self._job["module"],
-            "argv": argv[1:],
-            "environ": {**self._restored, **order["environ"]},
+            "script": started.args.training_script,
+            "module": started.args.module,
+            "argv": started.args.training_script_args,
+            "environ": {**self._restored, **started.environ, **order["environ"]},
         }
         try:
             elastic_launch(config, work)(task)
@@ -109,10 +112,20 @@ class Agent:
             return self.run(order)
         return {"code": 0}
 
-    def _config(self, order: Mapping[str, Any]) -> "LaunchConfig":
+    def _started(self, words: list[str]) -> Started:
+        """Return what the launcher of the command would have started."""
+        if self._job["kind"] == "accelerate":
+            return would_start(words)
         from torch.distributed import run
 
-        args = run.parse_args([*self._job["options"], str(order["argv"][0])])  # type: ignore[no-untyped-call]
+        args = run.parse_args(words)  # type: ignore[no-untyped-call]
+        args.module = self._job["module"]
+        return Started(args=args, environ={})
+
+    def _config(self, args: "Namespace", order: Mapping[str, Any], port: int) -> "LaunchConfig":
+        from torch.distributed import run
+
+        args.nproc_per_node = "1"  # of more it sets this process's OMP_NUM_THREADS; workers have their own way
         config, _, _ = run.config_from_args(args)
         return replace(
             config,
@@ -121,7 +134,7 @@ class Agent:
             nproc_per_node=int(order["ranks"]),
             run_id=f"greentrain-{os.getpid()}-{order['attempt']}",
             rdzv_backend="static",
-            rdzv_endpoint=f"{ADDRESS}:{self._store.port}",
+            rdzv_endpoint=f"{ADDRESS}:{port}",
             rdzv_configs={"rank": 0},
             local_addr=ADDRESS,
             max_restarts=0,

@@ -79,6 +79,12 @@ class Command:
             return self.words[: self.options_at - 2]  # without -m and its module
         return () if self.python is None else (self.python,)
 
+    def for_agent(self, ranks: int, checkpoint: str | None) -> list[str]:
+        """Return the launcher's options, the script and its arguments, for ``greentrain.launch.agent``."""
+        if self.kind == "accelerate":
+            return fill(self._with_ranks(ranks)[self.options_at :], ranks, checkpoint)
+        return fill([*self.options, *self.words[self.script_at :]], ranks, checkpoint)
+
     @property
     def options(self) -> tuple[str, ...]:
         """The launcher's own options, without its width."""
@@ -90,8 +96,13 @@ class Command:
     @property
     def can_be_elastic(self) -> bool:
         """Whether it is a script of python that torch's agent can run in its own workers."""
-        python = self.kind in ("python", "torchrun") and self.script_at is not None and not self.several_nodes
-        return python and not self.has_placeholder and not {"--no-python", "--no_python"} & set(self.options)
+        known = self.kind in ("python", "torchrun", "accelerate") and self.script_at is not None
+        return (
+            known
+            and not self.several_nodes
+            and not self.has_placeholder
+            and not {"--no-python", "--no_python"} & set(self.options)
+        )
 
     @property
     def can_change_width(self) -> bool:
@@ -115,7 +126,10 @@ class Command:
         if flag is None:
             return list(self.words)  # python alone: the agent of greentrain.launch.agent sets it
         end = len(self.words) if self.script_at is None else self.script_at
-        head = _without(self.words[self.options_at : end], flag[0], _switches(self.kind))
+        dropped = flag[0]
+        if self.kind == "accelerate" and ranks == 1:
+            dropped = (*dropped, "--multi_gpu")  # which it refuses for one process (accelerate/commands/launch.py@1.15)
+        head = _without(self.words[self.options_at : end], dropped, _switches(self.kind))
         return [*self.words[: self.options_at], flag[0][0], str(ranks), *head, *self.words[end:]]
 
 
@@ -156,6 +170,7 @@ def understand(words: Sequence[str], environ: Mapping[str, str] | None = None) -
         found = _python(words, env)
     else:
         found = Command(words=words, kind="other")
+    _check_script(found)
     return replace(found, has_placeholder=placeholder)
 
 
@@ -285,6 +300,14 @@ def _python(words: tuple[str, ...], environ: Mapping[str, str]) -> Command:
     if i >= len(words) or words[i] == "-":
         return Command(words=words, kind="other")
     return Command(words=words, kind="python", script_at=i, options_at=i)
+
+
+def _check_script(command: Command) -> None:
+    if command.script_at is None or command.module or command.kind not in ("python", "torchrun", "accelerate"):
+        return
+    script = command.words[command.script_at]
+    if "{" not in script and not Path(script).exists():
+        raise ConfigError(f"there is no script {script} in {Path.cwd()}: check its name")
 
 
 def _count(named: str, flag: str) -> int | None:

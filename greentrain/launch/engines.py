@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.handover import ENV_CHECKPOINT
-from greentrain.launch.commands import Command, fill
+from greentrain.launch.commands import Command
 from greentrain.launch.inbox import PASSED_ON, HasFileno, Inbox
 from greentrain.launch.kept import Kept
 from greentrain.launch.verdict import Outcome
@@ -160,7 +160,7 @@ class ElasticEngine:
         self._python = command.interpreter
         _check_interpreter(self._python)
         self._job = {
-            "options": command.options,
+            "kind": command.kind,
             "script": command.words[command.script_at],
             "module": command.module,
             "preload": list(preload),
@@ -247,7 +247,7 @@ class ElasticEngine:
         order = {
             "attempt": attempt.number,
             "ranks": attempt.ranks,
-            "argv": fill(self._command.words[self._command.script_at :], attempt.ranks, attempt.checkpoint),
+            "words": self._command.for_agent(attempt.ranks, attempt.checkpoint),
             "environ": {ENV_CHECKPOINT: attempt.environ.get(ENV_CHECKPOINT)},
         }
         with contextlib.suppress(OSError):  # the agent has ended; its keeper says so

@@ -239,6 +239,10 @@ class Supervisor:
             )
         )
         environ = {**os.environ, ENV_DIR: str(self._folder.path)}
+        if self._command.several_nodes:
+            # Torch 2.13: a node that joins later ends all after 60 s, as rank 0 does not publish its address anew
+            # (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, next_rendezvous).
+            environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         environ.pop(ENV_CHECKPOINT, None)
         if checkpoint is not None:
             environ[ENV_CHECKPOINT] = str(checkpoint)
