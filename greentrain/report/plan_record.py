@@ -16,7 +16,10 @@ from greentrain.ledger import RankRecord, RunRecord
 from greentrain.units import J_PER_KWH, S_PER_HOUR
 
 DECISION: Final = "decision"
-"""Name of the journal's events."""
+LEAVE: Final = "leave"
+"""Names of the journal's events."""
+OFF: Final = 0
+"""Row of the pause, as in ``greentrain.policy.menu``."""
 _EDGE_S: Final = 1e-3
 """A part of an hour that is shorter is rounding (s)."""
 _NEARLY: Final = 0.995
@@ -63,7 +66,8 @@ class PlanRecord:
     decisions: Sequence[Decided]
     """By time."""
     stretches: Sequence[Stretch]
-    """By time, until the plan's end; not in them: the time before the first decision, and that of no process."""
+    """By time, until the plan's end; not in them: the time before the first decision, and that of no process, unless
+    the plan had asked for it."""
     g_per_kwh: Sequence[float | None]
     """By hour from the start; the last one is cut off at ``horizon_s``."""
     end_s: float
@@ -95,7 +99,7 @@ class PlanRecord:
             facts=facts,
             time=time,
             decisions=decisions,
-            stretches=list(_stretches(decisions, spans, end_s)),
+            stretches=list(_stretches(decisions, [*spans, *_away(first, time, decisions, end_s)], end_s)),
             g_per_kwh=_hours(facts, horizon_s, time, first),
             end_s=end_s,
             last_step_s=min(last_step_s, end_s),
@@ -204,6 +208,18 @@ def _processes(rank: RankRecord) -> Iterator[tuple[float, float]]:
         yield t0_s, min(t1_s, until_s)
 
 
+def _away(
+    rank: RankRecord, time: GridTime, decisions: Sequence[Decided], end_s: float
+) -> Iterator[tuple[float, float]]:
+    """Yield the pauses that were spent outside of any process, as the plan had asked for (s, grid time)."""
+    left_s = [time.at(float(event["t"])) for event in rank.events if event["name"] == LEAVE]
+    for i, decided in enumerate(decisions):
+        until_s = decisions[i + 1].grid_s if i + 1 < len(decisions) else end_s
+        begun_s = next((t_s for t_s in left_s if decided.grid_s - time.speed <= t_s < until_s), None)
+        if decided.row == OFF and begun_s is not None:
+            yield max(begun_s, decided.grid_s), until_s
+
+
 def _steps(rank: RankRecord) -> Iterator[float]:
     """Yield times at which steps ended, the last one among them (s since the epoch, UTC)."""
     for entry in rank.entries:
@@ -216,8 +232,10 @@ def _stretches(decisions: Sequence[Decided], spans: Sequence[tuple[float, float]
     held: Stretch | None = None
     for i, decided in enumerate(decisions):
         until_s = decisions[i + 1].grid_s if i + 1 < len(decisions) else end_s
-        for t0_s, t1_s in spans:
+        for t0_s, t1_s in sorted(spans):
             start_s, stop_s = max(decided.grid_s, t0_s), min(until_s, t1_s, end_s)
+            if held is not None:
+                start_s = max(start_s, held.t1_s)  # the last moments of a process that is already on its way out
             if stop_s <= start_s or decided.done:
                 continue
             if held is not None and held.row == decided.row and start_s - held.t1_s <= _EDGE_S:

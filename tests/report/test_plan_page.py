@@ -211,6 +211,23 @@ def test_a_hole_between_two_processes_is_no_pause(tmp_path: Path) -> None:
     assert _row(chart, "Plan")[180] == "not running"
 
 
+def test_a_pause_outside_of_any_process_is_one(tmp_path: Path) -> None:
+    told = facts(tokens=1e6, tokens_done=60_000.0)
+    decision = {
+        "t": T0_S + 30, "name": "decision", "text": "", "row": 0, "action": None, "done": False, "reason": "",
+        "step": 1, "grid_s": START_S + 7200.0, "next_s": 0.0, "g_per_kwh": 1.0, "shielded": False, "tokens": 0.0,
+    }  # fmt: skip
+    leave = {"t": T0_S + 30.01, "name": "leave", "text": "off"}
+    back = decision | {"t": T0_S + 90, "row": FP8, "grid_s": START_S + 21_600.0}
+    folder = Folder(tmp_path, plan=told)
+    folder.rank(0, [GPU], [entry(T0_S, T0_S + 45, {"GPU-0": device(1.0)})], events=[decision, leave], reason="left")
+    folder.rank(0, [GPU], [entry(T0_S + 90, T0_S + 135, {"GPU-0": device(1.0)})], events=[back], segment=1)
+    summary, chart = _both(folder.path)
+    hours = {row["name"]: row["hours"] for row in summary["plan"]["rows"]}
+    assert hours["off"] == pytest.approx(4.0, abs=0.01)
+    assert _row(chart, "Plan")[180] == "off"
+
+
 @pytest.mark.parametrize(("hours", "bins"), [(1, 480), (7, 476), (336, 336), (2000, 480)])
 def test_any_horizon_fits_a_screen(tmp_path: Path, hours: int, bins: int) -> None:
     rows = facts()["rows"]
