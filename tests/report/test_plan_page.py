@@ -225,7 +225,7 @@ def test_a_pause_outside_of_any_process_is_one(tmp_path: Path) -> None:
     summary, chart = _both(folder.path)
     hours = {row["name"]: row["hours"] for row in summary["plan"]["rows"]}
     assert hours["off"] == pytest.approx(4.0, abs=0.01)
-    assert _row(chart, "Plan")[180] == "off"
+    assert _row(chart, "Plan")[100] == "off"
 
 
 @pytest.mark.parametrize(("hours", "bins"), [(1, 480), (7, 476), (336, 336), (2000, 480)])
