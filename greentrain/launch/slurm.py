@@ -26,8 +26,9 @@ from greentrain.launch.waiting import Waiting
 
 MIN_AWAY_S: Final = 60.0
 """Shorter waits are spent inside the allocation (s): a requeue costs a prolog, an epilog and a place in the queue."""
-SOON_S: Final = 10.0
-"""The earliest start after a requeue (s); what slurmctld gets later than that it takes for no time at all."""
+SOON_S: Final = 15.0
+"""The earliest start after a requeue (s): a start that has passed when the last process ends counts as none, and the
+job starts after the life of a credential, 121 s (cred_expire of slurm.conf(5), 22.05)."""
 RESERVE_S: Final = 120.0
 """How long before the end of the time limit a wait inside the allocation is given up (s)."""
 
@@ -191,7 +192,15 @@ class SlurmWaiting:
             self._warn(text)
 
 
-def open_slurm(environ: Mapping[str, str], handover: Handover, local: Waiting, *, ranks: int) -> SlurmWaiting | None:
+def open_slurm(
+    environ: Mapping[str, str],
+    handover: Handover,
+    local: Waiting,
+    *,
+    ranks: int,
+    min_away_s: float = MIN_AWAY_S,
+    soon_s: float = SOON_S,
+) -> SlurmWaiting | None:
     """Return the waiting room of the job of Slurm that this process supervises; None outside of one.
 
     Args:
@@ -199,6 +208,8 @@ def open_slurm(environ: Mapping[str, str], handover: Handover, local: Waiting, *
         handover: Where the launcher and the training talk.
         local: Waits inside the allocation.
         ranks: Of the next attempt.
+        min_away_s: Shortest wait that is worth a requeue (s).
+        soon_s: Earliest start after a requeue (s).
 
     Raises:
         ConfigError: There is no scontrol, Slurm does not know the job, or srun started more than one supervisor.
@@ -214,7 +225,16 @@ def open_slurm(environ: Mapping[str, str], handover: Handover, local: Waiting, *
         )
     scontrol = Scontrol.find(environ)
     try:
-        return SlurmWaiting(scontrol, job_id, handover, local, ranks=ranks, by_node="SLURM_NTASKS_PER_NODE" in environ)
+        return SlurmWaiting(
+            scontrol,
+            job_id,
+            handover,
+            local,
+            ranks=ranks,
+            by_node="SLURM_NTASKS_PER_NODE" in environ,
+            min_away_s=min_away_s,
+            soon_s=soon_s,
+        )
     except SlurmError as error:
         raise ConfigError(
             f"SLURM_JOB_ID is {job_id!r}, but Slurm says: {error}. Unset SLURM_JOB_ID to wait inside the allocation"

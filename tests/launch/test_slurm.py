@@ -1,8 +1,10 @@
 """Waiting outside the allocation, with Slurm's own daemons."""
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,6 +36,42 @@ def limited(slurm: Cluster) -> Iterator[tuple[str, Path]]:
         yield slurm.submit(Path(name), script, "-t", "1", "--signal=B:USR1@60", uid=NOBODY), Path(name)
 
 
+@pytest.fixture(scope="module")
+def planned(slurm: Cluster) -> Iterator[tuple[str, Path]]:
+    """A training that mpc plans over a replayed day of 43 s, and its folder; it starts first, too."""
+    with tempfile.TemporaryDirectory(prefix="greentrain-job-") as name:
+        folder = Path(name)
+        grams = 8 * ([500] * 4 + [100] * 6 + [500] * 4 + [100] * 10)  # a plan looks at the days before
+        rows = "".join(f"2022-05-{23 + i // 24}T{i % 24:02}:00Z,{g}\n" for i, g in enumerate(grams))
+        (folder / "grid.csv").write_text(f"timestamp_utc,g_per_kwh\n{rows}")
+        (folder / "actions.yaml").write_text("- {gear: fp32, tokens_per_s: 400, power_w: 50}\n")
+        config = {
+            "run": {"dir": f"{folder}/runs", "id": "one", "report": False, "live": False, "book_s": 0.5},
+            "power": {"meters": ["cpu_model"]},
+            "carbon": {
+                "signal": "trace",
+                "trace_csv": f"{folder}/grid.csv",
+                "replay_start": "2022-05-28T00:00Z",
+                "speed": 2000.0,
+            },
+            "precision": {"gears": ["fp32"], "probe_every": 0},
+            "policy": {
+                "name": "mpc",
+                "tokens": 4000,
+                "deadline_h": 24,
+                "actions": f"{folder}/actions.yaml",
+                "released": True,
+            },
+            "actuators": {"min_away_s": 3600},
+        }
+        (folder / "green.yaml").write_text(json.dumps(config))
+        (folder / "options.json").write_text(json.dumps({"steps": 500, "step_s": 0.02, "config": config}))
+        launch = f"{sys.executable} {ROOT}/tests/launch/slurm_launch.py launch --config {folder}/green.yaml"
+        options = f"--dir {folder}/launch --checkpoints {folder}/checkpoints --start green"
+        command = f'{sys.executable} {ROOT}/tests/integration/job.py {folder} "$(cat {folder}/options.json)"'
+        yield slurm.submit(folder, f"exec {launch} {options} -- {command}"), folder
+
+
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder for jobs of any user: pytest's own are closed to others."""
@@ -59,7 +97,9 @@ class Room:
         return False
 
 
-def test_an_ordinary_user_waits_outside_the_allocation(slurm: Cluster, limited: tuple[str, Path], shared: Path) -> None:
+def test_an_ordinary_user_waits_outside_the_allocation(
+    slurm: Cluster, planned: tuple[str, Path], limited: tuple[str, Path], shared: Path
+) -> None:
     job_id = slurm.submit(shared, f"exec {python_of(NOBODY)} {JOB} {shared} 1 3:1 0.5:1", uid=NOBODY)
     slurm.wait(job_id, "PENDING")
     found = slurm.wait(job_id, "COMPLETED")
@@ -173,6 +213,17 @@ def test_bad_surroundings_are_told_before_training(slurm: Cluster, shared: Path)
         open_slurm({**slurm.environ, "SLURM_JOB_ID": "7", **step}, handover, room, ranks=4)
 
 
+def test_the_recipe_is_a_script_that_slurm_takes(slurm: Cluster) -> None:
+    path = ROOT / "recipes" / "slurm" / "train.sbatch"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    slurm.run("sbatch", "--test-only", "--gres=none", str(path), uid=NOBODY)
+    text = path.read_text(encoding="utf-8")
+    for line in ("--requeue", "--open-mode=append", "--signal=B:USR1@180"):
+        assert f"#SBATCH {line}\n" in text
+    commands = [line for line in text.replace("\\\n", "").splitlines() if line and not line.startswith("#")]
+    assert len(commands) == 1 and commands[0].startswith("exec greentrain launch ")
+
+
 def test_a_lost_answer_is_no_refusal(tmp_path: Path) -> None:
     """The requeue was heard, its answer lost: asked again, Slurm says that the job is no longer running."""
     program = tmp_path / "scontrol"
@@ -211,7 +262,7 @@ def test_a_size_that_is_refused_leaves_the_time(tmp_path: Path) -> None:
     assert waiting.away(None, 24)
     asked = (tmp_path / "asked").read_text().splitlines()[-2:]
     assert asked[0] == f"{asked[1]} NumNodes=3-3 NumTasks=3 NumCPUs=12"
-    assert asked[1] in ("update JobId=7 StartTime=now+10", "update JobId=7 StartTime=now+11")
+    assert asked[1] in ("update JobId=7 StartTime=now+15", "update JobId=7 StartTime=now+16")
     assert len(said) == 1 and "NumNodes=3-3" in said[0]
     assert not waiting.away(None, 12)  # no whole nodes: fewer ranks in the same allocation
 
@@ -235,6 +286,23 @@ def test_a_job_leaves_before_its_time_limit(slurm: Cluster, limited: tuple[str, 
     assert slurm.wait(job_id, "COMPLETED")["Restarts"] == "1"
     assert [away for (away,) in lines(folder, "away")] == ["True"]  # the time has come, but not in this allocation
     assert [start[1] for start in lines(folder, "start")] == ["0", "1"]
+
+
+def test_a_training_is_deferred_started_requeued_and_finished_by_mpc(slurm: Cluster, planned: tuple[str, Path]) -> None:
+    job_id, folder = planned
+    found = slurm.wait(job_id, "COMPLETED", "FAILED", timeout_s=100.0)
+    out = (folder / "out").read_text()
+    assert found["JobState"] == "COMPLETED", out
+    said = [line.partition("greentrain launch: ")[2] for line in out.splitlines() if "greentrain launch: " in line]
+    assert said[0].startswith("waiting until") and said[1].startswith("somebody else")  # deferred before its first step
+    attempts = [text for text in said if text.startswith("attempt ") and " left: " not in text]
+    assert len(attempts) >= 2 and "from " in attempts[1], out  # left by the plan, and back from its checkpoint
+    assert int(found["Restarts"]) >= len(attempts)
+    steps = [json.loads(line)["step"] for path in folder.glob("seen-*.jsonl") for line in path.read_text().splitlines()]
+    assert sorted(steps) == list(range(500))  # none lost, none twice
+    final = json.loads((folder / "final.json").read_text())
+    assert final["step"] == 500
+    assert json.loads((folder / "runs" / "one" / "run.json").read_text())["config"]["policy"]["name"] == "mpc"
 
 
 def _handover(folder: Path) -> Handover:
