@@ -149,10 +149,10 @@ def cluster() -> Iterator[Cluster]:
             _until(lambda: "3 idle" in _sinfo(found), found)
             yield found
         finally:
-            subprocess.run(["scancel", "--full", "-u", "root"], env=found.environ, check=False, capture_output=True)
-            subprocess.run(["scancel", "--full", "-u", "nobody"], env=found.environ, check=False, capture_output=True)
-            for daemon in reversed(daemons):
+            for daemon in daemons:
                 daemon.send_signal(signal.SIGCONT)
+            _end_jobs(found)
+            for daemon in reversed(daemons):
                 daemon.terminate()
             for daemon in reversed(daemons):
                 try:
@@ -164,6 +164,18 @@ def cluster() -> Iterator[Cluster]:
             for process in left:
                 process.kill()
         assert not left, f"processes left by Slurm: {left}"
+
+
+def _end_jobs(found: Cluster) -> None:
+    """Cancel what runs, and wait for its end."""
+    end_s = time.monotonic() + 15.0
+    for user in ("root", "nobody"):
+        subprocess.run(["scancel", "--full", "-u", user], env=found.environ, check=False, capture_output=True)
+    while time.monotonic() < end_s:
+        asked = subprocess.run(["squeue", "-h"], env=found.environ, capture_output=True, check=False)
+        if not asked.stdout.strip():
+            return
+        time.sleep(0.1)
 
 
 def _ports() -> tuple[int, ...]:
@@ -203,9 +215,13 @@ def _processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def _knows(process: psutil.Process, folder: Path) -> bool:
+    """Return whether a process has the cluster in its environment, or a file of it open (slurmstepd)."""
     try:
-        return process.environ().get("SLURM_CONF", "").startswith(str(folder))
-    except psutil.Error:
+        if process.environ().get("SLURM_CONF", "").startswith(str(folder)):
+            return True
+        files = Path(f"/proc/{process.pid}/fd")
+        return any(os.readlink(file).startswith(str(folder)) for file in files.iterdir())
+    except (psutil.Error, OSError):
         return False
 
 
