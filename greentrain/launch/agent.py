@@ -147,7 +147,7 @@ def _start_fork_server(job: Mapping[str, Any]) -> bool:
     """Start the fork server, which imports while this process does; return whether that was possible."""
     folder = Path.cwd() if job["module"] else Path(job["script"]).resolve().parent
     path = _source(job)
-    imports = preload.imports_of(path, job["preload"]) if path else [("torch", ())]
+    imports = preload.imports_of(path, job["preload"]) if path else [(name, ()) for name in preload.ALWAYS]
     report = Path(os.environ[ENV_DIR]) / "preload.json"
     report.unlink(missing_ok=True)
     # It stays set: a fork server that was killed is started again at the next fork.

@@ -32,20 +32,20 @@ KNOWN: Final = (
     "greentrain",
 )
 """Packages that may be imported before a fork."""
+ALWAYS: Final = ("torch", "torch._dynamo", "numpy", "greentrain.session")
+"""Imported for every script. Torch imports the second one itself, in the first step of an optimizer, for a second."""
 Import = tuple[str, tuple[str, ...]]
 """A module, and the names that are taken from it: some packages import their modules when a name is asked for."""
 
 
 def imports_of(path: Path, more: Sequence[str] = ()) -> list[Import]:
-    """Return what a script imports at its top level of KNOWN, torch first.
+    """Return what a script imports at its top level of KNOWN, and before it ALWAYS.
 
     Args:
         path: The script.
         more: Modules that are imported too, known or not.
     """
-    found: dict[str, set[str]] = {"torch": set()}
-    for name in more:
-        found.setdefault(name, set())
+    found: dict[str, set[str]] = {name: set() for name in (*ALWAYS, *more)}
     with contextlib.suppress(OSError, ValueError, SyntaxError):  # the script will say so itself
         for node in _top_level(ast.parse(path.read_bytes())):
             names = [alias.name for alias in node.names]
