@@ -38,7 +38,7 @@ def overhead(bench: Bench) -> list[Row]:
     table.write_text("".join(rows), encoding="utf-8")
     plan = {
         "precision": {"gears": ["fp32"], "probe_every": 0},
-        "policy": {"name": "mpc", "tokens": 1e12, "deadline_h": 300, "actions": str(table), "released": True},
+        "policy": {"name": "mpc", "tokens": 3.6e7, "deadline_h": 300, "actions": str(table), "released": True},
     }
     width: dict[str, Any] = {"pause": False, "width": {"min": 1, "max": 4}}
     limits: dict[str, Any] = {"power_cap": {}, "clocks": {}}
