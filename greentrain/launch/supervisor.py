@@ -174,7 +174,11 @@ class Supervisor:
         self._save(
             phase="running", attempt=number, not_before_unix_s=None, checkpoint=None if found is None else found.key
         )
-        attempt = self._prepare(number, None if found is None else found.path)
+        try:
+            attempt = self._prepare(number, None if found is None else found.path)
+        except OSError as error:
+            line = f"{self._folder.path} cannot be written: {error.strerror}"
+            return self._follow(Outcome(code=os.EX_IOERR, last_lines=(line,)))
         self._handover.mark("start", number, ranks=self._state.ranks)
         try:
             outcome = self._engine.run(attempt, inbox, self)

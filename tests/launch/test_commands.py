@@ -17,6 +17,9 @@ def bin_(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("torchrun", "accelerate", "fabric", "lightning", "deepspeed", "mpirun", "python3"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
+    for name in ("t.py", "t.sh"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     return tmp_path
@@ -141,6 +144,19 @@ def test_a_launcher_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ConfigError, match=f"'{name}' is not installed here: .*{remedy}"):
         understand([name, "launch", "t.py"])
+
+
+@pytest.mark.parametrize("typed", ["torchrun gone.py", "python3 gone.py", "accelerate launch gone.py"])
+def test_a_script_that_is_missing(bin_: Path, typed: str) -> None:
+    with pytest.raises(ConfigError, match=r"no script gone\.py"):
+        understand(typed.split())
+    assert understand(["python3", "-m", "gone"]).module
+
+
+def test_one_process_is_no_multi_gpu_to_accelerate(bin_: Path) -> None:
+    found = understand(["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "t.py"])
+    assert words(found, 1) == "accelerate launch --num_processes 1 t.py"
+    assert found.for_agent(2, None) == ["--num_processes", "2", "--multi_gpu", "t.py"]
 
 
 def test_nothing_and_what_may_not_be_executed(tmp_path: Path) -> None:

@@ -70,6 +70,37 @@ def test_two_to_one_to_two_and_torch_is_imported_once(job: Launched) -> None:
     assert "first step" in out and job.processes() == []
 
 
+ACCELERATED = """
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+say("ranks", accelerator.num_processes, accelerator.state.mixed_precision, os.environ["ACCELERATE_MIXED_PRECISION"])
+accelerator.wait_for_everyone()
+if n < 3:
+    if accelerator.is_main_process:
+        hand.write(Progress(attempt=n, steps=n, tokens=n, unix_s=time.time()))
+        hand.write(Request(attempt=n, ranks=3 - accelerator.num_processes, not_before_unix_s=None, reason="to and fro"))
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+    sys.exit(75)
+accelerator.end_training()
+"""
+
+
+def test_accelerate_says_what_its_workers_find(job: Launched) -> None:
+    (job.folder / "two.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 2\n"
+        "mixed_precision: bf16\ngpu_ids: all\nmachine_rank: 0\nuse_cpu: false\n"
+    )
+    job.script(ACCELERATED)
+    command = ["accelerate", "launch", "--config_file", "two.yaml", "train.py"]
+    code, out = job.run("--width", "1:2", "--", *command)
+    assert code == 0, out
+    seen = sorted(line for line in job.said if "ranks" in line)
+    assert seen == [f"{n} ranks {ranks} bf16 bf16" for n, ranks in ((1, 2), (1, 2), (2, 1), (3, 2), (3, 2))]
+    code, out = job.run("--width", "1:3", "--", *command)
+    assert code == 2 and "num_processes of two.yaml" in out
+
+
 LOOK = """
 import atexit, multiprocessing, random, sys as own
 import torch

@@ -248,6 +248,17 @@ def test_an_unwritable_folder_and_a_missing_launcher_are_said_before_anything_st
     assert code == 2 and "torchrunn" in out and "not installed" in out
 
 
+def test_a_folder_that_cannot_be_written_for_a_while_is_tried_again(job: Launched) -> None:
+    # A folder in the place of offer.json is refused to root too; the second attempt finds it gone.
+    (job.dir / "offer.json").mkdir(parents=True)
+    job.script("say('here')")
+    with job.start("--back-off", "2", "--", PY, "train.py") as process:
+        until(lambda: (job.dir / "state.json").exists() and job.state["failures"] == 1)
+        (job.dir / "offer.json").rmdir()
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 0 and "try 1 of 3" in out and job.said[-1] == "2 here", out
+
+
 def test_a_program_that_cannot_be_executed_is_no_loop(job: Launched) -> None:
     path = job.folder / "broken"
     path.write_bytes(b"\x7fELF nonsense")
