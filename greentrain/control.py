@@ -141,9 +141,19 @@ class Control:
         self._ranks = run.topology.world_size
         self.hands = Hands.open(self._config.actuators, run.topology, run.warn)
         self._capping = not self._plans and len(self.hands.caps) > 1
-        launcher = self._launcher or Handover.from_env()
+        launcher = self._who_launched()
         if launcher is not None:
             self._meet_launcher(launcher, run)
+
+    @property
+    def began_unix_s(self) -> float | None:
+        """When the launcher began with this job, waits included (s since the epoch); None: there is none."""
+        launcher = self._who_launched()
+        offer = None if launcher is None else launcher.offer()
+        return None if offer is None else offer.job_unix_s
+
+    def _who_launched(self) -> "Launcher | None":
+        return self._launcher or Handover.from_env()
 
     @harmless
     def _meet_launcher(self, launcher: "Launcher", run: ActiveRun) -> None:

@@ -494,7 +494,7 @@ class GreenSession(contextlib.ContextDecorator):
 
     def _grid_time(self, run_id: str) -> GridTime:
         """Return the grid's time: a run that goes on keeps the one with which it began."""
-        time = GridTime.of(self.config.carbon, self._clock.unix_s())
+        time = GridTime.of(self.config.carbon, self._control.began_unix_s or self._clock.unix_s())
         if time.is_real:
             return time
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

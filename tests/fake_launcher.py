@@ -18,11 +18,12 @@ class FakeLauncher:
     exits: bool = True
     broken: bool = False
     wanted: Notice | None = None
+    job_unix_s: float | None = None
     words: list[Request | Progress] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
 
     def offer(self) -> Offer:
-        return Offer(attempt=1, ranks=1, min_ranks=1, max_ranks=2, can_wait=True)
+        return Offer(attempt=1, ranks=1, min_ranks=1, max_ranks=2, can_wait=True, job_unix_s=self.job_unix_s)
 
     def notice(self) -> Notice | None:
         return self.wanted

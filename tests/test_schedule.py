@@ -380,3 +380,18 @@ def test_without_a_launcher_no_other_width_is_planned(tmp_path: Path, grid: Trac
     assert green.folder is not None
     told = json.loads((green.folder / "run.json").read_text())["plan"]
     assert [row["name"] for row in told["rows"]] == ["off", "bf16 on 1"]
+
+
+def test_a_deadline_counts_from_the_start_of_the_launcher(tmp_path: Path, grid: TraceSignal) -> None:
+    waited_h = 5.0
+    launcher = FakeLauncher(job_unix_s=time.time() - waited_h * 0.25)
+    config = session(tmp_path, grid, hours_of_work=4, actuators={"pause": False}).config
+    green = GreenSession(config, meter=FlatMeter(), signal=grid, launcher=launcher)
+    with green:
+        Loop(green).run(lambda: bool(events(green)))
+    (first, *_) = events(green)
+    since_h = (first["grid_s"] - datetime.fromisoformat(START).timestamp()) / 3600
+    assert waited_h <= since_h < waited_h + 12
+    assert green.folder is not None
+    told = json.loads((green.folder / "run.json").read_text())["plan"]
+    assert told["start_s"] == datetime.fromisoformat(START).timestamp()
