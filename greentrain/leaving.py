@@ -21,6 +21,8 @@ from greentrain.runtime import ActiveRun
 
 NOTICE_S: Final = 10.0
 """How often ranks meet to hear of a notice (s): Slurm's usual one comes 60 to 120 s before the end."""
+AGAIN_S: Final = 30.0
+"""How long a notice rests after the launcher could not be told (s): each time costs a checkpoint."""
 TOGETHER_S: Final = 600.0
 """How long a rank waits for the others before it exits (s): as long as NCCL waits for a collective."""
 
@@ -74,6 +76,7 @@ class Leaving:
         self._ranks = run.topology.world_size
         self._agenda = Agenda(unix_s)
         self._next_s = unix_s() + NOTICE_S
+        self._again_s = 0.0
         self.offer = launcher.offer()
         """What the launcher can do; None: nothing."""
         self.request: Request | None = None
@@ -95,7 +98,7 @@ class Leaving:
 
     def look(self) -> None:
         """Look for a notice; on rank 0, about once a second, from any thread."""
-        if not self._first or self._noticed is not None:
+        if not self._first or self._noticed is not None or self._unix_s() < self._again_s:
             return
         found = self._launcher.notice()
         if found is not None and found.attempt == self.attempt and found != self._obeyed:
@@ -135,8 +138,9 @@ class Leaving:
             self._write(Progress(attempt=self.attempt, steps=steps, tokens=tokens, unix_s=self._unix_s()))
 
     def tell(self) -> bool:
-        """Hand the request over; return whether this process is to exit now."""
-        if self.request is not None and self._first and not self._write(self.request):
+        """Hand the request over; return whether this process is to exit now, the same on every rank."""
+        if self.request is not None and not self._all_told(self.request):
+            self.request, self._obeyed, self._again_s = None, None, self._unix_s() + AGAIN_S
             return False
         if self._first:
             self._mark("left")
@@ -179,6 +183,14 @@ class Leaving:
         self._obeyed, self._noticed = self._noticed, None
         if self.request is None:
             self.ask(ranks or self._ranks, None, reason)
+
+    def _all_told(self, request: Request) -> bool:
+        """Return whether the launcher knows; the other ranks hear it from rank 0, as none must leave alone."""
+        told = not self._first or self._write(request)
+        if self._ranks == 1 or self._meetings is None or not self._meetings.possible:
+            return told
+        said = self._meetings.share({"told": told})
+        return said is None or bool(said["told"])
 
     def _stay(self) -> None:
         """Go on, as a whole step has passed without a checkpoint."""

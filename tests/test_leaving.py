@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from greentrain import GreenSession, meetings
+from greentrain import GreenSession, leaving, meetings
 from greentrain.errors import GreenTrainWarning
 from greentrain.handover import ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer, Progress, Request
 from greentrain.leaving import Launcher
@@ -63,16 +63,22 @@ def test_without_a_checkpoint_the_run_stays_and_says_what_is_missing(tmp_path: P
     assert launcher.requests == []
 
 
-def test_a_launcher_that_cannot_be_told_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_launcher_that_cannot_be_told_does_not_end_the_run_and_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "AGAIN_S", 1.0)
     launcher = FakeLauncher(wanted=NOTICE)
-    with session(tmp_path, launcher) as green:
+    with pytest.raises(SystemExit), session(tmp_path, launcher) as green:
         until_due(green)
         launcher.broken = True
         with pytest.warns(GreenTrainWarning, match="could not be told"):
             green.checkpoint()
-        assert green.running
-        with pytest.warns(GreenTrainWarning, match="wrote no checkpoint"):
-            green.step()
+        assert green.running and not green.checkpoint_due
+        green.step()
+        launcher.broken = False
+        until_due(green)
+        green.checkpoint()
+    assert [request.ranks for request in launcher.requests] == [2]
 
 
 def test_a_launcher_that_ends_the_process_itself_is_only_told(tmp_path: Path) -> None:
@@ -129,6 +135,36 @@ def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest
     assert codes == [EXIT_REQUEUE, EXIT_REQUEUE]
     assert asked_after[0] == asked_after[1] > 50
     assert len(launchers[0].requests) == 1 and launchers[1].words == [], "rank 0 speaks for all"
+
+
+@pytest.mark.filterwarnings("ignore:GreenTrain. the launcher could not be told")
+def test_no_rank_leaves_alone_when_the_launcher_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(meetings, "_store", lambda: store)
+    launchers = [FakeLauncher(), FakeLauncher()]
+    in_step = threading.Barrier(2)
+    stayed = [False, False]
+
+    def train(rank: int) -> None:
+        place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        with session(tmp_path, launchers[rank], place) as green:
+            for step in range(2000):
+                in_step.wait(10)
+                time.sleep(0.002)
+                green.step(samples=1)
+                if step == 50:
+                    launchers[0].wanted, launchers[0].broken = NOTICE, True
+                if green.checkpoint_due:
+                    green.checkpoint()
+                    stayed[rank] = green.running
+                    break
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert stayed == [True, True]
 
 
 def test_the_folder_of_the_environment_is_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
