@@ -140,7 +140,7 @@ def _launch(
         code = supervisor.run()
         table = timeline.table(timeline.read(held.path))
     if table:
-        typer.echo(table, err=True)
+        _say(table)
     return code
 
 
@@ -212,4 +212,9 @@ def _show(folder: Path) -> None:
 
 
 def _tell(text: str) -> None:
-    typer.echo(f"greentrain launch: {text}", err=True)
+    _say(f"greentrain launch: {text}")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # the disk of a log is full: the job goes on
+        typer.echo(text, err=True)

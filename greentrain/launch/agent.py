@@ -149,7 +149,8 @@ def _start_fork_server(job: Mapping[str, Any]) -> bool:
     path = _source(job)
     imports = preload.imports_of(path, job["preload"]) if path else [(name, ()) for name in preload.ALWAYS]
     report = Path(os.environ[ENV_DIR]) / "preload.json"
-    report.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a disk that is read-only for now
+        report.unlink(missing_ok=True)
     # It stays set: a fork server that was killed is started again at the next fork.
     os.environ[preload.ENV] = preload.to_text(imports, folder, report)
     try:

@@ -301,3 +301,11 @@ def test_what_a_resize_took_is_offered_to_the_next_attempt(job: Launched) -> Non
     told = [line.split()[2] for line in job.said if "resize" in line]
     assert told[:2] == ["None", "None"] and 0 < float(told[2]) < 5
     assert json.loads((job.dir / "offer.json").read_text())["job_unix_s"] == job.state["created_unix_s"]
+
+
+def test_a_log_on_a_full_disk_does_not_end_the_launcher(job: Launched) -> None:
+    job.script("sys.exit(3 if n == 1 else 0)")
+    words = ["launch", "--dir", str(job.dir), "--back-off", "0.05", "--", PY, "train.py"]
+    with Path("/dev/full").open("w") as full:
+        found = subprocess.run([PY, "-m", "greentrain", *words], cwd=job.folder, stdout=full, stderr=full, timeout=60)
+    assert found.returncode == 0 and job.state["phase"] == "done" and job.state["attempt"] == 2
