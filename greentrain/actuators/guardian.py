@@ -90,11 +90,20 @@ class Guardian:
     def done(self, uuid: str, part: str) -> None:
         """Say that ``limit`` or ``clocks`` of a GPU is as it was found, or is not ours any more.
 
+        Where somebody has killed the guardian, its record is put right from here.
+
         Raises:
-            Refused: The guardian is gone.
+            Refused: The guardian refuses.
         """
         if self.pid is not None:
-            self._ask(f"done {uuid} {part}", uuid)
+            try:
+                self._ask(f"done {uuid} {part}", uuid)
+                return
+            except Refused:
+                if self.pid is not None:
+                    raise
+        with contextlib.suppress(OSError):  # then the next start does it
+            guardian_main.forget(str(self.folder), uuid, part)
 
     def _ask(self, words: str, uuid: str) -> None:
         if os.getpid() != self._owner_pid:

@@ -160,6 +160,21 @@ def read(path: str) -> "Record | None":
         return None
 
 
+def write(path: str, record: Record) -> None:
+    """Replace a file's record; one without changes is no file.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if record.is_empty:
+        if os.path.exists(path):
+            os.unlink(path)
+        return
+    with open(path + ".new", "w", encoding="ascii") as file:
+        file.write(record.text())
+    os.replace(path + ".new", path)
+
+
 def take_lock(path: str, wait_s: float = 0.0) -> "int | None":
     """Return the open lock beside a record, waiting for it; None if somebody holds it.
 
@@ -187,6 +202,27 @@ def let_go(fd: int) -> None:
     """Unlock and close, also where a forked child holds a copy."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
+
+
+def forget(folder: str, uuid: str, part: str) -> None:
+    """Note in this process's own record that a part is as it was found: its guardian was killed.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    path = record_path(folder, uuid)
+    if not os.path.exists(path):
+        return
+    lock = take_lock(path, 0.2)
+    if lock is None:
+        return
+    try:
+        record = read(path)
+        if record is not None and record.owner == this_process():
+            record.forget(part)
+            write(path, record)
+    finally:
+        let_go(lock)
 
 
 def give_back(settings: "Settings", record: Record) -> str:
@@ -380,14 +416,7 @@ class Guard:
         return "ok"
 
     def _write(self, record: Record) -> None:
-        path = record_path(self._folder, record.uuid)
-        if record.is_empty:
-            if os.path.exists(path):
-                os.unlink(path)
-            return
-        with open(path + ".new", "w", encoding="ascii") as file:
-            file.write(record.text())
-        os.replace(path + ".new", path)
+        write(record_path(self._folder, record.uuid), record)
 
 
 def serve(guard: Guard, command_fd: int, reply_fd: int, death_fd: int, pid: int, start: int) -> None:

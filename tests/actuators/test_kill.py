@@ -227,3 +227,17 @@ def children_of(pid: int) -> list[str]:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return []
+
+
+def test_without_its_guardian_a_training_puts_back_and_leaves_no_record(node: Node) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    with driver.installed(), capping(said) as cap:
+        assert cap.apply(0.8)
+        guardian = cap.guardian.pid
+        assert guardian is not None
+        os.kill(guardian, signal.SIGKILL)
+        assert wait_until(lambda: not alive(guardian))
+        cap.reset()
+        assert said == [] and is_restored(driver, 0) and records() == []
+        assert cap.apply(0.6) and records() and cap.guardian.pid not in (None, guardian), "another one watches"
+    assert said == [] and is_restored(driver, 0) and records() == []
