@@ -15,14 +15,13 @@ from typing import Any, Final, Protocol
 
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.handover import ENV_CHECKPOINT
+from greentrain.launch import keeper
 from greentrain.launch.commands import Command
 from greentrain.launch.inbox import PASSED_ON, HasFileno, Inbox
 from greentrain.launch.kept import Kept
 from greentrain.launch.verdict import Outcome
 
 AGENT: Final = "from greentrain.launch.agent import main; main()"
-SWEEP_S: Final = 5.0
-"""From SIGTERM to SIGKILL for what workers leave behind (s)."""
 
 
 class LaunchError(GreenTrainError):
@@ -193,7 +192,7 @@ class ElasticEngine:
             while not kept.gone:
                 serve(kept, inbox, guide)
         else:
-            kept.sweep(SWEEP_S)
+            kept.sweep(keeper.LEFT_S)
             while not kept.gone and not kept.swept:
                 serve(kept, inbox, guide)
         lasted_s = time.monotonic() - start_s

@@ -31,6 +31,9 @@ default (terminationGracePeriodSeconds; KillWait of slurm.conf(5), 2026-11-21)."
 LEAVE_S = 1.0
 """How long what a command leaves behind may take to notice that it is gone, before it gets a SIGTERM (s): a guardian
 needs it to put power limits back."""
+LEFT_S = 9.0
+"""From that SIGTERM to SIGKILL (s): a guardian whose driver refuses asks it again for 8.75 s, and heeds no SIGTERM
+(greentrain/actuators/guardian_main.py, RETRY_S). What was not ended by then is put right at the next start."""
 
 
 def prctl(option: int, value: int) -> bool:
@@ -187,7 +190,7 @@ class Keeper:
                 for word in words:
                     self._obey(word)
             self._reap()
-        end_all(self._others, min(5.0, self._grace_s), leave_s=LEAVE_S, reap=self._reap)
+        end_all(self._others, min(LEFT_S, self._grace_s), leave_s=LEAVE_S, reap=self._reap)
         self._say(f"code {self._code if self._code is not None else -int(signal.SIGKILL)}")
 
     def _told_to_end(self, signum: int, frame: object) -> None:
