@@ -152,11 +152,10 @@ class KubernetesJob:
             lambda: self._jobs.patch_namespaced_job(
                 self.name,
                 self.namespace,
-                {"spec": spec},
+                _json_patch(spec),
                 field_manager="greentrain",
                 field_validation="Strict",
                 dry_run=dry_run,
-                _content_type="application/merge-patch+json",
                 _request_timeout=TIMEOUT_S,
             ),
         )
@@ -173,11 +172,10 @@ class KubernetesJob:
                 self.namespace,
                 "localqueues",
                 queue,
-                {"spec": spec},
+                {"spec": spec},  # the client sends patches of custom objects as merge patches
                 field_manager="greentrain",
                 field_validation="Strict",
                 dry_run=dry_run,
-                _content_type="application/merge-patch+json",
                 _request_timeout=TIMEOUT_S,
             ),
         )
@@ -225,6 +223,11 @@ class KubernetesJob:
             pauses_s=self._pauses_s,
             sleep=self._sleep,
         )
+
+
+def _json_patch(spec: dict[str, Any]) -> Any:
+    """Return a JSON Patch (RFC 6902) that sets fields of a spec: a list, which clients from 31 on send as one."""
+    return [{"op": "add", "path": f"/spec/{key}", "value": value} for key, value in spec.items()]
 
 
 def _gpus(container: Any) -> int:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.launch.kubernetes_schema import PUBLISHED, definition_of, errors
 
 _JOB_PATH = "/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
-_MERGE = "application/merge-patch+json"
+_PATCHES: Mapping[type, str] = {list: "application/json-patch+json", dict: "application/merge-patch+json"}
 _QUEUE_QUERY = {"dryRun", "fieldManager", "fieldValidation", "force"}
 """Of a patch of a custom object (kubernetes.io/docs/reference/using-api/api-concepts/, 2026-11-21)."""
 
@@ -60,7 +60,7 @@ class FakeKubernetes:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = False
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -125,16 +125,17 @@ class FakeKubernetes:
         if verb == "get":
             self._pass(thing)
             return deepcopy(thing)
-        if content_type != _MERGE:
-            raise Refusal(415, f"the fake merges only, not {content_type!r}")
-        self.wrong += errors(body, definition_of(thing), partial=True)
+        if content_type != _PATCHES[type(body)]:
+            raise Refusal(415, f"{content_type!r} is a {type(body).__name__}")
+        change = _changed(body) if isinstance(body, list) else body
+        self.wrong += errors(change, definition_of(thing), partial=True)
         patched = deepcopy(thing)
-        _merge(patched, body)
+        _merge(patched, change)
         self._check(thing, patched)
         if query.get("dryRun") != ["All"]:
             thing.clear()
             thing.update(patched)
-            self.patches.append(body["spec"])
+            self.patches.append(change["spec"])
             self._react(thing)
         return patched
 
@@ -182,12 +183,23 @@ def _allows(rule: Mapping[str, Any], verb: str, group: str, resource: str, name:
     )
 
 
-def _merge(thing: dict[str, Any], patch: Mapping[str, Any]) -> None:
-    """Apply a merge patch (RFC 7386)."""
-    for key, value in patch.items():
-        if value is None:
-            thing.pop(key, None)
-        elif isinstance(value, dict):
+def _changed(patch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a JSON Patch sets (RFC 6902); of its operations ``add`` alone, which replaces what is there."""
+    change: dict[str, Any] = {}
+    for operation in patch:
+        if set(operation) != {"op", "path", "value"} or operation["op"] != "add":
+            raise Refusal(400, f"{operation} is not understood here")
+        *folders, key = operation["path"].strip("/").split("/")
+        place = change
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[key] = operation["value"]
+    return change
+
+
+def _merge(thing: dict[str, Any], change: Mapping[str, Any]) -> None:
+    for key, value in change.items():
+        if isinstance(value, dict):
             _merge(thing.setdefault(key, {}), value)
         else:
             thing[key] = value

@@ -66,7 +66,9 @@ def start(served: list[FakeKubernetes], *things: Mapping[str, Any], **more: Any)
 def connect(server: FakeKubernetes, pauses: list[float] | None = None, tries: int = 3) -> KubernetesJob:
     """Return the Job as seen by the official client."""
     noted = [] if pauses is None else pauses
-    connection = client.ApiClient(client.Configuration(host=server.url, retries=False))
+    configuration = client.Configuration(host=server.url)
+    configuration.retries = False
+    connection = client.ApiClient(configuration)
     return KubernetesJob("train", "gpt", connection=connection, pauses_s=(0.01,) * tries, sleep=noted.append)
 
 
