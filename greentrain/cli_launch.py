@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -57,6 +58,9 @@ def launch(
     preload: Annotated[
         str, typer.Option(help="Modules that warm workers share, beside the script's own frameworks, as in a,b.")
     ] = "",
+    kubernetes: Annotated[
+        str | None, typer.Option(help="namespace/name of a Job that is to follow the plan; without a command.")
+    ] = None,
     status: Annotated[Path | None, typer.Option(help="Show the job in this folder and end.")] = None,
 ) -> None:
     """Supervise a training, as in: greentrain launch --width 1:2 -- torchrun train.py."""
@@ -65,6 +69,8 @@ def launch(
         _show(status)
         return
     try:
+        if kubernetes is not None:
+            sys.exit(_follow(kubernetes, words, config, folder, actions))
         code = _launch(
             words, config, folder, width, checkpoints, retries, back_off, grace, start, actions, engine, preload
         )
@@ -75,6 +81,16 @@ def launch(
         typer.echo(f"greentrain launch: {error}", err=True)
         raise typer.Exit(1) from error
     sys.exit(code)
+
+
+def _follow(job: str, words: list[str], config: Path | None, folder: Path | None, actions: str | None) -> int:
+    """Let a Job of Kubernetes follow the plan; it is started by its own manifest."""
+    from greentrain.config import GreenConfig
+    from greentrain.launch.kubernetes_run import run_kubernetes
+
+    if words:
+        raise ConfigError(f"--kubernetes {job} takes no command, but {words[0]!r} was given: the Job has its own")
+    return run_kubernetes(GreenConfig.load(config), job, folder=folder, actions=actions, tell=_tell)
 
 
 def _launch(
@@ -121,7 +137,14 @@ def _launch(
     with contextlib.ExitStack() as stack:
         held = stack.enter_context(contextlib.closing(JobFolder(folder or _folder_of(words))))
         supervisor = Supervisor(
-            command, held, runs, rules, grace_s=grace_s, green_start=start == "green", waiting=_waiting, tell=_tell
+            command,
+            held,
+            runs,
+            rules,
+            grace_s=grace_s,
+            green_start=start == "green",
+            waiting=partial(_waiting, settings),
+            tell=_tell,
         )
         if settings.policy.plans or start == "green":
             from greentrain.launch.window import REMEDY, GreenWindow
@@ -165,13 +188,14 @@ def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Eng
     return CommandEngine(command, listen=listen)
 
 
-def _waiting(inbox: "Inbox", handover: Handover, ranks: int) -> "tuple[Waiting, int | None]":
+def _waiting(settings: "GreenConfig", inbox: "Inbox", handover: Handover, ranks: int) -> "tuple[Waiting, int | None]":
     """Return where the job is between two attempts: with the batch system, or here."""
-    from greentrain.launch.slurm import open_slurm
+    from greentrain.launch.slurm import MIN_AWAY_S, open_slurm
     from greentrain.launch.waiting import LocalWaiting
 
     local = LocalWaiting(inbox.sleep_until)
-    slurm = open_slurm(os.environ, handover, local, ranks=ranks)
+    min_away_s = min(MIN_AWAY_S, settings.actuators.min_away_s / settings.carbon.speed)
+    slurm = open_slurm(os.environ, handover, local, ranks=ranks, min_away_s=min_away_s)
     return (local, None) if slurm is None else (slurm, slurm.ranks)
 
 

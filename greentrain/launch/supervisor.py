@@ -164,7 +164,7 @@ class Supervisor:
                 return 128 + signum
             if signum == NOTICE:
                 self._tell("told that the end is near (SIGUSR1) while nothing runs; the same command goes on")
-                return EXIT_REQUEUE
+                self._take_notice()
         return None
 
     def _attempt(self, inbox: Inbox) -> int | None:
@@ -277,17 +277,19 @@ class Supervisor:
                 self._tell(f"{name}: the training is asked to end, and killed if it has not after {self._grace_s:g} s")
                 self._engine.forward(signum)
         elif signum == NOTICE:
-            self._noticed = True
             self._tell("SIGUSR1: the training is asked to save and leave")
-            notice = Notice(
-                attempt=self._state.attempt, reason="SIGUSR1 to the launcher", by_unix_s=_job_end(os.environ)
-            )
-            try:
-                self._handover.write(notice)
-            except OSError as error:
-                self._tell(f"but it cannot be told: {error.strerror}")
+            self._take_notice()
         else:
             self._engine.forward(signum)
+
+    def _take_notice(self) -> None:
+        """Hand a notice to whoever reads it: the training, or the batch system that this program waits in."""
+        self._noticed = True
+        notice = Notice(attempt=self._state.attempt, reason="SIGUSR1 to the launcher", by_unix_s=_job_end(os.environ))
+        try:
+            self._handover.write(notice)
+        except OSError as error:
+            self._tell(f"but the notice cannot be written: {error.strerror}")
 
     def _checkpoint(self) -> checkpoints.Checkpoint | None:
         if self._rules.checkpoint_folder is None:
