@@ -7,7 +7,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,6 +19,7 @@
 #include <unistd.h>
 
 #define SLOTS 4
+#define LONG 1024 /* of a path; a signal's handler may be on a small stack of its own */
 enum { WELL, FULL, READ_ONLY };
 typedef struct {
     volatile int64_t mode;
@@ -46,10 +46,10 @@ static int any(void) {
 }
 
 static int64_t mode_of(const char *path) {
-    char whole[PATH_MAX * 2];
+    char whole[2 * LONG];
     if (!any() || !path) return WELL;
     if (path[0] != '/') {
-        char here[PATH_MAX];
+        char here[LONG];
         if (!getcwd(here, sizeof here)) return WELL;
         snprintf(whole, sizeof whole, "%s/%s", here, path);
         path = whole;
@@ -62,7 +62,7 @@ static int64_t mode_of(const char *path) {
 }
 
 static int64_t mode_of_fd(int fd) {
-    char link[64], path[PATH_MAX];
+    char link[64], path[LONG];
     if (!any()) return WELL;
     int before = errno;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);

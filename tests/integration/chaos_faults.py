@@ -78,15 +78,17 @@ class Faults:
         return f"{signum.name} {self._supervisor(signum)}"
 
     def stop_for_a_while(self) -> str:
-        """Stop a process, and let it go on later."""
-        kind = self.chance.choice(("supervisor", "keeper", "agent", "fork server", "worker"))
+        """Stop a process, or the whole job, and let it go on later."""
+        kind = self.chance.choice(("supervisor", "keeper", "agent", "fork server", "worker", "all"))
         pids = self._pids(kind)
         seconds = self.chance.uniform(0.2, LONGEST_S)
         if not pids:
             return f"{kind} []"
-        send(pids[0], signal.SIGSTOP)
-        self._later(seconds, lambda: send(pids[0], signal.SIGCONT))
-        return f"{kind} {pids[0]} for {seconds:.1f} s"
+        stopped = pids if kind == "all" else pids[:1]
+        for pid in stopped:
+            send(pid, signal.SIGSTOP)
+        self._later(seconds, lambda: [send(pid, signal.SIGCONT) for pid in stopped])
+        return f"{kind} {stopped} for {seconds:.1f} s"
 
     def kill_helper(self) -> str:
         """Kill what runs between supervisor and training, or the guardian of its GPUs."""
@@ -127,7 +129,10 @@ class Faults:
 
     def break_disk(self) -> str:
         """Fill a disk, or make it read-only."""
-        name, mode = self.chance.choice(("launch", "saved", "runs")), self.chance.choice(("full", "read-only"))
+        name, mode = (
+            self.chance.choice(("launch", "launch", "saved", "runs", "logs")),
+            self.chance.choice(("full", "read-only")),
+        )
         seconds = self.chance.uniform(0.5, LONGEST_S)
         self.world.disk.set(name, mode)
         self.ill.append((name, time.monotonic(), time.monotonic() + seconds + 1.0))
@@ -200,8 +205,11 @@ class Faults:
         self._mending.append((time.monotonic() + seconds, heal))
 
     def _pids(self, kind: str) -> list[int]:
+        supervisor = [] if self.world.supervisor is None else [self.world.supervisor.pid]
         if kind == "supervisor":
-            return [] if self.world.supervisor is None else [self.world.supervisor.pid]
+            return supervisor
+        if kind == "all":
+            return [*supervisor, *self.world.processes()]
         pids = self.world.workers() if kind == "worker" else self.world.of_kind(kind)
         self.chance.shuffle(pids)
         return pids

@@ -56,9 +56,11 @@ class World:
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder, self.seconds = folder, seconds
         self.seen, self.launch, self.saved, self.runs = (folder / name for name in ("seen", "launch", "saved", "runs"))
-        for path in (self.seen, self.launch, self.saved, self.runs):
+        self.logs = folder / "logs"
+        for path in (self.seen, self.launch, self.saved, self.runs, self.logs):
             path.mkdir()
-        self.steps = round(0.6 * seconds / STEP_S) + 50
+        self.steps = round(1.4 * seconds / STEP_S)
+        """Seven tenths of the time on two ranks."""
         self.handover = Handover(self.launch)
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.began_s = time.monotonic()
@@ -70,9 +72,10 @@ class World:
             self.untouched: GpuState = self.driver.state(0)
             self.server = PueServer()
             stack.callback(self.server.close)
-            self.disk = ChaosDisk(folder, {"launch": self.launch, "saved": self.saved, "runs": self.runs})
+            folders = {"launch": self.launch, "saved": self.saved, "runs": self.runs, "logs": self.logs}
+            self.disk = ChaosDisk(folder, folders)
             stack.callback(self.disk.close)
-            self._said = stack.enter_context((folder / "said.txt").open("wb"))
+            self._said = stack.enter_context((self.logs / "said.txt").open("ab"))
             self._stack = stack.pop_all()
         config = self._config()
         options = {"config": config, "saved": str(self.saved), "steps": self.steps, "every": EVERY, "step_s": STEP_S}
@@ -94,7 +97,7 @@ class World:
         words += ["--retries", "1000", "--back-off", "0.05", "--grace", "3"]
         job = [sys.executable, str(JOB), str(self.seen)]
         environ = self.driver.env() | self.disk.environ()
-        environ |= {"GREENTRAIN_CLAIMS_DIR": str(self.folder / "claims"), "PYTHONFAULTHANDLER": "1"}
+        environ |= {"GREENTRAIN_CLAIMS_DIR": str(self.folder / "claims")}
         environ |= {"GREENTRAIN_CACHE_DIR": str(self.folder / "cache")}
         self.supervisor = subprocess.Popen(
             [sys.executable, "-m", "greentrain", "launch", *words, "--", *job],
@@ -133,7 +136,7 @@ class World:
     @property
     def said(self) -> str:
         """What supervisors and trainings said."""
-        return (self.folder / "said.txt").read_text(errors="replace")
+        return (self.logs / "said.txt").read_text(errors="replace")
 
     @property
     def journals(self) -> list[Path]:
