@@ -66,8 +66,7 @@ def train(folder: Path, config: dict[str, Any], saved: str, steps: int, every: i
                 step += 1
                 if not (folder / "hurry").exists():
                     with green.phase("data"):
-                        time.sleep(0.6 * step_s / ranks)
-                    time.sleep(0.4 * step_s / ranks)
+                        time.sleep(step_s / ranks)
                 green.step(samples=GLOBAL_BATCH // ranks)
                 if green.checkpoint_due or step % every == 0:
                     if rank == 0:

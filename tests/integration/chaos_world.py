@@ -239,7 +239,7 @@ class World:
             "policy": {
                 "name": "mpc",
                 "tokens": self.steps * 8,
-                "deadline_h": 24,
+                "deadline_h": 48,
                 "actions": str(self.folder / "actions.yaml"),
                 "released": True,
                 "decide_s": 1800,
