@@ -50,6 +50,7 @@ def main() -> None:
     sampler.go_to(step)  # green
     train = DataLoader(settings.train, batch_sampler=sampler)
     accelerator.print(f"{accelerator.num_processes} processes from step {step} on")
+    loss = torch.tensor(float("nan"), device=accelerator.device)  # of a checkpoint that was the last one
 
     while step < settings.steps:
         for batch in train:
