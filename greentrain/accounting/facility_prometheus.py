@@ -150,7 +150,7 @@ class PrometheusPue:
                 return
             log.info("PUE: %s: %s", self._where, error)
             if self.pue(now_s, now_s).source is PueSource.FALLBACK:
-                self._say(str(error))
+                self._say(f"says no PUE: {error}")
             return
         except _NoPueError as error:
             value = None
@@ -163,8 +163,8 @@ class PrometheusPue:
         if not self._told:
             self._told = True
             self._tell(
-                f"Prometheus at {self._where} {text}: carbon.pue = {self._constant:g} counts as PUE until it says one;"
-                " check carbon.pue_prometheus_url and carbon.pue_prometheus_query"
+                f"Prometheus at {self._where} {text}. carbon.pue = {self._constant:g} counts until it says one: check"
+                " carbon.pue_prometheus_url and carbon.pue_prometheus_query"
             )
 
 

@@ -83,7 +83,8 @@ def facility_rows(summary: Mapping[str, Any], carbon_config: Mapping[str, Any]) 
     energy, cue = summary["energy"], summary["carbon"]["cue_kg_per_kwh"]
     by_source = energy["pue_by_source_j"]
     constant = float(carbon_config.get("pue") or 1.0)
-    recorded = _recorded(carbon_config, by_source)
+    told = not energy["pue_min"] == energy["pue_max"] == constant
+    recorded = _recorded(carbon_config, by_source, told=told)
     rows = [("PUE (facility energy / IT energy)", pue_text(energy), recorded or _assumed(energy["pue"]))]
     if energy["pue_fallback_share"] and recorded:
         share = units_text.percent(energy["pue_fallback_share"])
@@ -109,15 +110,25 @@ def _carried_j(carried: Totals, pue: float) -> float:
     return carried.facility_j if carried.facility_j >= carried.energy_j else carried.energy_j * pue
 
 
-def _recorded(carbon_config: Mapping[str, Any], by_source: Mapping[str, float]) -> str:
-    """Return who told the PUE, if it was not the configuration."""
-    if not set(by_source) - {PueSource.CONSTANT}:
+def _recorded(carbon_config: Mapping[str, Any], by_source: Mapping[str, float], *, told: bool) -> str:
+    """Return who told the PUE, or was to tell it, if it was not the configuration.
+
+    Args:
+        carbon_config: Section ``carbon`` of the run's configuration.
+        by_source: Energy by source of PUE (J).
+        told: False: all of it is the configured number, which a fall-back of a whole run is.
+    """
+    sources = set(by_source) - {PueSource.CONSTANT}
+    if not sources:
         return ""
+    silent = sources == {PueSource.FALLBACK} and not told
     if carbon_config.get("pue_csv"):
-        return f"recorded by the facility: carbon.pue_csv, {carbon_config['pue_csv']}"
+        verb = "not in the facility's records" if silent else "recorded by the facility"
+        return f"{verb}: carbon.pue_csv, {carbon_config['pue_csv']}"
     query, url = carbon_config.get("pue_prometheus_query"), carbon_config.get("pue_prometheus_url")
     host = urlsplit(url).hostname if url else "a server that the configuration no longer names"
-    return f"measured by the facility: {query} of Prometheus at {host}"
+    verb = "not told by the facility" if silent else "measured by the facility"
+    return f"{verb}: {query} of Prometheus at {host}"
 
 
 def _assumed(pue: float) -> str:

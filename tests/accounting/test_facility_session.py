@@ -109,7 +109,7 @@ def test_without_its_server_a_run_goes_on_with_one_warning(tmp_path: Path, monke
         monkeypatch.delenv(name, raising=False)
     carbon = {"pue": 1.25, "pue_prometheus_url": "http://127.0.0.1:9", "pue_prometheus_query": "pue"}
     green = _session(tmp_path, carbon)
-    said = r"Prometheus at http://127\.0\.0\.1:9 no answer .*; training goes on"
+    said = r"Prometheus at http://127\.0\.0\.1:9 says no PUE: no answer .*; training goes on"
     with pytest.warns(GreenTrainWarning, match=said), green:
         assert [t.name for t in threading.enumerate() if t.name == "greentrain-pue"]
         time.sleep(0.6)

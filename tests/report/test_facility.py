@@ -107,8 +107,11 @@ def test_the_report_says_where_the_pue_is_from(tmp_path: Path) -> None:
     assert row[2] == "measured by the facility: pue of Prometheus at metrics.site"
     silent = [dataclasses.replace(e, pue_source=FALLBACK, pue=1.0) for e in DAY_AND_NIGHT]
     folder = Folder(tmp_path / "c", config=config).rank(0, [GPU, CPU], silent).path
-    _, row = _assumed(_summary(folder), "PUE")
+    first, row = _assumed(_summary(folder), "PUE")
+    assert first[2] == "not told by the facility: pue of Prometheus at metrics.site"
     assert row[:2] == ("PUE of 100 % of the energy", "1") and "default 1" in row[2]
+    folder = Folder(tmp_path / "d", config={"carbon": {"pue_csv": "past.csv"}}).rank(0, [GPU, CPU], silent).path
+    assert _assumed(_summary(folder), "PUE")[0][2] == "not in the facility's records: carbon.pue_csv, past.csv"
 
 
 def test_a_constant_reads_as_before(tmp_path: Path) -> None:
