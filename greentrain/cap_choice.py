@@ -1,5 +1,8 @@
 """One power limit for the whole run, where no policy plans: chosen by an objective once the limits were measured."""
 
+from collections.abc import Callable
+
+from greentrain.accounting.facility import in_run_time
 from greentrain.action_table import Action, ActionTable
 from greentrain.config import GreenConfig
 from greentrain.meetings import Meetings
@@ -33,7 +36,7 @@ def objective_of(config: GreenConfig, run: ActiveRun, limit_w: float | None) -> 
     return Objective(
         name=name,
         g_per_kwh=g_per_kwh,
-        pue=config.carbon.pue,
+        pue=in_run_time(run.facility, run.signal).pue(now_s, now_s).value,
         embodied_g_per_s=run.embodied_g_per_s * run.topology.world_size,
         eta=asked.eta,
         limit_w=None if limit_w is None else limit_w * run.topology.world_size,
@@ -42,13 +45,17 @@ def objective_of(config: GreenConfig, run: ActiveRun, limit_w: float | None) -> 
 
 
 def choose_cap(
-    table: ActionTable, objective: Objective, run: ActiveRun, gear: Gear, fractions: tuple[float, ...]
+    table: ActionTable,
+    objective: Callable[[], Objective],
+    run: ActiveRun,
+    gear: Gear,
+    fractions: tuple[float, ...],
 ) -> float | None:
-    """Return rank 0's choice on all ranks: the best limit for one gear; None where there is none.
+    """Return rank 0's choice on all ranks: the best limit for one gear; None where there is none. Every rank calls it.
 
     Args:
         table: What was measured.
-        objective: What it is chosen for.
+        objective: Returns what it is chosen for; asked on rank 0.
         run: The run.
         gear: The gear of the run.
         fractions: Limits that this process can set.
@@ -56,15 +63,16 @@ def choose_cap(
     cap: float | None = None
     if run.topology.rank == 0:
         try:
+            wanted = objective()
             found = choose(
                 table,
-                objective,
+                wanted,
                 reference=Action(gear=gear),
                 wanted=lambda action: action.gear is gear and action.cap in fractions,
             )
             cap = found.action.cap
-            run.event("cap", f"{found} ({objective.name})", cap=cap)
-        except ValueError as error:
+            run.event("cap", f"{found} ({wanted.name})", cap=cap)
+        except Exception as error:  # the others wait for a word
             run.warn(f"the power limit stays as it was found: {error}")
     said = Meetings(f"{run.run_id}/cap", run.topology).share({"cap": cap})
     return None if said is None or said["cap"] is None else float(said["cap"])

@@ -11,7 +11,7 @@ from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, SessionError
 from greentrain.handover import Handover, Offer
-from greentrain.hands import Hands
+from greentrain.hands import FULL, Hands
 from greentrain.harmless import harmless
 from greentrain.runtime import ActiveRun
 from greentrain.types import CarbonSignal, Decision, Gear
@@ -140,7 +140,7 @@ class Control:
         self._uncounted = NONE
         self._ranks = run.topology.world_size
         self.hands = Hands.open(self._config.actuators, run.topology, run.warn)
-        self._capping = not self._plans and len(self.hands.caps) > 1
+        self._capping = not self._plans and self._config.actuators.power_cap is not None
         launcher = self._who_launched()
         if launcher is not None:
             self._meet_launcher(launcher, run)
@@ -239,7 +239,11 @@ class Control:
 
     @harmless
     def _measure_caps(self) -> None:
-        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS)
+        """Measure power limits where every rank has some; a rank without any must say so, or the others wait for it."""
+        from greentrain.gear_table import everybody
+
+        if all(len(caps) > 1 for caps in everybody(self.hands.caps)):
+            self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS)
 
     @harmless
     def _stay_or_leave(self, leaving: "Leaving") -> None:
@@ -443,7 +447,7 @@ class Control:
             run.know(action_table=table.to_dict())
         if self._schedule is not None:
             self._schedule.use(table)
-        elif run is not None and self.hands.power_cap is not None:
+        elif run is not None and any(action.cap != FULL for action in table.actions):  # so on every rank
             self._choose_cap(run, table)
 
     def _objective(self, run: ActiveRun) -> "Objective":
@@ -456,6 +460,6 @@ class Control:
         from greentrain.cap_choice import choose_cap
 
         gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
-        cap = choose_cap(table, self._objective(run), run, gear, self.hands.caps)
+        cap = choose_cap(table, lambda: self._objective(run), run, gear, self.hands.caps)
         if cap is not None:
             self.hands.cap(cap, at_once=True)

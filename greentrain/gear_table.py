@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,7 @@ from greentrain.profiling import GearProfiler
 from greentrain.types import Gear, Provenance, Sensor
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SETTLE_S = 4.0
 """How long to wait for the last block's joules (s): readings are worked in every 2 s (``runtime.SETTLE_S``)."""
@@ -76,7 +77,7 @@ class GearTable:
         tell: Called with the finished table.
         rounds: Most blocks an action; None: ROUNDS.
         caps: Power limits to measure each gear at; None: those that there are. They are 1.0 afterwards.
-        objective: What the search for caps goes by, slowdown included; None: joules a step.
+        objective: What the search for caps goes by, slowdown included; rank 0's counts. None: joules a step.
         clock: Monotonic time (s), that of ``energy``.
 
     Raises:
@@ -103,10 +104,11 @@ class GearTable:
         self._box, self._cache, self._tell = box, cache, tell
         self._sensors = list(sensors)
         self._device = next((p.device for p in box.model.parameters()), torch.device("cpu"))
-        self._ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        self._ranks = _ranks()
         self.table: ActionTable | None = None
         """The finished table."""
-        self._caps, self._objective, self._clock = caps, objective or Objective(), clock
+        self._caps, self._clock = caps, clock
+        self._objective = everybody(objective or Objective())[0]  # grid and devices of one rank, so all search alike
         self._fractions = self._common()
         self._set = self._fractions[0]
         self._whole = True
@@ -118,7 +120,7 @@ class GearTable:
             clock=clock,
             synchronize=functools.partial(torch.cuda.synchronize, self._device) if self._is_cuda else None,
             agree=self._agree,
-            gather=self._everybody,
+            gather=everybody,
             caps=self._fractions,
             score=self._objective.score,
             max_slowdown=self._objective.max_slowdown,
@@ -217,7 +219,7 @@ class GearTable:
             mine = (self._caps.fractions, self._caps.fraction, self._caps.fraction == 1.0)
             if not mine[2] and self._caps.apply(1.0, at_once=True):
                 mine = (self._caps.fractions, 1.0, True)
-        ranks = self._everybody(mine)
+        ranks = everybody(mine)
         if not all(full for _, _, full in ranks):
             return (min(fraction for _, fraction, _ in ranks),)
         common = set(ranks[0][0]).intersection(*(fractions for fractions, _, _ in ranks))
@@ -231,7 +233,7 @@ class GearTable:
         caps, profiler = self._caps, self.profiler
         while caps is not None and not profiler.done and profiler.cap != self._set:
             fraction = profiler.cap
-            if all(self._everybody(caps.apply(fraction, at_once=True))):
+            if all(everybody(caps.apply(fraction, at_once=True))):
                 self._set = fraction
                 return
             self._set, self._whole = math.nan, False
@@ -250,7 +252,7 @@ class GearTable:
     def _measured(self) -> ActionTable:
         records = self.profiler.records()
         if self._ranks > 1:
-            records = add_ranks(self._everybody(records))
+            records = add_ranks(everybody(records))
         versions = {"torch": torch.__version__}
         names = self._names()
         return self.profiler.table(device=names, world_size=self._ranks, versions=versions, records=records)
@@ -289,14 +291,6 @@ class GearTable:
         goal = self._objective
         return {"objective": (goal.name, goal.eta if goal.name == "cost" else None, goal.max_slowdown)}
 
-    def _everybody(self, value: Any) -> list[Any]:
-        """Return a value of every rank."""
-        if self._ranks == 1:
-            return [value]
-        gathered: list[Any] = [None] * self._ranks
-        dist.all_gather_object(gathered, value)
-        return gathered
-
     def _agree(self, number: int) -> int:
         if self._ranks == 1:
             return number
@@ -310,6 +304,18 @@ class GearTable:
         held: list[Any] = [None if table is None else table.to_dict()]
         dist.broadcast_object_list(held, src=0, device=self._device)
         return None if held[0] is None else ActionTable.from_dict(held[0])
+
+
+def everybody(value: T) -> list[T]:
+    """Return a value of every rank, in their order; all ranks call it at the same step."""
+    gathered: list[Any] = [value] * _ranks()
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _late(

@@ -152,6 +152,7 @@ def test_a_table_is_kept_for_its_own_caps_and_objective_only(tmp_path: Path) -> 
 RANKS = """
 import json, os, sys
 import torch.distributed as dist
+from greentrain.policy.objective import Objective
 from tests.capped import FakeCaps, Job
 
 rank = int(os.environ["RANK"])
@@ -167,6 +168,9 @@ for caps in (
     steps = job.run(job.phase())
     rows = [(c.action.cap, c.power_w.mean) for c in job.tables[0].costs]
     answers.append({"steps": steps, "rows": rows, "now": 1.0 if caps is None else caps.fraction})
+job = Job(FakeCaps(fractions=tuple(1.0 - 0.04 * n for n in range(21))))  # each rank knows another grid
+job.run(job.phase(objective=Objective(name="carbon", g_per_kwh=400.0 / (1 + rank), embodied_g_per_s=0.5 * rank)))
+answers.append({"rows": [(c.action.cap, c.power_w.mean) for c in job.tables[0].costs], "now": 1.0})
 print(json.dumps(answers))
 dist.destroy_process_group()
 """
@@ -197,12 +201,18 @@ def test_ranks_set_a_cap_together_or_not_at_all() -> None:
         assert process.returncode == 0, err[-3000:]
         answers.append(json.loads(out.strip().splitlines()[-1]))
     assert [a["rows"] for a in answers[0]] == [a["rows"] for a in answers[1]]
-    refused, different, without, dead = answers[0]
+    refused, different, without, dead, _ = answers[0]
     assert [cap for cap, _ in refused["rows"]] == [1.0, 0.6]  # refused by one rank, measured by none
     assert [cap for cap, _ in different["rows"]] == [1.0, 0.6]
     assert [cap for cap, _ in without["rows"]] == [1.0]
     assert [cap for cap, _ in dead["rows"]] == [1.0]
-    assert [answer["now"] for answer in answers[1]] == [1.0, 1.0, 1.0, 0.8]  # the driver is dead, the guardian's turn
+    assert [answer["now"] for answer in answers[1]] == [
+        1.0,
+        1.0,
+        1.0,
+        0.8,
+        1.0,
+    ]  # the driver is dead, the guardian's turn
     for answer in answers[0]:
         assert answer["now"] == 1.0
         for cap, power_w in answer["rows"]:
