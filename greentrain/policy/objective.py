@@ -96,7 +96,8 @@ class Choice:
 
     def __str__(self) -> str:
         saved = "" if not self.reference_score else f", {1 - self.score / self.reference_score:.1%} saved"
-        return f"{self.action}: {self.slowdown:.1%} slower than {self.reference}{saved}"
+        speed = f"{abs(self.slowdown):.1%} {'faster' if self.slowdown < 0 else 'slower'}"
+        return f"{self.action}: {speed} than {self.reference}{saved}"
 
 
 def choose(

@@ -1,6 +1,7 @@
 """One action for energy, carbon or cost, under a bound on speed."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,6 +55,7 @@ def test_least_energy() -> None:
         slowdown=1.0 - 80.0 / 100.0,
     )
     assert str(found) == "bf16 at 60%: 20.0% slower than bf16, 25.0% saved"
+    assert str(replace(found, slowdown=-0.022)) == "bf16 at 60%: 2.2% faster than bf16, 25.0% saved"
 
 
 def test_carbon_is_energy_where_nothing_is_embodied_and_time_where_the_grid_is_clean() -> None:
