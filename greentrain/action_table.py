@@ -232,7 +232,7 @@ def declared(path: Path | str) -> ActionTable:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"cannot read the action table {path}: {error.strerror or error}; check policy.actions"
+            f"cannot read the action table {path}: {error.strerror or error}; check policy.actions, or --actions"
         ) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
