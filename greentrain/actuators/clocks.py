@@ -6,7 +6,6 @@ at the opening and again just before the first change, when it computes.
 """
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -43,7 +42,7 @@ class ClockLimit:
         self._started = self._over = self._closed = False
         self._said: set[str] = set()
         self._owner_pid = os.getpid()
-        self._lock = threading.RLock()
+        self._lock = opened.guardian.lock
 
     @property
     def share_below_max(self) -> float:

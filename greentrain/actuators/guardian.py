@@ -53,7 +53,9 @@ class Guardian:
         """UUIDs of the GPUs that it holds."""
         self._library = library
         self._owner_pid = os.getpid()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Of everything that is changed under it: with locks of their own, a signal's handler that closes one in the
+        middle of another's change would wait for a thread that waits for the guardian."""
         self._users = 0
         self._number = 0
         self._heard = b""
@@ -68,7 +70,7 @@ class Guardian:
         """End the guardian when nobody takes part any more; it restores what is still changed. Never raises."""
         self._users -= 1
         if self._users <= 0 and os.getpid() == self._owner_pid:
-            with self._lock, contextlib.suppress(Exception):
+            with self.lock, contextlib.suppress(Exception):
                 self._end()
 
     def tell_limit(self, uuid: str, found_mw: int, new_mw: int) -> None:
@@ -108,7 +110,7 @@ class Guardian:
     def _ask(self, words: str, uuid: str) -> None:
         if os.getpid() != self._owner_pid:
             raise Refused("a forked process may not change its parent's GPUs")
-        with self._lock:
+        with self.lock:
             self._begin()
             self._number += 1
             try:

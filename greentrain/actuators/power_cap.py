@@ -11,7 +11,6 @@ Before each change the limit is read, the guardian is told, and what the driver 
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -106,7 +105,7 @@ class PowerCap:
         self._closed = False
         self._said: set[str] = set()
         self._owner_pid = os.getpid()
-        self._lock = threading.RLock()
+        self._lock = opened.guardian.lock
 
     @property
     def fraction(self) -> float:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ import pytest
 from greentrain.actuators import guardian, guardian_main
 from greentrain.actuators.guardian import Guardian, Refused
 from greentrain.testing.fake_nvml import FakeGpu
-from tests.actuators.on_fake import ADMIN_W, Node, Said, alive, capping, wait_until
+from tests.actuators.on_fake import ADMIN_W, Node, Said, alive, capping, clocking, wait_until
 
 
 def test_it_is_tiny_and_quick(node: Node) -> None:
@@ -129,6 +130,38 @@ def test_threads_may_ask_at_once(node: Node) -> None:
         thread.join()
     assert keeper.held == {driver.uuid(0), driver.uuid(1)}
     keeper.leave()
+
+
+def test_a_signal_in_the_middle_of_a_change_waits_for_no_other_thread(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    keeper = Guardian(library=str(driver.library))
+    changed = threading.Event()
+
+    def change_and_close() -> None:
+        with capping(said, guardian=keeper) as cap, clocking(said, keeper) as clocks:
+            books = threading.Thread(target=lambda: clocks.apply(0.3), daemon=True)  # as the thread that books does
+            answer, handled = keeper._answer, threading.Event()
+
+            def interrupted(number: int, wait_s: float) -> str:
+                if not handled.is_set() and keeper.pid is not None:
+                    handled.set()
+                    books.start()
+                    time.sleep(0.2)
+                    clocks.close()  # as a handler of SIGTERM does
+                    cap.close()
+                return "ok" if handled.is_set() and keeper.pid is None else answer(number, wait_s)
+
+            monkeypatch.setattr(keeper, "_answer", interrupted)
+            assert not cap.apply(0.8), said
+            assert handled.is_set(), said
+            books.join()
+        changed.set()
+
+    threading.Thread(target=change_and_close, daemon=True).start()
+    assert changed.wait(10), "one thread waits for the other"
+    assert driver.state(0).power_limit_w == ADMIN_W
 
 
 def test_an_unknown_gpu_and_an_unknown_word_are_answered(node: Node) -> None:
