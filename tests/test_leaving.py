@@ -12,6 +12,7 @@ from greentrain import GreenSession, leaving, meetings
 from greentrain.errors import GreenTrainWarning
 from greentrain.handover import ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer, Progress, Request
 from greentrain.leaving import Launcher
+from greentrain.ledger import read_run
 from greentrain.types import Topology
 from tests.fake_launcher import FakeLauncher
 from tests.flat_meter import FlatMeter
@@ -89,6 +90,24 @@ def test_a_launcher_that_ends_the_process_itself_is_only_told(tmp_path: Path) ->
         assert green.running and not green.checkpoint_due
         green.step()
     assert [request.ranks for request in launcher.requests] == [2]
+
+
+def test_a_checkpoint_after_a_crash_counts_the_steps_that_are_in_it(tmp_path: Path) -> None:
+    with session(tmp_path, None) as green:
+        for _ in range(3):
+            green.step(samples=1)
+        state = green.state_dict()
+        for _ in range(5):
+            green.step(samples=1)  # lost
+    again = session(tmp_path, None)
+    again.load_state_dict(state)
+    with again:
+        again.step(samples=1)
+        again.checkpoint()
+        assert again.folder is not None
+        events = [event for rank in read_run(again.folder).ranks for event in rank.events]
+    assert [event["steps"] for event in events if event["name"] == "checkpoint"] == [4]
+    assert again.totals().steps == 9, "the books hold lost work too"
 
 
 def test_a_notice_of_another_attempt_is_old_news(tmp_path: Path) -> None:
