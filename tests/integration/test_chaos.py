@@ -119,9 +119,9 @@ def _check_supervisors(world: World, faults: Faults) -> None:
             name == "launch" and start - 5.0 <= world.began_s + at_s <= end + 5.0 for name, start, end in faults.ill
         )
         killed = (-SIGKILL, -SIGTERM, -SIGINT, -SIGUSR1)  # the last three before it listens
-        assert code in (0, EXIT_REQUEUE, *killed) or phase == "stopped" or (code == 1 and ill), (
-            f"a supervisor ended with {code} after {at_s:.1f} s, its job is {phase}"
-        )
+        assert (
+            code in (0, EXIT_REQUEUE, 128 + SIGTERM, 128 + SIGINT, *killed) or phase == "stopped" or (code == 1 and ill)
+        ), f"a supervisor ended with {code} after {at_s:.1f} s, its job is {phase}"
 
 
 def _check_history(world: World, history: list[list[int]], lives: list[dict[str, Any]]) -> None:
