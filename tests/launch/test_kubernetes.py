@@ -1,5 +1,7 @@
 """One Job of Kubernetes, on a loopback server that holds every body to its published shape."""
 
+import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from greentrain.config import GreenConfig
 from greentrain.errors import ConfigError, MissingExtraError
 from greentrain.handover import Handover, Progress
 from greentrain.launch import kubernetes, kubernetes_run
+from greentrain.launch.commands import check_width, understand
 from greentrain.launch.kubernetes import KubernetesJob
 from greentrain.launch.kubernetes_api import ForbiddenError, GoneError, KubernetesError
 from greentrain.launch.kubernetes_control import KubernetesControl
@@ -299,11 +302,31 @@ def test_the_recipes_fit_together() -> None:
     assert set(data) == {"controller.yaml", "actions.yaml", "train.yaml"}
 
 
+@pytest.mark.parametrize("pods", [1, 2])
+def test_the_launcher_in_a_pod_accepts_the_recipes_command(
+    pods: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = one("job.yaml", "Job")["spec"]["template"]["spec"]["containers"][0]["args"]
+    filled = line.replace("$(cat /work/launch/pods)", str(pods)).replace("$(JOB_COMPLETION_INDEX)", "0")
+    assert "$" not in filled
+    words = shlex.split(filled)
+    command = words[words.index("--") + 1 :]
+    (tmp_path / "train.py").touch()
+    (tmp_path / "torchrun").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    understood = understand(command)
+    (tmp_path / "train.yaml").write_text(one("config.yaml", "ConfigMap")["data"]["train.yaml"])
+    width = GreenConfig.load(tmp_path / "train.yaml").actuators.width
+    ranks = understood.ranks or 1
+    check_width(understood, *((ranks, ranks) if width is None else (width.min, width.max)))
+
+
 def test_the_recipes_configuration_is_read(tmp_path: Path) -> None:
     data = one("config.yaml", "ConfigMap")["data"]
     for name, text in data.items():
         (tmp_path / name).write_text(text)
-    assert GreenConfig.load(tmp_path / "train.yaml").actuators.width is not None
+    assert GreenConfig.load(tmp_path / "train.yaml").actuators.width is None, "the launcher in a pod would refuse it"
     wanted = kubernetes_run.PlanWanted(
         GreenConfig.load(tmp_path / "controller.yaml"),
         tokens_done=lambda: 0.0,
@@ -312,9 +335,11 @@ def test_the_recipes_configuration_is_read(tmp_path: Path) -> None:
         job_unix_s=0.0,
         tell=print,
     )
-    on, ranks, next_s = wanted.wanted(60.0)
+    words = [wanted.wanted(hour * 3600.0) for hour in range(0, 96, 3)]
     wanted.close()
-    assert on and ranks in (1, 2, 4) and next_s > 60.0
+    assert {on for on, _, _ in words} == {True, False}, "the grid of the recipe gives a plan something to do"
+    assert {ranks for _, ranks, _ in words} <= {1, 2, 4}
+    assert all(next_s > hour * 3600.0 for hour, (_, _, next_s) in zip(range(0, 96, 3), words, strict=True))
 
 
 def test_a_plan_runs_a_job(served: list[FakeKubernetes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
