@@ -98,12 +98,14 @@ class Leaving:
 
     def look(self) -> None:
         """Look for a notice; on rank 0, about once a second, from any thread."""
-        if not self._first or self._noticed is not None or self._unix_s() < self._again_s:
+        if not self._first:
             return
-        found = self._launcher.notice()
-        if found is not None and found.attempt == self.attempt and found != self._obeyed:
-            self._noticed = found
-            self._wake()
+        if self._noticed is None and not self.due and self._unix_s() >= self._again_s:
+            found = self._launcher.notice()
+            if found is not None and found.attempt == self.attempt and found != self._obeyed:
+                self._noticed = found
+        if self._noticed is not None or self.due:
+            self._wake()  # each time: a pause may have begun since the last
 
     def stepped(self) -> None:
         """Note the end of an optimizer step, on every rank; now and then, hear of a notice."""
@@ -189,7 +191,10 @@ class Leaving:
         told = not self._first or self._write(request)
         if self._ranks == 1 or self._meetings is None or not self._meetings.possible:
             return told
-        said = self._meetings.share({"told": told})
+        try:
+            said = self._meetings.share({"told": told})
+        except Exception:  # the store is gone: the others hear nothing and leave
+            return True
         return said is None or bool(said["told"])
 
     def _stay(self) -> None:

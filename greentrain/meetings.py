@@ -76,7 +76,7 @@ class Meetings:
     """A sequence of messages from rank 0 to all ranks of one run.
 
     Args:
-        run_id: Keeps the words of several runs in one job apart.
+        run_id: Keeps the words of several runs in one job apart. Every rank makes equally many of one name.
         place: Place of this rank.
         store: The store; None: torch's own, if there is a process group.
     """
@@ -86,6 +86,8 @@ class Meetings:
         self._first = place.rank == 0
         self._store = store if store is not None or self._alone else _store()
         self._prefix = f"greentrain/meeting/{run_id}"
+        if self._store is not None:  # a run that goes on in the same process group must not hear its first part again
+            self._prefix += f"/{self._store.add(f'{self._prefix}/of/{place.rank}', 1)}"
         self._nth = 0
 
     @property

@@ -11,7 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from greentrain import GreenSession, leaving, meetings
 from greentrain.errors import GreenTrainWarning
 from greentrain.handover import ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer, Progress, Request
-from greentrain.leaving import Launcher
+from greentrain.leaving import Launcher, Leaving
 from greentrain.ledger import read_run
 from greentrain.types import Topology
 from tests.fake_launcher import FakeLauncher
@@ -118,6 +118,38 @@ def test_a_notice_of_another_attempt_is_old_news(tmp_path: Path) -> None:
             time.sleep(0.02)
             green.step()
             assert not green.checkpoint_due
+
+
+def test_a_pause_that_begins_after_a_notice_is_ended_too(tmp_path: Path) -> None:
+    with session(tmp_path, None) as green:
+        run, woken = green.active(), []
+        assert run is not None
+        asked = Leaving(FakeLauncher(wanted=NOTICE), run, wake=lambda: woken.append(asked.due))
+        asked.look()
+        asked.look()  # a plan began to pause in between
+        asked.stepped()
+        asked.look()  # and once more in this step
+        assert woken == [False, False, True]
+
+
+def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def add(self, *_: Any) -> int:
+            return 1
+
+        def set(self, *_: Any) -> None:
+            raise RuntimeError("Broken pipe")
+
+    monkeypatch.setattr(meetings, "_store", Gone)
+    launcher = FakeLauncher()
+    with session(tmp_path, None, Topology(rank=0, world_size=2)) as green:
+        run = green.active()
+        assert run is not None
+        asked = Leaving(launcher, run)
+        with pytest.raises(RuntimeError):
+            asked.stepped()  # its caller makes a warning of it
+        asked.ask(2, None, "the node is drained")
+        assert asked.tell() and launcher.requests
 
 
 def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,17 @@ def test_runs_of_one_job_do_not_hear_one_another() -> None:
     assert not Meetings("another-run", place(1), store).heard()
 
 
+def test_a_run_that_goes_on_does_not_hear_its_first_part() -> None:
+    store = HashStore()
+    for row in (1, 2):  # as two fits in one process group, the second from a checkpoint of the first
+        second, first = Meetings("a-run", place(1), store), Meetings("a-run", place(0), store)
+        assert not second.heard()
+        first.share({"row": row})
+        assert second.share(None) == {"row": row}
+        assert not first.gather(0, 2, wait_s=0.1)
+        assert second.gather(1, 2, wait_s=0.1)
+
+
 def test_a_word_that_does_not_come_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meetings, "WAIT_S", 0.1)
     assert Meetings("a-run", place(1), HashStore()).share(None) is None
