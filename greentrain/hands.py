@@ -95,10 +95,11 @@ class Hands:
             entry: The last entry of the books.
             profiling: Gears or limits are being measured, so its speed says nothing.
         """
+        self._changed = self._changed or profiling  # it may be over when the interval is booked
         if self._clocks is None or self._stall is None or entry is None or entry is self._seen:
             return
         self._seen = entry
-        ordinary = not (profiling or self._changed or len(entry.gears) > 1)
+        ordinary = not (self._changed or len(entry.gears) > 1)
         self._changed = False
         seconds = entry.t1_unix_s - entry.t0_unix_s
         level = self._stall.observe(seconds, entry.phase_s, entry.steps, ordinary=ordinary)

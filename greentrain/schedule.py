@@ -271,7 +271,9 @@ class Schedule:
         t1_s = time.monotonic()
         self._actors.end(PHASE, token)
         joules = self._actors.energy(t0_s, t1_s, SENSORS_S)
-        return None if joules is None else sum(joules.values()) / (t1_s - t0_s)
+        if joules is None or (self._first and not joules):  # the others' devices may be booked by rank 0
+            return None
+        return sum(joules.values()) / (t1_s - t0_s)
 
     def _facts(self) -> dict[str, Any]:
         """Return what a reader of the run folder needs to judge the plan, in plain JSON types."""

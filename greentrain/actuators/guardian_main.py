@@ -269,15 +269,16 @@ def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]
         if record is not None and owner_lives(record):
             continue
         of_this_namespace = record is not None and record.owner[0] == this_process()[0]
-        lock = take_lock(path, wait_s if of_this_namespace else 0.0)
-        if lock is None:
-            continue
         try:
-            said += _repair_one(path, settings)
-        except OSError as error:
+            lock = take_lock(path, wait_s if of_this_namespace else 0.0)
+            if lock is None:
+                continue
+            try:
+                said += _repair_one(path, settings)
+            finally:
+                let_go(lock)
+        except OSError as error:  # the driver's, or the folder's: it may be another user's
             said.append(f"what a dead job left on a GPU ({path}) cannot be put back: {error}")
-        finally:
-            let_go(lock)
     return said
 
 

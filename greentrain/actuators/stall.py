@@ -10,8 +10,8 @@ modelled: after every change the speed is compared with that before it::
 After Eco-Orchestrator (15 to 30 % below the maximum above a stall share of 30 %), which lowers clocks by the share of
 stalls alone; a loader that works only between steps, not beside them, then makes every step longer.
 
-It decides from numbers, without clock, driver or torch. In a job of several ranks one decides for all, as every step
-waits for the slowest rank.
+It decides from numbers, without clock, driver or torch. Each rank decides for its own GPUs. All of them see the speed
+of the slowest, so where their data comes at the same pace they come to the same level.
 """
 
 import math

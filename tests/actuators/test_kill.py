@@ -15,6 +15,7 @@ import pytest
 
 from greentrain.actuators import guardian_main
 from greentrain.actuators.opening import repair
+from greentrain.power.claims import claims_dir
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu
 from tests.actuators.on_fake import ADMIN_W, CHANGER, FREE_MHZ, Node, Said, alive, capping, guardians_of, wait_until
 
@@ -168,6 +169,18 @@ def test_repair_without_opening_caps(node: Node) -> None:
     (sentence,) = repair()
     assert "had left" in sentence and is_restored(driver, 0) and driver.init_depth == 0
     assert repair() == []
+
+
+def test_a_record_of_another_user_stops_no_training(node: Node) -> None:
+    driver = node(FakeGpu(limit_w=ADMIN_W))
+    record = guardian_main.Record(driver.uuid(0), guardian_main.boot_id(), (1, 2, 3))
+    record.announce(650_000, 400_000)
+    path = Path(guardian_main.record_path(str(claims_dir()), driver.uuid(0)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    guardian_main.write(str(path), record)
+    path.with_suffix(".lock").mkdir()  # it cannot be opened
+    (sentence,) = repair()
+    assert "cannot be put back" in sentence and str(path) in sentence
 
 
 def test_repair_leaves_what_an_administrator_has_set_since(node: Node) -> None:
