@@ -89,7 +89,7 @@ def _finish(world: World, faults: Faults) -> None:
     (world.seen / "hurry").touch()
     if world.supervisor is not None:
         world.supervisor.terminate()
-    end_s = time.monotonic() + FINISH_S + world.seconds / 2
+    end_s = time.monotonic() + FINISH_S + 1.2 * world.seconds  # the plan may wait until its deadline
     while (world.ends or [(0.0, 1, "")])[-1][1] != 0 and world.tend() != 0:
         assert time.monotonic() < end_s, f"the job does not finish: {world.phase}, {world.names()}"
         time.sleep(0.05)
