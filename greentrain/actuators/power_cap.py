@@ -98,6 +98,8 @@ class PowerCap:
         self._warn = warn
         self._clock = clock
         self._fraction = FULL
+        self._unsure = False
+        """True: a limit could not be put back, so what is set is not what ``fraction`` says."""
         self._changed_s: float | None = None
         self._looked_s = -math.inf
         self._started = False
@@ -179,7 +181,7 @@ class PowerCap:
             self._say(f"a power limit of {fraction:g} of the limit found is outside the range of {self._ranges()}")
             return False
         now_s = self._clock()
-        if fraction == self._fraction or (fraction != FULL and self._is_near(fraction)):
+        if not self._unsure and (fraction == self._fraction or (fraction != FULL and self._is_near(fraction))):
             if now_s - self._looked_s >= LOOK_S:
                 self._look(now_s)
             return True
@@ -191,7 +193,7 @@ class PowerCap:
         self._changed_s = now_s
         for card in self._cards:
             self._set(card, fraction)
-        self._fraction = fraction
+        self._fraction, self._unsure = fraction, False
         return not self._was_closed()
 
     def _was_closed(self) -> bool:
@@ -288,7 +290,7 @@ class PowerCap:
                 self._say(str(yielded))
             except Exception as error:
                 left = f"the power limit of {card.knobs.label} cannot be put back now ({error}); {self._remains()}"
-        self._fraction = FULL
+        self._fraction, self._unsure = FULL, bool(left)
         return left
 
     def _stop(self, why: str) -> None:

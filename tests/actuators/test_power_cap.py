@@ -270,6 +270,20 @@ def test_the_guardian_goes_on_trying_after_a_close_that_failed(node: Node) -> No
     assert len(said) == 1 and "guardian tries again" in said[0]
 
 
+@pytest.mark.parametrize(("then", "watts"), [(1.0, ADMIN_W), (0.8, 520.0), (0.6, 390.0)])
+def test_after_an_error_that_passes_nothing_is_taken_for_set(node: Node, then: float, watts: float) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    with capping(said) as cap:
+        assert cap.apply(0.6)
+        driver.update(0, errors={SET: NvmlCode.UNKNOWN})
+        time.sleep(2 * LEAD_S)
+        assert not cap.apply(0.8) and limit_w(driver) == 390
+        driver.update(0, errors={SET: NvmlCode.SUCCESS})
+        time.sleep(2 * LEAD_S)
+        assert cap.apply(then) and cap.fraction == then and limit_w(driver) == watts
+    assert limit_w(driver) == ADMIN_W
+
+
 def test_one_bad_card_brings_the_others_back(node: Node) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W), FakeGpu(limit_w=600.0)), Said()
     with capping(said) as cap:
