@@ -64,8 +64,9 @@ class World:
         self.handover = Handover(self.launch)
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.began_s = time.monotonic()
-        self.ends: list[tuple[float, int, str]] = []
-        """When each supervisor ended (s after the start), its code, and the phase on disk."""
+        self.ends: list[tuple[float, float, int, str]] = []
+        """When each supervisor was started and ended (s after the start), its code, and the phase on disk."""
+        self._started_s = 0.0
         with ExitStack() as stack:
             gpu = FakeGpu(power=(Wave(low_w=600.0),), limit_w=ADMIN_W, obeys_limit=True)
             self.driver = stack.enter_context(FakeDriver([gpu] * GPUS))
@@ -99,6 +100,7 @@ class World:
         environ = self.driver.env() | self.disk.environ()
         environ |= {"GREENTRAIN_CLAIMS_DIR": str(self.folder / "claims")}
         environ |= {"GREENTRAIN_CACHE_DIR": str(self.folder / "cache")}
+        self._started_s = self.now_s
         self.supervisor = subprocess.Popen(
             [sys.executable, "-m", "greentrain", "launch", *words, "--", *job],
             env=environ,
@@ -114,7 +116,7 @@ class World:
             code = self.supervisor.poll()
             if code is None:
                 return None
-            self.ends.append((self.now_s, code, self.phase))
+            self.ends.append((self._started_s, self.now_s, code, self.phase))
             self.supervisor = None
         if code != 0:
             self.start()
