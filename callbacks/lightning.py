@@ -6,12 +6,14 @@ Example::
 """
 
 import functools
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from greentrain._imports import try_import
 from greentrain.callbacks.driver import Driver, SessionLike
+from greentrain.errors import ConfigError
 from greentrain.harmless import harmless
 from greentrain.types import Phase
 
@@ -55,6 +57,7 @@ class GreenCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._rank, self._fitting = trainer.global_rank, stage == "fit"
+        _check_world(trainer.world_size)
         gears = self.session.gears
         if gears is not None and self._fitting:
             plugin, device = trainer.precision_plugin, trainer.strategy.root_device
@@ -192,6 +195,16 @@ def _loss(trainer: Trainer, pl_module: LightningModule, batch_idx: int, batch: A
             del vars(pl_module)[name]
         vars(pl_module).update(before)
     return output["loss"] if isinstance(output, Mapping) else output
+
+
+def _check_world(found: int) -> None:
+    """Refuse processes that a launcher started as one job and that train side by side without knowing each other."""
+    started = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and started.isdigit() and found == 1 < int(started):
+        raise ConfigError(
+            f"the launcher started {started} processes, but each has a Trainer of its own with a world size of 1: pass"
+            ' devices=int(os.environ["LOCAL_WORLD_SIZE"]) to the Trainer'
+        )
 
 
 def _put_back(plugin: Any, before: Any) -> None:

@@ -18,12 +18,14 @@ import typer
 
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.handover import Handover
+from greentrain.units import iso
 
 if TYPE_CHECKING:
     from greentrain.config import GreenConfig
     from greentrain.launch.commands import Command
     from greentrain.launch.engines import Engine
     from greentrain.launch.inbox import Inbox
+    from greentrain.launch.state import State
     from greentrain.launch.verdict import Rules
     from greentrain.launch.waiting import Waiting
 
@@ -160,6 +162,7 @@ def _launch(
             if start == "green" and not window.knows and supervisor.state.attempt == 0:
                 raise ConfigError(f"--start green needs to know what the job's steps bring and cost: {REMEDY}")
             supervisor.window = window
+        _introduce(supervisor.state, words, held.path)
         code = supervisor.run()
         table = timeline.table(timeline.read(held.path))
     if table:
@@ -220,6 +223,14 @@ def _folder_of(words: list[str]) -> Path:
     return Path(FOLDER) / f"{name}-{digest}"
 
 
+def _introduce(state: "State", words: list[str], folder: Path) -> None:
+    """Say where the job is kept, and whether it is another one than before."""
+    if state.attempt == 0:
+        _tell(f"this job is kept in {folder}: --status {folder} shows it")
+    elif state.phase != "done" and list(state.command) != words:
+        _tell(f"{folder} holds the job of {' '.join(state.command)}: it goes on with this command")
+
+
 def _show(folder: Path) -> None:
     from greentrain.launch import timeline
     from greentrain.launch.state import read_state
@@ -229,6 +240,8 @@ def _show(folder: Path) -> None:
     except ConfigError as error:
         typer.echo(f"greentrain launch: {error}", err=True)
         raise typer.Exit(2) from error
+    until = "" if state.not_before_unix_s is None else f" until {iso(state.not_before_unix_s)}"
+    typer.echo(f"{state.phase}{until}, attempt {state.attempt}, {state.ranks} ranks, begun {iso(state.created_unix_s)}")
     typer.echo(json.dumps(asdict(state), indent=1))
     table = timeline.table(timeline.read(folder))
     if table:

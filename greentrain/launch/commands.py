@@ -33,7 +33,7 @@ _PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _REMEDY: Final = {
     "torchrun": "install torch: pip install torch",
     "accelerate": "pip install 'greentrain-torch[accelerate]'",
-    "lightning": "pip install 'greentrain-torch[lightning]'",
+    "lightning": "Lightning 2.6 has none any more; run the script with python or torchrun",
     "fabric": "pip install 'greentrain-torch[lightning]'",
     "deepspeed": "pip install 'greentrain-torch[deepspeed]'",
 }
@@ -196,10 +196,13 @@ def check_width(command: Command, min_ranks: int, max_ranks: int) -> None:
     Raises:
         ConfigError: It cannot; names value, bound and remedy.
     """
-    bound("the smallest width", min_ranks, 1, 1e6)
-    bound("the largest width", max_ranks, 1, 1e6)
+    bound("the smallest width (--width, or actuators.width.min)", min_ranks, 1, 1e6)
+    bound("the largest width (--width, or actuators.width.max)", max_ranks, 1, 1e6)
     if min_ranks > max_ranks:
-        raise ConfigError(f"the smallest width is {min_ranks}, above the largest, which is {max_ranks}")
+        raise ConfigError(
+            f"the smallest width is {min_ranks}, above the largest, which is {max_ranks}: see --width, or"
+            " actuators.width"
+        )
     if command.has_placeholder:
         return
     if command.several_nodes and min_ranks == max_ranks == (command.ranks or 1):
@@ -349,6 +352,8 @@ def _find(program: str, environ: Mapping[str, str]) -> str:
     name = Path(program).name
     if os.sep in program and Path(program).exists():
         raise ConfigError(f"{program} is no program that may be executed: name its interpreter, or chmod +x it")
+    if program.startswith("-"):
+        raise ConfigError(f"unknown option {program!r} of greentrain launch: see --help; the command goes after --")
     remedy = _REMEDY.get(name, "check its spelling and PATH")
     raise ConfigError(f"the launcher {program!r} is not installed here: {remedy}")
 

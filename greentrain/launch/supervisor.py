@@ -82,6 +82,7 @@ class Supervisor:
         self._make_waiting, self._tell = waiting, tell
         self._handover = Handover(folder.path)
         self._state = self._load()
+        self._skipped: set[str] = set()
         self._stopping: int | None = None
         self._noticed = False
         self.kill_s: float | None = None
@@ -252,7 +253,7 @@ class Supervisor:
             environ[ENV_CHECKPOINT] = str(checkpoint)
         typed = rules.min_ranks == rules.max_ranks == (self._command.ranks or 1) and not self._command.has_placeholder
         text = "" if checkpoint is None else f" from {checkpoint}"
-        width = f" on {state.ranks} ranks" if rules.max_ranks > 1 else ""
+        width = f" on {state.ranks} rank{'s' * (state.ranks > 1)}" if rules.max_ranks > 1 else ""
         self._tell(f"attempt {number}{width}{text}")
         return Attempt(
             number=number,
@@ -296,7 +297,9 @@ class Supervisor:
             return None
         found = checkpoints.newest(Path(self._rules.checkpoint_folder))
         for text in found.skipped:
-            self._tell(f"checkpoint skipped: {text}")
+            if text not in self._skipped:
+                self._skipped.add(text)
+                self._tell(f"checkpoint skipped: {text}")
         return found.newest
 
     # -- state -----------------------------------------------------------------------------------------------------

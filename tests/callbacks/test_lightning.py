@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -21,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from greentrain.callbacks.lightning import GreenCallback
-from greentrain.errors import GreenTrainWarning
+from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger import read_run
 from tests.callbacks.conftest import CONTEXT, POWER_W, Recorder, TinyLM, text_loader
 
@@ -299,3 +300,14 @@ def test_two_ranks_write_one_run(tmp_path: Path) -> None:
 
 def _environ() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+
+def test_processes_that_do_not_know_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    callback = GreenCallback({"run": {"dir": str(tmp_path)}})
+    trainer = SimpleNamespace(global_rank=0, world_size=1)
+    with pytest.raises(ConfigError, match=r"started 2 processes.*devices=int\(os\.environ"):
+        callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
