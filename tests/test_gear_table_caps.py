@@ -196,10 +196,15 @@ def test_ranks_set_a_cap_together_or_not_at_all() -> None:
             )
         )
     answers = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err[-3000:]
-        answers.append(json.loads(out.strip().splitlines()[-1]))
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err[-3000:]
+            answers.append(json.loads(out.strip().splitlines()[-1]))
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
     assert [a["rows"] for a in answers[0]] == [a["rows"] for a in answers[1]]
     refused, different, without, dead, _ = answers[0]
     assert [cap for cap, _ in refused["rows"]] == [1.0, 0.6]  # refused by one rank, measured by none
