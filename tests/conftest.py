@@ -6,8 +6,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
+
+hypothesis.settings.register_profile("greentrain", deadline=None)  # a busy machine is no bug
+hypothesis.settings.load_profile("greentrain")
 
 # Threads that libraries keep for the life of the process, not ours: torch's inductor and tqdm's monitor.
 _FOREIGN_THREADS = ("tqdm", "TQDM", "pydevd", "Dummy", "QueueFeeder", "ThreadPool", "asyncio")

@@ -47,6 +47,12 @@ def test_the_commands_and_options_are_these() -> None:
             "--actions", "--history-h", "--json", "--out", "--pictures", "--policy", "--run", "--seeds", "--slack",
             "--trace", "--windows", "config",
         ],
+        "launch": sorted(
+            [
+                "--actions", "--back-off", "--checkpoints", "--config", "--dir", "--engine", "--grace", "--kubernetes",
+                "--preload", "--retries", "--start", "--status", "--width", "-c",
+            ]
+        ),
         "plan": [
             "--actions", "--config", "--deadline", "--json", "--picture", "--start", "--tokens", "--trace", "--zones",
             "-c",

@@ -131,6 +131,7 @@ def test_data_loader_workers_neither_close_nor_repeat_the_session(lab: "Lab", me
     assert len(rank.opens) == 1
 
 
+@pytest.mark.alone
 def test_a_killed_run_resumed_from_its_checkpoint_equals_an_uninterrupted_one(lab: "Lab") -> None:
     _one_gpu(lab)
     config = lab.config(run={"book_s": 0.5})

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 POWER_W = 250.0
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 
+pytestmark = pytest.mark.alone
+
 
 @contextmanager
 def _running(lab: "Lab", gpu: FakeGpu | None = None) -> Iterator[tuple[FakeDriver, GreenSession]]:
