@@ -98,9 +98,12 @@ class Handover:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> "Handover | None":
-        """Return that of the launcher which started this process; None where there is none."""
+        """Return that of the launcher which started this process; None where there is none.
+
+        The folder need not be visible on this node: only rank 0 reads and writes it, and the others hear from rank 0.
+        """
         text = (os.environ if environ is None else environ).get(ENV_DIR)
-        return cls(Path(text)) if text and Path(text).is_dir() else None
+        return cls(Path(text)) if text else None
 
     def offer(self) -> Offer | None:
         """Return what the launcher offers."""

@@ -78,7 +78,7 @@ class Leaving:
         self._next_s = unix_s() + NOTICE_S
         self._again_s = 0.0
         self.offer = launcher.offer()
-        """What the launcher can do; None: nothing."""
+        """What the launcher can do; None: nothing, or nothing that this node can see. Only rank 0's counts."""
         self.request: Request | None = None
         """What this rank is about to ask for; None while it stays."""
         self._noticed: Notice | None = None
@@ -136,7 +136,7 @@ class Leaving:
 
     def progress(self, steps: int, tokens: float) -> None:
         """Tell the launcher how far a checkpoint is."""
-        if self._first:
+        if self._first and self.offer is not None:
             self._write(Progress(attempt=self.attempt, steps=steps, tokens=tokens, unix_s=self._unix_s()))
 
     def tell(self) -> bool:

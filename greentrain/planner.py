@@ -65,6 +65,8 @@ class Word:
     """Where it is off: grid time at which it would train again, if the forecast came true; None: nobody knows."""
     resume_ranks: int | None = None
     """Ranks that it would use then; None: as many as before."""
+    away: bool = False
+    """Whether the processes end for this pause, and somebody starts them again."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the word in plain JSON types."""

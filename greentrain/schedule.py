@@ -334,7 +334,8 @@ class Schedule:
         if action is not None and action.ranks not in (None, self._ranks):
             self.planner.stayed(replace(action, ranks=self._ranks))
         self._observe()
-        return self.planner.decide(self._unix_s(), self.tokens, vetoed=self._actors.vetoes(), awake=awake)
+        word = self.planner.decide(self._unix_s(), self.tokens, vetoed=self._actors.vetoes(), awake=awake)
+        return replace(word, away=self._is_worth_leaving(word))
 
     def _observe(self) -> None:
         """Tell the planner what was trained since the last time."""
@@ -377,11 +378,10 @@ class Schedule:
                 self._actors.leave(word.action.ranks or self._ranks, None, f"{word.action}: {word.reason}")
         else:
             self._pausing = True
-            away = self._is_worth_leaving(word)
-            if away:
+            if word.away:
                 not_before = None if word.resume_s is None else self._time.real(word.resume_s)
                 self._actors.leave(word.resume_ranks or self._ranks, not_before, f"off: {word.reason}")
-            self.checkpoint_due = away or self._config.actuators.checkpoint
+            self.checkpoint_due = word.away or self._config.actuators.checkpoint
             self._agenda.meet_after(1)
             if not self.checkpoint_due:
                 self._hold()

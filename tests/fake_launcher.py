@@ -13,16 +13,20 @@ class FakeLauncher:
     Args:
         exits: Whether the training has to end itself.
         broken: Whether it cannot be told anything.
+        blind: Whether its folder cannot be seen.
     """
 
     exits: bool = True
     broken: bool = False
+    blind: bool = False
     wanted: Notice | None = None
     job_unix_s: float | None = None
     words: list[Request | Progress] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
 
-    def offer(self) -> Offer:
+    def offer(self) -> Offer | None:
+        if self.blind:
+            return None
         return Offer(attempt=1, ranks=1, min_ranks=1, max_ranks=2, can_wait=True, job_unix_s=self.job_unix_s)
 
     def notice(self) -> Notice | None:

@@ -152,10 +152,11 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
         assert asked.tell() and launcher.requests
 
 
-def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("blind", [False, True], ids=["both see the folder", "another node does not"])
+def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: bool) -> None:
     store = HashStore()
     monkeypatch.setattr(meetings, "_store", lambda: store)
-    launchers = [FakeLauncher(), FakeLauncher()]
+    launchers = [FakeLauncher(), FakeLauncher(blind=blind)]
     asked_after: list[int] = [0, 0]
     codes: list[Any] = [None, None]
     in_step = threading.Barrier(2)  # as a collective keeps ranks in step
@@ -237,5 +238,12 @@ def test_torn_and_foreign_words_count_as_none(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "request.json").write_text('{"attempt": 1, "colour": "red"}')
     (tmp_path / "notice.json").write_text("[]")
     assert desk.offer() is None and desk.request() is None and desk.notice() is None
+
+
+def test_a_folder_that_is_gone_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_DIR, str(tmp_path / "gone"))
-    assert Handover.from_env() is None
+    with session(tmp_path, None) as green:
+        for _ in range(3):
+            green.step()
+            green.checkpoint()
+    assert green.totals().steps == 3
