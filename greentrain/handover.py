@@ -27,6 +27,8 @@ ENV_DIR: Final = "GREENTRAIN_LAUNCH_DIR"
 """Variable that names the folder to the training."""
 ENV_CHECKPOINT: Final = "GREENTRAIN_CHECKPOINT"
 """Variable that names the newest whole checkpoint to the training; unset where there is none."""
+ENV_JOB: Final = "GREENTRAIN_JOB"
+"""Variable that is the same in all attempts of a job: an attempt without a checkpoint continues the run of the last."""
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from greentrain.config import RunConfig
+from greentrain.handover import ENV_JOB
 from greentrain.journal import rank_path
 from greentrain.types import Topology
 
@@ -26,11 +27,17 @@ def choose_run_id(config: RunConfig, place: Topology, unix_s: float, nth: int, c
         place: Place of this rank.
         unix_s: Time (s since the epoch).
         nth: The how-manieth run of this process it is, from 1.
-        carried: Id in a checkpoint that is resumed; it wins, then ``run.id``, then $GREENTRAIN_RUN_ID.
+        carried: Id in a checkpoint that is resumed; it wins, then ``run.id``, then $GREENTRAIN_RUN_ID, then what the
+            launcher calls the job: an attempt that was killed before its first checkpoint is continued.
     """
     fixed = carried or config.id or os.environ.get(ENV_RUN_ID)
     if fixed:
         return str(fixed)
+    job = os.environ.pop(ENV_JOB, None)  # for one session: processes that the script starts later are no attempts
+    if job is not None:
+        run_id = f"{config.name}-{job}"
+        if not is_finished(rank_path(Path(config.dir) / run_id, 0)):  # rank 0's, so that all come to the same answer
+            return run_id
     if place.world_size == 1:
         return new_run_id(config.name, unix_s)
     return agreed_run_id(config.name, place, unix_s) or free_run_id(Path(config.dir), config.name, place, nth)

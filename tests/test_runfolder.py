@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from greentrain import __version__
-from greentrain.config import GreenConfig
-from greentrain.run_id import free_run_id, is_finished, launch_run_id, new_run_id
+from greentrain.config import GreenConfig, RunConfig
+from greentrain.run_id import choose_run_id, free_run_id, is_finished, launch_run_id, new_run_id
 from greentrain.runfolder import run_json, write_json
 from greentrain.types import Topology
 
@@ -109,3 +109,22 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json(blocked, {"a": 2})
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": 1}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["blocked", "run.json"]
+
+
+def test_attempts_of_a_job_share_a_run_until_it_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(dir=str(tmp_path), name="gpt")
+
+    def chosen(rank: int = 0, carried: str | None = None) -> str:
+        monkeypatch.setenv("GREENTRAIN_JOB", "20261121-120000-ab12")
+        return choose_run_id(config, Topology(rank=rank, world_size=1), 0.0, 1, carried)
+
+    own = "gpt-20261121-120000-ab12"
+    assert chosen(0) == chosen(1) == own
+    assert choose_run_id(config, Topology(), 0.0, 2) != own, "a second session, or a process that the script starts"
+    (tmp_path / own).mkdir()
+    journal = tmp_path / own / "rank-00000.jsonl"
+    journal.write_text('{"kind":"close","reason":"sigterm"}\n')
+    assert chosen(1) == own
+    journal.write_text('{"kind":"close","reason":"finished"}\n')
+    assert chosen(0) != own
+    assert chosen(0, carried="old") == "old"

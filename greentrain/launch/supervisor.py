@@ -10,6 +10,7 @@
 Each arrow is on disk before it is taken, so that another supervisor goes on where a killed one was.
 """
 
+import hashlib
 import os
 import signal
 import time
@@ -18,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from greentrain.handover import ENV_CHECKPOINT, ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer
+from greentrain.handover import ENV_CHECKPOINT, ENV_DIR, ENV_JOB, EXIT_REQUEUE, Handover, Notice, Offer
 from greentrain.launch import checkpoints, keeper, timeline
 from greentrain.launch.commands import Command
 from greentrain.launch.engines import Attempt, Engine, LaunchError
@@ -243,7 +244,7 @@ class Supervisor:
                 job_unix_s=state.created_unix_s,
             )
         )
-        environ = {**os.environ, ENV_DIR: str(self._folder.path)}
+        environ = {**os.environ, ENV_DIR: str(self._folder.path), ENV_JOB: self._job()}
         if self._command.several_nodes:
             # Torch 2.13: a node that joins later ends all after 60 s, as rank 0 does not publish its address anew
             # (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, next_rendezvous).
@@ -282,6 +283,11 @@ class Supervisor:
             self._take_notice()
         else:
             self._engine.forward(signum)
+
+    def _job(self) -> str:
+        """Return a name of the job that no other has: its start, and a digest of its folder."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self._state.created_unix_s))
+        return f"{stamp}-{hashlib.sha256(str(self._folder.path).encode()).hexdigest()[:4]}"
 
     def _take_notice(self) -> None:
         """Hand a notice to whoever reads it: the training, or the batch system that this program waits in."""

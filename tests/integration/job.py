@@ -5,6 +5,7 @@ It writes ``seen-ATTEMPT-RANK.jsonl`` (the samples of every step it did), checkp
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,8 +23,10 @@ from greentrain.handover import ENV_CHECKPOINT, Handover
 GLOBAL_BATCH, SAMPLES = 8, 52
 
 
-def train(folder: Path, config: dict[str, Any], steps: int, every: int = 0, step_s: float = 0.0) -> None:
-    """Train a small model for so many optimizer steps, all attempts together."""
+def train(
+    folder: Path, config: dict[str, Any], steps: int, every: int = 0, step_s: float = 0.0, die_at: int = 0
+) -> None:
+    """Train a small model for so many optimizer steps, all attempts together; the first may be killed after one."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -68,6 +71,8 @@ def train(folder: Path, config: dict[str, Any], steps: int, every: int = 0, step
                 step, samples = step + 1, []
                 time.sleep(step_s)
                 green.step(samples=GLOBAL_BATCH // ranks)
+                if attempt == 1 and step == die_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 if green.checkpoint_due or (every and step % every == 0):
                     if rank == 0:
                         save(folder, step, net, optimizer, green)

@@ -139,6 +139,25 @@ def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: 
     ]  # fmt: skip
 
 
+def test_a_crash_before_the_first_checkpoint_continues_the_run(tmp_path: Path, desk: Handover) -> None:
+    settings = config(tmp_path)
+    del settings["run"]["id"]
+    options = {"config": settings, "steps": 60, "step_s": 0.05, "die_at": 40}
+    supervisor = launch(tmp_path, desk, options, "--retries", "2", "--back-off", "0.05")
+    try:
+        supervisor.wait(60)
+    finally:
+        said = (tmp_path / "said.txt").read_text()
+        supervisor.terminate()
+        supervisor.wait(30)
+    assert supervisor.returncode == 0, said
+    (folder,) = (tmp_path / "runs").iterdir()
+    record = read_run(folder)
+    assert len(record.ranks[0].opens) == 2, said
+    totals = record.ranks[0].totals
+    assert 60 < totals.steps <= 100 and totals.samples == 8 * totals.steps
+
+
 def test_a_long_pause_of_the_plan_is_spent_outside(tmp_path: Path, desk: Handover) -> None:
     hours = [500 if hour < 12 else 100 for _ in range(6) for hour in range(24)]
     rows = "".join(f"2022-05-{23 + i // 24}T{i % 24:02}:00Z,{value}\n" for i, value in enumerate(hours))
