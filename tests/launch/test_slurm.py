@@ -294,6 +294,7 @@ def test_a_training_is_deferred_started_requeued_and_finished_by_mpc(slurm: Clus
     out = (folder / "out").read_text()
     assert found["JobState"] == "COMPLETED", out
     said = [line.partition("greentrain launch: ")[2] for line in out.splitlines() if "greentrain launch: " in line]
+    assert said.pop(0).startswith("this job is kept in")
     assert said[0].startswith("waiting until") and said[1].startswith("somebody else")  # deferred before its first step
     attempts = [text for text in said if text.startswith("attempt ") and " left: " not in text]
     assert len(attempts) >= 2 and "from " in attempts[1], out  # left by the plan, and back from its checkpoint
