@@ -22,6 +22,11 @@ from greentrain.launch.preload import ENV
 CUDA_CHECK: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes torch.cuda.is_available ask NVML, as a look at CUDA itself breaks every fork (torch/cuda/__init__.py@2.13)."""
 
+_KEPT: Final[list[object]] = []
+"""What the script made, to the end of the process, which multiprocessing ends without destructors: one of a process
+group or of DistributedDataParallel can wait for a thread that waits for the GIL, for good (seen once in five restarts
+with torch 2.13)."""
+
 
 def work(order: Mapping[str, Any]) -> None:
     """Run the script as one rank; the entry point of torch's agent.
@@ -38,9 +43,10 @@ def work(order: Mapping[str, Any]) -> None:
         _time_the_group(handover, int(order["attempt"]))
     code: object = 0
     try:
-        _run(str(order["script"]), bool(order["module"]), list(order["argv"]))
+        _KEPT.append(_run(str(order["script"]), bool(order["module"]), list(order["argv"])))
     except SystemExit as end:
         code = end.code
+        _KEPT.append(end)  # its frames hold what the script made
     except KeyboardInterrupt:
         _finish()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -59,15 +65,13 @@ def work(order: Mapping[str, Any]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
-def _run(script: str, module: bool, argv: Sequence[str]) -> None:
+def _run(script: str, module: bool, argv: Sequence[str]) -> Mapping[str, Any]:
+    sys.argv = [script, *argv]
     if module:
-        sys.argv = [script, *argv]
         sys.path.insert(0, os.getcwd())
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [script, *argv]
-        sys.path.insert(0, str(Path(script).resolve().parent))
-        runpy.run_path(script, run_name="__main__")
+        return runpy.run_module(script, run_name="__main__", alter_sys=True)
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    return runpy.run_path(script, run_name="__main__")
 
 
 def _be_the_main_process(order: Mapping[str, Any]) -> None:
