@@ -307,7 +307,7 @@ def test_the_launcher_in_a_pod_accepts_the_recipes_command(
     pods: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (line,) = one("job.yaml", "Job")["spec"]["template"]["spec"]["containers"][0]["args"]
-    filled = line.replace("$(cat /work/launch/pods)", str(pods)).replace("$(JOB_COMPLETION_INDEX)", "0")
+    filled = line.replace("$(cat /data/launch/pods)", str(pods)).replace("$(JOB_COMPLETION_INDEX)", "0")
     assert "$" not in filled
     words = shlex.split(filled)
     command = words[words.index("--") + 1 :]
