@@ -30,6 +30,18 @@ def harmless(hook: Hook) -> Hook:
     return wrapped  # type: ignore[return-value]
 
 
+def once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return ``tell`` such that it is called once a sentence."""
+    said: set[str] = set()
+
+    def told(sentence: str) -> None:
+        if sentence not in said:
+            said.add(sentence)
+            tell(sentence)
+
+    return told
+
+
 def warn(text: str) -> None:
     """Show a warning; where the user turns warnings into errors, log it instead."""
     try:

@@ -16,6 +16,7 @@ from greentrain.actuators.opening import Opened, open_gpus
 from greentrain.actuators.own_gpus import strangers
 from greentrain.actuators.power_cap import refusal
 from greentrain.config_actuators import ClocksConfig
+from greentrain.harmless import once
 from greentrain.types import Topology
 
 PART: Final = "clocks"
@@ -36,11 +37,10 @@ class ClockLimit:
         self._opened = opened
         self._gpus = list(opened.gpus)
         self._clocks_mhz = clocks_mhz
-        self._warn = warn
+        self._say = once(warn)
         self._share = 0.0
         self._set_mhz: dict[str, int] = {}
         self._started = self._over = self._closed = False
-        self._said: set[str] = set()
         self._owner_pid = os.getpid()
         self._lock = opened.guardian.lock
 
@@ -169,11 +169,6 @@ class ClockLimit:
             gpu.reset_clocks()
             del self._set_mhz[gpu.uuid]
             self.guardian.done(gpu.uuid, PART)
-
-    def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._warn(sentence)
 
 
 def open_clocks(

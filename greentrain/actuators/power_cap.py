@@ -21,6 +21,7 @@ from greentrain.actuators.guardian import Guardian, Refused
 from greentrain.actuators.opening import Opened, open_gpus
 from greentrain.config_actuators import PowerCapConfig
 from greentrain.errors import ConfigError
+from greentrain.harmless import once
 from greentrain.types import Topology
 
 IGNORED: Final = 0.02
@@ -95,7 +96,7 @@ class PowerCap:
         self._opened = opened
         self._cards = [_Card(knobs) for knobs in opened.gpus]
         self._dwell_s = dwell_s
-        self._warn = warn
+        self._say = once(warn)
         self._clock = clock
         self._fraction = FULL
         self._unsure = False
@@ -105,7 +106,6 @@ class PowerCap:
         self._started = False
         self._over = False
         self._closed = False
-        self._said: set[str] = set()
         self._owner_pid = os.getpid()
         self._lock = opened.guardian.lock
 
@@ -315,11 +315,6 @@ class PowerCap:
 
     def _remains(self) -> str:
         return "the guardian tries again when this process ends" if self.guardian.pid else "see nvidia-smi -q -d POWER"
-
-    def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._warn(sentence)
 
 
 class _Yielded(Exception):

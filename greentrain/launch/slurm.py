@@ -111,8 +111,7 @@ class SlurmWaiting:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._scontrol, self._job_id, self._handover, self._local = scontrol, job_id, handover, local
-        self._warn, self._min_away_s, self._soon_s, self._clock = warn, min_away_s, soon_s, clock
-        self._warned: set[str] = set()
+        self._tell_once, self._min_away_s, self._soon_s, self._clock = harmless.once(warn), min_away_s, soon_s, clock
         self._notice_ns = _written_ns(handover)
         self._job = scontrol.job(job_id)
         self.requeues = self._job.batch
@@ -185,11 +184,6 @@ class SlurmWaiting:
             # Submitted with --no-requeue, or the site has JobRequeue=0: the owner may say otherwise.
             self._scontrol.ask("update", f"JobId={self._job_id}", "Requeue=1")
         raise SlurmError(f"scontrol requeue {self._job_id}: disabled, and Requeue=1 did not help")
-
-    def _tell_once(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            self._warn(text)
 
 
 def open_slurm(
