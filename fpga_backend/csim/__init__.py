@@ -1,0 +1,1 @@
+"""The HLS sources built by g++ and run as a device."""

@@ -1,0 +1,1 @@
+"""Devices that need no card: torch, OpenVINO, null."""

@@ -1,0 +1,1 @@
+"""The contract on the CPU, exact and fast."""

@@ -1,0 +1,1 @@
+"""The design space of a model on cards."""

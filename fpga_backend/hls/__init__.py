@@ -1,0 +1,1 @@
+"""C++ sources for Vitis HLS, which g++ builds too."""

@@ -1,0 +1,241 @@
+"""A compiled model: a straight line of operators over packed rows.
+
+A batch's tokens lie one below the other, without padding, as rows of a matrix. Every operator reads columns of earlier
+registers and writes a register of its own; a register is a matrix of binary32 [rows, width]. What each operator
+computes, bit for bit, is said in ``CONTRACT.md``; here is what it is made of.
+
+Tensors are named; an operator's ``weight`` is the stem of several, by precision ``w8a8``:
+
+======== =====================================================================================================
+linear   ``stem.q`` int8 [n, k], ``stem.s`` f32 [n], optional ``stem.b`` f32 [n]
+embed    ``stem.q`` int16 [entries, width], ``stem.s`` f32 [entries]
+norm     ``stem.g`` f32 [width], optional ``stem.b`` f32 [width]
+rotary   ``stem.cos``, ``stem.sin`` f32 [max_tokens, head width / 2]
+score    ``stem.q`` int16 [labels, width], ``stem.s`` f32 [labels], optional ``stem.b`` f32 [labels]
+logprob  as linear, with n the size of the vocabulary
+======== =====================================================================================================
+
+Precisions that no exact device runs (fp32, bf16, fp16, w8a16, w4a16) store ``stem.w`` f32 (already rounded) instead of
+``stem.q`` and ``stem.s``.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from greentrain.fpga_backend.errors import ArtifactError
+
+Precision = Literal["w8a8", "fp32", "bf16", "fp16", "w8a16", "w4a16"]
+Activations = Literal["token", "tensor"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Columns of a register."""
+
+    register: int
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed:
+    """Rows of one table: of the token, its position, or its type (segment A or B)."""
+
+    out: int
+    weight: str
+    index: Literal["token", "position", "type"]
+    width: int
+    offset: int = 0
+    """Added to the index, as by tables whose first positions are reserved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add:
+    """Sum of two: x + y."""
+
+    out: int
+    x: Columns
+    y: Columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """Layer norm (mean taken off) or RMS norm."""
+
+    out: int
+    x: Columns
+    weight: str
+    kind: Literal["layer", "rms"]
+    eps: float
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Quantised rows times quantised weights, scaled, plus a bias. Layers reading the same rows are fused into one."""
+
+    out: int
+    x: Columns
+    weight: str
+    outputs: int
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """An activation by table: x times its gate, times ``up`` where that is given; for ``tanh``, ``relu`` the value."""
+
+    out: int
+    x: Columns
+    table: Literal["gelu", "gelu_tanh", "silu", "tanh", "relu"]
+    up: Columns | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Rotation of ``heads`` heads by the position's angle; elements j and j + half a head pair up (Llama's layout)."""
+
+    out: int
+    x: Columns
+    weight: str
+    heads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Scaled dot-product attention within a sequence. Query head i reads key head i // (heads / kv_heads)."""
+
+    out: int
+    q: Columns
+    k: Columns
+    v: Columns
+    heads: int
+    kv_heads: int
+    scale: float
+    causal: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One row a sequence: its first, its last, or the mean of all. The register has a row a sequence of the batch."""
+
+    out: int
+    x: Columns
+    how: Literal["first", "last", "mean"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """The score head, in 16 bits: small, and where rounding would flip ranks."""
+
+    out: int
+    x: Columns
+    weight: str
+    labels: int
+    bias: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogProb:
+    """Log-probability of each wanted next token under a vocabulary head. The last operator; it writes no register."""
+
+    x: Columns
+    weight: str
+    vocabulary: int
+    bias: bool
+
+
+Op = Embed | Add | Norm | Linear | Gate | Rotary | Attention | Pool | Score | LogProb
+_KINDS: Mapping[str, type[Any]] = {
+    kind.__name__.lower(): kind for kind in (Embed, Add, Norm, Linear, Gate, Rotary, Attention, Pool, Score, LogProb)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A model as operators, and what a batch must keep to."""
+
+    ops: tuple[Op, ...]
+    vocabulary: int
+    """Token ids lie below this."""
+    types: int
+    """Token types lie below this; 0: the model takes none."""
+    max_tokens: int
+    """Longest sequence."""
+    hidden: int
+    layers: int
+    causal: bool
+    """True if a token sees only earlier ones: then a shared prompt is computed once."""
+    precision: Precision = "w8a8"
+    activations: Activations = "token"
+    """``tensor`` is the published rule, one scale a batch: a score then depends on the others. Emulator only."""
+
+    @property
+    def labels(self) -> int:
+        """Scores a sequence, 0 where the program ends in log-probabilities."""
+        last = self.ops[-1]
+        return last.labels if isinstance(last, Score) else 0
+
+    def to_json(self) -> str:
+        """Return the program as JSON, keys in a fixed order."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "ops"}
+        ops = [{"op": type(op).__name__.lower(), **dataclasses.asdict(op)} for op in self.ops]
+        return json.dumps({**fields, "ops": ops}, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Program":
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            ArtifactError: It is no program, or one of another version.
+        """
+        try:
+            fields = json.loads(text)
+            ops = tuple(_op(item) for item in fields.pop("ops"))
+            program = cls(ops=ops, **fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArtifactError(f"the program cannot be read: {error!r}") from error
+        if not ops:
+            raise ArtifactError("the program has no operators")
+        return program
+
+
+def read_by(op: Op) -> Iterator[Columns]:
+    """Yield what an operator reads."""
+    for field in dataclasses.fields(op):
+        value = getattr(op, field.name)
+        if isinstance(value, Columns):
+            yield value
+
+
+def widths(program: Program) -> dict[int, int]:
+    """Return the width of every register."""
+    found: dict[int, int] = {}
+    for op in program.ops:
+        if not isinstance(op, LogProb):
+            found[op.out] = _width(op)
+    return found
+
+
+def _width(op: Op) -> int:
+    match op:
+        case Embed():
+            return op.width
+        case Linear():
+            return op.outputs
+        case Score():
+            return op.labels
+        case Attention():
+            return op.v.width // op.kv_heads * op.heads
+        case Add() | Norm() | Gate() | Rotary() | Pool():
+            return op.x.width
+    raise TypeError(f"{type(op).__name__} writes no register")
+
+
+def _op(item: dict[str, Any]) -> Op:
+    kind = _KINDS[item.pop("op")]
+    made: Op = kind(**{name: Columns(**value) if isinstance(value, dict) else value for name, value in item.items()})
+    return made

@@ -1,0 +1,1 @@
+"""What quantisation does to ranks and log-probabilities."""

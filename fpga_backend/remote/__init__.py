@@ -1,0 +1,1 @@
+"""A device on another machine, over HTTP."""

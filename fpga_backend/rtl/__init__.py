@@ -1,0 +1,1 @@
+"""Verilog of the systolic array."""

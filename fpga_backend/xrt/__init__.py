@@ -1,0 +1,1 @@
+"""Cards through AMD's XRT."""
