@@ -1,0 +1,254 @@
+"""The kernels of the card: one table, from which bindings, an xclbin's metadata and the register map are derived.
+
+Registers of the program are matrices of binary32 whose rows are padded to whole beats of 64 bytes; ``_stride`` counts
+beats, ``_start`` and ``_width`` columns. Rows of 8-bit and 16-bit integers are padded with zeros in the same way. The
+C++ of a kernel is ``hls/<name without gt_>.cpp``; what it computes is said in ``CONTRACT.md``.
+
+Scalars are 32-bit integers, because XRT's ``set_arg`` takes buffers and ints: a float travels as its bits, a truth
+value as 0 or 1. A kernel always gets every pointer; where one is not used (a bias that is not there), any buffer of
+the same region does.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+DType = Literal["int8", "int16", "int32", "float32", "float64"]
+
+CONTROL_BYTES = 0x10
+"""Control, global interrupt enable, interrupt enable, interrupt status: UG1399 (2022.1), "S_AXILITE Register Map"."""
+POINTER_STRIDE = 12
+"""Bytes of a 64-bit pointer in the register map: two words and a reserved one (same source)."""
+SCALAR_STRIDE = 8
+"""Bytes of a 32-bit scalar: a word and a reserved one (same source)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Banks of the card's memory that one kind of data lies in: number ``bank`` in :meth:`Card.allocate`."""
+
+    bank: int
+    name: str
+    first: int
+    last: int
+    """HBM pseudo channels, as in ``HBM[first:last]`` of a link configuration."""
+
+    @property
+    def tag(self) -> str:
+        """The region in a link configuration."""
+        return f"HBM[{self.first}]" if self.first == self.last else f"HBM[{self.first}:{self.last}]"
+
+
+ACTIVATIONS = Region(bank=0, name="activations", first=0, last=7)
+ROWS = Region(bank=1, name="rows", first=8, last=9)
+WEIGHTS = Region(bank=2, name="weights", first=10, last=30)
+TABLES = Region(bank=3, name="tables", first=31, last=31)
+REGIONS = (ACTIVATIONS, ROWS, WEIGHTS, TABLES)
+"""A port reaches every bank of its region, so that what one kernel wrote can be read by each other. The card has 32
+pseudo channels of 512 MB: UG1393, "HBM Configuration and Use"; 2026-11-21."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument of a kernel."""
+
+    name: str
+    kind: Literal["pointer", "scalar"]
+    dtype: DType
+    region: Region | None = None
+    """Where a pointer's buffer lies; None for a scalar."""
+    bundle: str = ""
+    """The m_axi port of a pointer."""
+    written: bool = False
+    """True for what the kernel writes."""
+
+    @property
+    def bank(self) -> int | None:
+        """Number of the region of a pointer."""
+        return None if self.region is None else self.region.bank
+
+    @property
+    def ctype(self) -> str:
+        """The type as C writes it."""
+        return {"float32": "float", "float64": "double"}.get(self.dtype, f"{self.dtype}_t") + (
+            "*" if self.kind == "pointer" else ""
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel: its name, and its arguments in order."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+
+    @property
+    def source(self) -> str:
+        """The file in ``hls/`` that holds it."""
+        return f"{self.name.removeprefix('gt_')}.cpp"
+
+    def offsets(self) -> tuple[int, ...]:
+        """Return each argument's address in the kernel's s_axilite registers."""
+        found, address = [], CONTROL_BYTES
+        for argument in self.arguments:
+            found.append(address)
+            address += POINTER_STRIDE if argument.kind == "pointer" else SCALAR_STRIDE
+        return tuple(found)
+
+    def index(self, argument: str) -> int:
+        """Return the position of an argument.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        for i, found in enumerate(self.arguments):
+            if found.name == argument:
+                return i
+        raise KeyError(f"{self.name} has no argument {argument}")
+
+
+def _kernel(name: str, pointers: tuple[Argument, ...], scalars: str) -> Kernel:
+    ints = tuple(Argument(name=scalar, kind="scalar", dtype="int32") for scalar in scalars.split())
+    return Kernel(name=name, arguments=(*pointers, *ints))
+
+
+def _in(name: str, dtype: DType, region: Region, bundle: int) -> Argument:
+    return Argument(name=name, kind="pointer", dtype=dtype, region=region, bundle=f"gmem{bundle}")
+
+
+def _out(name: str, dtype: DType, region: Region, bundle: int) -> Argument:
+    return Argument(name=name, kind="pointer", dtype=dtype, region=region, bundle=f"gmem{bundle}", written=True)
+
+
+KERNELS = (
+    _kernel(
+        "gt_embed",
+        (
+            _in("q", "int16", WEIGHTS, 0),
+            _in("s", "float32", WEIGHTS, 1),
+            _in("index", "int32", TABLES, 2),
+            _out("y", "float32", ACTIVATIONS, 3),
+        ),
+        "rows width offset",
+    ),
+    _kernel(
+        "gt_add",
+        (
+            _in("x", "float32", ACTIVATIONS, 0),
+            _in("z", "float32", ACTIVATIONS, 1),
+            _out("y", "float32", ACTIVATIONS, 2),
+        ),
+        "rows x_stride x_start z_stride z_start width",
+    ),
+    _kernel(
+        "gt_norm",
+        (
+            _in("x", "float32", ACTIVATIONS, 0),
+            _in("g", "float32", WEIGHTS, 1),
+            _in("b", "float32", WEIGHTS, 1),
+            _out("y", "float32", ACTIVATIONS, 2),
+        ),
+        "rows x_stride x_start width layer biased eps",
+    ),
+    _kernel(
+        "gt_quantise",
+        (
+            _in("x", "float32", ACTIVATIONS, 0),
+            _in("index", "int32", TABLES, 1),
+            _out("q", "int8", ROWS, 2),
+            _out("s", "float32", ROWS, 3),
+        ),
+        "rows x_stride x_start width groups indexed first",
+    ),
+    _kernel(
+        "gt_gemm",
+        (
+            _in("q", "int8", ROWS, 0),
+            _in("qs", "float32", ROWS, 1),
+            _in("w", "int8", WEIGHTS, 2),
+            _in("ws", "float32", WEIGHTS, 3),
+            _in("b", "float32", WEIGHTS, 3),
+            _out("y", "float32", ACTIVATIONS, 4),
+        ),
+        "rows inner_beats outputs biased",
+    ),
+    _kernel(
+        "gt_gate",
+        (
+            _in("x", "float32", ACTIVATIONS, 0),
+            _in("up", "float32", ACTIVATIONS, 1),
+            _in("table", "int32", TABLES, 2),
+            _out("y", "float32", ACTIVATIONS, 3),
+        ),
+        "rows x_stride x_start up_stride up_start width kind gated",
+    ),
+    _kernel(
+        "gt_rotary",
+        (
+            _in("x", "float32", ACTIVATIONS, 0),
+            _in("cos", "float32", WEIGHTS, 1),
+            _in("sin", "float32", WEIGHTS, 2),
+            _in("positions", "int32", TABLES, 3),
+            _out("y", "float32", ACTIVATIONS, 4),
+        ),
+        "rows x_stride x_start heads half",
+    ),
+    _kernel(
+        "gt_attention",
+        (
+            _in("q", "int8", ROWS, 0),
+            _in("qs", "float32", ROWS, 1),
+            _in("k", "int8", ROWS, 2),
+            _in("ks", "float32", ROWS, 3),
+            _in("v", "int8", ROWS, 4),
+            _in("vs", "float32", ROWS, 5),
+            _in("exp2", "int32", TABLES, 6),
+            _in("segments", "int32", TABLES, 7),
+            _out("y", "float32", ACTIVATIONS, 8),
+        ),
+        "segment_count heads kv_heads key_beats value_beats value_width scale causal",
+    ),
+    _kernel(
+        "gt_pool",
+        (
+            _in("x", "float32", ACTIVATIONS, 0),
+            _in("segments", "int32", TABLES, 1),
+            _out("y", "float32", ACTIVATIONS, 2),
+        ),
+        "sequences x_stride x_start width how",
+    ),
+    _kernel(
+        "gt_score",
+        (
+            _in("x", "float32", ACTIVATIONS, 0),
+            _in("w", "int16", WEIGHTS, 1),
+            _in("ws", "float32", WEIGHTS, 2),
+            _in("b", "float32", WEIGHTS, 2),
+            _out("y", "float32", ACTIVATIONS, 3),
+        ),
+        "rows x_stride x_start width labels biased",
+    ),
+    _kernel(
+        "gt_logprob",
+        (
+            _in("logits", "float32", ACTIVATIONS, 0),
+            _in("ids", "int32", TABLES, 1),
+            _in("exp2", "int32", TABLES, 2),
+            _in("ln", "float64", TABLES, 3),
+            _out("y", "float32", ACTIVATIONS, 4),
+        ),
+        "rows vocabulary first",
+    ),
+)
+"""All kernels of the card, in the order in which a program first needs them."""
+
+
+def named(name: str) -> Kernel:
+    """Return a kernel.
+
+    Raises:
+        KeyError: There is none of that name.
+    """
+    for kernel in KERNELS:
+        if kernel.name == name:
+            return kernel
+    raise KeyError(f"the card has no kernel {name}: it has {', '.join(kernel.name for kernel in KERNELS)}")
