@@ -1,0 +1,97 @@
+"""The contract's operators on rows, in torch. Each is a function of tensors, eager or compiled.
+
+Only elementwise binary32 operators and integer sums occur, so the order in which torch works through a tensor, the
+number of threads and the number of rows do not matter. Sums of integers are taken in binary64: they stay below 2^53.
+"""
+
+import torch
+
+from greentrain.fpga_backend import contract
+
+
+def quantise(x: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise rows.
+
+    Args:
+        x: Binary32 [..., width].
+        largest: Q: magnitude that a row's largest element gets.
+
+    Returns:
+        Integers as binary32 [..., width], and scales [..., 1].
+    """
+    return scaled(x, x.abs().amax(dim=-1, keepdim=True), largest)
+
+
+def scaled(x: torch.Tensor, peak: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise with given absolute maxima [..., 1]; returns as :func:`quantise`."""
+    floor = peak.clamp_min(contract.ROW_FLOOR)
+    return torch.mul(x, ratio(largest, floor)).round_(), floor * (1.0 / largest)
+
+
+def ratio(number: float, divisor: torch.Tensor) -> torch.Tensor:
+    """Divide a number by a tensor with one rounding: ``number / tensor`` multiplies by a reciprocal, which is two."""
+    return torch.full_like(divisor, number).div_(divisor)
+
+
+def dequantise(
+    acc: torch.Tensor, scale: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Turn integer sums [rows, n] into binary32.
+
+    Args:
+        acc: Sums, int32, or integers in binary64.
+        scale: Of each row [rows, 1].
+        weight_scale: Of each output [n].
+        bias: [n] or None.
+    """
+    y = acc.to(torch.float32).mul_(scale).mul_(weight_scale)
+    return y if bias is None else y.add_(bias)
+
+
+def norm(x: torch.Tensor, gain: torch.Tensor, bias: torch.Tensor | None, eps: float, *, centre: bool) -> torch.Tensor:
+    """Normalise rows [rows, width]; ``centre`` takes the mean off first."""
+    width = x.shape[-1]
+    n, scale = quantise(x, contract.Q20)
+    if centre:
+        total = n.sum(-1, keepdim=True, dtype=torch.float64).to(torch.int64)
+        mean = torch.div(2 * total + width, 2 * width, rounding_mode="floor")
+        n = n.sub_(mean.to(torch.float32))
+    wide = n.to(torch.float64)
+    squares = wide.mul_(wide).sum(-1, keepdim=True).to(torch.float32)
+    variance = squares / torch.full_like(squares, width)
+    y = n.mul_(ratio(1.0, torch.sqrt(variance + ratio(eps, scale * scale)))).mul_(gain)
+    return y if bias is None else y.add_(bias)
+
+
+def gate(x: torch.Tensor, table: torch.Tensor, up: torch.Tensor | None, *, times_x: bool) -> torch.Tensor:
+    """Apply an activation by table.
+
+    Args:
+        x: Arguments.
+        table: The contract's integers / 2^15, binary32 [8192].
+        up: Factor of the same shape, or None.
+        times_x: True for a gate, False where the table holds the value.
+    """
+    half = contract.GATE_HALF
+    index = torch.mul(x, float(contract.GATE_STEP)).round_().clamp_(-half, half - 1).add_(half).to(torch.int32)
+    y = torch.index_select(table, 0, index.reshape(-1)).reshape(x.shape)
+    if times_x:
+        y = y.mul_(x)
+    return y if up is None else y.mul_(up)
+
+
+def relu(x: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+    """Keep what is above 0; anything else is +0."""
+    y = torch.where(x > 0, x, 0.0)
+    return y if up is None else y.mul_(up)
+
+
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rotate the heads of rows [rows, heads * h] by cosines and sines [rows, h / 2]."""
+    rows, width = x.shape
+    half = width // heads // 2
+    pairs = x.reshape(rows, heads, 2, half)
+    first, second = pairs[:, :, 0], pairs[:, :, 1]
+    c, s = cos[:, None], sin[:, None]
+    turned = torch.stack((first * c - second * s, second * c + first * s), dim=2)
+    return turned.reshape(rows, width)

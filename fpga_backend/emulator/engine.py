@@ -1,0 +1,193 @@
+"""The contract on the CPU: a program and a batch in, the result's exact bits out."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from greentrain.fpga_backend import contract, tables
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.emulator.attention import Heads, attend, weights_table
+from greentrain.fpga_backend.emulator.heads import LogProbTables, logprobs, pool
+from greentrain.fpga_backend.emulator.products import Product, exact_product
+from greentrain.fpga_backend.emulator.stages import Kernel, Rows, Stage, Weights, cut
+from greentrain.fpga_backend.errors import ArtifactError, DeviceError
+from greentrain.fpga_backend.packing import Packed, pack
+from greentrain.fpga_backend.program import Attention, Columns, LogProb, Pool, widths
+
+BLOCK_ROWS = 256
+"""Rows at a time: 256 x 3072 binary32 are 3 MB, about what a core's share of the caches holds."""
+LOGITS = 2**22
+"""Logits at a time in the log-probability head: 16 MB."""
+
+StageRunner = Callable[[Stage, Sequence[torch.Tensor], Sequence[Weights], Rows], list[torch.Tensor]]
+
+
+class Engine:
+    """Runs one artifact. Not thread-safe.
+
+    Args:
+        artifact: Of precision ``w8a8``.
+        product: Exact product of 8-bit integers; None: the fastest that is exact here.
+        compiled: True: stages go through ``torch.compile`` (a C++ compiler, half a minute once); the bits are the same.
+        block_rows: Rows at a time.
+
+    Raises:
+        ArtifactError: Another precision, or sequences longer than the contract's.
+    """
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        *,
+        product: Product | None = None,
+        compiled: bool = False,
+        block_rows: int = BLOCK_ROWS,
+    ) -> None:
+        program = artifact.program
+        if program.max_tokens > contract.MAX_WIDTH:
+            raise ArtifactError(
+                f"max_tokens={program.max_tokens}: the integer contract allows {contract.MAX_WIDTH} tokens a sequence"
+            )
+        if program.precision != "w8a8":
+            raise ArtifactError(
+                f"precision {program.precision!r} is not in the integer contract; the emulator runs 'w8a8', "
+                "the torch device runs any"
+            )
+        self.program = program
+        self._whole = program.activations == "tensor"
+        self._block_rows = block_rows
+        self._parts = cut(program)
+        self._widths = widths(program)
+        self._weights = _by_stem(artifact)
+        self._kernel = Kernel(
+            product=product or exact_product(),
+            tables={
+                name: torch.from_numpy(tables.gate(name).copy()).to(torch.float32) / contract.GATE_ONE
+                for name in tables.FUNCTIONS
+            },
+            whole_batch_scale=self._whole,
+        )
+        exp2 = torch.from_numpy(tables.exp2().copy())
+        self._attention_table = weights_table(exp2)
+        self._logprob_tables = LogProbTables(exp2, torch.from_numpy(tables.log().copy()))
+        self._run_stage: StageRunner = self._kernel.run
+        if compiled:
+            self._run_stage = torch.compile(self._kernel.run, dynamic=True)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Result:
+        """Compute a batch.
+
+        Raises:
+            BatchError: It does not fit the program.
+            DeviceError: The result is not finite.
+        """
+        begun_s = time.perf_counter()
+        packed = pack(batch, self.program)
+        rows = Rows(ids=_long(packed.ids), positions=_long(packed.positions), types=_long(packed.types))
+        registers: dict[int, torch.Tensor] = {}
+        last = _last_reads(self._parts)
+        found: torch.Tensor | None = None
+        for i, part in enumerate(self._parts):
+            match part:
+                case Attention():
+                    registers[part.out] = self._attention(part, registers, packed)
+                case Pool():
+                    registers[part.out] = pool(_columns(registers, part.x), part.how, packed)
+                case LogProb():
+                    found = self._logprobs(part, registers, packed)
+                case Stage():
+                    registers.update(self._stage(part, registers, rows))
+            for register in last[i]:
+                registers.pop(register, None)
+        if found is None:
+            found = registers[max(registers)]
+        if not bool(torch.isfinite(found).all()):
+            raise DeviceError("the result is not finite: the model's values leave binary32")
+        return _result(found.numpy(), packed, scores=self.program.labels > 0, run_s=time.perf_counter() - begun_s)
+
+    def _stage(self, stage: Stage, registers: dict[int, torch.Tensor], rows: Rows) -> dict[int, torch.Tensor]:
+        held = [registers[r] for r in stage.inputs]
+        weights = [self._weights[stem] for stem in stage.weights]
+        count = len(held[0]) if held else len(rows.ids)
+        step = count if self._whole else self._block_rows
+        if count <= step:
+            return dict(zip(stage.outputs, self._run_stage(stage, held, weights, rows), strict=True))
+        outputs = {r: torch.empty(count, self._widths[r]) for r in stage.outputs}
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            made = self._run_stage(stage, [h[start:stop] for h in held], weights, rows.block(start, stop))
+            for register, value in zip(stage.outputs, made, strict=True):
+                outputs[register][start:stop] = value
+        return outputs
+
+    def _attention(self, op: Attention, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
+        q, k, v = (_columns(registers, columns) for columns in (op.q, op.k, op.v))
+        out = torch.empty(len(q), self._widths[op.out])
+        shared = {segment.parent for segment in packed.segments}
+        prompts: dict[int, tuple[Heads, Heads]] = {}
+        for number, segment in enumerate(packed.segments):
+            own = slice(segment.start, segment.start + segment.rows)
+            keys, values = (Heads.of(x[own], op.kv_heads).repeated(op.heads // op.kv_heads) for x in (k, v))
+            if number in shared:
+                prompts[number] = (keys, values)
+            if segment.parent >= 0:
+                before = prompts[segment.parent]
+                keys, values = before[0].then(keys), before[1].then(values)
+            query = Heads.of(q[own], op.heads)
+            out[own] = attend(query, keys, values, scale=op.scale, causal=op.causal, table=self._attention_table)
+        return out
+
+    def _logprobs(self, op: LogProb, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
+        x = _columns(registers, op.x)
+        targets, chosen = _long(packed.target_ids), _long(packed.target_rows)
+        out = torch.empty(len(targets))
+        step = max(1, LOGITS // op.vocabulary)
+        peak = x.abs().amax() if self._whole else None
+        for start in range(0, len(targets), step):
+            piece = slice(start, start + step)
+            logits = self._kernel.linear(x[chosen[piece]], self._weights[op.weight], peak=peak)
+            out[piece] = logprobs(logits, targets[piece], self._logprob_tables)
+        return out
+
+
+def _by_stem(artifact: Artifact) -> dict[str, Weights]:
+    stems: dict[str, Weights] = {}
+    for name, tensor in artifact.tensors.items():
+        stem, _, suffix = name.rpartition(".")
+        stems.setdefault(stem, {"b": None})[suffix] = tensor
+    return stems
+
+
+def _last_reads(parts: Sequence[Any]) -> list[list[int]]:
+    """Return, by part, the registers that no later part reads; the last part's output is kept."""
+    seen: set[int] = set()
+    frees: list[list[int]] = []
+    for part in reversed(parts):
+        read = set(part.inputs) if isinstance(part, Stage) else {c.register for c in _reads(part)}
+        frees.append(sorted(read - seen))
+        seen |= read
+    return frees[::-1]
+
+
+def _reads(op: Attention | Pool | LogProb) -> tuple[Columns, ...]:
+    return (op.q, op.k, op.v) if isinstance(op, Attention) else (op.x,)
+
+
+def _columns(registers: dict[int, torch.Tensor], where: Columns) -> torch.Tensor:
+    return registers[where.register][:, where.start : where.start + where.width]
+
+
+def _long(ids: Any) -> torch.Tensor:
+    return torch.from_numpy(ids).to(torch.int64)
+
+
+def _result(found: Any, packed: Packed, *, scores: bool, run_s: float) -> Result:
+    if scores:
+        return Result(scores=found, run_s=run_s, rows=packed.rows)
+    ends = np.cumsum(packed.targets)[:-1]
+    return Result(logprobs=tuple(np.split(found, ends)), run_s=run_s, rows=packed.rows)

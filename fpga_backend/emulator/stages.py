@@ -1,0 +1,183 @@
+"""A program cut where rows meet: between, operators run block by block of rows that stay in the cache.
+
+Only attention and pooling look at more than one row. The operators between two of them form a stage, which is the same
+in every layer up to the names of its registers and weights; so a stage is kept in a canonical form, and compiled once.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from greentrain.fpga_backend import contract
+from greentrain.fpga_backend.emulator import arithmetic
+from greentrain.fpga_backend.emulator.heads import score
+from greentrain.fpga_backend.emulator.products import Product
+from greentrain.fpga_backend.program import (
+    Add,
+    Attention,
+    Columns,
+    Embed,
+    Gate,
+    Linear,
+    LogProb,
+    Norm,
+    Op,
+    Pool,
+    Program,
+    Rotary,
+    Score,
+    read_by,
+)
+
+Joint = Attention | Pool | LogProb
+"""Operators that look at more than one row, or at chosen ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Operators on single rows, in canonical form: registers numbered from 0, the inputs first; weights are slots."""
+
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    """The program's registers that are read."""
+    outputs: tuple[int, ...]
+    """The program's registers that later operators read."""
+    kept: tuple[int, ...]
+    """The same in the stage's numbers."""
+    weights: tuple[str, ...]
+    """Stems of the tensors in the slots."""
+
+
+def cut(program: Program) -> tuple[Stage | Joint, ...]:
+    """Return the program's stages and the operators between them, in order."""
+    parts: list[Stage | Joint] = []
+    run: list[Op] = []
+    for i, op in enumerate(program.ops):
+        if isinstance(op, Joint):
+            if run:
+                parts.append(_stage(run, program.ops[i:]))
+            parts.append(op)
+            run = []
+        else:
+            run.append(op)
+    if run:
+        parts.append(_stage(run, ()))
+    return tuple(parts)
+
+
+def _stage(ops: Sequence[Op], later: Sequence[Op]) -> Stage:
+    written = [op.out for op in ops if not isinstance(op, LogProb)]
+    wanted = {columns.register for op in later for columns in read_by(op)}
+    outputs = tuple(r for r in written if r in wanted) or (written[-1],)
+    inputs: list[int] = []
+    for op in ops:
+        for columns in read_by(op):
+            if columns.register not in written and columns.register not in inputs:
+                inputs.append(columns.register)
+    number = {register: i for i, register in enumerate([*inputs, *written])}
+    stems: list[str] = []
+    renamed = []
+    for op in ops:
+        changes: dict[str, object] = {}
+        for field in dataclasses.fields(op):
+            value = getattr(op, field.name)
+            if isinstance(value, Columns):
+                changes[field.name] = dataclasses.replace(value, register=number[value.register])
+            elif field.name == "weight":
+                changes["weight"] = f"{len(stems)}"
+                stems.append(value)
+            elif field.name == "out":
+                changes["out"] = number[value]
+        renamed.append(dataclasses.replace(op, **changes))  # type: ignore[arg-type]
+    return Stage(
+        ops=tuple(renamed),
+        inputs=tuple(inputs),
+        outputs=outputs,
+        kept=tuple(number[r] for r in outputs),
+        weights=tuple(stems),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What embeddings and rotations ask of a block of rows."""
+
+    ids: torch.Tensor
+    """int64 [rows]."""
+    positions: torch.Tensor
+    types: torch.Tensor
+
+    def block(self, start: int, stop: int) -> "Rows":
+        """Return some of the rows."""
+        return Rows(ids=self.ids[start:stop], positions=self.positions[start:stop], types=self.types[start:stop])
+
+
+Weights = dict[str, torch.Tensor | None]
+"""Tensors of a stem by suffix: q, s, b, g, cos, sin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What a stage is run with."""
+
+    product: Product
+    tables: dict[str, torch.Tensor]
+    """Activation tables as binary32, by name."""
+    whole_batch_scale: bool
+    """The published rule: one scale for all rows of the block, which then is the batch."""
+
+    def run(
+        self, stage: Stage, inputs: Sequence[torch.Tensor], weights: Sequence[Weights], rows: Rows
+    ) -> list[torch.Tensor]:
+        """Run a stage on a block of rows and return the registers it keeps."""
+        registers: dict[int, torch.Tensor] = dict(enumerate(inputs))
+        for op in stage.ops:
+            slot: Weights = weights[int(op.weight)] if hasattr(op, "weight") else {}
+            registers[op.out] = self._apply(op, registers, slot, rows)  # type: ignore[union-attr]
+        return [registers[r] for r in stage.kept]
+
+    def linear(self, x: torch.Tensor, weight: Weights, *, peak: torch.Tensor | None = None) -> torch.Tensor:
+        """Quantise rows, multiply, scale; ``peak`` is the absolute maximum [] to scale all of them by."""
+        if self.whole_batch_scale and peak is None:
+            peak = x.abs().amax()
+        by_row = x.abs().amax(dim=-1, keepdim=True) if peak is None else peak.expand(len(x), 1)
+        q, scale = arithmetic.scaled(x, by_row, contract.Q8)
+        acc = self.product(q.to(torch.int8), _of(weight, "q"))
+        return arithmetic.dequantise(acc, scale, _of(weight, "s"), weight["b"])
+
+    def _apply(self, op: Op, registers: dict[int, torch.Tensor], weight: Weights, rows: Rows) -> torch.Tensor:
+        def columns(where: Columns) -> torch.Tensor:
+            held = registers[where.register]
+            return held[:, where.start : where.start + where.width]
+
+        match op:
+            case Embed():
+                index = {"token": rows.ids, "position": rows.positions, "type": rows.types}[op.index] + op.offset
+                q, s = _of(weight, "q"), _of(weight, "s")
+                return q.index_select(0, index).to(torch.float32).mul_(s.index_select(0, index)[:, None])
+            case Add():
+                return columns(op.x) + columns(op.y)
+            case Norm():
+                return arithmetic.norm(columns(op.x), _of(weight, "g"), weight["b"], op.eps, centre=op.kind == "layer")
+            case Linear():
+                return self.linear(columns(op.x), weight)
+            case Gate():
+                up = None if op.up is None else columns(op.up)
+                if op.table == "relu":
+                    return arithmetic.relu(columns(op.x), up)
+                return arithmetic.gate(columns(op.x), self.tables[op.table], up, times_x=op.table != "tanh")
+            case Rotary():
+                cos = _of(weight, "cos").index_select(0, rows.positions)
+                sin = _of(weight, "sin").index_select(0, rows.positions)
+                return arithmetic.rotary(columns(op.x), cos, sin, op.heads)
+            case Score():
+                return score(columns(op.x), _of(weight, "q"), _of(weight, "s"), weight["b"])
+        raise TypeError(f"{type(op).__name__} does not belong in a stage")
+
+
+def _of(weight: Weights, suffix: str) -> torch.Tensor:
+    tensor = weight[suffix]
+    assert tensor is not None
+    return tensor
