@@ -1,7 +1,7 @@
 """The device that computes nothing: offloading switched off, or plumbing under test.
 
 It takes artifacts and batches as any device does, raises what is wrong with them, and fails every future at once. So
-the code that offloads needs no second path for "no device": what it does when a device fails, it does here from the first
+the code that offloads needs no second path for "no device": what it does when a device fails, it does from the first
 batch on. It never makes up an answer.
 """
 
