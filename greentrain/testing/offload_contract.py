@@ -238,7 +238,7 @@ class OffloadContract:
         if not self.computes:
             return
         models = [(artifact, device.load(artifact)) for artifact in self._models()]
-        work = [(a, h, sequences(a, seed=s, lengths=(3 + s, 9))) for (a, h), s in itertools.product(models, range(8))]
+        work = [(a, h, sequences(a, seed=s, lengths=(3 + s, 9))) for (a, h), s in itertools.product(models, range(4))]
         expected = [self.expected(artifact, batch) for artifact, _, batch in work]
         futures: dict[tuple[int, int], Future[Result]] = {}
 
