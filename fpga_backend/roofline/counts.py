@@ -1,0 +1,259 @@
+"""What a program asks of a card: products, bytes of memory, bytes over PCIe, kernel launches, by operator.
+
+Products are those that the result needs: keys behind a causal query are not counted, shared prompts once. Memory
+traffic is that of kernels which run one after the other, as ``csim/schedule.py`` launches them: each reads its operands
+once and writes its result once. A kernel whose operands do not fit on the chip reads some of them again, so the bytes,
+and the times that follow from them, are lower bounds.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from greentrain.fpga_backend.packing import Packed
+from greentrain.fpga_backend.program import (
+    Add,
+    Attention,
+    Embed,
+    Gate,
+    Linear,
+    LogProb,
+    Norm,
+    Op,
+    Pool,
+    Program,
+    Rotary,
+    Score,
+)
+from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.widths import Widths, widths_of
+
+WORD = 4
+"""Bytes of an index, a scale, a bias, a score or a log-probability."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCount:
+    """One operator's part."""
+
+    place: int
+    """Index of the operator in the program."""
+    kind: str
+    launches: int
+    macs8: int = 0
+    macs16: int = 0
+    weight_bytes: int = 0
+    """Read of weights, scales and biases."""
+    activation_bytes: int = 0
+    """Read and written of registers and of rows quantised on the way."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """All traffic of the card's memory."""
+        return self.weight_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """A batch's needs."""
+
+    ops: tuple[OpCount, ...]
+    tokens: int
+    pcie_in_bytes: int
+    pcie_out_bytes: int
+
+    @property
+    def macs8(self) -> int:
+        """8-bit products."""
+        return sum(op.macs8 for op in self.ops)
+
+    @property
+    def macs16(self) -> int:
+        """16-bit products."""
+        return sum(op.macs16 for op in self.ops)
+
+    def macs_of(self, bits: int) -> int:
+        """Products of one width."""
+        return self.macs8 if bits == 8 else self.macs16
+
+    @property
+    def macs(self) -> int:
+        """Products of either width."""
+        return self.macs8 + self.macs16
+
+    @property
+    def memory_bytes(self) -> int:
+        """Traffic of the card's memory."""
+        return sum(op.memory_bytes for op in self.ops)
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches."""
+        return sum(op.launches for op in self.ops)
+
+
+def count(program: Program, batch: Packed | Layout, *, ways: int = 1) -> Counts:
+    """Return what a batch asks of one card.
+
+    Args:
+        program: Compiled, or built from a configuration; its precision decides the sizes.
+        batch: Packed, or equal sequences.
+        ways: Cards that share each product by its outputs, and each attention by its heads.
+
+    Raises:
+        ArtifactError: The precision has no model of a card.
+    """
+    layout = batch if isinstance(batch, Layout) else Layout.of(batch)
+    widths = widths_of(program.precision)
+    counter = _Counter(layout, widths, ways)
+    ops = tuple(counter.count(place, op) for place, op in enumerate(program.ops))
+    asked = isinstance(program.ops[-1], LogProb)
+    table = 3 * layout.rows + 4 * layout.segments + layout.sequences + (2 * layout.targets if asked else 0)
+    results = layout.targets if asked else layout.sequences * max(program.labels, 1)
+    return Counts(ops=ops, tokens=layout.tokens, pcie_in_bytes=WORD * table, pcie_out_bytes=WORD * results)
+
+
+class _Counter:
+    """Counts operators in order, and remembers how many rows each register has."""
+
+    def __init__(self, layout: Layout, widths: Widths, ways: int) -> None:
+        self._layout = layout
+        self._widths = widths
+        self._ways = ways
+        self._rows: dict[int, int] = {}
+        self._kinds: dict[type, Callable[..., OpCount]] = {
+            Embed: self._embed,
+            Add: self._add,
+            Norm: self._norm,
+            Linear: self._linear,
+            Gate: self._gate,
+            Rotary: self._rotary,
+            Attention: self._attention,
+            Pool: self._pool,
+            Score: self._score,
+            LogProb: self._logprob,
+        }
+
+    def count(self, place: int, op: Op) -> OpCount:
+        """Return an operator's part, without its place."""
+        if isinstance(op, Pool):
+            self._rows[op.out] = self._layout.sequences
+        elif isinstance(op, Embed):
+            self._rows[op.out] = self._layout.rows
+        elif not isinstance(op, LogProb):
+            source = op.q if isinstance(op, Attention) else op.x
+            self._rows[op.out] = self._rows[source.register]
+        return dataclasses.replace(self._kinds[type(op)](op), place=place, kind=type(op).__name__.lower())
+
+    def _embed(self, op: Embed) -> OpCount:
+        rows = self._layout.rows
+        scale = WORD if self._widths.quantised else 0
+        read = rows * (op.width * self._widths.embedding_bytes + scale)
+        return _part(weight_bytes=read, activation_bytes=self._register(rows, op.width) + WORD * rows)
+
+    def _add(self, op: Add) -> OpCount:
+        return _part(activation_bytes=3 * self._register(self._rows[op.out], op.x.width))
+
+    def _norm(self, op: Norm) -> OpCount:
+        vectors = 2 if op.bias else 1
+        return _part(
+            weight_bytes=vectors * op.x.width * WORD,
+            activation_bytes=2 * self._register(self._rows[op.out], op.x.width),
+        )
+
+    def _linear(self, op: Linear) -> OpCount:
+        return self._product(self._rows[op.out], op.x.width, op.outputs, bias=op.bias)
+
+    def _gate(self, op: Gate) -> OpCount:
+        matrices = 2 if op.up is None else 3
+        return _part(activation_bytes=matrices * self._register(self._rows[op.out], op.x.width, split=True))
+
+    def _rotary(self, op: Rotary) -> OpCount:
+        rows = self._rows[op.out]
+        angles = WORD * op.x.width // op.heads * rows
+        return _part(
+            weight_bytes=angles, activation_bytes=2 * self._register(rows, op.x.width, split=True) + WORD * rows
+        )
+
+    def _attention(self, op: Attention) -> OpCount:
+        layout = self._layout
+        rows, heads = self._rows[op.out], op.heads
+        pairs = layout.causal_pairs if op.causal else layout.all_pairs
+        outputs = op.v.width // op.kv_heads * heads
+        products = math.ceil(pairs * (op.q.width + outputs) / self._ways)
+        passes = [
+            self._quantised(rows, c.width, n) for c, n in ((op.q, heads), (op.k, op.kv_heads), (op.v, op.kv_heads))
+        ]
+        size = 1 if self._widths.quantised else self._widths.activation_bytes
+        scales = WORD if self._widths.quantised else 0
+        read = rows * (op.q.width * size + scales * heads)
+        read += layout.keys * ((op.k.width + op.v.width) * size + 2 * scales * op.kv_heads)
+        return _part(
+            launches=1 + (len(passes) if self._widths.quantised else 0),
+            activation_bytes=sum(passes) + math.ceil(read / self._ways) + self._register(rows, outputs, split=True),
+            **self._macs(products),
+        )
+
+    def _pool(self, op: Pool) -> OpCount:
+        read = self._layout.rows if op.how == "mean" else self._layout.sequences
+        return _part(activation_bytes=self._register(read, op.x.width) + self._register(self._rows[op.out], op.x.width))
+
+    def _score(self, op: Score) -> OpCount:
+        rows = self._rows[op.out]
+        weights = op.labels * (op.x.width * 2 + WORD * (2 if op.bias else 1))
+        return _part(
+            macs16=rows * op.labels * op.x.width,
+            weight_bytes=weights,
+            activation_bytes=self._register(rows, op.x.width) + WORD * rows * op.labels,
+        )
+
+    def _logprob(self, op: LogProb) -> OpCount:
+        targets = self._layout.targets
+        if not targets:
+            return _part(launches=0)
+        product = self._product(targets, op.x.width, op.vocabulary, bias=op.bias)
+        logits = self._register(targets, op.vocabulary, split=True)
+        return dataclasses.replace(
+            product,
+            launches=product.launches + 1,
+            activation_bytes=product.activation_bytes + logits + 2 * WORD * targets,
+        )
+
+    def _product(self, rows: int, inner: int, outputs: int, *, bias: bool) -> OpCount:
+        own = math.ceil(outputs / self._ways)
+        vectors = (1 if self._widths.scaled else 0) + (1 if bias else 0)
+        passed = self._quantised(rows, inner, 1)
+        read = rows * (inner + WORD) if self._widths.quantised else self._register(rows, inner)
+        return _part(
+            launches=2 if self._widths.quantised else 1,
+            weight_bytes=self._widths.weights(own * inner) + vectors * own * WORD,
+            activation_bytes=passed + read + self._register(rows, own),
+            **self._macs(rows * inner * own),
+        )
+
+    def _quantised(self, rows: int, width: int, groups: int) -> int:
+        """Bytes of reading a register, and writing it as 8-bit rows and scales."""
+        if not self._widths.quantised:
+            return 0
+        return self._register(rows, width) + rows * (width + WORD * groups)
+
+    def _register(self, rows: int, width: int, *, split: bool = False) -> int:
+        return rows * (math.ceil(width / self._ways) if split else width) * self._widths.activation_bytes
+
+    def _macs(self, products: int) -> dict[str, int]:
+        return {"macs8" if self._widths.product_bits == 8 else "macs16": products}
+
+
+def _part(
+    *, launches: int = 1, macs8: int = 0, macs16: int = 0, weight_bytes: int = 0, activation_bytes: int = 0
+) -> OpCount:
+    return OpCount(
+        place=-1,
+        kind="",
+        launches=launches,
+        macs8=macs8,
+        macs16=macs16,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+    )

@@ -1,0 +1,100 @@
+"""What a program and a batch take of a card's memory."""
+
+import math
+from dataclasses import dataclass
+
+from greentrain.fpga_backend.program import (
+    Embed,
+    Linear,
+    LogProb,
+    Norm,
+    Op,
+    Pool,
+    Program,
+    Rotary,
+    Score,
+    read_by,
+    widths,
+)
+from greentrain.fpga_backend.roofline.counts import WORD
+from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.widths import Widths, widths_of
+
+LOGIT_ROWS = 1024
+"""Rows of logits that are kept at a time: a log-probability needs its own row only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes on one card."""
+
+    weights_bytes: int
+    activations_bytes: int
+    """The most that registers take at one time, keys and values among them; each is free after its last reader."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Both."""
+        return self.weights_bytes + self.activations_bytes
+
+
+def footprint(program: Program, layout: Layout, *, ways: int = 1) -> Footprint:
+    """Return what a batch takes on one of ``ways`` cards that share the products by their outputs.
+
+    Registers are taken whole on each card: an upper bound. Tables of tied weights that the program names once are
+    counted where they are used, twice for an embedding that is also the vocabulary head.
+
+    Raises:
+        ArtifactError: The precision has no model of a card.
+    """
+    sizes = widths_of(program.precision)
+    weights = sum(_stored(op, program, sizes, ways) for op in program.ops)
+    return Footprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
+
+
+def _stored(op: Op, program: Program, sizes: Widths, ways: int) -> int:
+    match op:
+        case Embed():
+            entries = {"token": program.vocabulary, "type": program.types}.get(op.index, program.max_tokens + op.offset)
+            return entries * (op.width * sizes.embedding_bytes + (WORD if sizes.quantised else 0))
+        case Linear() | LogProb():
+            outputs = math.ceil((op.outputs if isinstance(op, Linear) else op.vocabulary) / ways)
+            vectors = (1 if sizes.scaled else 0) + (1 if op.bias else 0)
+            return sizes.weights(outputs * op.x.width) + vectors * outputs * WORD
+        case Norm():
+            return (2 if op.bias else 1) * op.x.width * WORD
+        case Rotary():
+            return program.max_tokens * op.x.width // op.heads * WORD
+        case Score():
+            return op.labels * (op.x.width * 2 + WORD * (2 if op.bias else 1))
+        case _:
+            return 0
+
+
+def _peak(program: Program, layout: Layout) -> int:
+    sizes = widths_of(program.precision)
+    rows: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for place, op in enumerate(program.ops):
+        sources = list(read_by(op))
+        for source in sources:
+            last[source.register] = place
+        if isinstance(op, LogProb):
+            continue
+        rows[op.out] = (
+            layout.sequences if isinstance(op, Pool) else rows[sources[0].register] if sources else layout.rows
+        )
+    width = widths(program)
+    live: dict[int, int] = {}
+    most = 0
+    for place, op in enumerate(program.ops):
+        extra = 0
+        if isinstance(op, LogProb):
+            extra = min(LOGIT_ROWS, layout.targets) * op.vocabulary * sizes.activation_bytes
+        else:
+            live[op.out] = rows[op.out] * width[op.out] * sizes.activation_bytes
+        if sizes.quantised:
+            extra += sum(rows[source.register] * source.width for source in read_by(op))
+        most = max(most, sum(live.values()) + extra)
+        live = {register: size for register, size in live.items() if last.get(register, -1) > place}
+    return most
