@@ -1,0 +1,136 @@
+"""Rank flips: how often another precision prefers the other item of a pair.
+
+A pair counts 1 if the sign of its score difference is the other one, 1/2 if the candidate scores both the same (a coin
+decides), 0 otherwise. Pairs that the reference scores the same have no order to lose, and are left out. One rate says
+little, because pairs that lie close together flip first: so flips are reported by margin too.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from greentrain.fpga_backend.quality.pairs import Floats, Pairs, every, scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decile:
+    """Pairs between two margins of the reference."""
+
+    low: float
+    """Smallest margin, in standard deviations of the reference's scores."""
+    high: float
+    pairs: int
+    rate: float
+    """Flips a pair, 0 to 1."""
+
+
+def flips(reference: npt.ArrayLike, candidate: npt.ArrayLike, pairs: Pairs) -> Floats:
+    """Return what each pair counts: 0, 1/2 or 1; NaN where the reference has no order [pairs].
+
+    Args:
+        reference: Scores [items].
+        candidate: Scores of the same items in another precision [items]; only their order matters.
+        pairs: Which to compare.
+
+    Raises:
+        ValueError: Scores are not finite or not of the same items, or there are no pairs.
+    """
+    first = scored(reference, "reference")
+    second = scored(candidate, "candidate", len(first))
+    pairs.check(len(first))
+    was, now = (np.sign(scores[pairs.better] - scores[pairs.worse]) for scores in (first, second))
+    return np.where(was == 0, np.nan, np.abs(was - now) / 2)
+
+
+def flip_rate(reference: npt.ArrayLike, candidate: npt.ArrayLike, pairs: Pairs | None = None) -> float:
+    """Return flips a pair, 0 to 1; NaN where the reference orders no pair.
+
+    Args:
+        reference: Scores [items].
+        candidate: Scores of the same items in another precision [items].
+        pairs: Which to compare; None: all.
+
+    Raises:
+        ValueError: Scores are not finite or not of the same items, or there are no pairs.
+    """
+    items = len(scored(reference, "reference"))
+    return _mean(flips(reference, candidate, every(items) if pairs is None else pairs))
+
+
+def by_margin(
+    reference: npt.ArrayLike, candidate: npt.ArrayLike, pairs: Pairs | None = None, *, parts: int = 10
+) -> tuple[Decile, ...]:
+    """Return the flip rate by margin of the reference, from the closest pairs to the widest, equally many in each.
+
+    Args:
+        reference: Scores [items].
+        candidate: Scores of the same items in another precision [items].
+        pairs: Which to compare; None: all. Those that the reference scores the same are left out.
+        parts: Into how many parts; with fewer pairs, as many parts as pairs.
+
+    Raises:
+        ValueError: Scores are not finite or not of the same items, or there are no pairs.
+    """
+    first = scored(reference, "reference")
+    chosen = every(len(first)) if pairs is None else pairs
+    counts = flips(first, candidate, chosen)
+    ordered = ~np.isnan(counts)
+    counts = counts[ordered]
+    margins = np.abs(first[chosen.better] - first[chosen.worse])[ordered] / (float(first.std()) or 1.0)
+    groups = np.array_split(np.argsort(margins, kind="stable"), parts)
+    return tuple(
+        Decile(
+            low=float(margins[group[0]]), high=float(margins[group[-1]]), pairs=len(group), rate=_mean(counts[group])
+        )
+        for group in groups
+        if len(group)
+    )
+
+
+def accuracy(scores: npt.ArrayLike, pairs: Pairs) -> float:
+    """Return how often the better item scores higher, 0 to 1; a tie counts 1/2.
+
+    Args:
+        scores: [items].
+        pairs: People's preferences.
+
+    Raises:
+        ValueError: A score is not finite, or there are no pairs.
+    """
+    values = scored(scores, "scores")
+    pairs.check(len(values))
+    return float((np.sign(values[pairs.better] - values[pairs.worse]) / 2 + 0.5).mean())
+
+
+def kendall_tau(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> float:
+    """Return Kendall's tau-b, which allows for ties: 1 for the same order, -1 for the reverse.
+
+    Args:
+        reference: Scores [items].
+        candidate: Scores of the same items [items].
+
+    Returns:
+        NaN where one of them scores everything the same.
+
+    Raises:
+        ValueError: Scores are not finite or not of the same items.
+
+    Source: M. G. Kendall, "The treatment of ties in ranking problems", Biometrika 33 (1945) 239-251.
+    """
+    first = scored(reference, "reference")
+    second = scored(candidate, "candidate", len(first))
+    agreement, ordered_a, ordered_b = 0.0, 0, 0
+    for i in range(len(first) - 1):  # by row: all pairs at once would need items^2 numbers
+        a, b = np.sign(first[i + 1 :] - first[i]), np.sign(second[i + 1 :] - second[i])
+        agreement += float(a @ b)
+        ordered_a += int(np.count_nonzero(a))
+        ordered_b += int(np.count_nonzero(b))
+    if not ordered_a or not ordered_b:
+        return float("nan")
+    return agreement / float(np.sqrt(ordered_a)) / float(np.sqrt(ordered_b))
+
+
+def _mean(counts: Floats) -> float:
+    known = counts[~np.isnan(counts)]
+    return float(known.mean()) if len(known) else float("nan")
