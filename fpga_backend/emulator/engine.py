@@ -11,6 +11,7 @@ from greentrain.fpga_backend import contract, tables
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.emulator.attention import Heads, attend, weights_table
+from greentrain.fpga_backend.emulator.compiled import CompiledStages
 from greentrain.fpga_backend.emulator.heads import LogProbTables, logprobs, pool
 from greentrain.fpga_backend.emulator.products import Product, exact_product
 from greentrain.fpga_backend.emulator.stages import Kernel, Rows, Stage, Weights, cut
@@ -76,7 +77,7 @@ class Engine:
         self._logprob_tables = LogProbTables(exp2, torch.from_numpy(tables.log().copy()))
         self._run_stage: StageRunner = self._kernel.run
         if compiled:
-            self._run_stage = torch.compile(self._kernel.run, dynamic=True)
+            self._run_stage = CompiledStages(self._kernel, block_rows).run
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Result:

@@ -1,0 +1,157 @@
+"""The emulator as a device: exact results on the CPU and, where a card is named, its modelled time and energy."""
+
+import os
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Final
+
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
+from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.emulator.engine import BLOCK_ROWS, Engine
+from greentrain.fpga_backend.emulator.products import int_mm_is_exact
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.in_process import CLOSED, InProcess
+from greentrain.fpga_backend.packing import pack
+from greentrain.fpga_backend.program import Program
+from greentrain.fpga_backend.roofline.card_spec import CardSpec
+from greentrain.fpga_backend.roofline.meter import ModelledMeter
+from greentrain.fpga_backend.roofline.time import service
+from greentrain.types import PowerMeter, Provenance
+
+DEPTH: Final = 8
+"""Batches that may wait: a few micro-batches of finished rollouts."""
+ON_THE_CPU: Final = "computed on the CPU, whose joules the run's ledger has already"
+
+
+class Emulator:
+    """An OffloadDevice that gives the contract's bits without a card.
+
+    Args:
+        card: A card whose time and energy are modelled: ``Result.run_s`` and the meter are the model's, and say so.
+            These joules are of a card that is not there: its meter enters a ledger only where the user puts it in.
+            None: ``run_s`` is what the CPU took, and there is no meter.
+        real_time: With ``card``: an answer comes no sooner than the modelled card's would.
+        compiled: Run through ``torch.compile``; the bits are the same.
+        depth: Batches that may wait.
+        block_rows: Rows that are computed at a time.
+
+    Raises:
+        ConfigError: The card lacks a constant.
+    """
+
+    def __init__(
+        self,
+        card: CardSpec | None = None,
+        *,
+        real_time: bool = False,
+        compiled: bool = False,
+        depth: int = DEPTH,
+        block_rows: int = BLOCK_ROWS,
+    ) -> None:
+        self._uid = f"emulator-{os.getpid()}" if card is None else f"emulator-{card.name}-{os.getpid()}"
+        self._card = card
+        self._real_time = real_time
+        self._compiled = compiled
+        self._block_rows = block_rows
+        self._closing = threading.Event()
+        self._modelled = None if card is None else ModelledMeter(self._uid, card)
+        self._meter: PowerMeter = self._modelled or Unmetered()
+        self._held: dict[Handle, int] = {}
+        self._work = InProcess(self._uid, depth, self._open)
+
+    def probe(self) -> DeviceInfo:
+        """Say what is emulated, and by which products."""
+        closed = self._work.closed
+        return DeviceInfo(
+            uid=self._uid,
+            name="emulator" if self._card is None else f"emulator of a {self._card.name}",
+            available=not closed,
+            reason=CLOSED if closed else "",
+            exact=True,
+            simulated=self._card is not None,
+            memory_bytes=None if self._card is None else int(self._card.value("memory_bytes")),
+            details={"products": "torch._int_mm" if int_mm_is_exact() else "binary32 in pieces"},
+        )
+
+    def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
+        """Open a model.
+
+        Raises:
+            ArtifactError: Not of the contract's precision.
+            DeviceError: The modelled card has no room, or ``replacing`` is unknown.
+        """
+        self._room(artifact, replacing)
+        handle = self._work.load(artifact, replacing)
+        if replacing is not None:
+            self._held.pop(replacing, None)
+        self._held[handle] = artifact.nbytes
+        return handle
+
+    def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
+        """Queue a batch.
+
+        Raises:
+            BatchError: It does not fit the model.
+            QueueFullError: No room within ``wait_s``.
+            DeviceLostError: The device is closed.
+        """
+        return self._work.submit(handle, batch, wait_s)
+
+    def energy(self) -> EnergyReading:
+        """Return the modelled card's joules, or nothing: the CPU's are in the ledger."""
+        if self._modelled is None:
+            return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=ON_THE_CPU)
+        note = f"roofline model of a {self._card.name if self._card else ''} that is not there"
+        return EnergyReading(energy_j=self._modelled.energy_j, provenance=Provenance.MODELLED, note=note)
+
+    @property
+    def meter(self) -> PowerMeter:
+        """The modelled card's meter, or one without sensors."""
+        return self._meter
+
+    def close(self) -> None:
+        """Fail what waits and let go of the models. Idempotent."""
+        self._closing.set()
+        self._work.close()
+        self._held.clear()
+        self._meter.close()
+
+    def _open(self, artifact: Artifact) -> "_Model":
+        return _Model(self, Engine(artifact, compiled=self._compiled, block_rows=self._block_rows))
+
+    def _room(self, artifact: Artifact, replacing: Handle | None) -> None:
+        if self._card is None:
+            return
+        room = int(self._card.value("memory_bytes"))
+        held = sum(nbytes for handle, nbytes in self._held.items() if handle != replacing)
+        if held + artifact.nbytes > room:
+            raise DeviceError(
+                f"the model takes {artifact.nbytes / 1e9:.2f} GB; {self._card.name} has {room / 1e9:.2f} GB of which "
+                f"{held / 1e9:.2f} GB are taken: use fewer models, or two cards"
+            )
+
+    def model_service(self, program: Program, batch: Batch, result: Result) -> Result:
+        """Return the result with the modelled card's time, its joules booked; wait for it in real time."""
+        if self._card is None or self._modelled is None:
+            return result
+        modelled = service(program, pack(batch, program), self._card)
+        if self._real_time:
+            self._closing.wait(max(0.0, modelled.run_s - result.run_s))
+        self._modelled.add(modelled)
+        return replace(result, run_s=modelled.run_s, modelled=True)
+
+
+class _Model:
+    """An engine whose results carry the device's time."""
+
+    def __init__(self, device: Emulator, engine: Engine) -> None:
+        self._device = device
+        self._engine = engine
+        self.program = engine.program
+
+    def run(self, batch: Batch) -> Result:
+        """Compute a batch."""
+        return self._device.model_service(self.program, batch, self._engine.run(batch))

@@ -1,0 +1,113 @@
+"""The emulator keeps the contract of offload devices, with and without a modelled card."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.packing import pack
+from greentrain.fpga_backend.roofline.cards import U55C, assume
+from greentrain.fpga_backend.roofline.time import service
+from greentrain.testing.offload_contract import OffloadContract
+from greentrain.testing.offload_models import decoder, encoder, sequences
+from greentrain.types import Provenance
+
+
+class TestEmulator(OffloadContract):
+    @pytest.fixture
+    def device(self) -> Iterator[OffloadDevice]:
+        device = Emulator()
+        yield device
+        device.close()
+
+
+class TestEmulatedCard(OffloadContract):
+    @pytest.fixture
+    def device(self) -> Iterator[OffloadDevice]:
+        device = Emulator(assume(U55C))
+        yield device
+        device.close()
+
+
+@pytest.mark.skipif("GREENTRAIN_COMPILE" not in os.environ, reason="compiles for a minute: GREENTRAIN_COMPILE=1")
+class TestCompiledEmulator(OffloadContract):
+    answer_s = 300.0
+
+    @pytest.fixture
+    def device(self) -> Iterator[OffloadDevice]:
+        device = Emulator(compiled=True, block_rows=64)
+        yield device
+        device.close()
+
+
+def test_a_card_without_its_constants_is_refused() -> None:
+    with pytest.raises(ConfigError, match="idle_power_w"):
+        Emulator(U55C)
+
+
+def test_times_and_joules_of_a_card_are_the_models_and_say_so() -> None:
+    card = assume(U55C)
+    artifact = decoder()
+    batch = sequences(artifact, prompt=4)
+    expected = service(artifact.program, pack(batch, artifact.program), card)
+    device = Emulator(card)
+    try:
+        result = device.submit(device.load(artifact), batch).result(30)
+        assert result.modelled
+        assert result.run_s == expected.run_s
+        reading = device.energy()
+        assert reading.provenance is Provenance.MODELLED
+        assert reading.energy_j is not None
+        assert reading.energy_j >= expected.energy_j
+        assert [sensor.provenance for sensor in device.meter.sensors] == [Provenance.MODELLED]
+        assert device.probe().simulated
+    finally:
+        device.close()
+
+
+def test_without_a_card_nothing_is_modelled() -> None:
+    artifact = encoder()
+    device = Emulator()
+    try:
+        result = device.submit(device.load(artifact), sequences(artifact)).result(30)
+        assert not result.modelled
+        assert result.run_s > 0
+        assert device.energy().energy_j is None
+        assert device.meter.sensors == ()
+    finally:
+        device.close()
+
+
+def test_in_real_time_an_answer_takes_as_long_as_the_card_would() -> None:
+    slow = assume(U55C).with_(launch_s=0.01)
+    artifact = encoder(layers=1)
+    batch = sequences(artifact)
+    expected_s = service(artifact.program, pack(batch, artifact.program), slow).run_s
+    device = Emulator(slow, real_time=True)
+    try:
+        handle = device.load(artifact)
+        begun_s = time.monotonic()
+        device.submit(handle, batch).result(30)
+        assert time.monotonic() - begun_s >= expected_s
+        waiting = device.submit(handle, batch)
+        device.close()
+        assert waiting.done(), "close does not wait for a card that is not there"
+    finally:
+        device.close()
+
+
+def test_a_model_that_the_card_has_no_room_for_is_refused() -> None:
+    artifact = encoder()
+    device = Emulator(assume(U55C).with_(memory_bytes=artifact.nbytes * 1.5))
+    try:
+        handle = device.load(artifact)
+        with pytest.raises(DeviceError, match="GB"):
+            device.load(artifact)
+        device.load(encoder(seed=1), replacing=handle)
+    finally:
+        device.close()
