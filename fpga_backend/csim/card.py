@@ -1,0 +1,152 @@
+"""A card whose memory is the process's own and whose kernels are the library that g++ made of them."""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from greentrain.fpga_backend.card import Buffer
+from greentrain.fpga_backend.csim.extents import extents
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, Kernel
+from greentrain.fpga_backend.csim.library import functions
+from greentrain.fpga_backend.errors import DeviceError
+
+ALIGNMENT: Final = 4096
+"""Of buffers (bytes), as on a card."""
+_INT32: Final = range(-(2**31), 2**31)
+
+Memory = npt.NDArray[np.uint8]
+
+
+class CsimCard:
+    """Runs kernels on the CPU, and lets none of them outside its buffers.
+
+    Args:
+        library: What :func:`greentrain.fpga_backend.csim.build.build` returned.
+        poison: Fill new buffers with bytes that are NaN as a float, so that what is read before it was written shows.
+
+    Raises:
+        DeviceError: The library cannot be loaded.
+    """
+
+    def __init__(self, library: Path, *, poison: bool = False) -> None:
+        self._functions = functions(library)
+        self._kernels = {kernel.name: kernel for kernel in KERNELS}
+        self._poison = poison
+        self._numbers = count()
+        self._memory: dict[int, Memory] = {}
+        self._banks: dict[int, int] = {}
+        self._closed = False
+
+    def allocate(self, nbytes: int, bank: int = 0) -> Buffer:
+        """Reserve memory, aligned to 4096 bytes.
+
+        Raises:
+            DeviceError: There is not so much memory, or no such bank.
+        """
+        if self._closed:
+            raise DeviceError("the card is closed")
+        if not 0 <= bank < len(REGIONS):
+            raise DeviceError(f"bank {bank}: the card has banks 0 to {len(REGIONS) - 1}")
+        if nbytes < 1:
+            raise DeviceError(f"a buffer of {nbytes} bytes: at least 1 is needed")
+        try:
+            whole = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
+        except MemoryError as error:
+            raise DeviceError(f"no memory for a buffer of {nbytes} bytes: use a smaller batch or model") from error
+        skip = -whole.ctypes.data % ALIGNMENT
+        buffer = Buffer(next(self._numbers), nbytes)
+        memory = whole[skip : skip + nbytes]
+        if self._poison:
+            memory.fill(0xFF)
+        self._memory[buffer.number] = memory
+        self._banks[buffer.number] = bank
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        """Give memory back."""
+        self._memory.pop(buffer.number, None)
+        self._banks.pop(buffer.number, None)
+
+    def write(self, buffer: Buffer, data: npt.NDArray[Any], offset: int = 0) -> None:
+        """Copy a C-contiguous array into a buffer.
+
+        Raises:
+            DeviceError: It does not fit.
+        """
+        part = self._part(buffer, offset, data.nbytes, "write")
+        part[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+
+    def read(self, buffer: Buffer, out: npt.NDArray[Any], offset: int = 0) -> None:
+        """Copy from a buffer into a C-contiguous array.
+
+        Raises:
+            DeviceError: The buffer holds less, or the array is not contiguous.
+        """
+        if not out.flags.c_contiguous:
+            raise DeviceError("read needs a C-contiguous array to write into")
+        out.reshape(-1).view(np.uint8)[:] = self._part(buffer, offset, out.nbytes, "read")
+
+    def launch(self, kernel: str, arguments: Sequence[Buffer | int]) -> None:
+        """Run a kernel to its end, without the GIL.
+
+        Raises:
+            DeviceError: An argument does not fit the kernel, or a buffer is too small for it.
+        """
+        spec = self._kernels.get(kernel)
+        if spec is None:
+            raise DeviceError(f"the card has no kernel {kernel}")
+        function: Callable[..., Any] = self._functions[kernel]
+        function(*self._checked(spec, arguments))
+
+    def close(self) -> None:
+        """Give all memory back. Idempotent."""
+        self._closed = True
+        self._memory.clear()
+        self._banks.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(memory.nbytes for memory in self._memory.values())
+
+    def _part(self, buffer: Buffer, offset: int, nbytes: int, verb: str) -> Memory:
+        memory = self._held(buffer)
+        if offset < 0 or offset + nbytes > memory.nbytes:
+            raise DeviceError(f"{verb} of {nbytes} bytes at {offset}: buffer {buffer.number} has {memory.nbytes}")
+        return memory[offset : offset + nbytes]
+
+    def _held(self, buffer: Buffer) -> Memory:
+        memory = self._memory.get(buffer.number)
+        if memory is None:
+            raise DeviceError(f"buffer {buffer.number} is not of this card, or was freed")
+        return memory
+
+    def _checked(self, spec: Kernel, arguments: Sequence[Buffer | int]) -> list[int]:
+        if len(arguments) != len(spec.arguments):
+            raise DeviceError(f"{spec.name} takes {len(spec.arguments)} arguments, not {len(arguments)}")
+        raw: list[int] = []
+        scalars: dict[str, int] = {}
+        for argument, given in zip(spec.arguments, arguments, strict=True):
+            if isinstance(given, Buffer) != (argument.kind == "pointer"):
+                raise DeviceError(f"{spec.name}: argument {argument.name} is a {argument.kind}, not {given!r}")
+            if isinstance(given, Buffer):
+                raw.append(self._held(given).ctypes.data)
+                if self._banks[given.number] != argument.bank:
+                    raise DeviceError(
+                        f"{spec.name}: {argument.name} reaches bank {argument.bank}, its buffer lies in "
+                        f"{self._banks[given.number]}"
+                    )
+            elif given in _INT32:
+                raw.append(given)
+                scalars[argument.name] = given
+            else:
+                raise DeviceError(f"{spec.name}: {argument.name}={given} does not fit 32 bits")
+        for name, least in extents(spec.name, scalars).items():
+            held = arguments[spec.index(name)]
+            if isinstance(held, Buffer) and held.nbytes < least:
+                raise DeviceError(f"{spec.name}: {name} needs {least} bytes, its buffer has {held.nbytes}")
+        return raw

@@ -1,0 +1,82 @@
+// Beats of 64 bytes, as a port of 512 bits moves them, and rows that are read and written in beats.
+//
+// Lanes are members of a struct, which Vitis packs into the port's width; slices of one wide integer say the same, but take
+// g++ a thousand times as long to run.
+#pragma once
+
+#include <cstdint>
+
+namespace gt {
+
+constexpr int FLOATS = 16;
+constexpr int HALVES = 32;
+constexpr int BYTES = 64;
+
+struct floats_t {
+    float v[FLOATS];
+};
+struct halves_t {
+    int16_t v[HALVES];
+};
+struct bytes_t {
+    int8_t v[BYTES];
+};
+
+// A lane of a tile on the chip. Its values fit 8 bits everywhere; g++ multiplies 16-bit lanes four times as fast.
+#ifdef __SYNTHESIS__
+typedef int8_t lane_t;
+#else
+typedef int16_t lane_t;
+#endif
+
+// Memory on the chip that is too large for a thread's stack when it is software.
+#ifdef __SYNTHESIS__
+#define GT_ONCHIP
+#else
+#define GT_ONCHIP static thread_local
+#endif
+
+inline int beats(int elements, int lanes) { return (elements + lanes - 1) / lanes; }
+inline int smaller(int a, int b) { return a < b ? a : b; }
+
+// Columns of one row of a register, at most N of them. They lie in `v` as they lay in their beats: the first at `shift`.
+template <int N>
+struct Row {
+    float v[N + 2 * FLOATS];
+    int shift;
+
+    float operator[](int column) const { return v[shift + column]; }
+
+    void read(const floats_t *x, long first_beat, int start, int width) {
+        shift = start % FLOATS;
+        const long from = first_beat + start / FLOATS;
+        const int count = beats(shift + width, FLOATS);
+        for (int b = 0; b < count; b++) {
+#pragma HLS PIPELINE II = 1
+#pragma HLS LOOP_TRIPCOUNT max = 514
+            const floats_t beat = x[from + b];
+            for (int lane = 0; lane < FLOATS; lane++) {
+#pragma HLS UNROLL
+                v[b * FLOATS + lane] = beat.v[lane];
+            }
+        }
+    }
+};
+
+// Writes `width` columns from the first one of a row; the last beat is filled up with zeros.
+inline void write_row(floats_t *y, long first_beat, const float *values, int width) {
+    const int count = beats(width, FLOATS);
+    for (int b = 0; b < count; b++) {
+#pragma HLS PIPELINE II = 1
+#pragma HLS LOOP_TRIPCOUNT max = 512
+        floats_t beat;
+        for (int lane = 0; lane < FLOATS; lane++) {
+#pragma HLS UNROLL
+            const int column = b * FLOATS + lane;
+            beat.v[lane] = column < width ? values[column] : 0.0f;
+        }
+        y[first_beat + b] = beat;
+    }
+}
+
+}  // namespace gt
