@@ -4,7 +4,7 @@ import threading
 from typing import Generic, TypeVar
 
 from greentrain.fpga_backend.device import Handle
-from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 
 Model = TypeVar("Model")
 
@@ -21,14 +21,17 @@ class Loaded(Generic[Model]):
         self._lock = threading.Lock()
         self._models: dict[Handle, Model] = {}
         self._number = 0
+        self._closed = False
 
     def put(self, model: Model, digest: str, replacing: Handle | None = None) -> Handle:
         """Keep a model and return its handle; the handle that it replaces is no longer known.
 
         Raises:
             DeviceError: ``replacing`` is not known.
+            DeviceLostError: After :meth:`close`.
         """
         with self._lock:
+            self._open()
             if replacing is not None:
                 self._check(replacing)
                 del self._models[replacing]
@@ -42,15 +45,22 @@ class Loaded(Generic[Model]):
 
         Raises:
             DeviceError: It is another device's, was replaced, or was never given out.
+            DeviceLostError: After :meth:`close`.
         """
         with self._lock:
+            self._open()
             self._check(handle)
             return self._models[handle]
 
-    def clear(self) -> None:
-        """Forget every model."""
+    def close(self) -> None:
+        """Forget every model, and take no more. Idempotent."""
         with self._lock:
+            self._closed = True
             self._models.clear()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise DeviceLostError("the device is closed")
 
     def _check(self, handle: Handle) -> None:
         if handle.device != self._uid:
@@ -61,5 +71,5 @@ class Loaded(Generic[Model]):
             known = sorted(known.number for known in self._models)
             raise DeviceError(
                 f"model {handle.number} (artifact {handle.digest[:12]}) is not on {self._uid}, which holds {known}: it "
-                "was replaced, or the device was closed; use the handle that the last load() returned"
+                "was replaced; use the handle that the last load() returned"
             )

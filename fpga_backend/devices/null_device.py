@@ -12,7 +12,7 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.loaded import Loaded
 from greentrain.fpga_backend.devices.unmetered import Unmetered
-from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
+from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.program import Program
 from greentrain.types import PowerMeter, Provenance
 
@@ -26,7 +26,6 @@ class NullDevice:
     def __init__(self) -> None:
         self._loaded: Loaded[Program] = Loaded(UID)
         self._meter = Unmetered()
-        self._closed = False
 
     def probe(self) -> DeviceInfo:
         """Say that nothing is here."""
@@ -39,7 +38,6 @@ class NullDevice:
             DeviceError: ``replacing`` is unknown.
             DeviceLostError: The device is closed.
         """
-        self._open()
         return self._loaded.put(artifact.program, artifact.digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
@@ -50,7 +48,6 @@ class NullDevice:
             DeviceError: The handle is unknown.
             DeviceLostError: The device is closed.
         """
-        self._open()
         batch.check(self._loaded.get(handle))
         future: Future[Result] = Future()
         future.set_exception(DeviceError(REASON))
@@ -67,9 +64,4 @@ class NullDevice:
 
     def close(self) -> None:
         """Refuse everything from now on. Idempotent."""
-        self._closed = True
-        self._loaded.clear()
-
-    def _open(self) -> None:
-        if self._closed:
-            raise DeviceLostError("the device is closed")
+        self._loaded.close()

@@ -62,7 +62,7 @@ class EngineDevice:
     def close(self) -> None:
         self.closed = True
         self.lane.close()
-        self.loaded.clear()
+        self.loaded.close()
 
 
 class TestEngineDevice(OffloadContract):
