@@ -23,7 +23,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,8 @@ class GreenSession(contextlib.ContextDecorator):
         config: Path of a YAML file, mapping, GreenConfig, or None for the defaults (measure only).
         topology: Place of this process in the job; None reads the launcher's variables at each start.
         meter: Power meter to use instead of those the configuration names; closed with the run.
+        extra_meters: Meters beside these, of devices that the configuration does not know, such as an offload
+            device's ``meter``; read but not closed.
         signal: Carbon signal to use instead of the one the configuration names.
         clock: Time, for tests and replays.
         launcher: Who starts the training again after it left; None: ``greentrain launch``, if that started it.
@@ -82,6 +84,7 @@ class GreenSession(contextlib.ContextDecorator):
         *,
         topology: Topology | None = None,
         meter: PowerMeter | None = None,
+        extra_meters: Sequence[PowerMeter] = (),
         signal: CarbonSignal | None = None,
         clock: Clock | None = None,
         launcher: "Launcher | None" = None,
@@ -89,6 +92,7 @@ class GreenSession(contextlib.ContextDecorator):
         self.config = GreenConfig.load(config)
         self._topology = topology
         self._meter = meter
+        self._extra_meters = tuple(extra_meters)
         self._signal = signal if signal is not None else open_signal(self.config.carbon)
         self._own_signal = signal is None
         self._clock: Clock = clock or SystemClock()
@@ -131,7 +135,7 @@ class GreenSession(contextlib.ContextDecorator):
         run_id = self._run_id(place)
         grid_time = self._grid_time(run_id)
         signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
-        meter = self._meter if self._meter is not None else self._open_meters(place)
+        meter = self._all_meters(place)
         run: ActiveRun | None = None
         try:
             _tell(self._signal, "start")
@@ -475,6 +479,15 @@ class GreenSession(contextlib.ContextDecorator):
             run.event("sigterm", "the process was told to end and goes on with its own handler")
             run.book_now()
             self._control.wake()  # in a pause, the program could not end itself
+
+    def _all_meters(self, place: Topology) -> PowerMeter:
+        own = self._meter if self._meter is not None else self._open_meters(place)
+        if not self._extra_meters:
+            return own
+        from greentrain.power.composite import Borrowed, CompositeMeter
+
+        members = own.meters if isinstance(own, CompositeMeter) else [own]
+        return CompositeMeter([*members, *map(Borrowed, self._extra_meters)], clock=self._clock)
 
     def _open_meters(self, place: Topology) -> PowerMeter:
         from greentrain.power.detect import open_meters

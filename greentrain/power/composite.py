@@ -70,6 +70,29 @@ class CompositeMeter:
             member.close()
 
 
+class Borrowed:
+    """A meter whose owner is somebody else, who closes it: an offload device that outlives the run.
+
+    Args:
+        meter: Of the other.
+    """
+
+    def __init__(self, meter: PowerMeter) -> None:
+        self._meter = meter
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """The other's."""
+        return self._meter.sensors
+
+    def read(self) -> Sequence[PowerSample]:
+        """Read the other's."""
+        return self._meter.read()
+
+    def close(self) -> None:
+        """Leave the meter open."""
+
+
 class _Member:
     def __init__(self, meter: PowerMeter, uids: tuple[str, ...], clock: Clock) -> None:
         self.meter = meter
