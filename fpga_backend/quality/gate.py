@@ -56,15 +56,13 @@ def gate(
     ordered = int(np.count_nonzero(~np.isnan(counts)))
     if not ordered:
         raise ValueError(f"the reference scores both items of all {len(chosen)} pairs the same: it has no order")
-    least = float(np.nanmean(counts))
-    limit = k * max(least, 1 / ordered)
+    lost = float(np.nansum(counts))  # multiples of 1/2, so sums are exact
+    allowed = k * max(lost, 1.0)
+    least, limit = lost / ordered, allowed / ordered
     try:
-        rate = float(np.nanmean(flips(first, candidate, chosen)))
+        own = float(np.nansum(flips(first, candidate, chosen)))
     except ValueError as error:
         return Verdict(offload=False, reason=str(error), rate=None, floor=least, limit=limit, pairs=ordered)
-    compared = f"{rate:.3%} of {ordered:,} pairs flip; BF16 flips {least:.3%}; {k:g} times that"
-    if least * ordered < 1:
-        compared += f", at least one pair, is {limit:.3%}"
-    else:
-        compared += f" is {limit:.3%}"
-    return Verdict(offload=rate <= limit, reason=compared, rate=rate, floor=least, limit=limit, pairs=ordered)
+    base = "that" if lost >= 1 else "the one pair that the set can resolve"
+    reason = f"{own / ordered:.3%} of {ordered:,} pairs flip, BF16 flips {least:.3%}; {k:g} times {base} is {limit:.3%}"
+    return Verdict(offload=own <= allowed, reason=reason, rate=own / ordered, floor=least, limit=limit, pairs=ordered)

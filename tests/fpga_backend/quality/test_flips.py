@@ -1,0 +1,150 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import kendalltau
+
+from greentrain.fpga_backend.quality.flips import accuracy, by_margin, flip_rate, flips, kendall_tau
+from greentrain.fpga_backend.quality.pairs import Pairs, every, preferences, scored
+
+SCORES = st.lists(st.integers(-1000, 1000), min_size=2, max_size=40)
+"""Integers, so that a monotone transform of them is exact and keeps their order."""
+
+
+def _pairs(*pairs: tuple[int, int]) -> Pairs:
+    better, worse = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+    return Pairs(better=better, worse=worse, margin=np.ones(len(pairs)))
+
+
+def test_flips_by_hand() -> None:
+    reference, candidate = [3.0, 2.0, 1.0, 1.0], [3.0, 3.0, 4.0, 0.0]
+    #      (0, 1) ties; (0, 2) turns round; (1, 3) stays; (2, 3) had no order
+    counts = flips(reference, candidate, _pairs((0, 1), (0, 2), (1, 3), (2, 3)))
+    np.testing.assert_array_equal(counts, [0.5, 1.0, 0.0, np.nan])
+    assert flip_rate(reference, candidate, _pairs((0, 1), (0, 2), (1, 3), (2, 3))) == 0.5
+
+
+def test_flip_rate_of_all_pairs_by_hand() -> None:
+    # of (0, 1), (0, 2), (1, 2) only the last turns round
+    assert flip_rate([1.0, 2.0, 3.0], [1.0, 3.0, 2.0]) == pytest.approx(1 / 3)
+
+
+def test_flip_rate_without_any_order_is_unknown() -> None:
+    assert math.isnan(flip_rate([1.0, 1.0], [1.0, 2.0]))
+
+
+@given(SCORES)
+def test_same_scores_flip_nothing(values: list[int]) -> None:
+    reference = np.array(values)
+    assert not np.nansum(flips(reference, reference.copy(), every(len(values))))
+
+
+@given(SCORES)
+def test_a_monotone_transform_flips_nothing(values: list[int]) -> None:
+    reference = np.array(values, dtype=np.float64)
+    assert not np.nansum(flips(reference, reference**3 + 2 * reference - 7, every(len(values))))
+
+
+@given(SCORES)
+def test_the_reverse_flips_everything(values: list[int]) -> None:
+    reference = np.array(values, dtype=np.float64)
+    counts = flips(reference, -reference, every(len(values)))
+    assert (counts[~np.isnan(counts)] == 1).all()
+
+
+@given(SCORES)
+def test_a_candidate_that_scores_all_the_same_flips_a_half(values: list[int]) -> None:
+    rate = flip_rate(values, [7] * len(values))
+    assert rate == 0.5 or (math.isnan(rate) and len(set(values)) == 1)
+
+
+@given(SCORES, st.data())
+def test_the_direction_of_a_pair_does_not_matter(values: list[int], data: st.DataObject) -> None:
+    candidate = data.draw(st.permutations(values))
+    pairs = every(len(values))
+    turned = Pairs(better=pairs.worse, worse=pairs.better, margin=pairs.margin)
+    np.testing.assert_array_equal(flips(values, candidate, pairs), flips(values, candidate, turned))
+
+
+@given(SCORES, st.data(), st.integers(1, 12))
+def test_deciles_hold_every_pair_once_and_average_to_the_rate(
+    values: list[int], data: st.DataObject, parts: int
+) -> None:
+    candidate = data.draw(st.lists(st.integers(-1000, 1000), min_size=len(values), max_size=len(values)))
+    found = by_margin(values, candidate, parts=parts)
+    counts = flips(values, candidate, every(len(values)))
+    ordered = int(np.count_nonzero(~np.isnan(counts)))
+    assert sum(part.pairs for part in found) == ordered
+    assert all(part.low <= part.high for part in found)
+    assert all(before.high <= after.low for before, after in itertools.pairwise(found))
+    assert sum(part.pairs * part.rate for part in found) == pytest.approx(np.nansum(counts))
+
+
+def test_close_pairs_flip_first() -> None:
+    draw = np.random.default_rng(0)
+    reference = draw.normal(size=200)
+    found = by_margin(reference, reference + 0.05 * draw.normal(size=200))
+    assert found[0].rate > 0.1 and found[-1].rate == 0
+    assert found[0].low < 0.01 and found[-1].high > 3  # in standard deviations
+
+
+@given(st.data(), st.integers(2, 30))
+def test_kendall_tau_is_scipys(data: st.DataObject, items: int) -> None:
+    column = st.lists(st.integers(0, 8), min_size=items, max_size=items)
+    first, second = data.draw(column), data.draw(column)
+    ours, theirs = kendall_tau(first, second), float(kendalltau(first, second).statistic)
+    assert ours == pytest.approx(theirs, abs=1e-12) or (math.isnan(ours) and math.isnan(theirs))
+
+
+def test_accuracy_by_hand() -> None:
+    assert accuracy([2.0, 1.0, 1.0], _pairs((0, 1), (1, 2), (1, 0), (0, 2))) == pytest.approx((1 + 0.5 + 0 + 1) / 4)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_score_that_is_no_number_is_named(broken: float) -> None:
+    with pytest.raises(ValueError, match=r"candidate\[1\]"):
+        flip_rate([1.0, 2.0], [1.0, broken])
+
+
+def test_scores_of_other_items_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 scores, the reference has 2"):
+        flip_rate([1.0, 2.0], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match=r"shape \[1, 2\]"):
+        flip_rate([[1.0, 2.0]], [1.0, 2.0])
+    with pytest.raises(ValueError, match="names item 2"):
+        flip_rate([1.0, 2.0], [1.0, 2.0], _pairs((0, 2)))
+    with pytest.raises(ValueError, match="no pairs"):
+        flip_rate([1.0], [1.0])
+
+
+def test_a_column_of_scores_is_scores() -> None:
+    np.testing.assert_array_equal(scored(np.array([[1.0], [2.0]], dtype=np.float32), "it"), [1.0, 2.0])
+
+
+RATED = st.lists(st.tuples(st.integers(-8, 8), st.sampled_from("ab")), min_size=0, max_size=20)
+
+
+@given(RATED)
+def test_preferences_are_all_pairs_of_one_kind_that_differ_enough(rated: list[tuple[int, str]]) -> None:
+    ratings, kinds = [float(r) for r, _ in rated], [k for _, k in rated]
+    found = preferences(ratings, kinds, least_margin=2.0)
+    expected = {
+        (i, j)
+        for i in range(len(rated))
+        for j in range(len(rated))
+        if kinds[i] == kinds[j] and ratings[i] - ratings[j] >= 2.0
+    }
+    assert len(found) == len(expected)
+    assert set(zip(found.better.tolist(), found.worse.tolist(), strict=True)) == expected
+    assert all(ratings[i] - ratings[j] == m for i, j, m in zip(found.better, found.worse, found.margin, strict=True))
+    assert len(found.at_least(5.0)) == sum(ratings[i] - ratings[j] >= 5.0 for i, j in expected)
+
+
+def test_no_margin_is_no_preference() -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        preferences([1.0], ["a"], least_margin=0.0)
+    with pytest.raises(ValueError, match="1 ratings for 2 kinds"):
+        preferences([1.0], ["a", "b"], least_margin=1.0)
