@@ -1,0 +1,279 @@
+"""What an xclbin says of its kernels and memories: read and checked; and written, without a bitstream, for tests.
+
+A file of :func:`write` holds metadata only: XRT's no-op emulation takes it, a card does not.
+"""
+
+import struct
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from greentrain.fpga_backend.csim.kernels import Kernel, Region
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.xrt import axlf
+
+PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
+"""The U55C shell that XRT 2.13 goes with (AMD, U55C getting started, 2022.1)."""
+CHANNEL_BYTES = 512 * 2**20
+"""One of the card's 32 HBM pseudo channels: UG1393, "HBM Configuration and Use"; 2026-11-21."""
+KIB = 1024
+"""``mem_data.m_size`` counts these: xclbin.h."""
+
+COUNT = struct.Struct("<i")
+BANK = struct.Struct("<BB6xQQ16s")
+"""``struct mem_data``: type, used, size in KiB, base address, tag."""
+LINK = struct.Struct("<iii")
+"""``struct connection``: argument, unit (index into the layout), memory."""
+UNIT = struct.Struct("<IIQ64s")
+"""``struct ip_data``: type, properties, base address, ``kernel:unit``."""
+HBM = 6
+"""``MEM_HBM``."""
+KERNEL_UNIT = 1
+"""``IP_KERNEL``."""
+CHAINED = 0x0101
+"""Interrupts enabled, ``AP_CTRL_CHAIN``."""
+UNIT_BASE = 0x1800000
+UNIT_BYTES = 0x10000
+"""Where the registers of the units begin, and their distance; any free place of the shell's control bus does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedArgument:
+    """An argument of a kernel as it was linked."""
+
+    name: str
+    pointer: bool
+    memory: int | None
+    """Index of the memory of a pointer, as ``group_id`` gives it; None for a scalar, or where the file does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkedKernel:
+    """A kernel as it was linked."""
+
+    name: str
+    arguments: tuple[LinkedArgument, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory that pointers can lie in."""
+
+    tag: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xclbin:
+    """What an xclbin says of itself."""
+
+    path: Path
+    uuid: str
+    platform: str
+    kernels: tuple[LinkedKernel, ...]
+    memories: tuple[Memory, ...]
+
+
+def read(path: Path) -> Xclbin:
+    """Read an xclbin's metadata.
+
+    Raises:
+        DeviceError: The file is missing, torn, or without kernels; the message says which.
+    """
+    found = axlf.parse(path)
+    try:
+        memories, links = _memories(found), _links(found)
+        kernels = tuple(_kernels(found.sections[axlf.EMBEDDED_METADATA], links))
+    except KeyError as error:
+        raise DeviceError(f"{path} has no section {error} (xclbin.h): it is no linked design") from error
+    except (ET.ParseError, struct.error, ValueError) as error:
+        raise DeviceError(f"{path} is damaged: its metadata cannot be read ({error})") from error
+    if not kernels:
+        raise DeviceError(f"{path} holds no kernels: link the kernels of hls/ into it")
+    return Xclbin(path=path, uuid=found.uuid, platform=found.platform, kernels=kernels, memories=memories)
+
+
+def check(found: Xclbin, wanted: Sequence[Kernel]) -> dict[int, Memory]:
+    """Compare an xclbin with the kernels that the host will launch.
+
+    Returns:
+        The memory of each region of the card (``Region.bank``).
+
+    Raises:
+        DeviceError: A kernel, an argument or a memory differs; the message names the first.
+    """
+    kernels = {kernel.name: kernel for kernel in found.kernels}
+    banks: dict[int, int] = {}
+    for kernel in wanted:
+        linked = kernels.get(kernel.name)
+        if linked is None:
+            raise DeviceError(
+                f"{found.path} has no kernel {kernel.name} (it has {', '.join(sorted(kernels))}): link the kernels of "
+                "this version of hls/"
+            )
+        _compare(found, kernel, linked)
+        for argument, place in zip(kernel.arguments, linked.arguments, strict=True):
+            if argument.bank is None or place.memory is None:
+                continue
+            if place.memory >= len(found.memories):
+                raise DeviceError(
+                    f"{found.path}: {kernel.name}.{argument.name} lies in memory {place.memory}, which "
+                    f"is not there ({len(found.memories)} are)"
+                )
+            if banks.setdefault(argument.bank, place.memory) != place.memory:
+                raise DeviceError(
+                    f"{found.path}: {kernel.name}.{argument.name} lies in {found.memories[place.memory].tag}, other "
+                    f"pointers of its region in {found.memories[banks[argument.bank]].tag}: link with connectivity.cfg"
+                )
+    return {bank: found.memories[memory] for bank, memory in banks.items()}
+
+
+def write(
+    path: Path, kernels: Sequence[Kernel], regions: Sequence[Region], *, channel_bytes: int = CHANNEL_BYTES
+) -> None:
+    """Write an xclbin of metadata only, with one unit a kernel and one memory a region.
+
+    Args:
+        path: The file.
+        kernels: To be listed.
+        regions: In the order of their ``bank``.
+        channel_bytes: Size of one pseudo channel; a test makes a card small with it.
+    """
+    topology = COUNT.pack(len(regions)) + bytes(4)
+    base = 0
+    for region in regions:
+        size = (region.last - region.first + 1) * channel_bytes
+        topology += BANK.pack(HBM, 1, size // KIB, base, region.tag.encode())
+        base += size
+    layout = COUNT.pack(len(kernels)) + bytes(4)
+    links = []
+    for i, kernel in enumerate(kernels):
+        layout += UNIT.pack(KERNEL_UNIT, CHAINED, UNIT_BASE + i * UNIT_BYTES, f"{kernel.name}:{kernel.name}_1".encode())
+        links += [LINK.pack(j, i, a.bank) for j, a in enumerate(kernel.arguments) if a.bank is not None]
+    connectivity = COUNT.pack(len(links)) + b"".join(links)
+    path.write_bytes(
+        axlf.build(
+            PLATFORM,
+            {
+                axlf.EMBEDDED_METADATA: _xml(kernels),
+                axlf.MEM_TOPOLOGY: topology,
+                axlf.CONNECTIVITY: connectivity,
+                axlf.IP_LAYOUT: layout,
+                axlf.GROUP_TOPOLOGY: topology,
+                axlf.GROUP_CONNECTIVITY: connectivity,
+            },
+        )
+    )
+
+
+def _compare(found: Xclbin, kernel: Kernel, linked: LinkedKernel) -> None:
+    if len(kernel.arguments) != len(linked.arguments):
+        raise DeviceError(
+            f"{found.path}: {kernel.name} has {len(linked.arguments)} arguments, this version passes "
+            f"{len(kernel.arguments)}: it was linked from another version of hls/"
+        )
+    for i, (argument, place) in enumerate(zip(kernel.arguments, linked.arguments, strict=True)):
+        pointer = argument.kind == "pointer"
+        if argument.name != place.name or pointer != place.pointer:
+            raise DeviceError(
+                f"{found.path}: argument {i} of {kernel.name} is {'pointer' if place.pointer else 'scalar'} "
+                f"{place.name}, this version passes {argument.kind} {argument.name}: it was linked from another "
+                "version of hls/"
+            )
+
+
+def _memories(found: axlf.Container) -> tuple[Memory, ...]:
+    data = found.sections.get(axlf.GROUP_TOPOLOGY) or found.sections[axlf.MEM_TOPOLOGY]
+    (count,) = COUNT.unpack_from(data)
+    memories = []
+    for i in range(count):
+        _, used, size, _, tag = BANK.unpack_from(data, 8 + i * BANK.size)
+        memories.append(Memory(tag=tag.split(b"\0", 1)[0].decode("utf-8", "replace"), nbytes=used and size * KIB))
+    return tuple(memories)
+
+
+def _links(found: axlf.Container) -> dict[tuple[str, int], int]:
+    """Return the memory of each (kernel, argument): the largest, where an argument reaches several."""
+    layout = found.sections[axlf.IP_LAYOUT]
+    names = [
+        UNIT.unpack_from(layout, 8 + i * UNIT.size)[3].split(b"\0", 1)[0].decode().partition(":")[0]
+        for i in range(COUNT.unpack_from(layout)[0])
+    ]
+    data = found.sections.get(axlf.GROUP_CONNECTIVITY) or found.sections[axlf.CONNECTIVITY]
+    links: dict[tuple[str, int], int] = {}
+    for i in range(COUNT.unpack_from(data)[0]):
+        argument, unit, memory = LINK.unpack_from(data, 4 + i * LINK.size)
+        if not 0 <= unit < len(names):
+            raise ValueError(f"connection {i} names unit {unit} of {len(names)}")
+        # XRT takes the highest index of an argument: groups come after the banks that they are made of
+        key = (names[unit], argument)
+        links[key] = max(links.get(key, 0), memory)
+    return links
+
+
+def _kernels(metadata: bytes, links: dict[tuple[str, int], int]) -> Iterator[LinkedKernel]:
+    for kernel in ET.fromstring(metadata.rstrip(b"\0")).iter("kernel"):
+        name = kernel.get("name", "")
+        arguments = sorted((int(a.get("id", "0")), a) for a in kernel.iter("arg") if a.get("id", "").isdigit())
+        yield LinkedKernel(
+            name=name,
+            arguments=tuple(
+                LinkedArgument(
+                    name=a.get("name", ""), pointer=a.get("addressQualifier") == "1", memory=links.get((name, number))
+                )
+                for number, a in arguments
+            ),
+        )
+
+
+def _xml(kernels: Sequence[Kernel]) -> bytes:
+    project = ET.Element("project", name="greentrain")
+    platform = ET.SubElement(
+        project, "platform", vendor="xilinx", boardid="u55c", name="gen3x16_xdma", featureRomTime="0"
+    )
+    ET.SubElement(platform, "version", major="0", minor="0")
+    device = ET.SubElement(platform, "device", name="fpga0", fpgaDevice="", addrWidth="0")
+    core = ET.SubElement(
+        device,
+        "core",
+        name="OCL_REGION_0",
+        target="bitstream",
+        type="clc_region",
+        clockFreq="0MHz",
+        numComputeUnits=str(len(kernels)),
+    )
+    ET.SubElement(core, "kernelClocks")
+    for i, kernel in enumerate(kernels):
+        item = ET.SubElement(
+            core,
+            "kernel",
+            name=kernel.name,
+            language="c",
+            vlnv="",
+            preferredWorkGroupSizeMultiple="0",
+            workGroupSize="1",
+            interrupt="true",
+            hwControlProtocol="ap_ctrl_chain",
+        )
+        for j, (argument, offset) in enumerate(zip(kernel.arguments, kernel.offsets(), strict=True)):
+            pointer = argument.kind == "pointer"
+            size = hex(8 if pointer else 4)
+            ET.SubElement(
+                item,
+                "arg",
+                name=argument.name,
+                addressQualifier="1" if pointer else "0",
+                id=str(j),
+                port=f"M_AXI_{argument.bundle.upper()}" if pointer else "S_AXI_CONTROL",
+                size=size,
+                offset=hex(offset),
+                hostOffset="0x0",
+                hostSize=size,
+                type=argument.ctype,
+            )
+        unit = ET.SubElement(item, "instance", name=f"{kernel.name}_1")
+        ET.SubElement(
+            unit, "addrRemap", base=hex(UNIT_BASE + i * UNIT_BYTES), range=hex(UNIT_BYTES), port="S_AXI_CONTROL"
+        )
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(project)

@@ -1,0 +1,54 @@
+"""What XRT's tests share: Debian's XRT as it wants to lie, the compiled kernels, and a design of metadata only."""
+
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from greentrain.fpga_backend.csim.build import build
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS
+from greentrain.fpga_backend.xrt import xclbin
+
+LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
+
+
+@pytest.fixture(scope="session")
+def noop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment in which XRT's no-op emulation runs."""
+    try:
+        ctypes.CDLL("libxrt_noop.so.2")
+    except OSError:
+        pytest.skip("XRT's no-op emulation is not installed: apt-get install libxrt1 (Debian 12)")
+    root = tmp_path_factory.mktemp("xrt")
+    (root / "lib").mkdir()
+    for library in LIBRARIES.glob("libxrt*.so*"):
+        (root / "lib" / library.name).symlink_to(library)
+    (root / "lib" / "xrt").symlink_to(LIBRARIES / "xrt")
+    return {**os.environ, "XILINX_XRT": str(root), "XCL_EMULATION_MODE": "noop"}
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels, built by g++."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on PATH")
+    return build()
+
+
+@pytest.fixture(scope="session")
+def design(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An xclbin that lists the kernels and has no bitstream."""
+    path = tmp_path_factory.mktemp("design") / "kernels.xclbin"
+    xclbin.write(path, KERNELS, REGIONS)
+    return path
+
+
+@pytest.fixture
+def open_files() -> Iterator[None]:
+    """Fail a test that leaves a file descriptor open."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) <= before
