@@ -1,0 +1,118 @@
+"""Where a program's numbers lie between two kernels: how many buffers there are, and how large."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from greentrain.fpga_backend.csim.fitting import by_sequence
+from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, TABLES, Region
+from greentrain.fpga_backend.csim.launches import BYTES, beats
+from greentrain.fpga_backend.program import Attention, Linear, LogProb, Program, read_by, widths
+
+LOGITS_BYTES = 2**26
+"""Logits at a time: few enough to fit any bank, and rows enough to read the vocabulary's weights seldom."""
+MOST_CHUNK = 1024
+INDEX_INTS = 7
+"""Integers of a row in the index buffers: id, position, type, and a segment of four."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a batch, or a buffer for batches, has room for."""
+
+    rows: int
+    sequences: int
+    targets: int
+
+    def holds(self, other: "Size") -> bool:
+        """Return whether a batch of another size fits."""
+        return self.rows >= other.rows and self.sequences >= other.sequences and self.targets >= other.targets
+
+
+@dataclass(slots=True)
+class _Slot:
+    by_sequence: bool
+    beats: int
+    register: int | None
+
+
+class Layout:
+    """The buffers of a program.
+
+    Args:
+        program: The operators.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._slots, self.slot_of = _slots(program)
+        self._vocabulary = max((op.vocabulary for op in program.ops if isinstance(op, LogProb)), default=0)
+        self._rows_beats, self._groups = _quantised(program)
+        self.chunk = max(1, min(MOST_CHUNK, LOGITS_BYTES // max(BYTES * beats(self._vocabulary), 1)))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that a row of tokens takes in all buffers, at most."""
+        slots = sum(slot.beats for slot in self._slots if not slot.by_sequence)
+        return BYTES * (slots + sum(self._rows_beats)) + 4 * sum(self._groups) + 4 * INDEX_INTS
+
+    def buffers(self, size: Size) -> Mapping[str, tuple[int, Region]]:
+        """Return bytes and region of each buffer that depends on the batch, by name; slots as ``slot:i``."""
+        chunk = min(self.chunk, size.targets) if self._vocabulary else 0
+        tall = max(size.rows, size.sequences, chunk)
+        found: dict[str, tuple[int, Region]] = {}
+        for i, slot in enumerate(self._slots):
+            rows = size.sequences if slot.by_sequence else size.rows
+            found[f"slot:{i}"] = (BYTES * slot.beats * rows, ACTIVATIONS)
+        for i, (wide, groups) in enumerate(zip(self._rows_beats, self._groups, strict=True)):
+            if wide:
+                found[f"q:{i}"] = (BYTES * wide * tall, ROWS)
+                found[f"s:{i}"] = (4 * groups * tall, ROWS)
+        for name in ("ids", "positions", "types"):
+            found[f"index:{name}"] = (4 * size.rows, TABLES)
+        found["index:segments"] = (16 * size.rows, TABLES)
+        found["index:sequences"] = (16 * size.sequences, TABLES)
+        if self._vocabulary and size.targets:
+            found["index:target_rows"] = (4 * size.targets, TABLES)
+            found["index:target_ids"] = (4 * size.targets, TABLES)
+            found["logits"] = (BYTES * beats(self._vocabulary) * chunk, ACTIVATIONS)
+            found["logprobs"] = (4 * size.targets, ACTIVATIONS)
+        return found
+
+
+def _slots(program: Program) -> tuple[list[_Slot], dict[int, int]]:
+    """Give registers that are not alive at the same time the same buffer."""
+    wide, pooled = widths(program), by_sequence(program)
+    last = {columns.register: i for i, op in enumerate(program.ops) for columns in read_by(op)}
+    slots: list[_Slot] = []
+    slot_of: dict[int, int] = {}
+    for i, op in enumerate(program.ops):
+        if isinstance(op, LogProb):
+            continue
+        need, kind = beats(wide[op.out]), op.out in pooled
+        free = [s for s, slot in enumerate(slots) if slot.register is None and slot.by_sequence == kind]
+        if free:  # the tightest that is wide enough, else the widest
+            chosen = min(free, key=lambda s: (slots[s].beats < need, abs(slots[s].beats - need)))
+        else:
+            slots.append(_Slot(kind, need, None))
+            chosen = len(slots) - 1
+        slots[chosen].beats = max(slots[chosen].beats, need)
+        slots[chosen].register = op.out
+        slot_of[op.out] = chosen
+        for slot in slots:
+            if slot.register is not None and last.get(slot.register, len(program.ops)) <= i:
+                slot.register = None
+    return slots, slot_of
+
+
+def _quantised(program: Program) -> tuple[list[int], list[int]]:
+    """Return the beats and the scales of a row in each of the three places for 8-bit rows."""
+    wide, groups = [0, 0, 0], [0, 0, 0]
+    for op in program.ops:
+        parts: tuple[tuple[int, int], ...] = ()
+        if isinstance(op, Linear | LogProb):
+            parts = ((op.x.width, 1),)
+        elif isinstance(op, Attention):
+            parts = ((op.q.width, op.heads), (op.k.width, op.kv_heads), (op.v.width, op.kv_heads))
+        for i, (width, heads) in enumerate(parts):
+            wide[i] = max(wide[i], heads * beats(width // heads, BYTES))
+            groups[i] = max(groups[i], heads)
+    return wide, groups
