@@ -1,0 +1,171 @@
+"""A card's joules: its power, read once a second in a thread of its own, because a driver may hang.
+
+XRT's driver keeps what it has read for a second (``HWMON_SDM_DEFAULT_EXPIRE_SECS``, ``XMC_DEFAULT_EXPIRE_SECS``,
+unchanged from tag 2.17 to 963c58e, 2026-11-21): reading more often gives the same number again.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from greentrain.clock import Clock, SystemClock
+from greentrain.errors import MeterError
+from greentrain.fpga_backend.device import EnergyReading
+from greentrain.fpga_backend.xrt.electrical import XrtSmi
+from greentrain.fpga_backend.xrt.hwmon import Hwmon
+from greentrain.fpga_backend.xrt.pci import PciFunction
+from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+
+PERIOD_S = 1.0
+STALE_S = 3.0
+"""A reading older than this does not stand for now any more, and no energy is booked across a longer gap (s)."""
+FIRST_S = 2.0
+"""Longest wait for the first reading (s)."""
+
+
+class Source(Protocol):
+    """One way to a card's watts."""
+
+    method: str
+
+    def read_w(self) -> float:
+        """Return the watts; may block. Raises MeterError where there are none."""
+        ...
+
+
+class CardMeter:
+    """A PowerMeter of one card; None as source: the card exists, but nothing reads it; no device: there is no card.
+
+    Args:
+        device: The card.
+        source: Where its watts come from.
+        note: Why there is no source.
+        clock: Time.
+        period_s: How often it is read (s).
+        stale_s: See ``STALE_S``.
+    """
+
+    def __init__(
+        self,
+        device: Device | None,
+        source: Source | None,
+        *,
+        note: str = "",
+        clock: Clock | None = None,
+        period_s: float = PERIOD_S,
+        stale_s: float = STALE_S,
+    ) -> None:
+        self._device, self._source, self._note = device, source, note
+        self._clock = clock or SystemClock()
+        self._period_s, self._stale_s = period_s, stale_s
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._first = threading.Event()
+        self._good: PowerSample | None = None
+        self._why = "no reading yet"
+        self._said_s = self._opened_s = self._clock.monotonic_s()
+        self._energy_j = 0.0
+        self._known_s = 0.0
+        self._thread: threading.Thread | None = None
+        if device is not None and source is not None:
+            self._thread = threading.Thread(target=self._poll, name=f"greentrain {device.uid} power", daemon=True)
+            self._thread.start()
+            self._first.wait(FIRST_S)
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """The card's sensor."""
+        if self._device is None:
+            return ()
+        if self._source is None:
+            missing = Provenance.MISSING
+            return (
+                Sensor(
+                    device=self._device, provenance=missing, method="none", period_s=self._period_s, note=self._note
+                ),
+            )
+        return (
+            Sensor(
+                device=self._device,
+                provenance=Provenance.MEASURED,
+                method=self._source.method,
+                period_s=self._period_s,
+                note="board power; the driver refreshes it once a second (Xilinx/XRT, hwmon_sdm.c)",
+            ),
+        )
+
+    def read(self) -> Sequence[PowerSample]:
+        """Return the newest reading, at its own time; a missing one where it is too old."""
+        if self._device is None:
+            return ()
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            good, why = self._good, self._note or self._why
+            if good is not None and now_s - good.t_s <= self._stale_s and not self._end.is_set():
+                self._said_s = max(self._said_s, good.t_s)
+                return (good._replace(t_s=self._said_s),)
+            if good is not None and not self._end.is_set():
+                why = f"the last reading is {now_s - good.t_s:.1f} s old: {why or 'the sensor is silent'}"
+            self._said_s = max(self._said_s, now_s)
+        return (PowerSample(device_uid=self._device.uid, t_s=self._said_s, note=why or "the sensor is silent"),)
+
+    def energy(self) -> EnergyReading:
+        """Return the joules since opening: trapezoids between readings, none across gaps."""
+        if self._device is None:
+            return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=self._note)
+        with self._lock:
+            unknown_s = self._clock.monotonic_s() - self._opened_s - self._known_s
+            if self._good is None or self._source is None:
+                return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=self._note or self._why)
+            note = f"{unknown_s:.1f} s since opening are not in it" if unknown_s > 2 * self._period_s else ""
+            return EnergyReading(energy_j=self._energy_j, provenance=Provenance.MEASURED, note=note)
+
+    def close(self) -> None:
+        """End the thread; one that hangs in a driver is left behind as a daemon. Idempotent."""
+        self._end.set()
+        with self._lock:
+            self._why = "the meter is closed"
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self._period_s)
+
+    def _poll(self) -> None:
+        while not self._end.is_set():
+            self._read_once()
+            self._first.set()
+            self._end.wait(self._period_s)
+
+    def _read_once(self) -> None:
+        if self._device is None or self._source is None:
+            return
+        before_s = self._clock.monotonic_s()
+        watts, why = None, ""
+        try:
+            watts = self._source.read_w()
+        except MeterError as error:
+            why = str(error)
+        except Exception as error:  # a driver may answer with anything
+            why = f"{self._source.method} failed: {error!r}"
+        t_s = (before_s + self._clock.monotonic_s()) / 2
+        with self._lock:
+            if self._end.is_set():
+                return
+            self._why = why
+            if watts is None:
+                return
+            if self._good is not None and self._good.power_w is not None and t_s - self._good.t_s <= self._stale_s:
+                self._energy_j += (watts + self._good.power_w) / 2 * (t_s - self._good.t_s)
+                self._known_s += t_s - self._good.t_s
+            self._good = PowerSample(device_uid=self._device.uid, t_s=t_s, power_w=watts)
+
+
+def meter_of(card: PciFunction | None, uid: str) -> CardMeter:
+    """Return the meter of a card, by the best source there is; None: there is no card, only its emulation."""
+    if card is None:
+        return CardMeter(None, None, note="an emulation draws no power of a card; what it computes is the CPU's energy")
+    device = Device(uid=uid, kind=DeviceKind.FPGA, name=card.name)
+    sources: tuple[Callable[[], Source], ...] = (lambda: Hwmon(card.folder), lambda: XrtSmi(card.address))
+    for source in sources:
+        with contextlib.suppress(MeterError):
+            return CardMeter(device, source())
+    return CardMeter(device, None, note="neither the driver nor xrt-smi shows this card's power: source XRT's setup.sh")

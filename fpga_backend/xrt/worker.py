@@ -1,0 +1,229 @@
+"""The process that owns a card: it takes models and batches and runs them, and nothing of torch is in it.
+
+It is started by :class:`greentrain.fpga_backend.xrt.process.Process`, ends with its parent, and says what goes wrong as
+a message. One message is answered before the next is read::
+
+    open    address, api, xclbin, silicon, memory_bytes,
+            activation_bytes                              -> uuid, memory_bytes, api
+    load    model; the model's memory                     -> used_bytes
+    unload  model                                         -> used_bytes
+    region  the memory of batches from now on             -> nothing
+    run     model, digest, shape                          -> run_s, rows, notes; the numbers in the region
+    ping    nbytes                                        -> nothing; that many bytes of the region were read
+"""
+
+import hashlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from greentrain.fpga_backend.card import Buffer
+from greentrain.fpga_backend.csim.kernels import WEIGHTS
+from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
+from greentrain.fpga_backend.xrt import transfer, wire
+from greentrain.fpga_backend.xrt.api import Api
+from greentrain.fpga_backend.xrt.card import Tenant, XrtCard
+from greentrain.fpga_backend.xrt.ctypes_api import CtypesApi
+from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi, load_pyxrt
+from greentrain.fpga_backend.xrt.shared import Region
+from greentrain.fpga_backend.xrt.silicon import compiled
+
+WATCH_S = 0.5
+"""How often the worker looks whether its parent is alive while a kernel runs (s); between batches it knows at once."""
+
+
+class Model:
+    """A model on the card, and a mark in the card's memory by which it is known again.
+
+    Args:
+        card: The card.
+        weights: The model.
+        activation_bytes: Bound of the memory of one batch.
+
+    Raises:
+        DeviceError: It does not fit; nothing of it stays on the card.
+    """
+
+    def __init__(self, card: XrtCard, weights: transfer.Weights, activation_bytes: int) -> None:
+        self.digest = weights.digest
+        self._tenant = Tenant(card)
+        try:
+            self._schedule = Schedule(weights, self._tenant, activation_bytes=activation_bytes)
+            self._mark = np.frombuffer(hashlib.sha256(weights.digest.encode()).digest(), np.uint8)
+            self._marked: Buffer = self._tenant.allocate(self._mark.nbytes, WEIGHTS.bank)
+            self._tenant.write(self._marked, self._mark)
+        except BaseException:
+            self._tenant.close()
+            raise
+
+    def run(self, batch: Any) -> Any:
+        """Run a batch.
+
+        Raises:
+            DeviceLostError: The card's memory does not hold the model any more: it was reset or programmed anew.
+        """
+        found = np.empty_like(self._mark)
+        self._tenant.read(self._marked, found)
+        if found.tobytes() != self._mark.tobytes():
+            raise DeviceLostError(
+                f"the card does not hold model {self.digest[:12]} any more: somebody has reset it or loaded another "
+                "design; load the model again"
+            )
+        return self._schedule.run(batch)
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._tenant.close()
+
+
+class Worker:
+    """What the messages do."""
+
+    def __init__(self) -> None:
+        self._card: XrtCard | None = None
+        self._activation_bytes = 0
+        self._models: dict[int, Model] = {}
+        self._region: Region | None = None
+
+    def answer(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """Do what a message asks for.
+
+        Raises:
+            OffloadError: It cannot be done.
+        """
+        match message.pop("do"):
+            case "open":
+                return self._open(**message)
+            case "load":
+                return self._load(message["model"], fds[0])
+            case "unload":
+                self._models.pop(message["model"]).close()
+                return {"used_bytes": self._the_card().used_bytes}
+            case "region":
+                if self._region is not None:
+                    self._region.close()
+                self._region = Region(fds[0])
+                return {}
+            case "run":
+                return self._run(message["model"], message["digest"], transfer.Shape(**message["shape"]))
+            case "ping":
+                return self._ping(message["nbytes"])
+            case other:
+                raise DeviceError(f"the worker knows no {other!r}")
+
+    def close(self) -> None:
+        """Give the card back."""
+        if self._card is not None:
+            self._card.close()
+
+    def _open(
+        self,
+        *,
+        address: str | None,
+        api: str,
+        xclbin: str,
+        silicon: str | None,
+        memory_bytes: int | None,
+        activation_bytes: int,
+    ) -> dict[str, Any]:
+        opened = open_api(api, address)
+        try:
+            card = XrtCard(
+                opened,
+                Path(xclbin),
+                silicon=None if silicon is None else compiled(Path(silicon)),
+                memory_bytes=memory_bytes,
+            )
+        except BaseException:
+            opened.close()
+            raise
+        self._card, self._activation_bytes = card, activation_bytes
+        return {"uuid": card.uuid, "memory_bytes": card.memory_bytes, "api": type(opened).__name__}
+
+    def _load(self, number: int, fd: int) -> dict[str, Any]:
+        region = Region(fd)
+        try:
+            self._models[number] = Model(self._the_card(), transfer.get_model(region), self._activation_bytes)
+        finally:
+            region.close()
+        return {"used_bytes": self._the_card().used_bytes}
+
+    def _run(self, number: int, digest: str, shape: transfer.Shape) -> dict[str, Any]:
+        model = self._models.get(number)
+        if model is None or model.digest != digest or self._region is None:
+            held = "nothing" if model is None else model.digest[:12]
+            raise DeviceError(f"the worker holds {held} as model {number}, not {digest[:12]}: load the artifact again")
+        batch = transfer.get_batch(shape, self._region)
+        start_s = time.perf_counter()
+        result = model.run(batch)
+        run_s = time.perf_counter() - start_s
+        transfer.put_result(result, shape, self._region)
+        return {"run_s": run_s, "rows": result.rows, "notes": list(result.notes)}
+
+    def _ping(self, nbytes: int) -> dict[str, Any]:
+        if self._region is not None:
+            self._region.array(np.uint8, nbytes, 0).copy()
+        return {}
+
+    def _the_card(self) -> XrtCard:
+        if self._card is None:
+            raise DeviceError("the worker has no card yet")
+        return self._card
+
+
+def open_api(name: str, address: str | None) -> Api:
+    """Open a card through ``pyxrt`` or ``ctypes``, or through whichever is there (``auto``).
+
+    Raises:
+        DeviceError: It cannot be opened.
+    """
+    if name == "auto":
+        try:
+            return PyxrtApi(address, module=load_pyxrt())
+        except DeviceError:
+            return CtypesApi(address)
+    return PyxrtApi(address) if name == "pyxrt" else CtypesApi(address)
+
+
+def serve(link: wire.Link, worker: Worker) -> None:
+    """Answer messages until the other side is gone."""
+    while (received := link.receive()) is not None:
+        message, fds = received
+        try:
+            reply = worker.answer(message, fds)
+        except Exception as error:
+            reply = wire.from_error(error)
+        try:
+            link.send(reply)
+        except OSError:
+            return
+
+
+def main(fd: int, parent: int) -> None:
+    """Run the worker.
+
+    Args:
+        fd: The socket to the parent.
+        parent: The parent's process id.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group: the parent decides
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    worker = Worker()
+    try:
+        serve(wire.Link(socket.socket(fileno=fd)), worker)
+    finally:
+        worker.close()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(WATCH_S)
+    os._exit(0)

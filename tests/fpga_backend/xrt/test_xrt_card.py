@@ -1,0 +1,148 @@
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, ROWS, WEIGHTS
+from greentrain.fpga_backend.csim.library import functions
+from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
+from greentrain.fpga_backend.xrt.card import Tenant, XrtCard, signed
+from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi, load_pyxrt
+from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
+
+generations = pytest.mark.parametrize("new", [False, True], ids=["2.13", "2.17+"])
+
+
+def opened(fake: FakePyxrt, design: Path, memory_bytes: int | None = None) -> XrtCard:
+    return XrtCard(PyxrtApi(None, module=fake), design, memory_bytes=memory_bytes)
+
+
+@generations
+def test_a_kernel_runs_on_the_cards_side_of_its_buffers(design: Path, library: Path, new: bool) -> None:
+    found = functions(library)
+    fake = FakePyxrt(new=new, compute=lambda name, raw: found[name](*raw))
+    card = opened(fake, design)
+    rows, width = 3, 16
+    x, z = (np.random.default_rng(i).normal(size=(rows, width)).astype(np.float32) for i in range(2))
+    buffers = [card.allocate(x.nbytes, ACTIVATIONS.bank) for _ in range(3)]
+    card.write(buffers[0], x)
+    card.write(buffers[1], z)
+    card.launch("gt_add", [*buffers, rows, 1, 0, 1, 0, width])
+    y = np.empty_like(x)
+    card.read(buffers[2], y)
+    assert y.tobytes() == (x + z).tobytes()
+    part = np.empty(width, np.float32)
+    card.read(buffers[2], part, offset=x[0].nbytes)
+    assert part.tobytes() == y[1].tobytes()
+    card.close()
+    card.close()
+    assert fake.bytes_now == 0
+
+
+@generations
+def test_a_run_that_does_not_complete_is_an_error_that_names_its_state(design: Path, new: bool) -> None:
+    for state, name in ((5, "error"), (6, "abort"), (8, "timeout")):
+        card = opened(FakePyxrt(new=new, states=(1, 3, state)), design)
+        buffer = card.allocate(64, ACTIVATIONS.bank)
+        with pytest.raises(DeviceError, match=rf"gt_add ended in state {state} \({name}\)"):
+            card.launch("gt_add", [buffer, buffer, buffer, 1, 1, 0, 1, 0, 1])
+        card.close()
+
+
+@generations
+def test_another_design_on_the_card_is_noticed(design: Path, new: bool) -> None:
+    other = "00000000-0000-0000-0000-000000000001"
+    with pytest.raises(DeviceError, match=f"the card reports {other}: another program has loaded another design"):
+        opened(FakePyxrt(new=new, uuid=other), design)
+
+
+@generations
+def test_what_pyxrt_raises_says_what_was_being_done(design: Path, tmp_path: Path, new: bool) -> None:
+    fake = FakePyxrt(new=new)
+    with pytest.raises(DeviceError, match=r"opening card 0000:00:00.0: Could not open device"):
+        PyxrtApi("0000:00:00.0", module=fake)
+    api = PyxrtApi(None, module=fake)
+    with pytest.raises(DeviceError, match=r"loading .*gone.xclbin: failed to open"):
+        api.load(tmp_path / "gone.xclbin")
+    api.load(design)
+    with pytest.raises(DeviceError, match="opening kernel gt_none: No such kernel"):
+        api.kernel("gt_none")
+    with pytest.raises(DeviceError, match="memory of argument 5 of gt_add: vector::at"):
+        api.kernel("gt_add").group(5)
+    assert "23.5" in api.electrical()
+
+
+def test_memory_is_counted_and_given_back(design: Path) -> None:
+    fake = FakePyxrt(new=True)
+    card = opened(fake, design, memory_bytes=5 * 4096)
+    held = [card.allocate(4096, WEIGHTS.bank), card.allocate(1, ROWS.bank), card.allocate(0, ROWS.bank)]
+    assert card.used_bytes == fake.bytes_now == 3 * 4096
+    with pytest.raises(DeviceError, match=r"12288 bytes do not fit .* the card 12288 of 20480: unload another model"):
+        card.allocate(2 * 4096 + 1)
+    tenant = Tenant(card)
+    tenant.free(tenant.allocate(4096))
+    tenant.allocate(8192)
+    assert card.used_bytes == 5 * 4096
+    tenant.close()
+    tenant.close()
+    card.free(held[0])
+    assert card.used_bytes == fake.bytes_now == 2 * 4096
+    with pytest.raises(DeviceError, match="is not on this card: it was freed"):
+        card.free(held[0])
+    with pytest.raises(DeviceError, match=r"HBM.* holds 8192 of 1073741824 bytes"):
+        card.allocate(2**30, ROWS.bank)
+    with pytest.raises(DeviceError, match="no bank 9"):
+        card.allocate(1, 9)
+    card.close()
+    with pytest.raises(DeviceLostError, match="closed"):
+        card.allocate(1)
+
+
+def test_nothing_reaches_beyond_a_buffer(design: Path) -> None:
+    card = opened(FakePyxrt(new=True), design)
+    buffer = card.allocate(64)
+    with pytest.raises(DeviceError, match=r"bytes 4 to 68 lie outside buffer 1 of 64 bytes"):
+        card.write(buffer, np.zeros(16, np.float32), offset=4)
+    with pytest.raises(DeviceError, match="lie outside"):
+        card.read(buffer, np.zeros(16, np.float32), offset=-4)
+    with pytest.raises(DeviceError, match="C-contiguous"):
+        card.read(buffer, np.zeros((4, 8), np.float32)[:, :4].T)
+    card.write(buffer, np.empty(0, np.float32), offset=64)
+    card.close()
+
+
+def test_a_wrong_launch_is_refused(design: Path) -> None:
+    card = opened(FakePyxrt(new=True), design)
+    buffer = card.allocate(64)
+    with pytest.raises(DeviceError, match="no kernel gt_none"):
+        card.launch("gt_none", [])
+    with pytest.raises(DeviceError, match="gt_add takes 9 arguments, 1 were given"):
+        card.launch("gt_add", [buffer])
+    with pytest.raises(DeviceError, match="more than 32 bits"):
+        card.launch("gt_add", [buffer, buffer, buffer, 2**33, 1, 0, 1, 0, 1])
+    card.close()
+
+
+def test_floats_travel_as_signed_bits() -> None:
+    for value in (1.5, -1.5, -0.0):
+        bits = int(np.float32(value).view(np.uint32))
+        assert np.int32(signed(bits)).view(np.float32) == np.float32(value)
+
+
+def test_a_kernel_the_design_lacks_is_found_before_the_card_is_programmed(design: Path) -> None:
+    fake = FakePyxrt(new=True)
+    with pytest.raises(DeviceError, match="has no kernel"):
+        XrtCard(PyxrtApi(None, module=fake), design, kernels=(*KERNELS, type(KERNELS[0])(name="gt_more", arguments=())))
+
+
+def test_what_only_has_the_name_of_pyxrt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyxrt", types.ModuleType("pyxrt"))
+    with pytest.raises(DeviceError, match="not AMD's pyxrt: it has no 'device'"):
+        load_pyxrt()
+    monkeypatch.setitem(sys.modules, "pyxrt", None)
+    with pytest.raises(DeviceError, match=r"comes with AMD's XRT .*, not from PyPI"):
+        load_pyxrt()
+    monkeypatch.setitem(sys.modules, "pyxrt", FakePyxrt(new=False))
+    assert load_pyxrt() is sys.modules["pyxrt"]
