@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,13 @@ class Artifact:
     """What was compiled: the model's class and name. For people."""
     checksums: Mapping[str, str]
     """SHA-256 of each tensor's type, shape and bytes."""
+    recipe: str = ""
+    """How the tensors are made of the model's parameters, as JSON; "" where they were not compiled of a model."""
 
     @classmethod
-    def of(cls, program: Program, tensors: Mapping[str, torch.Tensor], *, source: str = "") -> "Artifact":
+    def of(
+        cls, program: Program, tensors: Mapping[str, torch.Tensor], *, source: str = "", recipe: str = ""
+    ) -> "Artifact":
         """Return the artifact of a program and its tensors.
 
         Raises:
@@ -46,9 +50,8 @@ class Artifact:
         for name, tensor in held.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise ArtifactError(f"tensor {name} holds NaN or infinity: the model's weights are broken")
-        return cls(
-            program=program, tensors=held, source=source, checksums={name: checksum(t) for name, t in held.items()}
-        )
+        checksums = {name: checksum(t) for name, t in held.items()}
+        return cls(program=program, tensors=held, source=source, checksums=checksums, recipe=recipe)
 
     @property
     def digest(self) -> str:
@@ -68,7 +71,7 @@ class Artifact:
         """
         if differ := _differences(self.tensors, tensors):
             raise ArtifactError(f"these tensors do not fit the program: {differ}")
-        return replace(Artifact.of(self.program, tensors), source=self.source)
+        return Artifact.of(self.program, tensors, source=self.source, recipe=self.recipe)
 
     def save(self, folder: Path) -> None:
         """Write the folder. An artifact that is there already is replaced.
@@ -94,6 +97,7 @@ class Artifact:
             "format": FORMAT,
             "contract": contract.VERSION,
             "source": self.source,
+            "recipe": self.recipe,
             "digest": self.digest,
             "program": json.loads(self.program.to_json()),
             "tensors": dict(self.checksums),
@@ -113,7 +117,9 @@ def load(folder: Path) -> Artifact:
         tensors = load_file(folder / WEIGHTS)
     except Exception as error:  # safetensors raises its own type, OSError or ValueError
         raise ArtifactError(f"{folder / WEIGHTS} cannot be read ({error}): compile the model again") from error
-    artifact = replace(Artifact.of(program, tensors), source=str(manifest.get("source", "")))
+    artifact = Artifact.of(
+        program, tensors, source=str(manifest.get("source", "")), recipe=str(manifest.get("recipe", ""))
+    )
     expected: Mapping[str, str] = manifest["tensors"]
     for name in sorted({*expected, *artifact.checksums}):
         if expected.get(name) != artifact.checksums.get(name):
