@@ -1,0 +1,271 @@
+"""Operators of a program, made from values of the graph. Every function returns the operator's register."""
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, NoReturn
+
+import torch
+
+from greentrain.fpga_backend import contract
+from greentrain.fpga_backend.compiler import masks
+from greentrain.fpga_backend.compiler.draft import Draft
+from greentrain.fpga_backend.compiler.place import Place
+from greentrain.fpga_backend.compiler.recipe import Part
+from greentrain.fpga_backend.compiler.values import Ids, Repeated, Rows, Term, Weight, heads, matrix, scalar
+from greentrain.fpga_backend.program import Add, Attention, Columns, Embed, Gate, Linear, Norm, Rotary
+
+Table = Literal["gelu", "gelu_tanh", "silu", "tanh", "relu"]
+
+
+def columns(draft: Draft, value: Any, place: Place) -> tuple[Columns, bool]:
+    """Return what an operator reads, and whether that is a row a sequence.
+
+    Raises:
+        UnsupportedModelError: It is no register, or not laid out in rows.
+    """
+    if isinstance(value, Term):
+        refuse_term(value)
+    if not isinstance(value, Rows):
+        place.refuse("needs what the tokens became; here are parameters, constants or ids")
+    found = matrix(value)
+    if found is None:
+        place.refuse(f"reads a view {list(value.shape)} that mixes tokens and features, or only some of the tokens")
+    if found.row == "all":
+        return found.columns, value.tokens == 1
+    return draft.pool(found.columns, found.row), True
+
+
+def refuse_term(term: Term) -> NoReturn:
+    """Raise for arithmetic that no pattern fits."""
+    term.place.refuse(f"this '{term.op}' is no part of an operator that is compiled: keep the model on the GPU")
+
+
+def linear(draft: Draft, x: Any, weight: Any, bias: Any, shape: tuple[int, ...], place: Place) -> Rows:
+    """Return x times a parameter [outputs, inputs], plus a bias."""
+    if not isinstance(weight, Weight) or not (bias is None or isinstance(bias, Weight)):
+        place.refuse("a product with something else than a parameter")
+    read, pooled = columns(draft, x, place)
+    outputs, inputs = weight.shape
+    if inputs != read.width:
+        place.refuse(f"{inputs} inputs of {read.width} columns")
+    if inputs > contract.MAX_INNER:
+        place.refuse(f"{inputs} inputs, the integer contract allows {contract.MAX_INNER}")
+    stem = draft.entry("linear", Part(weight=weight.source, bias=bias.source if bias is not None else None))
+    out = draft.number()
+    op = Linear(out=out, x=read, weight=stem, outputs=outputs, bias=bias is not None)
+    return draft.add(op, out, outputs, shape, per_sequence=pooled)
+
+
+def norm(
+    draft: Draft,
+    x: Any,
+    gain: Any,
+    bias: Any,
+    eps: float,
+    kind: Literal["layer", "rms"],
+    shape: tuple[int, ...],
+    place: Place,
+) -> Rows:
+    """Layer or RMS norm over the columns."""
+    read, pooled = columns(draft, x, place)
+    if not isinstance(gain, Weight) or not (bias is None or isinstance(bias, Weight)):
+        place.refuse("a norm without a weight: give it elementwise_affine=True")
+    if gain.shape != (read.width,):
+        place.refuse(f"normalises over {list(gain.shape)} of {read.width} columns: only whole rows are compiled")
+    if read.width > contract.MAX_WIDTH:
+        place.refuse(f"a norm over {read.width} columns, the integer contract allows {contract.MAX_WIDTH}")
+    stem = draft.entry("norm", Part(weight=gain.source, bias=bias.source if bias is not None else None))
+    out = draft.number()
+    op = Norm(out=out, x=read, weight=stem, kind=kind, eps=eps, bias=bias is not None)
+    return draft.add(op, out, read.width, shape, per_sequence=pooled)
+
+
+def embed(draft: Draft, weight: Any, index: Any, shape: tuple[int, ...], place: Place) -> Rows:
+    """Rows of a table by token, position or type."""
+    if not isinstance(weight, Weight):
+        place.refuse("looks up something else than a parameter")
+    entries, width = weight.shape
+    which: Literal["token", "position", "type"]
+    offset = 0
+    if isinstance(index, Ids):
+        which = index.kind
+    else:
+        which, offset = _constant_index(index, draft, entries, place)
+    out = draft.number()
+    stem = draft.entry("embed", Part(weight=weight.source))
+    return draft.add(Embed(out=out, weight=stem, index=which, width=width, offset=offset), out, width, shape)
+
+
+def _constant_index(index: Any, draft: Draft, entries: int, place: Place) -> tuple[Literal["position", "type"], int]:
+    tokens = draft.tokens
+    if not isinstance(index, torch.Tensor) or index.numel() != tokens:
+        place.refuse("looks up neither tokens nor positions nor token types")
+    flat = index.flatten()
+    offset = int(flat[0])
+    if bool((flat == offset).all()):
+        if draft.types:
+            place.refuse("looks up one row for all tokens, beside token types that are given")
+        return "type", offset
+    if not torch.equal(flat, torch.arange(tokens) + offset):
+        place.refuse("looks up positions that do not count up by one")
+    if offset + tokens > entries:
+        place.refuse(
+            f"max_tokens={tokens}, but the model has positions for {entries - offset}: take a smaller max_tokens"
+        )
+    return "position", offset
+
+
+def scaled(draft: Draft, rows: Rows, factor: float) -> Rows | None:
+    """A whole embedding or linear layer times a number; None where the register is neither."""
+    op = draft.producer(rows.register)
+    if not isinstance(op, Embed | Linear) or rows.view.numel() != rows.tokens * rows.width:
+        return None
+    entry = draft.entries[op.weight]
+    parts = [
+        Part(weight=p.weight.then("multiply", factor), bias=p.bias and p.bias.then("multiply", factor))
+        for p in entry.parts
+    ]
+    out = draft.number()
+    made = replace(op, out=out, weight=draft.entry(entry.kind, *parts))
+    return draft.add(made, out, rows.width, rows.shape, per_sequence=draft.per_sequence(op.out))
+
+
+def settled(draft: Draft, value: Any) -> Any:
+    """Return a register that a number multiplies as one: whoever asks has no other use for the product."""
+    if isinstance(value, Term) and value.op == "mul":
+        for one, other in (value.args, value.args[::-1]):
+            factor = scalar(other)
+            if isinstance(one, Rows) and factor is not None and one.shape == value.shape:
+                return scaled(draft, one, factor) or value
+    return value
+
+
+def add(draft: Draft, x: Any, y: Any, shape: tuple[int, ...], place: Place) -> Rows:
+    """Sum of two registers."""
+    (a, pooled), (b, also) = columns(draft, x, place), columns(draft, y, place)
+    if pooled != also or a.width != b.width:
+        place.refuse("a sum of registers of different shapes")
+    out = draft.number()
+    return draft.add(Add(out=out, x=a, y=b), out, a.width, shape, per_sequence=pooled)
+
+
+def gate(draft: Draft, x: Any, table: Table, shape: tuple[int, ...], place: Place) -> Rows:
+    """An activation."""
+    read, pooled = columns(draft, x, place)
+    out = draft.number()
+    return draft.add(Gate(out=out, x=read, table=table), out, read.width, shape, per_sequence=pooled)
+
+
+def gated(draft: Draft, x: Rows, y: Rows, shape: tuple[int, ...], place: Place) -> Rows | None:
+    """An activation times something; None where neither factor is a whole activation."""
+    for one, other in ((x, y), (y, x)):
+        op = draft.producer(one.register)
+        if not isinstance(op, Gate) or op.up is not None:
+            continue
+        (whole, pooled), (up, also) = columns(draft, one, place), columns(draft, other, place)
+        if whole.width == op.x.width == up.width and pooled == also == draft.per_sequence(one.register):
+            out = draft.number()
+            made = Gate(out=out, x=op.x, table=op.table, up=up)
+            return draft.add(made, out, up.width, shape, per_sequence=pooled)
+    return None
+
+
+def rotary(draft: Draft, x: Rows, high: Any, low: Any, cos: Any, sin: Any, place: Place) -> Rows | None:
+    """Heads rotated by their position's angle; None where the terms are something else."""
+    found = heads(x)
+    width = x.shape[-1]
+    half = width // 2
+    if found is None or width % 2 or not all(isinstance(v, torch.Tensor) for v in (cos, sin)):
+        return None
+    if not (isinstance(high, Rows) and high.same(x.seen_as(x.view[..., half:]))):
+        return None
+    if not (isinstance(low, Rows) and low.same(x.seen_as(x.view[..., :half]))):
+        return None
+    tables = []
+    for table in (cos, sin):
+        if table.numel() != draft.tokens * width or table.shape[found.token_axis - len(x.shape)] != draft.tokens:
+            place.refuse("rotary angles that differ between heads or sequences")
+        flat = table.reshape(draft.tokens, width).to(torch.float32)
+        if not torch.equal(flat[:, :half], flat[:, half:]):
+            place.refuse("rotary angles whose halves differ: pairs must be j and j + half a head (Llama's layout)")
+        tables.append(flat[:, :half])
+    out = draft.number()
+    op = Rotary(out=out, x=found.columns, weight=draft.table(*tables), heads=found.heads)
+    rows = draft.add(op, out, found.columns.width, (1, draft.tokens, found.columns.width))
+    view = rows.view.view(draft.tokens, found.heads, width)
+    if found.axis >= 0 and found.axis < found.token_axis:
+        view = view.transpose(0, 1)
+    return rows.seen_as(view.view(x.shape))
+
+
+def attention(
+    draft: Draft,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    *,
+    causal: bool,
+    scale: float | None,
+    shape: tuple[int, ...],
+    place: Place,
+) -> Rows:
+    """Scaled dot-product attention of values [..., heads, tokens, head width]."""
+    query = _heads(q, place, "query")
+    keys, values = _shared(k), _shared(v)
+    key, value = _heads(keys.rows, place, "key"), _heads(values.rows, place, "value")
+    if key.heads != value.heads or keys.times != values.times:
+        place.refuse(f"{key.heads} key heads and {value.heads} value heads")
+    if query.heads % key.heads or keys.times not in (1, query.heads // key.heads):
+        place.refuse(f"{query.heads} query heads over {key.heads} key heads")
+    if draft.tokens > contract.MAX_WIDTH:
+        place.refuse(f"max_tokens={draft.tokens}: attention over more than {contract.MAX_WIDTH} tokens")
+    if mask is not None:
+        if not isinstance(mask, torch.Tensor):
+            place.refuse("an attention mask that depends on the tokens or on parameters")
+        seen, wrong = masks.describe(mask, draft.tokens)
+        if seen is None:
+            place.refuse(
+                f"the attention mask {wrong}; compiled are full and causal attention. "
+                "With a sliding window, take max_tokens up to the window's length"
+            )
+        causal = seen
+    width = query.columns.width // query.heads
+    out = draft.number()
+    op = Attention(
+        out=out,
+        q=query.columns,
+        k=key.columns,
+        v=value.columns,
+        heads=query.heads,
+        kv_heads=key.heads,
+        scale=1.0 / math.sqrt(width) if scale is None else scale,
+        causal=causal,
+    )
+    value_width = value.columns.width // value.heads
+    total = value_width * query.heads
+    rows = draft.add(op, out, total, (1, draft.tokens, total))
+    view = rows.view.view(draft.tokens, query.heads, value_width).transpose(0, 1)
+    for _ in range(len(shape) - 3):
+        view = view[None]
+    return rows.seen_as(view)
+
+
+def _heads(value: Any, place: Place, what: str) -> Any:
+    if isinstance(value, Term):
+        refuse_term(value)
+    found = heads(value) if isinstance(value, Rows) else None
+    if found is None:
+        place.refuse(f"its {what} is not laid out in heads of one register")
+    if found.axis >= 0 and (found.axis, found.token_axis) != (len(value.shape) - 3, len(value.shape) - 2):
+        place.refuse(f"its {what} has shape {list(value.shape)}; expected is [..., heads, tokens, width]")
+    return found
+
+
+def _shared(value: Any) -> Any:
+    """Return what one key head stands for several query heads, as Repeated."""
+    if isinstance(value, Repeated):
+        return value
+    if isinstance(value, Rows) and len(value.shape) >= 3 and value.view.stride()[-3] == 0 and value.shape[-3] > 1:
+        return Repeated(rows=value.seen_as(value.view.narrow(-3, 0, 1)), times=value.shape[-3])
+    return Repeated(rows=value, times=1)

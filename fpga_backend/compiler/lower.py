@@ -1,0 +1,266 @@
+"""From a traced graph to a draft: each node in turn, by what its arguments stand for.
+
+What depends on neither tokens nor parameters (masks, positions, rotary angles) is computed on the spot. Views of
+registers are followed by torch itself. What remains is an operator, arithmetic that may become part of one, or refused.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from greentrain.fpga_backend.compiler import blocks, terms
+from greentrain.fpga_backend.compiler.draft import Draft
+from greentrain.fpga_backend.compiler.place import Place
+from greentrain.fpga_backend.compiler.values import Ids, Repeated, Rows, Weight, is_symbolic, scalar, shape_of
+
+_SAME = {
+    "alias",
+    "clone",
+    "contiguous",
+    "detach",
+    "dropout",
+    "lift_fresh",
+    "to",
+    "_to_copy",
+    "type_as",
+    "float",
+    "native_dropout",
+}
+"""Operators that leave numbers as they are (evaluation mode; types are settled by the program)."""
+_VIEWS = {
+    "chunk", "expand", "expand_as", "flatten", "movedim", "narrow", "numpy_T", "permute", "reshape", "select", "slice",
+    "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unflatten", "unsqueeze", "view",
+    "_unsafe_view",
+}  # fmt: skip
+_ACTIVATIONS: Mapping[str, blocks.Table] = {"silu": "silu", "relu": "relu", "tanh": "tanh"}
+_SCALINGS: Mapping[str, str] = {"add": "add", "mul": "multiply"}
+"""Arithmetic of a parameter and a number, and the recipe's step for it."""
+_ASSERTS = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar"}
+
+
+class Lowering:
+    """Walks a graph.
+
+    Args:
+        draft: Where operators go.
+    """
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._handlers: dict[str, Callable[..., Any]] = {
+            "linear": self._linear,
+            "addmm": self._addmm,
+            "mm": self._matmul,
+            "matmul": self._matmul,
+            "embedding": self._embedding,
+            "layer_norm": self._layer_norm,
+            "rms_norm": self._rms_norm,
+            "gelu": self._gelu,
+            "scaled_dot_product_attention": self._attention,
+            "index": self._index,
+            "repeat_interleave": self._repeat,
+            "masked_fill": self._masked_fill,
+            "ne": self._is_padding,
+            "eq": self._is_padding,
+        }
+
+    def run(self, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+        """Return what the outputs of a graph stand for, given what its placeholders do.
+
+        Raises:
+            UnsupportedModelError: Something in it cannot be compiled; names module, path and operator.
+        """
+        values: dict[Node, Any] = {}
+        waiting = iter(inputs)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(waiting)
+            elif node.op == "get_attr":
+                values[node] = _attribute(module, str(node.target))
+            elif node.op == "output":
+                found = torch.fx.node.map_arg(node.args[0], lambda n: values[n])
+                return list(found) if isinstance(found, Sequence) else [found]
+            else:
+                args = torch.fx.node.map_arg(node.args, lambda n: values[n])
+                kwargs = torch.fx.node.map_arg(node.kwargs, lambda n: values[n])
+                values[node] = self._call(node, tuple(args), dict(kwargs))
+        return []
+
+    def _call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target: Any = node.target
+        if target is operator.getitem:
+            return args[0][args[1]]
+        inner = next((i for i, a in enumerate(args) if isinstance(a, GraphModule)), None)
+        if inner is not None:
+            return self.run(args[inner], args[inner + 1 :])
+        name = _name(target)
+        if name in _ASSERTS:
+            return None
+        if not is_symbolic(args) and not is_symbolic(tuple(kwargs.values())):
+            with torch.no_grad():
+                return target(*args, **kwargs)
+        place = Place.of(node)
+        shape = tuple(getattr(node.meta.get("val"), "shape", ()))
+        if name in _SAME:
+            return args[0]
+        if isinstance(args[0], Ids) and name in _VIEWS:
+            return Ids(kind=args[0].kind, shape=shape)
+        if isinstance(args[0], Weight) and (name in _VIEWS or (name in _SCALINGS and not is_symbolic(args[1:]))):
+            return _of_weight(args[0], name, args[1:], shape, place)
+        if name == "cat" and len(parts := [a for a in args[0] if 0 not in shape_of(a)]) == 1:
+            return parts[0]
+        if name in _VIEWS or name in self._handlers:
+            args = tuple(blocks.settled(self._draft, value) for value in args)
+        if isinstance(args[0], Rows) and name in _VIEWS:
+            return _view(args[0], target, args[1:], kwargs, shape, place)
+        if name in _ACTIVATIONS and isinstance(args[0], Rows):
+            return blocks.gate(self._draft, args[0], _ACTIVATIONS[name], shape, place)
+        if handler := self._handlers.get(name):
+            return handler(place, shape, *args, **kwargs)
+        return terms.arithmetic(self._draft, name, args, kwargs, shape, place)
+
+    def _linear(self, place: Place, shape: tuple[int, ...], x: Any, weight: Any, bias: Any = None) -> Rows:
+        return blocks.linear(self._draft, x, weight, bias, shape, place)
+
+    def _matmul(self, place: Place, shape: tuple[int, ...], x: Any, weight: Any) -> Rows:
+        if not isinstance(weight, Weight):
+            place.refuse("a product of two things the tokens became: write attention as scaled_dot_product_attention")
+        return blocks.linear(self._draft, x, _transposed(weight), None, shape, place)
+
+    def _addmm(self, place: Place, shape: tuple[int, ...], bias: Any, x: Any, weight: Any, **factors: Any) -> Rows:
+        if not isinstance(weight, Weight) or factors:
+            place.refuse("a product with something else than a parameter")
+        return blocks.linear(self._draft, x, _transposed(weight), bias, shape, place)
+
+    def _embedding(self, place: Place, shape: tuple[int, ...], weight: Any, index: Any, *_: Any, **__: Any) -> Rows:
+        return blocks.embed(self._draft, weight, index, shape, place)
+
+    def _layer_norm(
+        self,
+        place: Place,
+        shape: tuple[int, ...],
+        x: Any,
+        over: Sequence[int],
+        gain: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
+        *_: Any,
+    ) -> Rows:
+        return blocks.norm(self._draft, x, gain, bias, eps, "layer", shape, place)
+
+    def _rms_norm(
+        self, place: Place, shape: tuple[int, ...], x: Any, over: Sequence[int], gain: Any = None, eps: Any = None
+    ) -> Rows:
+        smallest = torch.finfo(torch.float32).eps  # what torch takes where none is given
+        return blocks.norm(self._draft, x, gain, None, smallest if eps is None else eps, "rms", shape, place)
+
+    def _gelu(self, place: Place, shape: tuple[int, ...], x: Any, *, approximate: str = "none") -> Rows:
+        return blocks.gate(self._draft, x, "gelu_tanh" if approximate == "tanh" else "gelu", shape, place)
+
+    def _attention(
+        self,
+        place: Place,
+        shape: tuple[int, ...],
+        q: Any,
+        k: Any,
+        v: Any,
+        mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        attn_mask: Any = None,
+    ) -> Rows:
+        mask = attn_mask if mask is None else mask
+        return blocks.attention(self._draft, q, k, v, mask, causal=is_causal, scale=scale, shape=shape, place=place)
+
+    def _index(self, place: Place, shape: tuple[int, ...], x: Any, indices: Sequence[Any]) -> Rows:
+        chosen = [scalar(index) for index in indices]
+        if not isinstance(x, Rows) or any(number is None for number in chosen):
+            place.refuse("takes rows that depend on the tokens: compiled are the first row, the last, and the mean")
+        view = x.view
+        for number in chosen:
+            view = view.select(0, int(number or 0))
+        return x.seen_as(view.view(shape))
+
+    def _repeat(
+        self, place: Place, shape: tuple[int, ...], x: Any, times: Any, dim: int | None = None, **_: Any
+    ) -> Repeated:
+        if (
+            not isinstance(x, Rows)
+            or not isinstance(times, int)
+            or dim is None
+            or dim % len(x.shape) != len(x.shape) - 3
+        ):
+            place.refuse("repeats something else than key and value heads")
+        return Repeated(rows=x, times=times)
+
+    def _masked_fill(self, place: Place, shape: tuple[int, ...], x: Any, mask: Any, value: Any) -> Any:
+        if isinstance(mask, torch.Tensor) and not bool(mask.any()):
+            return x
+        place.refuse("fills in places that are no padding")
+
+    def _is_padding(self, place: Place, shape: tuple[int, ...], ids: Any, padding: Any) -> Any:
+        if not isinstance(ids, Ids) or ids.kind != "token" or scalar(padding) is None:
+            place.refuse("compares what the tokens became")
+        return torch.full(shape, place.op.startswith("aten.ne"))  # a packed batch has no padding
+
+
+def _name(target: Any) -> str:
+    return str(getattr(getattr(target, "overloadpacket", target), "__name__", target))
+
+
+def _attribute(module: GraphModule, path: str) -> Any:
+    found: Any = module
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _transposed(weight: Weight) -> Weight:
+    steps = weight.source.steps
+    if steps and steps[-1] == ("transpose", 0.0):
+        source = type(weight.source)(parameter=weight.source.parameter, steps=steps[:-1])
+    else:
+        source = weight.source.then("transpose")
+    return Weight(source=source, shape=weight.shape[::-1])
+
+
+def _of_weight(weight: Weight, name: str, args: tuple[Any, ...], shape: tuple[int, ...], place: Place) -> Weight:
+    number = scalar(args[0]) if args else None
+    if name in _SCALINGS and number is not None and shape == weight.shape:
+        return Weight(source=weight.source.then(_SCALINGS[name], number), shape=shape)
+    if name in ("t", "numpy_T", "transpose", "permute") and shape == weight.shape[::-1]:
+        return _transposed(weight)
+    if name not in _SCALINGS and shape == weight.shape:
+        return weight
+    place.refuse(f"changes the parameter {weight.source.parameter} in a way that is not compiled")
+
+
+def _view(
+    rows: Rows, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], place: Place
+) -> Any:
+    asked = torch.ops.aten.view.default if "view" in str(target) or "reshape" in str(target) else target
+    try:
+        seen = asked(rows.view, *args, **kwargs)
+    except RuntimeError:
+        if (repeated := _merged(rows, shape)) is not None:
+            return repeated
+        place.refuse(f"reshapes {list(rows.shape)} to {list(shape)}, across tokens and features")
+    if isinstance(seen, torch.Tensor):
+        return rows.seen_as(seen)
+    return tuple(rows.seen_as(piece) for piece in seen)
+
+
+def _merged(rows: Rows, shape: tuple[int, ...]) -> Repeated | None:
+    """Key heads, each expanded for several query heads, merged into one dimension of heads."""
+    old, strides = rows.shape, rows.view.stride()
+    for axis in range(1, len(old)):
+        merged = (*old[: axis - 1], old[axis - 1] * old[axis], *old[axis + 1 :])
+        if strides[axis] == 0 and old[axis] > 1 and merged == shape:
+            return Repeated(rows=rows.seen_as(rows.view.select(axis, 0)), times=old[axis])
+    return None

@@ -1,0 +1,186 @@
+"""What a value of a traced graph stands for while the graph is walked.
+
+Tensors that do not depend on tokens or parameters are computed as they come and stay plain tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from greentrain.fpga_backend.compiler.place import Place
+from greentrain.fpga_backend.compiler.recipe import Source
+from greentrain.fpga_backend.program import Columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """A view of a register.
+
+    Args:
+        register: Its number.
+        view: A tensor without storage whose shape, strides and offset are those of the view, the register being
+            [tokens, width] in row-major order. Torch itself thus keeps the books of every reshape and transposition.
+        tokens: Rows of the register: 1 where a sequence has one.
+        width: Columns of the register.
+    """
+
+    register: int
+    view: torch.Tensor
+    tokens: int
+    width: int
+
+    @classmethod
+    def of(cls, register: int, tokens: int, width: int) -> "Rows":
+        """Return a whole register, as [1, tokens, width], or [1, width] with one row a sequence."""
+        base = torch.empty(tokens, width, device="meta")
+        return cls(register=register, view=base[None] if tokens > 1 else base, tokens=tokens, width=width)
+
+    def seen_as(self, view: torch.Tensor) -> "Rows":
+        """Return another view of the same register."""
+        return Rows(register=self.register, view=view, tokens=self.tokens, width=self.width)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the view."""
+        return tuple(self.view.shape)
+
+    def same(self, other: object) -> bool:
+        """Return True for the same view of the same register."""
+        return isinstance(other, Rows) and self._key() == other._key()
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.register, self.shape, self.view.stride(), self.view.storage_offset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A view read as columns of a register: of all its rows, or of one of each sequence."""
+
+    columns: Columns
+    row: Literal["all", "first", "last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadsView:
+    """A view read as heads: [..., heads, ..., head width], tokens anywhere before the last."""
+
+    columns: Columns
+    heads: int
+    axis: int
+    """Dimension of the heads, -1 for a single one that has none."""
+    token_axis: int
+
+
+def matrix(rows: Rows) -> Matrix | None:
+    """Read a view as [tokens, columns], dimensions of size 1 left aside; None where it is something else."""
+    dims = _dims(rows)
+    features = list(dims)
+    row: Literal["all", "first", "last"] = "all"
+    at, start = divmod(int(rows.view.storage_offset()), rows.width)
+    if rows.tokens > 1:
+        if dims and dims[0][1:] == (rows.tokens, rows.width):
+            features, row = dims[1:], "all"
+            if at:
+                return None
+        elif at in (0, rows.tokens - 1):
+            row = "last" if at else "first"
+        else:
+            return None
+    expected = 1
+    for _, size, stride in reversed(features):
+        if stride != expected:
+            return None
+        expected *= size
+    if start + expected > rows.width:
+        return None
+    return Matrix(columns=Columns(register=rows.register, start=start, width=expected), row=row)
+
+
+def heads(rows: Rows) -> HeadsView | None:
+    """Read a view as heads of width d, all tokens; None where it is something else."""
+    width = rows.shape[-1] if rows.shape else 0
+    tokens: list[tuple[int, int, int]] = []
+    others: list[tuple[int, int, int]] = []
+    for dim in _dims(rows):
+        axis, size, stride = dim
+        if axis == len(rows.shape) - 1 and stride == 1:
+            continue
+        (tokens if (size, stride) == (rows.tokens, rows.width) and not tokens else others).append(dim)
+    start = int(rows.view.storage_offset())
+    if len(tokens) != 1 or len(others) > 1 or start >= rows.width:
+        return None
+    if others and others[0][2] != width:
+        return None
+    axis, count = (others[0][0], others[0][1]) if others else (-1, 1)
+    columns = Columns(register=rows.register, start=start, width=count * width)
+    return HeadsView(columns=columns, heads=count, axis=axis, token_axis=tokens[0][0])
+
+
+def _dims(rows: Rows) -> list[tuple[int, int, int]]:
+    """Return (axis, size, stride) of the dimensions that are more than 1 long."""
+    shape, strides = rows.shape, rows.view.stride()
+    return [(i, n, s) for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Repeated:
+    """Key or value heads, each of which several query heads read: heads ``rows``, every one ``times`` times in turn."""
+
+    rows: Rows
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Weight:
+    """Something of a parameter alone."""
+
+    source: Source
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ids:
+    """The token ids, or the token types, in any shape that has one of each token in order."""
+
+    kind: Literal["token", "type"]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Term:
+    """Arithmetic that is no operator of a program yet: part of one, perhaps."""
+
+    op: str
+    args: tuple[Any, ...]
+    shape: tuple[int, ...]
+    place: Place
+
+
+def scalar(value: Any) -> float | None:
+    """Return a number, or a tensor of equal numbers, as a float."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if (
+        isinstance(value, torch.Tensor)
+        and value.numel()
+        and not value.is_complex()
+        and bool((value == value.flatten()[0]).all())
+    ):
+        return float(value.flatten()[0])
+    return None
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return a value's shape, () for a number."""
+    return tuple(getattr(value, "shape", ()))
+
+
+def is_symbolic(value: Any) -> bool:
+    """Return True for what depends on tokens or parameters, or holds such a thing."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return any(is_symbolic(item) for item in value)
+    return isinstance(value, Rows | Repeated | Weight | Ids | Term)
