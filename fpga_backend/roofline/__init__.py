@@ -10,6 +10,6 @@
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.cards import CARDS, U55C, V80, assume, named
 from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.time import Service, service
+from greentrain.fpga_backend.roofline.time import Service, check_card, service
 
-__all__ = ["CARDS", "CardSpec", "Layout", "Service", "U55C", "V80", "assume", "named", "service"]
+__all__ = ["CARDS", "CardSpec", "Layout", "Service", "U55C", "V80", "assume", "check_card", "named", "service"]

@@ -55,6 +55,16 @@ U55C: Final = _card(
     tdp_w=(115, "datasheet", "AMD's product brief of the U55C, as others quote it; the brief itself was not read"),
 )
 
+U55C_CHIP_DSPS: Final = Quantity(
+    value=9024, unit="DSP", source="UG1120 1.9: DSP48E2 of the whole device, shell included", kind="datasheet"
+)
+U55C_LINK: Final = Quantity(
+    value=16 * 8e9 * 128 / 130 / 8,
+    unit="B/s",
+    source="UG1120 1.9, Gen3 x16: 16 lanes of 8 GT/s, 128b/130b; packets' headers not taken off",
+    kind="datasheet",
+)
+
 V80: Final = _card(
     "V80",
     dsps=(10848, "datasheet", "AMD's product page of the V80, as papers quote it: all DSP58 of the device"),

@@ -222,12 +222,11 @@ class _Counter:
 
     def _product(self, rows: int, inner: int, outputs: int, *, bias: bool) -> OpCount:
         own = math.ceil(outputs / self._ways)
-        vectors = (1 if self._widths.scaled else 0) + (1 if bias else 0)
         passed = self._quantised(rows, inner, 1)
         read = rows * (inner + WORD) if self._widths.quantised else self._register(rows, inner)
         return _part(
             launches=2 if self._widths.quantised else 1,
-            weight_bytes=self._widths.weights(own * inner) + vectors * own * WORD,
+            weight_bytes=self._widths.weights(own, inner) + (WORD * own if bias else 0),
             activation_bytes=passed + read + self._register(rows, own),
             **self._macs(rows * inner * own),
         )

@@ -41,14 +41,14 @@ class Footprint:
 def footprint(program: Program, layout: Layout, *, ways: int = 1) -> Footprint:
     """Return what a batch takes on one of ``ways`` cards that share the products by their outputs.
 
-    Registers are taken whole on each card: an upper bound. Tables of tied weights that the program names once are
-    counted where they are used, twice for an embedding that is also the vocabulary head.
+    Registers are taken whole on each card: an upper bound. Tensors that several operators name are counted once.
 
     Raises:
         ArtifactError: The precision has no model of a card.
     """
     sizes = widths_of(program.precision)
-    weights = sum(_stored(op, program, sizes, ways) for op in program.ops)
+    named = {getattr(op, "weight", None): op for op in program.ops}
+    weights = sum(_stored(op, program, sizes, ways) for op in named.values())
     return Footprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
 
 
@@ -59,8 +59,7 @@ def _stored(op: Op, program: Program, sizes: Widths, ways: int) -> int:
             return entries * (op.width * sizes.embedding_bytes + (WORD if sizes.quantised else 0))
         case Linear() | LogProb():
             outputs = math.ceil((op.outputs if isinstance(op, Linear) else op.vocabulary) / ways)
-            vectors = (1 if sizes.scaled else 0) + (1 if op.bias else 0)
-            return sizes.weights(outputs * op.x.width) + vectors * outputs * WORD
+            return sizes.weights(outputs, op.x.width) + (WORD * outputs if op.bias else 0)
         case Norm():
             return (2 if op.bias else 1) * op.x.width * WORD
         case Rotary():

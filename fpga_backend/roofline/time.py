@@ -81,6 +81,15 @@ class Service:
         return self.assumed_j / self.energy_j
 
 
+def check_card(card: CardSpec) -> None:
+    """Raise if a service on this card could lack a constant, whatever the program.
+
+    Raises:
+        ConfigError: Names each missing constant.
+    """
+    card.check((*NEEDED, "memory_bytes", "macs8_per_dsp", "macs16_per_dsp", "mac8_j", "mac16_j"))
+
+
 def peak_macs_per_s(card: CardSpec, bits: int = 8) -> float:
     """Return the products of a design that never waits, in all DSP slices that it uses.
 
