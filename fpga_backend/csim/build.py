@@ -57,7 +57,7 @@ def build(folder: Path | None = None, *, ap_int: bool | None = None, flags: Sequ
         raise DeviceError("no ap_int headers: install hls4ml, whose wheel has them, or leave ap_int away")
     command = [compiler, *flags]
     if headers is not None:
-        command += ["-DGT_AP_INT", "-isystem", str(headers)]
+        command += ["-DGT_AP_INT", "-isystem", str(headers), "-Wno-maybe-uninitialized"]
     try:
         folder = folder if folder is not None else cache_folder() / "csim"
         target = folder / f"kernels-{_key(compiler, command)}.so"

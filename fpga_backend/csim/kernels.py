@@ -15,7 +15,8 @@ from typing import Literal
 DType = Literal["int8", "int16", "int32", "float32", "float64"]
 
 CONTROL_BYTES = 0x10
-"""Control, global interrupt enable, interrupt enable, interrupt status: UG1399 (2022.1), "S_AXILITE Register Map"."""
+"""Control, global interrupt enable, interrupt enable, interrupt status: UG1399 2021.1, "S_AXILITE Control Register
+Map"; 2026-11-21."""
 POINTER_STRIDE = 12
 """Bytes of a 64-bit pointer in the register map: two words and a reserved one (same source)."""
 SCALAR_STRIDE = 8
@@ -45,6 +46,9 @@ TABLES = Region(bank=3, name="tables", first=31, last=31)
 REGIONS = (ACTIVATIONS, ROWS, WEIGHTS, TABLES)
 """A port reaches every bank of its region, so that what one kernel wrote can be read by each other. The card has 32
 pseudo channels of 512 MB: UG1393, "HBM Configuration and Use"; 2026-11-21."""
+MAX_PORTS = 32
+"""AXI ports of the memory (same source). Kernels run one after the other, so arguments of one region share a port where
+that costs little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +128,9 @@ KERNELS = (
         "gt_embed",
         (
             _in("q", "int16", WEIGHTS, 0),
-            _in("s", "float32", WEIGHTS, 1),
-            _in("index", "int32", TABLES, 2),
-            _out("y", "float32", ACTIVATIONS, 3),
+            _in("s", "float32", WEIGHTS, 0),
+            _in("index", "int32", TABLES, 1),
+            _out("y", "float32", ACTIVATIONS, 2),
         ),
         "rows width offset",
     ),
@@ -134,8 +138,8 @@ KERNELS = (
         "gt_add",
         (
             _in("x", "float32", ACTIVATIONS, 0),
-            _in("z", "float32", ACTIVATIONS, 1),
-            _out("y", "float32", ACTIVATIONS, 2),
+            _in("z", "float32", ACTIVATIONS, 0),
+            _out("y", "float32", ACTIVATIONS, 0),
         ),
         "rows x_stride x_start z_stride z_start width",
     ),
@@ -145,7 +149,7 @@ KERNELS = (
             _in("x", "float32", ACTIVATIONS, 0),
             _in("g", "float32", WEIGHTS, 1),
             _in("b", "float32", WEIGHTS, 1),
-            _out("y", "float32", ACTIVATIONS, 2),
+            _out("y", "float32", ACTIVATIONS, 0),
         ),
         "rows x_stride x_start width layer biased eps",
     ),
@@ -155,7 +159,7 @@ KERNELS = (
             _in("x", "float32", ACTIVATIONS, 0),
             _in("index", "int32", TABLES, 1),
             _out("q", "int8", ROWS, 2),
-            _out("s", "float32", ROWS, 3),
+            _out("s", "float32", ROWS, 2),
         ),
         "rows x_stride x_start width groups indexed first",
     ),
@@ -175,9 +179,9 @@ KERNELS = (
         "gt_gate",
         (
             _in("x", "float32", ACTIVATIONS, 0),
-            _in("up", "float32", ACTIVATIONS, 1),
-            _in("table", "int32", TABLES, 2),
-            _out("y", "float32", ACTIVATIONS, 3),
+            _in("up", "float32", ACTIVATIONS, 0),
+            _in("table", "int32", TABLES, 1),
+            _out("y", "float32", ACTIVATIONS, 0),
         ),
         "rows x_stride x_start up_stride up_start width kind gated",
     ),
@@ -186,9 +190,9 @@ KERNELS = (
         (
             _in("x", "float32", ACTIVATIONS, 0),
             _in("cos", "float32", WEIGHTS, 1),
-            _in("sin", "float32", WEIGHTS, 2),
-            _in("positions", "int32", TABLES, 3),
-            _out("y", "float32", ACTIVATIONS, 4),
+            _in("sin", "float32", WEIGHTS, 1),
+            _in("positions", "int32", TABLES, 2),
+            _out("y", "float32", ACTIVATIONS, 0),
         ),
         "rows x_stride x_start heads half",
     ),
@@ -196,14 +200,14 @@ KERNELS = (
         "gt_attention",
         (
             _in("q", "int8", ROWS, 0),
-            _in("qs", "float32", ROWS, 1),
-            _in("k", "int8", ROWS, 2),
-            _in("ks", "float32", ROWS, 3),
-            _in("v", "int8", ROWS, 4),
-            _in("vs", "float32", ROWS, 5),
-            _in("exp2", "int32", TABLES, 6),
-            _in("segments", "int32", TABLES, 7),
-            _out("y", "float32", ACTIVATIONS, 8),
+            _in("qs", "float32", ROWS, 0),
+            _in("k", "int8", ROWS, 1),
+            _in("ks", "float32", ROWS, 1),
+            _in("v", "int8", ROWS, 2),
+            _in("vs", "float32", ROWS, 2),
+            _in("exp2", "int32", TABLES, 3),
+            _in("segments", "int32", TABLES, 3),
+            _out("y", "float32", ACTIVATIONS, 4),
         ),
         "segment_count heads kv_heads key_beats value_beats value_width scale causal",
     ),
@@ -212,7 +216,7 @@ KERNELS = (
         (
             _in("x", "float32", ACTIVATIONS, 0),
             _in("segments", "int32", TABLES, 1),
-            _out("y", "float32", ACTIVATIONS, 2),
+            _out("y", "float32", ACTIVATIONS, 0),
         ),
         "sequences x_stride x_start width how",
     ),
@@ -221,9 +225,9 @@ KERNELS = (
         (
             _in("x", "float32", ACTIVATIONS, 0),
             _in("w", "int16", WEIGHTS, 1),
-            _in("ws", "float32", WEIGHTS, 2),
-            _in("b", "float32", WEIGHTS, 2),
-            _out("y", "float32", ACTIVATIONS, 3),
+            _in("ws", "float32", WEIGHTS, 1),
+            _in("b", "float32", WEIGHTS, 1),
+            _out("y", "float32", ACTIVATIONS, 0),
         ),
         "rows x_stride x_start width labels biased",
     ),
@@ -232,9 +236,9 @@ KERNELS = (
         (
             _in("logits", "float32", ACTIVATIONS, 0),
             _in("ids", "int32", TABLES, 1),
-            _in("exp2", "int32", TABLES, 2),
-            _in("ln", "float64", TABLES, 3),
-            _out("y", "float32", ACTIVATIONS, 4),
+            _in("exp2", "int32", TABLES, 1),
+            _in("ln", "float64", TABLES, 1),
+            _out("y", "float32", ACTIVATIONS, 0),
         ),
         "rows vocabulary first",
     ),

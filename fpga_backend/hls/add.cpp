@@ -8,8 +8,8 @@ constexpr int CHUNK = 1024;
 extern "C" void gt_add(const gt::floats_t *x, const gt::floats_t *z, gt::floats_t *y, int32_t rows, int32_t x_stride,
                        int32_t x_start, int32_t z_stride, int32_t z_start, int32_t width) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = z bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = y bundle = gmem2 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = z bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start
@@ -21,7 +21,6 @@ extern "C" void gt_add(const gt::floats_t *x, const gt::floats_t *z, gt::floats_
     const long y_stride = beats(width, FLOATS);
     for (int row = 0; row < rows; row++) {
         for (int column = 0; column < width; column += CHUNK) {
-#pragma HLS DATAFLOW
             Row<CHUNK> left, right;
             float sum[CHUNK];
 #pragma HLS ARRAY_PARTITION variable = left.v cyclic factor = 16

@@ -171,14 +171,14 @@ extern "C" void gt_attention(const gt::bytes_t *q, const float *qs, const gt::by
                              gt::floats_t *y, int32_t segment_count, int32_t heads, int32_t kv_heads, int32_t key_beats,
                              int32_t value_beats, int32_t value_width, int32_t scale, int32_t causal) {
 #pragma HLS INTERFACE m_axi port = q bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = qs bundle = gmem1
-#pragma HLS INTERFACE m_axi port = k bundle = gmem2 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = ks bundle = gmem3
-#pragma HLS INTERFACE m_axi port = v bundle = gmem4 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = vs bundle = gmem5
-#pragma HLS INTERFACE m_axi port = exp2 bundle = gmem6 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = segments bundle = gmem7
-#pragma HLS INTERFACE m_axi port = y bundle = gmem8 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = qs bundle = gmem0
+#pragma HLS INTERFACE m_axi port = k bundle = gmem1 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = ks bundle = gmem1
+#pragma HLS INTERFACE m_axi port = v bundle = gmem2 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = vs bundle = gmem2
+#pragma HLS INTERFACE m_axi port = exp2 bundle = gmem3 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = segments bundle = gmem3
+#pragma HLS INTERFACE m_axi port = y bundle = gmem4 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = segment_count
 #pragma HLS INTERFACE s_axilite port = heads
 #pragma HLS INTERFACE s_axilite port = kv_heads

@@ -5,9 +5,9 @@
 extern "C" void gt_embed(const gt::halves_t *q, const float *s, const int32_t *index, gt::floats_t *y, int32_t rows,
                          int32_t width, int32_t offset) {
 #pragma HLS INTERFACE m_axi port = q bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = s bundle = gmem1
-#pragma HLS INTERFACE m_axi port = index bundle = gmem2 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = y bundle = gmem3 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = s bundle = gmem0
+#pragma HLS INTERFACE m_axi port = index bundle = gmem1 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = y bundle = gmem2 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = width
 #pragma HLS INTERFACE s_axilite port = offset

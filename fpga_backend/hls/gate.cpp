@@ -34,9 +34,9 @@ extern "C" void gt_gate(const gt::floats_t *x, const gt::floats_t *up, const int
                         int32_t x_stride, int32_t x_start, int32_t up_stride, int32_t up_start, int32_t width, int32_t kind,
                         int32_t gated) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = up bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = table bundle = gmem2 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = y bundle = gmem3 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = up bundle = gmem0 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = table bundle = gmem1 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start

@@ -73,9 +73,9 @@ extern "C" void gt_logprob(const gt::floats_t *logits, const int32_t *ids, const
                            int32_t rows, int32_t vocabulary, int32_t first) {
 #pragma HLS INTERFACE m_axi port = logits bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = ids bundle = gmem1
-#pragma HLS INTERFACE m_axi port = exp2 bundle = gmem2 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = ln bundle = gmem3
-#pragma HLS INTERFACE m_axi port = y bundle = gmem4
+#pragma HLS INTERFACE m_axi port = exp2 bundle = gmem1 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = ln bundle = gmem1
+#pragma HLS INTERFACE m_axi port = y bundle = gmem0
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = vocabulary
 #pragma HLS INTERFACE s_axilite port = first

@@ -21,7 +21,7 @@ extern "C" void gt_norm(const gt::floats_t *x, const gt::floats_t *g, const gt::
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = g bundle = gmem1 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = b bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = y bundle = gmem2 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start

@@ -58,7 +58,7 @@ extern "C" void gt_pool(const gt::floats_t *x, const int32_t *segments, gt::floa
                         int32_t x_start, int32_t width, int32_t how) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = segments bundle = gmem1
-#pragma HLS INTERFACE m_axi port = y bundle = gmem2 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = sequences
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start

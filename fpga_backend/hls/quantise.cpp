@@ -61,7 +61,7 @@ extern "C" void gt_quantise(const gt::floats_t *x, const int32_t *index, gt::byt
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = index bundle = gmem1
 #pragma HLS INTERFACE m_axi port = q bundle = gmem2 max_write_burst_length = 64
-#pragma HLS INTERFACE m_axi port = s bundle = gmem3
+#pragma HLS INTERFACE m_axi port = s bundle = gmem2
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start

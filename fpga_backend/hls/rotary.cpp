@@ -7,9 +7,9 @@ extern "C" void gt_rotary(const gt::floats_t *x, const gt::floats_t *cos, const 
                           gt::floats_t *y, int32_t rows, int32_t x_stride, int32_t x_start, int32_t heads, int32_t half) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = cos bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = sin bundle = gmem2 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = positions bundle = gmem3 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = y bundle = gmem4 max_write_burst_length = 64
+#pragma HLS INTERFACE m_axi port = sin bundle = gmem1 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = positions bundle = gmem2 max_read_burst_length = 64
+#pragma HLS INTERFACE m_axi port = y bundle = gmem0 max_write_burst_length = 64
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start

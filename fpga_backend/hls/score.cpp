@@ -40,9 +40,9 @@ extern "C" void gt_score(const gt::floats_t *x, const gt::halves_t *w, const flo
                          int32_t rows, int32_t x_stride, int32_t x_start, int32_t width, int32_t labels, int32_t biased) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = w bundle = gmem1 max_read_burst_length = 64
-#pragma HLS INTERFACE m_axi port = ws bundle = gmem2
-#pragma HLS INTERFACE m_axi port = b bundle = gmem2
-#pragma HLS INTERFACE m_axi port = y bundle = gmem3
+#pragma HLS INTERFACE m_axi port = ws bundle = gmem1
+#pragma HLS INTERFACE m_axi port = b bundle = gmem1
+#pragma HLS INTERFACE m_axi port = y bundle = gmem0
 #pragma HLS INTERFACE s_axilite port = rows
 #pragma HLS INTERFACE s_axilite port = x_stride
 #pragma HLS INTERFACE s_axilite port = x_start

@@ -1,0 +1,81 @@
+"""What people and Vitis read of the table of kernels: the register map and the link configuration in ``hls/``.
+
+``python -m greentrain.fpga_backend.csim.documents`` writes both files anew; a test compares them with the table.
+"""
+
+from pathlib import Path
+
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, Kernel
+
+FOLDER = Path(__file__).resolve().parents[1] / "hls"
+PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
+"""The shell of the Alveo U55C: docs.amd.com, UG1120; 2026-11-21."""
+WRITTEN = "Written by greentrain.fpga_backend.csim.documents from csim/kernels.py; do not change by hand."
+
+
+def register_map() -> str:
+    """Return ``REGISTERS.md``."""
+    lines = [
+        "# Register map of the kernels",
+        "",
+        f"{WRITTEN}",
+        "",
+        "Each kernel has one s_axilite port. Addresses below 0x10 are the same for all; arguments follow in the order",
+        "of the C++ function, pointers as 64 bits in two words, scalars as 32 bits, each with a reserved word behind it.",
+        "Vitis assigns addresses when it compiles a kernel: these follow its rule, and no report of its was ever read.",
+        "",
+        "| address | register |",
+        "|---|---|",
+        "| 0x00 | control: start, done, idle, ready |",
+        "| 0x04 | global interrupt enable |",
+        "| 0x08 | interrupt enable |",
+        "| 0x0c | interrupt status |",
+        "",
+        "| region | banks of the U55C | holds |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {region.bank} | {region.tag} | {region.name} |" for region in REGIONS]
+    for kernel in KERNELS:
+        lines += ["", f"## {kernel.name}", "", *_table(kernel)]
+    return "\n".join(lines) + "\n"
+
+
+def link_config() -> str:
+    """Return ``u55c.cfg``, the configuration of ``v++ --link``."""
+    lines = [
+        f"# {WRITTEN}",
+        "# Never used to build a bitstream by this project.",
+        f"platform={PLATFORM}",
+        "[connectivity]",
+    ]
+    for kernel in KERNELS:
+        lines.append(f"nk={kernel.name}:1:{kernel.name}_1")
+        lines += [
+            f"sp={kernel.name}_1.{argument.name}:{argument.region.tag}"
+            for argument in kernel.arguments
+            if argument.region is not None
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path = FOLDER) -> None:
+    """Write both files.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    (folder / "REGISTERS.md").write_text(register_map(), encoding="utf-8")
+    (folder / "u55c.cfg").write_text(link_config(), encoding="utf-8")
+
+
+def _table(kernel: Kernel) -> list[str]:
+    lines = ["| address | argument | type | port | region |", "|---|---|---|---|---|"]
+    for address, argument in zip(kernel.offsets(), kernel.arguments, strict=True):
+        kind = argument.ctype if argument.written or argument.kind == "scalar" else f"const {argument.ctype}"
+        region = "" if argument.region is None else argument.region.name
+        lines.append(f"| 0x{address:02x} | {argument.name} | `{kind}` | {argument.bundle} | {region} |")
+    return lines
+
+
+if __name__ == "__main__":
+    write()
