@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from greentrain.fpga_backend.csim.launches import FLOATS, beats
+from greentrain.fpga_backend.csim.layout import LOGITS_BYTES, MOST_CHUNK
 from greentrain.fpga_backend.packing import Packed
 from greentrain.fpga_backend.program import (
     Add,
@@ -109,8 +111,8 @@ def count(program: Program, batch: Packed | Layout, *, ways: int = 1) -> Counts:
     counter = _Counter(layout, widths, ways)
     ops = tuple(counter.count(place, op) for place, op in enumerate(program.ops))
     asked = isinstance(program.ops[-1], LogProb)
-    table = 3 * layout.rows + 4 * layout.segments + layout.sequences + (2 * layout.targets if asked else 0)
-    results = layout.targets if asked else layout.sequences * max(program.labels, 1)
+    table = 3 * layout.rows + 4 * (layout.segments + layout.sequences) + (2 * layout.targets if asked else 0)
+    results = layout.targets if asked else layout.sequences * FLOATS * beats(max(program.labels, 1))
     return Counts(ops=ops, tokens=layout.tokens, pcie_in_bytes=WORD * table, pcie_out_bytes=WORD * results)
 
 
@@ -210,13 +212,13 @@ class _Counter:
 
     def _logprob(self, op: LogProb) -> OpCount:
         targets = self._layout.targets
-        if not targets:
-            return _part(launches=0)
+        chunks = math.ceil(targets / logit_rows(op.vocabulary))
         product = self._product(targets, op.x.width, op.vocabulary, bias=op.bias)
         logits = self._register(targets, op.vocabulary, split=True)
         return dataclasses.replace(
             product,
-            launches=product.launches + 1,
+            launches=chunks * (product.launches + 1),
+            weight_bytes=chunks * product.weight_bytes,
             activation_bytes=product.activation_bytes + logits + 2 * WORD * targets,
         )
 
@@ -242,6 +244,11 @@ class _Counter:
 
     def _macs(self, products: int) -> dict[str, int]:
         return {"macs8" if self._widths.product_bits == 8 else "macs16": products}
+
+
+def logit_rows(vocabulary: int) -> int:
+    """Return how many rows of logits are held at a time; the vocabulary's weights are read again for the next."""
+    return max(1, min(MOST_CHUNK, LOGITS_BYTES // (WORD * FLOATS * beats(vocabulary))))
 
 
 def _part(

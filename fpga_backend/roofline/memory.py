@@ -16,12 +16,9 @@ from greentrain.fpga_backend.program import (
     read_by,
     widths,
 )
-from greentrain.fpga_backend.roofline.counts import WORD
+from greentrain.fpga_backend.roofline.counts import WORD, logit_rows
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.widths import Widths, widths_of
-
-LOGIT_ROWS = 1024
-"""Rows of logits that are kept at a time: a log-probability needs its own row only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +86,7 @@ def _peak(program: Program, layout: Layout) -> int:
     for place, op in enumerate(program.ops):
         extra = 0
         if isinstance(op, LogProb):
-            extra = min(LOGIT_ROWS, layout.targets) * op.vocabulary * sizes.activation_bytes
+            extra = min(logit_rows(op.vocabulary), layout.targets) * op.vocabulary * sizes.activation_bytes
         else:
             live[op.out] = rows[op.out] * width[op.out] * sizes.activation_bytes
         if sizes.quantised:

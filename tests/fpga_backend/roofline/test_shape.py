@@ -53,7 +53,11 @@ def test_a_vocabulary_head() -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"model_type": "mamba"}, "known: bert"), ({"hidden_size": None}, "hidden_size"), ({"vocab_size": "many"}, "many")],
+    [
+        ({"model_type": "mamba"}, "known: bert"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"vocab_size": "many"}, "many"),
+    ],
 )
 def test_a_configuration_that_cannot_be(change: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedModelError, match=says):

@@ -1,0 +1,127 @@
+"""Published figures against what the hardware can do at most: data-sheet arithmetic, no model and no assumption."""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Literal
+
+from greentrain.fpga_backend.explore.gpu import gpu_named
+from greentrain.fpga_backend.explore.presets import PRESETS
+from greentrain.fpga_backend.program import Linear, Program
+from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, U55C_LINK
+from greentrain.fpga_backend.roofline.counts import count
+from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.shape import program_of
+
+Status = Literal["refuted", "unverified"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A figure that somebody published."""
+
+    id: str
+    said: str
+    status: Status
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    """What it takes to check it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """What a claim would need, and what there is."""
+
+    needed: float
+    bound: float
+    unit: str
+
+    @property
+    def over(self) -> float:
+        """How many times more it needs."""
+        return self.needed / self.bound
+
+
+def claims() -> tuple[Claim, ...]:
+    """Return the claims of ``claims.toml``."""
+    text = resources.files("greentrain.fpga_backend.explore").joinpath("claims.toml").read_text(encoding="utf-8")
+    return tuple(
+        Claim(id=item.pop("id"), said=item.pop("said"), status=item.pop("status"), terms=item)
+        for item in tomllib.loads(text)["claim"]
+    )
+
+
+def check(claim: Claim) -> Check | None:
+    """Recompute a claim; None where nothing can be recomputed."""
+    kind = claim.terms.get("kind")
+    return None if kind is None else _KINDS[kind](claim.terms)
+
+
+def _program(terms: Mapping[str, Any]) -> Program:
+    return program_of(PRESETS[terms["model"]][1], max_tokens=8192)
+
+
+def _macs(terms: Mapping[str, Any]) -> int:
+    return count(_program(terms), Layout.equal(terms["batch"], terms["sequence"])).macs
+
+
+def _chip(needed_macs_per_s: float, terms: Mapping[str, Any]) -> Check:
+    """Against every DSP slice of the chip, the shell's too, two products each in each clock."""
+    bound = U55C_CHIP_DSPS.value * U55C.value("macs8_per_dsp") * terms["clock_hz"]
+    return Check(needed=needed_macs_per_s, bound=bound, unit="MAC/s")
+
+
+def _throughput(terms: Mapping[str, Any]) -> Check:
+    tokens = terms["batch"] * terms["sequence"]
+    return _chip(terms["tokens_per_s"] * _macs(terms) / tokens, terms)
+
+
+def _latency(terms: Mapping[str, Any]) -> Check:
+    return _chip(_macs(terms) / terms["seconds"], terms)
+
+
+def _sweep(terms: Mapping[str, Any]) -> Check:
+    """The 8-bit weights of the layers, read once."""
+    weights = sum(op.x.width * op.outputs for op in _program(terms).ops if isinstance(op, Linear))
+    return Check(needed=weights / terms["seconds"], bound=U55C.value("memory_bytes_per_s"), unit="B/s")
+
+
+def _power(terms: Mapping[str, Any]) -> Check:
+    return Check(needed=terms["tokens_per_s"] / terms["tokens_per_j"], bound=U55C.value("tdp_w"), unit="W")
+
+
+def _link(terms: Mapping[str, Any]) -> Check:
+    return Check(needed=terms["bytes"] / terms["seconds"], bound=U55C_LINK.value, unit="B/s")
+
+
+def _gpu_latency(terms: Mapping[str, Any]) -> Check:
+    peak = gpu_named(terms["gpu"]).peak_flops_per_s.value
+    return Check(needed=2 * _macs(terms) / terms["seconds"], bound=peak, unit="FLOP/s")
+
+
+def _gpu_energy(terms: Mapping[str, Any]) -> Check:
+    gpu = gpu_named(terms["gpu"])
+    needed = terms["tokens_per_j"] * gpu.power_w.value * terms["flop_per_token"]
+    return Check(needed=needed, bound=gpu.peak_flops_per_s.value, unit="FLOP/s")
+
+
+def _share(terms: Mapping[str, Any]) -> Check:
+    return Check(needed=terms["percent"], bound=100 * terms["part"] / terms["whole"], unit="%")
+
+
+def _product(terms: Mapping[str, Any]) -> Check:
+    return Check(needed=terms["result"], bound=math.prod(terms["factors"]), unit="kg")
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, Any]], Check]] = {
+    "throughput": _throughput,
+    "latency": _latency,
+    "sweep": _sweep,
+    "power": _power,
+    "link": _link,
+    "gpu-latency": _gpu_latency,
+    "gpu-energy": _gpu_energy,
+    "share": _share,
+    "product": _product,
+}

@@ -1,0 +1,58 @@
+"""One card, or two that share a model: how much it holds, and what a share of a batch takes."""
+
+from dataclasses import dataclass
+
+from greentrain.fpga_backend.program import Program
+from greentrain.fpga_backend.roofline.card_spec import CardSpec
+from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.memory import footprint
+from greentrain.fpga_backend.roofline.time import Bound, Service, service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A share of a batch, modelled."""
+
+    run_s: float
+    energy_j: float
+    assumed_j: float
+    bound: Bound | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Cards that share a model."""
+
+    program: Program
+    card: CardSpec
+    sequence: int
+    ways: int
+    wave: int
+    """Sequences at a time."""
+
+    def run(self, sequences: int) -> Run:
+        """Return what so many sequences take, in waves one after the other."""
+        full, rest = divmod(sequences, self.wave)
+        parts: list[tuple[int, Service]] = []
+        for number, size in ((full, self.wave), (1 if rest else 0, rest)):
+            if number:
+                found = service(self.program, Layout.equal(size, self.sequence), self.card, ways=self.ways)
+                parts.append((number, found))
+        return Run(
+            run_s=sum(number * found.run_s for number, found in parts),
+            energy_j=sum(number * found.energy_j for number, found in parts),
+            assumed_j=sum(number * found.assumed_j for number, found in parts),
+            bound=parts[0][1].bound if parts else None,
+        )
+
+
+def most_sequences(program: Program, sequence: int, room_bytes: int, wanted: int, *, ways: int) -> int:
+    """Return how many sequences a card has room for beside the weights, up to ``wanted``; 0: not even one."""
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        if footprint(program, Layout.equal(middle, sequence), ways=ways).total_bytes <= room_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low

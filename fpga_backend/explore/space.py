@@ -1,0 +1,145 @@
+"""Points of the design space: precision x batch x sequence x card x number of cards."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from greentrain.fpga_backend.explore.group import Group, most_sequences
+from greentrain.fpga_backend.program import Precision, Program
+from greentrain.fpga_backend.roofline.card_spec import CardSpec
+from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.memory import footprint
+from greentrain.fpga_backend.roofline.time import Bound
+
+PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int4": "w4a16"}
+"""What they are compiled to. ``int4`` is of weights only: products are of 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One design and one batch. Times and joules are modelled."""
+
+    card: str
+    cards: int
+    ways: int
+    """Cards that share a model: 1, or 2 where it does not fit on one."""
+    wave: int
+    """Sequences of a card, or a pair, at a time: fewer than its share where their registers have no room, 0 where not
+    even one has."""
+    precision: str
+    batch: int
+    sequence: int
+    need_bytes: int
+    """Weights and registers on each card."""
+    memory_bytes: int
+    fits: bool
+    reason: str = ""
+    """Why it cannot run."""
+    tokens_per_s: float | None = None
+    power_w: float | None = None
+    """Of all cards, those that wait for the others included."""
+    j_per_token: float | None = None
+    bound: Bound | None = None
+    assumed_share: float | None = None
+    """Share of the joules that rests on assumed constants."""
+    flip_rate: float | None = None
+    """Measured rank flips against FP32; None: not measured."""
+
+
+def explore(
+    program: Program,
+    *,
+    cards: Sequence[CardSpec],
+    precisions: Sequence[str],
+    batches: Sequence[int],
+    sequences: Sequence[int],
+    numbers: Sequence[int],
+    flip_rates: Mapping[str, float] | None = None,
+) -> tuple[Point, ...]:
+    """Return all points.
+
+    Args:
+        program: In any precision.
+        cards: With all constants that the model needs.
+        precisions: Keys of ``PRECISIONS``.
+        batches: Sequences at a time, over all cards.
+        sequences: Tokens of each.
+        numbers: How many cards.
+        flip_rates: Measured, by precision.
+
+    Raises:
+        ConfigError: A card lacks a constant.
+        BatchError: A batch or a sequence is below 1.
+    """
+    rates = flip_rates or {}
+    return tuple(
+        dataclasses.replace(_point(program, card, number, precision, batch, sequence), flip_rate=rates.get(precision))
+        for card, precision, sequence, batch, number in itertools.product(
+            cards, precisions, sequences, batches, numbers
+        )
+    )
+
+
+def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: int, sequence: int) -> Point:
+    compiled = dataclasses.replace(program, precision=PRECISIONS[precision])
+    room = int(card.value("memory_bytes"))
+    group = _group(compiled, card, cards, batch, sequence)
+    need_bytes = footprint(compiled, Layout.equal(max(group.wave, 1), sequence), ways=group.ways).total_bytes
+    reason = ""
+    if sequence > program.max_tokens:
+        reason = f"the model takes {program.max_tokens} tokens at most"
+    elif not group.wave:
+        reason = f"one sequence needs {need_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB a card"
+    point = Point(
+        card=card.name,
+        cards=cards,
+        ways=group.ways,
+        wave=group.wave,
+        precision=precision,
+        batch=batch,
+        sequence=sequence,
+        need_bytes=need_bytes,
+        memory_bytes=room,
+        fits=not reason,
+        reason=reason,
+    )
+    return point if reason else _served(point, group)
+
+
+def _group(program: Program, card: CardSpec, cards: int, batch: int, sequence: int) -> Group:
+    """Return one card, or two that share the model where one has no room for it and a sequence."""
+    wave, ways = 0, 1
+    for ways in (1, 2)[:cards]:
+        share = math.ceil(batch / (cards // ways))
+        wave = most_sequences(program, sequence, int(card.value("memory_bytes")), share, ways=ways)
+        if wave:
+            break
+    return Group(program=program, card=card, sequence=sequence, ways=ways, wave=wave)
+
+
+def _served(point: Point, group: Group) -> Point:
+    """Return the point with time and energy: groups of cards take equal shares of the batch, the rest one less.
+
+    Cards that have nothing to do, or are done before the others, draw idle power.
+    """
+    groups = point.cards // point.ways
+    low, more = divmod(point.batch, groups)
+    runs = [(more, group.run(low + 1)), (groups - more, group.run(low))]
+    run_s = max(run.run_s for number, run in runs if number)
+    energy_j = sum(number * run.energy_j for number, run in runs)
+    assumed_j = sum(number * run.assumed_j for number, run in runs)
+    busy_s = point.ways * sum(number * run.run_s for number, run in runs)
+    idle_j = (point.cards * run_s - busy_s) * group.card.value("idle_power_w")
+    energy_j += idle_j
+    assumed_j += idle_j if group.card.kind("idle_power_w") == "assumed" else 0.0
+    tokens = point.batch * point.sequence
+    return dataclasses.replace(
+        point,
+        tokens_per_s=tokens / run_s,
+        power_w=energy_j / run_s,
+        j_per_token=energy_j / tokens,
+        bound=runs[0][1].bound if more else runs[1][1].bound,
+        assumed_share=assumed_j / energy_j,
+    )

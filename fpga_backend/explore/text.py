@@ -1,0 +1,88 @@
+"""The design space as a table."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from greentrain.fpga_backend.explore.gpu import GpuRow
+from greentrain.fpga_backend.explore.space import Point
+from greentrain.fpga_backend.explore.subject import Subject
+from greentrain.fpga_backend.roofline.card_spec import CONSTANTS, CardSpec
+
+
+def table(
+    subject: Subject, points: Sequence[Point], gpus: Sequence[GpuRow], said: Sequence[str], cards: Sequence[CardSpec]
+) -> RenderableType:
+    """Return table, sentences and what was assumed."""
+    flips = any(point.flip_rate is not None for point in points)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("cards", "type", "limit"):
+        shown.add_column(column, no_wrap=True)
+    for column in ("batch", "tokens", "tokens/s", "W", "mJ/token", "assumed", *(("flips",) if flips else ())):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for point in points:
+        shown.add_row(*_cells(point), *((_share(point.flip_rate, 3),) if flips else ()))
+    for gpu in gpus:
+        shown.add_row(
+            gpu.name, "bf16", "", "", str(gpu.sequence), *_figures(gpu.tokens_per_s, gpu.power_w), style="bold"
+        )
+    lines = [*_why(points), *said, *_notes(points, flips), *_assumed(cards)]
+    title = Text(f"{subject.name}, {subject.source}: modelled, not run on a card", style="italic")
+    return Group(title, shown, *(Text(line) for line in lines))
+
+
+def _cells(point: Point) -> tuple[str, ...]:
+    name = f"{point.cards} x {point.card}" + ("*" if point.ways > 1 else "")
+    head = (name, point.precision)
+    size = (str(point.batch), str(point.sequence))
+    if point.tokens_per_s is None or point.power_w is None:
+        return (*head, "does not run", *size, "-", "-", "-", "")
+    figures = _figures(point.tokens_per_s, point.power_w)
+    return (*head, str(point.bound), *size, *figures, _share(point.assumed_share, 0))
+
+
+def _figures(tokens_per_s: float, power_w: float) -> tuple[str, str, str]:
+    return _number(tokens_per_s), f"{power_w:,.0f}", _number(1000 * power_w / tokens_per_s)
+
+
+def _why(points: Sequence[Point]) -> list[str]:
+    reasons = dict.fromkeys(f"{p.cards} x {p.card}, {p.precision}: {p.reason}" for p in points if p.reason)
+    return [f"Does not run: {reason}." for reason in reasons]
+
+
+def _notes(points: Sequence[Point], flips: bool) -> list[str]:
+    found = []
+    if any(point.ways > 1 for point in points):
+        found.append("* The cards share the model by twos: each has half of every product's outputs.")
+    if any(0 < point.wave < point.batch * point.ways // point.cards for point in points):
+        found.append("Some batches run in waves, because their registers take more than a card's memory.")
+    if not flips:
+        found.append("Rank flips: not measured (--texts measures them on a Hugging Face folder with weights).")
+    if any(point.precision == "int4" for point in points):
+        found.append("int4 is of weights only: its products are of 16 bits.")
+    return found
+
+
+def _assumed(cards: Sequence[CardSpec]) -> list[str]:
+    found = []
+    for card in cards:
+        names = [name for name in CONSTANTS if getattr(card, name) is not None and card.kind(name) == "assumed"]
+        if names:
+            listed = ", ".join(f"{name} {card.value(name):.3g} {_unit(name)}".strip() for name in names)
+            found.append(f"{card.name}, assumed: {listed}.")
+    return found
+
+
+def _unit(name: str) -> str:
+    return CONSTANTS[name][0].replace("1", "")
+
+
+def _share(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,52 @@
+"""Published figures: what is refuted is recomputed here, and nothing of them is used."""
+
+from pathlib import Path
+
+import pytest
+
+from greentrain.fpga_backend.explore.claims import Claim, check, claims
+
+ALL = claims()
+REFUTED = [claim for claim in ALL if claim.status == "refuted"]
+
+
+def test_each_claim_has_a_status_and_a_name_of_its_own() -> None:
+    assert {claim.status for claim in ALL} == {"refuted", "unverified"}
+    assert len({claim.id for claim in ALL}) == len(ALL)
+
+
+@pytest.mark.parametrize("claim", REFUTED, ids=lambda claim: claim.id)
+def test_a_refuted_claim_is_beyond_its_bound(claim: Claim) -> None:
+    found = check(claim)
+    assert found is not None
+    if claim.terms["kind"] in ("share", "product"):
+        assert abs(found.over - 1) > 0.2, "the paper's own figures give it"
+    else:
+        assert found.over > 1.3
+        assert found.over == pytest.approx(claim.terms["over"], rel=0.02)
+
+
+@pytest.mark.parametrize("claim", [c for c in ALL if c.status == "unverified"], ids=lambda claim: claim.id)
+def test_an_unverified_claim_says_why(claim: Claim) -> None:
+    assert check(claim) is None
+    assert claim.terms["note"]
+
+
+def test_142_tokens_a_millisecond_by_hand() -> None:
+    """14.09 GFLOP a token x 142,000 tokens/s against 9,024 slices x 2 products x 2 x 250 MHz."""
+    (claim,) = (c for c in ALL if c.id == "int8-throughput")
+    found = check(claim)
+    assert found is not None
+    assert 2 * found.needed / 1e12 == pytest.approx(14.093e9 * 142e3 / 1e12, rel=1e-3)
+    assert 2 * found.bound == 9024 * 2 * 2 * 250e6
+
+
+def test_nothing_reads_the_claims_but_their_check() -> None:
+    root = Path(__file__).resolve().parents[3]
+    readers = {
+        path.name
+        for folder in ("greentrain", "fpga_backend", "callbacks", "benchmarks", "recipes")
+        for path in (root / folder).rglob("*.py")
+        if "explore.claims" in path.read_text(encoding="utf-8") or "claims.toml" in path.read_text(encoding="utf-8")
+    }
+    assert readers == {"claims.py"}
