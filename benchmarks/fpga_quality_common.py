@@ -1,0 +1,89 @@
+"""What the cases of fpga_quality.py share: the ways of computing a model that are compared, and how figures look."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torch import nn
+
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import Batch, Ids
+from greentrain.fpga_backend.compiler import SmoothQuant
+from greentrain.fpga_backend.compiler import compile as compile_model
+from greentrain.fpga_backend.compiler.finish import Head
+from greentrain.fpga_backend.devices.torch_device import TorchDevice
+from greentrain.fpga_backend.emulator.engine import Engine
+from greentrain.fpga_backend.program import Activations, Precision
+from greentrain.fpga_backend.quality.bootstrap import Interval
+from greentrain.fpga_backend.quality.measure import Run
+
+BF16: Final = "BF16, torch (the floor)"
+W8A16: Final = "W8A16"
+W4A16: Final = "W4A16"
+PER_TOKEN: Final = "W8A8 per token (ours)"
+SMOOTH: Final = "W8A8 per token, SmoothQuant"
+PER_TENSOR: Final = "W8A8 per tensor (published rule)"
+CALIBRATION: Final = 256
+"""Sequences that SmoothQuant sees: of the training part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What a case gets."""
+
+    quick: bool
+    snippets: Path
+    """The rated snippets: a folder or an archive."""
+    lm: Path | None
+    """A GGUF file with the weights of a causal language model."""
+    say: Callable[[str], None]
+
+    def pick(self, full: int, quick: int) -> int:
+        """Return one of two numbers."""
+        return quick if self.quick else full
+
+
+def ways(model: nn.Module, *, max_tokens: int, head: Head, calibration: Sequence[Ids]) -> Iterator[tuple[str, Run]]:
+    """Yield names and runs of a model's compilations, one after the other; a run is closed when the next is asked for.
+
+    W8A8 is computed by the emulator, which is exact; weight-only precisions by torch in FP32 on rounded weights.
+    """
+    seen = [Batch.of(calibration[i : i + 32]) for i in range(0, min(len(calibration), CALIBRATION), 32)]
+
+    def compiled(precision: Precision, activations: Activations = "token", smooth: bool = False) -> Artifact:
+        return compile_model(
+            model,
+            max_tokens=max_tokens,
+            head=head,
+            precision=precision,
+            activations=activations,
+            smooth=SmoothQuant(batches=seen) if smooth else None,
+        )
+
+    weights: Sequence[tuple[str, Precision]] = ((W8A16, "w8a16"), (W4A16, "w4a16"))
+    for name, precision in weights:
+        device = TorchDevice("cpu", "fp32")
+        try:
+            yield name, _submitted(device, compiled(precision))
+        finally:
+            device.close()
+    yield PER_TOKEN, Engine(compiled("w8a8")).run
+    yield SMOOTH, Engine(compiled("w8a8", smooth=True)).run
+    yield PER_TENSOR, Engine(compiled("w8a8", activations="tensor")).run
+
+
+def _submitted(device: TorchDevice, artifact: Artifact) -> Run:
+    handle = device.load(artifact)
+    return lambda batch: device.submit(handle, batch).result()
+
+
+def percent(rate: float, span: Interval | None = None) -> str:
+    """Return a rate of 0 to 1 with its interval, as percent."""
+    text = figure(100 * rate)
+    return text if span is None else f"{text} [{figure(100 * span.low)}, {figure(100 * span.high)}]"
+
+
+def figure(value: float) -> str:
+    """Return a number in three digits."""
+    return "0" if value == 0 else f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
