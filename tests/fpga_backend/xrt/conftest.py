@@ -1,9 +1,8 @@
 """What XRT's tests share: Debian's XRT as it wants to lie, the compiled kernels, and a design of metadata only."""
 
-import ctypes
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS
 from greentrain.fpga_backend.xrt import xclbin
+from greentrain.fpga_backend.xrt.device import XrtDevice
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 
@@ -18,9 +18,7 @@ LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 @pytest.fixture(scope="session")
 def noop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment in which XRT's no-op emulation runs."""
-    try:
-        ctypes.CDLL("libxrt_noop.so.2")
-    except OSError:
+    if not (LIBRARIES / "libxrt_noop.so.2").exists():
         pytest.skip("XRT's no-op emulation is not installed: apt-get install libxrt1 (Debian 12)")
     root = tmp_path_factory.mktemp("xrt")
     (root / "lib").mkdir()
@@ -52,3 +50,18 @@ def open_files() -> Iterator[None]:
     before = len(os.listdir("/proc/self/fd"))
     yield
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.fixture
+def opened(open_files: None, design: Path, library: Path, noop: dict[str, str]) -> Iterator[Callable[..., XrtDevice]]:
+    """Open devices in no-op emulation, and close them at the end."""
+    made: list[XrtDevice] = []
+
+    def make(**changes: object) -> XrtDevice:
+        settings = {"design": design, "silicon": library, "environ": noop, **changes}
+        made.append(XrtDevice(**settings))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for device in made:
+        device.close()

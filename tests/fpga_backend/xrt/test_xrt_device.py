@@ -1,0 +1,151 @@
+"""The chain through AMD's own XRT 2.13 in no-op emulation, the compiled kernels standing in for the card's fabric."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.csim.card import CsimCard
+from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.xrt import keeper, transfer
+from greentrain.fpga_backend.xrt.device import XrtDevice
+from greentrain.testing.offload_contract import OffloadContract
+from greentrain.testing.offload_models import decoder, encoder, sequences
+from greentrain.types import Provenance
+
+Open = Callable[..., XrtDevice]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(design: Path, library: Path, noop: dict[str, str]) -> Iterator[XrtDevice]:
+    """One device for all tests that leave it open."""
+    device = XrtDevice(design, silicon=library, environ=noop)
+    yield device
+    device.close()
+
+
+class TestXrtDevice(OffloadContract):
+    # those that close their device: test_xrt_end.py
+    test_the_meter_keeps_the_meters_contract = None  # type: ignore[assignment]
+    test_close_fails_what_waits = None  # type: ignore[assignment]
+    test_close_leaves_nothing = None  # type: ignore[assignment]
+
+    @pytest.fixture
+    def device(self, shared: XrtDevice) -> OffloadDevice:
+        return shared
+
+
+def test_bits_are_those_of_the_kernels_on_a_csim_card(shared: XrtDevice, library: Path) -> None:
+    """Random shapes: odd widths, heads that share keys, several labels, prompts shared and not."""
+    rng = np.random.default_rng(8)
+    for seed in range(6):
+        heads = int(rng.choice([2, 4]))
+        hidden = heads * int(rng.choice([6, 10, 16]))
+        artifact = (
+            encoder(seed=seed, hidden=hidden, heads=heads, labels=1 + seed, pooler=seed % 4 == 0, layers=1)
+            if seed % 2 == 0
+            else decoder(seed=seed, hidden=hidden, heads=heads, kv_heads=heads // 2, layers=1)
+        )
+        lengths = tuple(int(n) for n in rng.integers(9, 65, size=5))
+        batch = sequences(artifact, seed=seed, lengths=lengths, prompt=8 if seed % 2 else 0)
+        got = shared.submit(shared.load(artifact), batch).result(60)
+        card = CsimCard(library)
+        wanted = Schedule(artifact, card).run(batch)
+        card.close()
+        assert got.rows == wanted.rows
+        if wanted.scores is not None:
+            assert got.scores is not None and got.scores.tobytes() == wanted.scores.tobytes()
+        else:
+            assert [row.tobytes() for row in got.logprobs or ()] == [row.tobytes() for row in wanted.logprobs or ()]
+
+
+def test_probe_says_what_runs(shared: XrtDevice) -> None:
+    info = shared.probe()
+    assert info.simulated and info.exact and info.available
+    assert info.details["api"] == "CtypesApi"
+    assert info.memory_bytes == 32 * 512 * 2**20
+    assert shared.energy().provenance is Provenance.MISSING
+    assert "no power of a card" in shared.energy().note
+    assert shared.meter.sensors == ()
+
+
+def test_nothing_of_xrt_is_in_this_process(shared: XrtDevice) -> None:
+    assert shared.probe().available
+    assert "libxrt_core" not in Path("/proc/self/maps").read_text()
+    assert "torch" not in Path(f"/proc/{shared.worker_pid}/maps").read_text()
+    names = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    assert not any("/dev/shm" in os.readlink(name) for name in names if name.is_symlink())
+
+
+def test_handing_over_is_measured(shared: XrtDevice) -> None:
+    assert 0 < shared.round_trip_s(nbytes=131072, repeats=20) < 0.05
+    assert 0 < shared.round_trip_s(nbytes=1, repeats=1) < 0.5
+
+
+def test_memory_does_not_grow_with_batches(shared: XrtDevice) -> None:
+    artifact = decoder(layers=1)
+    handle, batch = shared.load(artifact), sequences(artifact, lengths=(40, 64, 12))
+    wanted = shared.submit(handle, batch).result(60).logprobs or ()
+    worker, files = psutil.Process(shared.worker_pid), len(os.listdir("/proc/self/fd"))
+    before = worker.memory_info().rss, worker.num_fds()
+    for _ in range(200):
+        got = shared.submit(handle, batch, wait_s=None).result(60).logprobs or ()
+    assert [row.tobytes() for row in got] == [row.tobytes() for row in wanted]
+    assert worker.memory_info().rss - before[0] < 4 * 2**20
+    assert worker.num_fds() == before[1]
+    assert len(os.listdir("/proc/self/fd")) == files
+    many = Batch.of([np.full(1, 7, np.int32)] * 100_000, prompt_tokens=[1] * 100_000)
+    shape = transfer.Shape.of(many, artifact.program)
+    assert shape.nbytes > keeper.SMALLEST_BYTES
+    assert len(shared.submit(handle, many).result(60).logprobs or ()) == 100_000
+    assert worker.num_fds() == before[1]
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+def test_a_model_larger_than_the_card_is_refused_with_the_numbers(opened: Open) -> None:
+    small = encoder(layers=1)
+    device = opened(memory_bytes=400_000)
+    handle = device.load(small)
+    with pytest.raises(DeviceError, match=r"bytes do not fit on the card: .* of \d+ bytes, the card \d+ of 400000"):
+        device.load(encoder(layers=1, hidden=512))
+    batch = sequences(small, lengths=(8,))
+    assert device.submit(handle, batch).result(60).rows == 8
+    # a model of the same size takes the place of the old one, for which there is no room beside it
+    other = encoder(seed=5, layers=1)
+    assert device.submit(device.load(other, replacing=handle), batch).result(60).rows == 8
+
+
+def test_what_cannot_be_opened_raises_early(design: Path, library: Path, noop: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"gone.xclbin cannot be read"):
+        XrtDevice(tmp_path / "gone.xclbin", silicon=library, environ=noop)
+    with pytest.raises(DeviceError, match="give silicon="):
+        XrtDevice(design, environ=noop)
+    without = {key: value for key, value in noop.items() if key != "XCL_EMULATION_MODE"}
+    with pytest.raises(DeviceError, match="silicon= is for no-op emulation"):
+        XrtDevice(design, silicon=library, environ=without)
+    with pytest.raises(DeviceError, match="no card is on the PCI bus"):
+        XrtDevice(design, environ=without, bus=tmp_path)
+    for wrong in ({"restarts": -1}, {"timeout_s": 0.0}, {"memory_bytes": 0}):
+        with pytest.raises(DeviceError, match=f"{next(iter(wrong))}="):
+            XrtDevice(design, silicon=library, environ=noop, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("root", ["", "/nowhere"])
+def test_an_environment_in_which_xrt_ends_the_process_is_found_before(
+    opened: Open, noop: dict[str, str], root: str
+) -> None:
+    with pytest.raises(DeviceError, match=r"XILINX_XRT.*source the setup.sh"):
+        opened(environ={**noop, "XILINX_XRT": root})
+
+
+def test_a_library_without_the_kernels_is_refused(opened: Open, tmp_path: Path) -> None:
+    wrong = tmp_path / "kernels.so"
+    wrong.write_bytes(b"no library")
+    with pytest.raises(DeviceError, match=r"kernels.so cannot be used"):
+        opened(silicon=wrong)

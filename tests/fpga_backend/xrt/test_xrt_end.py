@@ -1,0 +1,125 @@
+"""How a card's device ends: closed, forgotten, or left by a parent that died."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from greentrain.fpga_backend.errors import DeviceLostError
+from greentrain.fpga_backend.xrt.device import XrtDevice
+from greentrain.testing.offload_contract import OffloadContract
+from greentrain.testing.offload_models import decoder, sequences
+
+Open = Callable[..., XrtDevice]
+BARE = """
+import os, sys, time
+from greentrain.fpga_backend.xrt.process import Process
+worker = Process()
+print(worker.pid, flush=True)
+"""
+DEVICE = """
+import json, sys
+from pathlib import Path
+from greentrain.fpga_backend.xrt.device import XrtDevice
+design, library, environ = json.loads(sys.argv[1])
+device = XrtDevice(Path(design), silicon=Path(library), environ=environ)
+print(device.worker_pid, flush=True)
+"""
+
+
+def ended(pid: int, within_s: float) -> bool:
+    """Return whether a process is gone within some time."""
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_the_meter_keeps_the_meters_contract(opened: Open) -> None:
+    OffloadContract().test_the_meter_keeps_the_meters_contract(opened())
+
+
+def test_close_fails_what_waits(opened: Open) -> None:
+    OffloadContract().test_close_fails_what_waits(opened())
+
+
+def test_close_leaves_nothing(opened: Open) -> None:
+    device = opened()
+    OffloadContract().test_close_leaves_nothing(device)
+    assert ended(device.worker_pid, 0.1)
+
+
+def test_a_lost_device_says_so(opened: Open) -> None:
+    device = opened()
+    artifact = decoder(layers=1)
+    handle = device.load(artifact)
+    device.close()
+    with pytest.raises(DeviceLostError, match="closed"):
+        device.submit(handle, sequences(artifact))
+    assert device.probe().reason == "the device is closed"
+
+
+def test_a_forgotten_device_ends_its_worker(
+    open_files: None, design: Path, library: Path, noop: dict[str, str]
+) -> None:
+    device = XrtDevice(design, silicon=library, environ=noop)
+    pid = device.worker_pid
+    del device
+    gc.collect()
+    assert ended(pid, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (f"{BARE}time.sleep(60)", -signal.SIGKILL),  # killed by the test
+        (f"{BARE}os._exit(4)", 4),
+        (DEVICE, 0),  # forgets to close
+    ],
+    ids=["killed", "left", "forgot"],
+)
+def test_the_worker_ends_with_its_parent(
+    design: Path, library: Path, noop: dict[str, str], program: str, code: int
+) -> None:
+    """However the parent ends, nothing stays, and nothing is printed about it."""
+    command = [sys.executable, "-W", "error", "-c", program, json.dumps([str(design), str(library), noop])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        pid = int(parent.stdout.readline())
+        if code == -signal.SIGKILL:
+            assert psutil.pid_exists(pid)
+            parent.kill()
+        assert parent.wait(30) == code
+        assert parent.stderr.read() == ""
+    assert ended(pid, 5.0)
+
+
+def test_a_fork_leaves_the_card_to_its_parent(opened: Open) -> None:
+    """A data loader's worker that was forked neither uses the card nor closes it."""
+    device = opened()
+    artifact = decoder(layers=1)
+    handle, batch = device.load(artifact), sequences(artifact)
+    before = device.submit(handle, batch).result(60)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            device.close()
+            device.submit(handle, batch)
+        except DeviceLostError as error:
+            code = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    after = device.submit(handle, batch).result(60)
+    assert [row.tobytes() for row in before.logprobs or ()] == [row.tobytes() for row in after.logprobs or ()]

@@ -1,0 +1,159 @@
+"""What goes wrong with a card stays with its batch: a failed future, no exception in the training, no leak."""
+
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from greentrain.fpga_backend.batch import Result
+from greentrain.fpga_backend.errors import DeviceLostError, QueueFullError
+from greentrain.fpga_backend.xrt.device import XrtDevice
+from greentrain.testing.offload_models import decoder, sequences
+
+Open = Callable[..., XrtDevice]
+ARTIFACT = decoder(layers=1)
+BATCH = sequences(ARTIFACT, lengths=(40, 64, 12))
+
+
+@pytest.fixture
+def slow(noop: dict[str, str], tmp_path: Path) -> Callable[[int], dict[str, str]]:
+    """Environment in which each kernel takes so many microseconds longer."""
+
+    def environ(delay_us: int) -> dict[str, str]:
+        ini = tmp_path / "xrt.ini"
+        ini.write_text(f"[Runtime]\nnoop_completion_delay_us={delay_us}\n")
+        return {**noop, "XRT_INI_PATH": str(ini)}
+
+    return environ
+
+
+def same(a: Result, b: Result) -> bool:
+    return [row.tobytes() for row in a.logprobs or ()] == [row.tobytes() for row in b.logprobs or ()]
+
+
+def test_a_killed_worker_fails_its_batch_and_the_next_ones_run(
+    opened: Open, slow: Callable[[int], dict[str, str]]
+) -> None:
+    """Several times, at random moments of a batch."""
+    rng, times = random.Random(3), 3
+    device = opened(environ=slow(2000), restarts=times)
+    handle = device.load(ARTIFACT)
+    wanted = device.submit(handle, BATCH).result(60)
+    for _ in range(times):
+        pid = device.worker_pid
+        future = device.submit(handle, BATCH)
+        time.sleep(rng.uniform(0.0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        error = future.exception(60)
+        assert error is None or (
+            isinstance(error, DeviceLostError) and "has died: it was ended by signal 9 (SIGKILL)" in str(error)
+        )
+        following = device.submit(handle, BATCH)
+        if error is None:  # it was quicker than the signal, which then meets the next one
+            following.exception(60)
+            following = device.submit(handle, BATCH)
+        assert same(following.result(60), wanted)
+        assert device.worker_pid != pid
+        assert device.probe().available
+    os.kill(device.worker_pid, signal.SIGKILL)
+    assert isinstance(device.submit(handle, BATCH).exception(60), DeviceLostError)
+    with pytest.raises(DeviceLostError, match="SIGKILL"):
+        device.submit(handle, BATCH)
+    assert not device.probe().available
+    assert "SIGKILL" in device.probe().reason
+
+
+def test_without_restarts_the_device_is_lost_and_what_waits_fails(
+    opened: Open, slow: Callable[[int], dict[str, str]]
+) -> None:
+    device = opened(environ=slow(20_000))
+    handle = device.load(ARTIFACT)
+    futures = [device.submit(handle, BATCH) for _ in range(4)]
+    time.sleep(0.05)
+    os.kill(device.worker_pid, signal.SIGKILL)
+    for future in futures:
+        error = future.exception(60)
+        assert isinstance(error, DeviceLostError) and "SIGKILL" in str(error)
+    with pytest.raises(DeviceLostError, match="SIGKILL"):
+        device.load(ARTIFACT)
+
+
+def test_a_card_that_hangs_is_given_up_after_its_time(opened: Open, slow: Callable[[int], dict[str, str]]) -> None:
+    device = opened(environ=slow(10_000_000), timeout_s=0.3, restarts=1)
+    handle = device.load(ARTIFACT)
+    pid, start_s = device.worker_pid, time.monotonic()
+    error = device.submit(handle, BATCH).exception(60)
+    assert time.monotonic() - start_s < 3
+    assert isinstance(error, DeviceLostError)
+    assert str(error) == "the worker of the card gave no answer within 0.3 s and was killed: the card hangs"
+    assert not psutil.pid_exists(pid)
+
+
+def test_what_a_worker_said_before_it_ended_is_quoted(opened: Open, noop: dict[str, str], tmp_path: Path) -> None:
+    """XRT ends the process where its driver cannot be loaded; the training hears of it."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libxrt_noop.so.2").write_bytes(b"")
+    with pytest.raises(
+        DeviceLostError, match=r"signal 6 \(SIGABRT\); its last words: .*terminate called.*file too short"
+    ):
+        opened(environ={**noop, "XILINX_XRT": str(tmp_path)})
+
+
+def test_closing_in_the_middle_of_a_long_batch_ends_in_time(
+    opened: Open, slow: Callable[[int], dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("greentrain.fpga_backend.xrt.device.CLOSE_S", 0.2)
+    device = opened(environ=slow(10_000_000))
+    future = device.submit(device.load(ARTIFACT), BATCH)
+    time.sleep(0.05)
+    start_s = time.monotonic()
+    device.close()
+    assert time.monotonic() - start_s < 3
+    error = future.exception(1)
+    assert isinstance(error, DeviceLostError) and "closed in the middle of a batch" in str(error)
+
+
+def test_a_full_queue_holds_back_and_the_training_goes_on(opened: Open, slow: Callable[[int], dict[str, str]]) -> None:
+    """A thread that ticks every millisecond keeps ticking while batches run: nothing holds Python's lock."""
+    device = opened(environ=slow(10_000), depth=2)
+    handle = device.load(ARTIFACT)
+    device.submit(handle, BATCH).result(60)
+    files, taken, refused = len(os.listdir("/proc/self/fd")), [], 0
+    start_s = time.perf_counter()
+    for _ in range(20):
+        try:
+            taken.append(device.submit(handle, BATCH, wait_s=0.0))
+        except QueueFullError:
+            refused += 1
+    assert time.perf_counter() - start_s < 0.1, "wait_s=0 must not wait"
+    assert len(taken) <= 3 and refused >= 17
+    ticks: list[float] = []
+    stop = threading.Event()
+
+    def tick() -> None:
+        while not stop.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        start_s = time.perf_counter()
+        taken.append(device.submit(handle, BATCH, wait_s=None))
+        results = [future.result(60) for future in taken]
+        end_s = time.perf_counter()
+    finally:
+        stop.set()
+        thread.join()
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert end_s - start_s >= results[-1].run_s >= 0.15, "the delay did not take effect"
+    during = [t for t in ticks if start_s <= t <= end_s]
+    assert len(during) > 0.3 * (end_s - start_s) / 0.001
+    assert max(b - a for a, b in itertools.pairwise(during)) < 0.1
