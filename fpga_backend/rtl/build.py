@@ -28,6 +28,7 @@ class Design:
     top: str
     bench: Path
     parameters: tuple[tuple[str, int], ...] = ()
+    sources: tuple[Path, ...] = SOURCES
 
 
 def tile(row_pairs: int, columns: int) -> Design:
@@ -70,11 +71,15 @@ def build(design: Design, folder: Path | None = None) -> Path:
                 *VERILATOR_FLAGS,
                 *("--top-module", design.top, "--prefix", f"V{design.top}", "--Mdir", str(work)),
                 *parameters,
-                *map(str, SOURCES),
+                *map(str, design.sources),
             ],
             tools,
         )
         runtime = _runtime(kept, tools)
+        whole = work / "whole.cc"
+        whole.write_text(
+            "".join(f'#include "{path}"\n' for path in (*sorted(work.glob("*.cpp")), design.bench)), encoding="utf-8"
+        )  # one unit: a small model's compilation is mostly its headers, and Verilator cuts it into six files
         _run(
             [
                 str(tools.compiler),
@@ -82,8 +87,7 @@ def build(design: Design, folder: Path | None = None) -> Path:
                 *(f"-DGT_{name}={value}" for name, value in design.parameters),
                 *(f"-I{path}" for path in (work, tools.include, tools.include / "vltstd")),
                 "-shared",
-                *(str(path) for path in sorted(work.glob("*.cpp"))),
-                str(design.bench),
+                str(whole),
                 str(runtime),
                 *("-o", str(work / "built.so")),
             ],
@@ -112,7 +116,7 @@ def _runtime(kept: Path, tools: Toolchain) -> Path:
 def _key(design: Design, tools: Toolchain) -> str:
     parts = [tools.version, VERILATOR_FLAGS, COMPILER_FLAGS, design.top, design.parameters]
     found = hashlib.sha256(repr(parts).encode())
-    for path in (*SOURCES, design.bench):
+    for path in (*design.sources, design.bench):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

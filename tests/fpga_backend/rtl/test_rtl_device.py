@@ -1,0 +1,35 @@
+"""The device whose products come from the Verilog keeps the contract of offload devices, bit for bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.rtl.device import Rtl
+from greentrain.fpga_backend.rtl.simulate import tile_cycles
+from greentrain.testing.offload_contract import OffloadContract
+from greentrain.testing.offload_models import encoder, sequences
+
+
+class TestRtl(OffloadContract):
+    @pytest.fixture
+    def device(self, models: Path) -> Iterator[OffloadDevice]:
+        device = Rtl(folder=models)
+        yield device
+        device.close()
+
+
+def test_products_come_from_the_array(models: Path) -> None:
+    artifact = encoder(layers=1, hidden=32, inner=64)
+    device = Rtl(folder=models)
+    try:
+        device.submit(device.load(artifact), sequences(artifact, lengths=(16,))).result(60)
+    finally:
+        device.close()
+
+    def cycles(outputs: int, inputs: int) -> int:
+        return outputs // 8 * tile_cycles(inputs, row_pairs=8, columns=8)
+
+    layer = cycles(96, 32) + cycles(32, 32) + cycles(64, 32) + cycles(32, 64)
+    assert 0 <= device.cycles - layer <= 40  # the clearing after reset
