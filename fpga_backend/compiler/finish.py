@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from greentrain.fpga_backend.compiler.blocks import columns
+from greentrain.fpga_backend.compiler.blocks import columns, refuse_term
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.place import Place
 from greentrain.fpga_backend.compiler.recipe import Entry
-from greentrain.fpga_backend.compiler.values import Rows
+from greentrain.fpga_backend.compiler.values import Rows, Term
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Norm, Op, Pool, Score, read_by
 
 Head = Literal["auto", "score", "logprob"]
@@ -37,6 +37,8 @@ def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int
     """
     entries = dict(draft.entries)
     ops = list(draft.ops)
+    if isinstance(output, Term):
+        refuse_term(output)
     if not isinstance(output, Rows):
         place.refuse("the model returns no scores or logits that come from its tokens")
     end, pooled = columns(draft, output, place)

@@ -61,6 +61,7 @@ class Lowering:
             "gelu": self._gelu,
             "scaled_dot_product_attention": self._attention,
             "index": self._index,
+            "gather": self._gather,
             "repeat_interleave": self._repeat,
             "masked_fill": self._masked_fill,
             "ne": self._is_padding,
@@ -186,6 +187,12 @@ class Lowering:
         for number in chosen:
             view = view.select(0, int(number or 0))
         return x.seen_as(view.view(shape))
+
+    def _gather(self, place: Place, shape: tuple[int, ...], x: Any, dim: int, index: Any, **_: Any) -> Rows:
+        row = scalar(index)
+        if not isinstance(x, Rows) or row is None or shape != (*x.shape[:dim], 1, *x.shape[dim + 1 :]):
+            place.refuse("takes rows that depend on the tokens: compiled are the first row, the last, and the mean")
+        return x.seen_as(x.view.narrow(dim, int(row), 1))
 
     def _repeat(
         self, place: Place, shape: tuple[int, ...], x: Any, times: Any, dim: int | None = None, **_: Any

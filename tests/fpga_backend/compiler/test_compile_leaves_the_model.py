@@ -1,0 +1,59 @@
+"""A model that trains is compiled as it is and stays as it is."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.compiler import compile
+from greentrain.fpga_backend.compiler.floating import run_float
+from greentrain.fpga_backend.emulator.engine import Engine
+from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, sequences
+
+
+def test_mode_gradients_and_randomness_are_untouched() -> None:
+    model = build("llama score").train()
+    seen: list[int] = []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    parameter = next(model.parameters())
+    parameter.grad = torch.ones_like(parameter)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    artifact = compile(model, max_tokens=24)
+    assert all(module.training for module in model.modules())
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(parameter.grad, torch.ones_like(parameter))
+    assert isinstance(model, hf.PreTrainedModel) and model.config._attn_implementation == "eager"
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert artifact.digest == compiled("llama score")[1].digest
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_are_widened(dtype: torch.dtype) -> None:
+    model = build("smollm").to(dtype)
+    batch = Batch.of(sequences())
+    artifact = compile(model, max_tokens=24, precision="fp32")
+    assert artifact.tensors["model.norm.g"].dtype == torch.float32
+    wanted = own(copy.deepcopy(model).float(), batch)
+    np.testing.assert_allclose(flat(run_float(artifact.program, artifact.tensors, batch)), wanted, atol=2e-4)
+    assert next(model.parameters()).dtype == dtype
+
+
+def test_wrappers_are_looked_through() -> None:
+    model, artifact = compiled("gpt2")
+    assert compile(nn.DataParallel(model), max_tokens=24).digest == artifact.digest
+
+
+def test_one_scale_a_batch_is_for_comparison() -> None:
+    """The published rule: a score depends on the other sequences of the batch."""
+    model = build("bert 3 labels")
+    artifact = compile(model, max_tokens=24, activations="tensor")
+    ids = sequences()
+    together = flat(Engine(artifact).run(Batch.of(ids)))[:3]
+    alone = flat(Engine(artifact).run(Batch.of(ids[:1])))
+    assert not np.array_equal(together, alone)

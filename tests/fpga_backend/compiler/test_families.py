@@ -1,0 +1,82 @@
+"""Every family and head against the model's own code: the lowering in floating point, and the bits of the contract."""
+
+import numpy as np
+import pytest
+
+from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.compiler.compiling import named_parameters
+from greentrain.fpga_backend.compiler.floating import run_float
+from greentrain.fpga_backend.compiler.quantize import tensors_of
+from greentrain.fpga_backend.compiler.recipe import Recipe
+from greentrain.fpga_backend.emulator.engine import Engine
+from greentrain.fpga_backend.program import Attention, Linear, LogProb, Rotary, Score
+from tests.fpga_backend.compiler.tiny_models import BUILDERS, MAX_TOKENS, compiled, flat, own, own_scores, sequences
+
+CAUSAL = ["llama score", "llama reward", "smollm", "qwen2", "gpt2"]
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_program_is_the_model_in_floating_point(name: str) -> None:
+    model, artifact = compiled(name)
+    batch = Batch.of(sequences())
+    exact = tensors_of(Recipe.from_json(artifact.recipe), named_parameters(model), "fp32")
+    tables = {k: v for k, v in artifact.tensors.items() if k.endswith((".cos", ".sin"))}
+    wanted = own(model, batch)
+    got = flat(run_float(artifact.program, {**exact, **tables}, batch))
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * float(np.ptp(wanted)))
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_integers_stay_near_the_model(name: str) -> None:
+    model, artifact = compiled(name)
+    batch = Batch.of(sequences())
+    wanted, got = own(model, batch), flat(Engine(artifact).run(batch))
+    assert np.abs(got - wanted).mean() < 0.04 * np.ptp(wanted)
+    assert np.corrcoef(got, wanted)[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_shared_prompt_is_computed_once_with_the_same_bits(name: str) -> None:
+    _, artifact = compiled(name)
+    prompt, *tails = sequences(seed=5, count=4)
+    ids = [np.concatenate([prompt, tail])[:MAX_TOKENS] for tail in tails]
+    engine = Engine(artifact)
+    shared = engine.run(Batch.of(ids, prompt_tokens=[len(prompt)] * 3))
+    alone = [engine.run(Batch.of([row], prompt_tokens=[len(prompt)])) for row in ids]
+    assert shared.rows == sum(len(row) for row in ids) - 2 * len(prompt)
+    assert flat(shared).tobytes() == b"".join(flat(one).tobytes() for one in alone)
+
+
+def test_token_types_reach_the_model() -> None:
+    model, artifact = compiled("bert 3 labels")
+    assert artifact.program.types == 2
+    ids = sequences()
+    batch = Batch.of(ids, types=[np.arange(len(row)) % 2 for row in ids])
+    recipe = Recipe.from_json(artifact.recipe)
+    got = run_float(artifact.program, tensors_of(recipe, named_parameters(model), "fp32"), batch)
+    np.testing.assert_allclose(flat(got), own_scores(model, batch, mask=False).reshape(-1), atol=1e-4)
+
+
+def test_layers_that_read_the_same_rows_are_one() -> None:
+    _, artifact = compiled("smollm")
+    linears = [op for op in artifact.program.ops if isinstance(op, Linear)]
+    assert [op.outputs for op in linears[:4]] == [48 + 16 + 16, 48, 80 + 80, 48]
+    attention = next(op for op in artifact.program.ops if isinstance(op, Attention))
+    assert attention.v.register == linears[0].out and attention.v.start == 64
+
+
+def test_the_longest_sequence_has_its_positions() -> None:
+    model, artifact = compiled("llama3 positions")
+    (rotary, *_) = (op for op in artifact.program.ops if isinstance(op, Rotary))
+    assert artifact.tensors[f"{rotary.weight}.cos"].shape == (MAX_TOKENS, 4)
+    batch = Batch.of([np.arange(3, 3 + MAX_TOKENS)])
+    wanted, got = own(model, batch), flat(Engine(artifact).run(batch))
+    assert np.corrcoef(got, wanted)[0, 1] > 0.98
+
+
+@pytest.mark.parametrize(("name", "last"), [("qwen2", LogProb), ("qwen2 score", Score), ("bert mean", Score)])
+def test_the_head_is_what_the_model_returns(name: str, last: type) -> None:
+    _, artifact = compiled(name)
+    assert isinstance(artifact.program.ops[-1], last)
+    assert artifact.program.causal is (name != "bert mean")
+    assert artifact.program.layers == 2 and artifact.program.hidden == 48
