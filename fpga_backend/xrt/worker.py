@@ -53,6 +53,12 @@ class Model:
     """
 
     def __init__(self, card: XrtCard, weights: transfer.Weights, activation_bytes: int) -> None:
+        needed = sum(tensor.nbytes for tensor in weights.tensors.values())
+        if needed > card.memory_bytes - card.used_bytes:
+            raise DeviceError(
+                f"the model's weights take {needed} bytes, {card.memory_bytes - card.used_bytes} of the card's "
+                f"{card.memory_bytes} are free: unload another model, or split this one over two cards"
+            )
         self.digest = weights.digest
         self._tenant = Tenant(card)
         try:

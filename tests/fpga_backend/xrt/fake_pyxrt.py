@@ -5,6 +5,7 @@ Its buffers have two sides, as a card's have: what is not synchronised is not se
 
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -54,6 +55,7 @@ class FakePyxrt(types.ModuleType):
         super().__init__("pyxrt")
         fake = self
         self.bytes_now = 0
+        self._cards: weakref.WeakSet[Any] = weakref.WeakSet()
         self.calls: list[str] = []
 
         class Uuid:
@@ -117,6 +119,7 @@ class FakePyxrt(types.ModuleType):
                 self.host, self.card = np.full(size, 0xFF, np.uint8), np.full(size, 0xFF, np.uint8)
                 self.group, self.size = group, size
                 fake.bytes_now += size
+                fake._cards.add(self)
 
             def __del__(self) -> None:
                 fake.bytes_now -= getattr(self, "size", 0)
@@ -193,3 +196,8 @@ class FakePyxrt(types.ModuleType):
         self.xclBOSyncDirection = Direction
         self.ert_cmd_state = State
         self.xrt_info_device = types.SimpleNamespace(electrical="electrical", thermal="thermal")
+
+    def reset(self) -> None:
+        """Wipe the card's memory, as a reset does."""
+        for bo in self._cards:
+            bo.card[:] = 0

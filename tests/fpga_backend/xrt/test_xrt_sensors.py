@@ -1,0 +1,288 @@
+import json
+import math
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from greentrain.errors import MeterError
+from greentrain.fpga_backend.xrt import electrical, pci
+from greentrain.fpga_backend.xrt.electrical import XrtSmi, power_w
+from greentrain.fpga_backend.xrt.hwmon import Hwmon
+from greentrain.fpga_backend.xrt.sensors import CardMeter, meter_of
+from greentrain.testing.meter_contract import MeterContract
+from greentrain.types import Device, DeviceKind, PowerMeter, Provenance
+
+CARD = Device(uid="xrt:0000:c1:00.1", kind=DeviceKind.FPGA, name="Alveo U55C")
+
+
+def hwmon(function: Path, *, value: str, number: int = 1, more: dict[str, str] | None = None) -> Path:
+    """Make a sensor as XRT's driver shows it."""
+    folder = function / "hwmon" / "hwmon3"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"input": value, **(more or {})}.items():
+        (folder / f"power{number}_{name}").write_text(f"{text}\n")
+    return folder
+
+
+class Told:
+    """A sensor that says what it is told, or hangs."""
+
+    method = "told"
+
+    def __init__(self, *said: float | Exception) -> None:
+        self.said = list(said)
+        self.go_on = threading.Event()
+        self.hang = False
+
+    def read_w(self) -> float:
+        if self.hang:
+            self.go_on.wait(10)
+        value = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+class Ticking:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+
+def polled(meter: CardMeter, clock: Ticking, times_s: list[float]) -> None:
+    """Read at some moments, in this thread."""
+    for now_s in times_s:
+        clock.now_s = now_s
+        meter._read_once()
+
+
+class TestCardMeter(MeterContract):
+    @pytest.fixture
+    def meter(self, tmp_path: Path) -> Iterator[PowerMeter]:
+        self.folder = hwmon(tmp_path, value="23500000")
+        meter = CardMeter(CARD, Hwmon(tmp_path), period_s=0.01, stale_s=0.05)
+        yield meter
+        meter.close()
+
+    def vanish(self) -> None:
+        (self.folder / "power1_input").unlink()
+        time.sleep(0.1)
+
+    def test_a_sensor_that_vanished_is_missing_and_says_why(self, meter: PowerMeter) -> None:
+        (sample,) = meter.read()
+        assert sample.power_w == 23.5
+        self.vanish()
+        (sample,) = meter.read()
+        assert sample.missing
+        assert "s old: " in sample.note and "cannot be read" in sample.note
+
+
+class TestMissingCardMeter(MeterContract):
+    @pytest.fixture
+    def meter(self) -> Iterator[PowerMeter]:
+        meter = CardMeter(CARD, None, note="nothing shows its power")
+        yield meter
+        meter.close()
+
+
+def test_hwmon_counts_microwatts_or_says_otherwise(tmp_path: Path) -> None:
+    hwmon(tmp_path, value="41250000", more={"label": "Power"})
+    assert Hwmon(tmp_path).read_w() == 41.25
+    hwmon(
+        tmp_path,
+        number=2,
+        value="38600",
+        more={"label": "Total Power", "unitm": "-3", "status": "Sensor Present and Valid"},
+    )
+    assert Hwmon(tmp_path).read_w() == pytest.approx(38.6)
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "why"),
+    [
+        ("4294967295", {}, "stands for no value"),
+        ("-1", {}, "stands for no value"),
+        ("many", {}, "cannot be read"),
+        ("1000", {"unitm": "x"}, "cannot be read"),
+        ("0", {"status": "Sensor Not Present"}, "Sensor Not Present"),
+    ],
+)
+def test_hwmon_without_a_value_is_an_error(tmp_path: Path, value: str, more: dict[str, str], why: str) -> None:
+    hwmon(tmp_path, value=value, more=more)
+    with pytest.raises(MeterError, match=why):
+        Hwmon(tmp_path).read_w()
+
+
+def test_no_hwmon_at_all(tmp_path: Path) -> None:
+    with pytest.raises(MeterError, match="the driver shows no power"):
+        Hwmon(tmp_path)
+
+
+def rail(name: str, volts: str, amps: str, *, present: str = "true") -> dict[str, object]:
+    return {
+        "id": name,
+        "voltage": {"volts": volts, "is_present": present},
+        "current": {"amps": amps, "is_present": present},
+    }
+
+
+def test_the_electrical_report_gives_watts() -> None:
+    report = {"power_consumption_watts": "27.315", "power_consumption_max_watts": "150", "power_rails": []}
+    assert power_w(json.dumps(report)) == 27.315
+    wrapped = {"schema_version": {}, "devices": [{"device_id": "0000:c1:00.1", "electrical": report}]}
+    assert power_w(json.dumps(wrapped)) == 27.315
+
+
+def test_a_card_that_does_not_say_is_computed_from_its_inputs_or_unknown() -> None:
+    def report(*rails: dict[str, object]) -> str:
+        return json.dumps({"power_consumption_watts": "N/A", "power_rails": rails})
+
+    inputs = (rail("12v_pex", "12.1", "1.5"), rail("12v_aux", "12.0", "0.5"), rail("3v3_pex", "3.3", "0.2"))
+    inner = rail("vccint", "0.85", "12.0")
+    assert power_w(report(*inputs, inner)) == pytest.approx(12.1 * 1.5 + 6.0 + 0.66)
+    for known in (
+        (),
+        (inner,),
+        inputs[2:],
+        (rail("12v_pex", "12.0", "N/A"),),
+        (rail("12v_pex", "1", "1", present="no"),),
+    ):
+        with pytest.raises(MeterError, match="reports 'N/A' for its power"):
+            power_w(report(*known))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"power_rails": []}', "null", '"N/A"'])
+def test_what_is_no_report_is_an_error(text: str) -> None:
+    with pytest.raises(MeterError, match="electrical report"):
+        power_w(text)
+
+
+@pytest.mark.parametrize("said", ["nan", "inf", "-5", "", "lots"])
+def test_watts_that_make_no_sense_are_unknown(said: str) -> None:
+    with pytest.raises(MeterError, match="for its power"):
+        power_w(json.dumps({"power_consumption_watts": said}))
+
+
+def tool(folder: Path, body: str) -> str:
+    path = folder / "xrt-smi"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_xrt_smi_is_asked_for_this_card(tmp_path: Path) -> None:
+    body = """test "$*" = "examine -d 0000:c1:00.1 -r electrical -f JSON -o $9" || exit 2
+echo '{"devices": [{"electrical": {"power_consumption_watts": "19.25"}}]}' > "$9" """
+    source = XrtSmi("0000:c1:00.1", tool(tmp_path, body))
+    assert source.read_w() == 19.25
+    assert source.method == "xrt-smi examine -r electrical"
+
+
+def test_xrt_smi_that_fails_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for body in ("exit 1", "exit 0"):
+        with pytest.raises(MeterError, match="gives no electrical report"):
+            XrtSmi("0000:c1:00.1", tool(tmp_path, body)).read_w()
+    monkeypatch.setattr(electrical, "TIMEOUT_S", 0.1)
+    with pytest.raises(MeterError, match="timed out"):
+        XrtSmi("0000:c1:00.1", tool(tmp_path, "exec sleep 10")).read_w()
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    with pytest.raises(MeterError, match="none of xrt-smi, xbutil is on PATH"):
+        XrtSmi("0000:c1:00.1")
+
+
+def test_energy_is_the_trapezoid_of_the_raw_readings() -> None:
+    clock = Ticking()
+    meter = CardMeter(None, None, clock=clock)
+    meter._device, meter._source = CARD, Told(20.0, 40.0, 30.0, 30.0)
+    assert meter.energy().energy_j is None and meter.energy().provenance is Provenance.MISSING
+    polled(meter, clock, [100.0, 101.0, 103.0, 104.0])
+    reading = meter.energy()
+    assert reading.energy_j == pytest.approx(30.0 + 70.0 + 30.0)
+    assert reading.provenance is Provenance.MEASURED and reading.note == ""
+
+
+def test_a_gap_adds_no_energy_and_is_told() -> None:
+    clock = Ticking()
+    meter = CardMeter(None, None, clock=clock)
+    meter._device, meter._source = CARD, Told(20.0, 20.0, MeterError("busy"), 50.0, 50.0)
+    polled(meter, clock, [100.0, 101.0, 103.0, 111.0, 112.0])
+    reading = meter.energy()
+    assert reading.energy_j == pytest.approx(20.0 + 50.0)
+    assert reading.note == "10.0 s since opening are not in it"
+
+
+def test_a_reading_keeps_its_own_time_until_it_is_stale() -> None:
+    clock = Ticking()
+    meter = CardMeter(None, None, clock=clock)
+    meter._device, meter._source = CARD, Told(20.0, MeterError("no answer from the satellite controller"), 21.0)
+    polled(meter, clock, [100.0])
+    clock.now_s = 102.9
+    assert [(s.t_s, s.power_w) for s in meter.read()] == [(100.0, 20.0)]
+    clock.now_s = 103.1
+    (missing,) = meter.read()
+    assert missing.missing and missing.t_s == 103.1
+    assert missing.note == "the last reading is 3.1 s old: the sensor is silent"
+    polled(meter, clock, [104.0])
+    assert meter.read()[0].note == "the last reading is 4.0 s old: no answer from the satellite controller"
+    polled(meter, clock, [105.0])
+    assert [(s.t_s, s.power_w) for s in meter.read()] == [(105.0, 21.0)]
+
+
+def test_a_sensor_that_hangs_holds_nobody_up() -> None:
+    source = Told(20.0)
+    meter = CardMeter(CARD, source, period_s=0.01, stale_s=0.05)
+    assert meter.read()[0].power_w == 20.0
+    source.hang = True
+    time.sleep(0.15)
+    start_s = time.monotonic()
+    (sample,) = meter.read()
+    meter.energy()
+    meter.close()
+    assert time.monotonic() - start_s < 0.1
+    assert sample.missing and "the sensor is silent" in sample.note
+    source.go_on.set()
+
+
+def test_a_driver_that_raises_anything_is_a_missing_reading() -> None:
+    meter = CardMeter(CARD, Told(ValueError("what?")), period_s=0.01)
+    (sample,) = meter.read()
+    assert sample.missing and "told failed: ValueError" in sample.note
+    assert math.isfinite(sample.t_s)
+    assert meter.energy().energy_j is None and "ValueError" in meter.energy().note
+    meter.close()
+
+
+def test_the_best_source_of_a_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    card = pci.PciFunction(
+        address="0000:c1:00.1", name="Alveo U55C", role="user", driver="xocl", folder=tmp_path / "function"
+    )
+    meter = meter_of(card, "xrt:0000:c1:00.1")
+    (sensor,) = meter.sensors
+    assert sensor.provenance is Provenance.MISSING and "neither the driver nor xrt-smi" in sensor.note
+    assert meter.energy().energy_j is None
+    meter.close()
+    tool(tmp_path, """echo '{"power_consumption_watts": "19.25"}' > "$9" """)
+    meter = meter_of(card, "xrt:0000:c1:00.1")
+    assert meter.sensors[0].method == "xrt-smi examine -r electrical"
+    assert meter.read()[0].power_w == 19.25
+    meter.close()
+    hwmon(card.folder, value="23500000")
+    meter = meter_of(card, "xrt:0000:c1:00.1")
+    (sensor,) = meter.sensors
+    assert (sensor.device.uid, sensor.device.kind) == ("xrt:0000:c1:00.1", DeviceKind.FPGA)
+    assert sensor.provenance is Provenance.MEASURED and sensor.method == "XRT driver, hwmon power"
+    assert sensor.period_s == 1.0
+    assert meter.read()[0].power_w == 23.5
+    meter.close()
