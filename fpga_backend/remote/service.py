@@ -2,6 +2,7 @@
 
 import hmac
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -197,8 +198,8 @@ class Service:
         return _json({"number": self._models.load(digest, client, replacing)})
 
     def _submit(self, request: Request, client: str) -> Reply:
-        handle = self._models.handle(_number(request.query.get("model", "")), client)
-        hold_s = self._hold_s(request)
+        number, hold_s = _number(request.query.get("model", "")), self._hold_s(request)
+        handle = self._models.handle(number, client)
         batch = wire.read_batch(self._body(request, self._limits.batch_bytes))
 
         def submit() -> Future[Result]:
@@ -213,11 +214,10 @@ class Service:
         return Reply(status=200, body=wire.result_body(result), kind=ARRAYS)
 
     def _hold_s(self, request: Request) -> float:
-        try:
-            hold_s = float(request.query.get("hold_s", "0"))
-        except ValueError as error:
-            raise Refused(400, "hold_s is no number") from error
-        return min(max(hold_s, 0.0), self._limits.longest_hold_s)
+        text = request.query.get("hold_s", "0")
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+            raise Refused(400, f"hold_s={text[:20]!r} is no number of seconds")
+        return min(float(text), self._limits.longest_hold_s)
 
     def _length(self, request: Request, most: int) -> int:
         if request.length is None:

@@ -1,0 +1,412 @@
+"""What goes wrong between two machines, on the loopback."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.device import EnergyReading, Handle
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
+from greentrain.fpga_backend.remote.client import RemoteDevice
+from greentrain.fpga_backend.remote.connection import Patience
+from greentrain.fpga_backend.remote.server import Server, serve
+from greentrain.fpga_backend.remote.service import Limits
+from greentrain.testing.offload_contract import raised, rows_of
+from greentrain.testing.offload_models import encoder, sequences
+from greentrain.types import PowerMeter, Provenance
+
+QUICK = Patience(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.5, hold_s=0.1, poll_s=0.05)
+
+
+class Gated:
+    """An emulator whose batches wait for a sign, and whose joules a test sets."""
+
+    def __init__(self) -> None:
+        self.inner = Emulator()
+        self.go = threading.Event()
+        self.go.set()
+        self.loads: list[Handle | None] = []
+        self.reading = EnergyReading(energy_j=None, provenance=Provenance.MISSING, note="no sensor")
+        self.lost = False
+        self.probe = self.inner.probe
+
+    def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
+        self.loads.append(replacing)
+        return self.inner.load(artifact, replacing=replacing)
+
+    def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
+        if self.lost:
+            raise DeviceLostError("the card fell off the bus")
+        inner = self.inner.submit(handle, batch, wait_s=wait_s)
+        outer: Future[Result] = Future()
+        outer.set_running_or_notify_cancel()
+
+        def run() -> None:
+            self.go.wait(20.0)
+            outer.set_result(inner.result(20.0))
+
+        threading.Thread(target=run, name="gated").start()
+        return outer
+
+    def energy(self) -> EnergyReading:
+        return self.reading
+
+    @property
+    def meter(self) -> PowerMeter:
+        return self.inner.meter
+
+    def close(self) -> None:
+        self.go.set()
+        self.inner.close()
+
+
+@pytest.fixture
+def gated() -> Iterator[Gated]:
+    device = Gated()
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def server(gated: Gated) -> Iterator[Server]:
+    with serve(gated, limits=Limits(batch_bytes=20_000, silence_s=1.0)) as server:
+        yield server
+        gated.go.set()
+
+
+@pytest.fixture
+def remote(server: Server) -> Iterator[RemoteDevice]:
+    device = RemoteDevice(server.url, token=server.token, patience=QUICK)
+    yield device
+    device.close()
+
+
+def ask(server: Server, method: str, path: str, token: str = "", **options: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token or server.token}", "X-GreenTrain-Client": "a test's client"}
+    headers.update(options.pop("headers", {}))
+    return httpx.request(method, server.url + path, headers=headers, trust_env=False, timeout=10.0, **options)
+
+
+def test_a_wrong_token_opens_nothing(server: Server) -> None:
+    error = raised(RemoteDevice, server.url, token="wrong" * 8, patience=QUICK)
+    assert isinstance(error, DeviceError)
+    assert "token" in str(error)
+    assert "wrongwrong" not in str(error)
+    for path in ("/v1/device", "/v1/energy", "/", "/v1/batches/1"):
+        assert ask(server, "GET", path, token="no").status_code == 401
+    assert ask(server, "GET", "/v1/device", headers={"Authorization": ""}).status_code == 401
+    assert ask(server, "GET", "/v1/device", headers={"X-GreenTrain-Client": ""}).status_code == 400
+
+
+def test_tokens_that_are_none(gated: Gated) -> None:
+    for token in ("short", "with a newline\n and more", "ümlaut" * 9):
+        assert isinstance(raised(serve, gated, token=token), ValueError)
+        assert isinstance(raised(RemoteDevice, "http://127.0.0.1:1", token="ümlaut"), ValueError)
+    for url in ("127.0.0.1:8765", "ftp://host", "http://", ""):
+        assert isinstance(raised(RemoteDevice, url, token="x" * 20), ValueError)
+
+
+def test_no_server_is_an_error_at_once() -> None:
+    begun_s = time.monotonic()
+    error = raised(RemoteDevice, "http://127.0.0.1:9", token="x" * 20, patience=QUICK)
+    assert isinstance(error, DeviceError)
+    assert "127.0.0.1" in str(error)
+    assert time.monotonic() - begun_s < 2.0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "/v1/models", b"no json", 400),
+        ("POST", "/v1/models", b"[" * 50_000, 400),
+        ("POST", "/v1/models", b"[]", 400),
+        ("POST", "/v1/models", b'{"digest": 3}', 400),
+        ("POST", "/v1/models", b'{"digest": "unknown"}', 404),
+        ("POST", "/v1/models", b"{" + b" " * 70_000 + b"}", 413),
+        ("POST", "/v1/batches?model=1&hold_s=nan", b"", 400),
+        ("POST", "/v1/batches?model=-1", b"", 400),
+        ("POST", "/v1/batches?model=99", b"", 500),
+        ("PUT", "/v1/artifacts/abc", b"\x80\x04pickle?", 400),
+        ("PUT", "/v1/artifacts/abc", b"\x02\0\0\0\0\0\0\0{}", 400),
+        ("GET", "/v1/batches/unknown", b"", 500),
+        ("GET", "/v2/device", b"", 404),
+        ("POST", "/v1/device", b"", 404),
+    ],
+)
+def test_malformed_requests_are_refused_and_the_server_lives(
+    server: Server, method: str, path: str, body: bytes, status: int
+) -> None:
+    reply = ask(server, method, path, content=body)
+    assert reply.status_code == status
+    assert reply.json()["message"]
+    assert ask(server, "GET", "/v1/device").status_code == 200
+
+
+@pytest.mark.parametrize("body", [b"", b"\0" * 100, b"\xff" * 30, b"\x02\0\0\0\0\0\0\0{}"])
+def test_malformed_batches_are_refused(server: Server, remote: RemoteDevice, body: bytes) -> None:
+    artifact = encoder()
+    handle = remote.load(artifact)
+    client = remote._connection._http.headers["x-greentrain-client"]
+    reply = ask(server, "POST", "/v1/batches?model=1", content=body, headers={"X-GreenTrain-Client": client})
+    assert (reply.status_code, reply.json()["error"]) == (400, "MalformedError")
+    assert remote.submit(handle, sequences(artifact)).result(20).scores is not None
+
+
+def test_bodies_that_are_too_large_or_of_unknown_length(server: Server, remote: RemoteDevice) -> None:
+    artifact = encoder()
+    handle = remote.load(artifact)
+    client = remote._connection._http.headers["x-greentrain-client"]
+    mine = {"X-GreenTrain-Client": client}
+    assert ask(server, "POST", "/v1/batches?model=1", content=b"x" * 30_000, headers=mine).status_code == 413
+    assert ask(server, "POST", "/v1/batches?model=1", content=iter([b"x"]), headers=mine).status_code == 411
+    error = raised(remote.submit, handle, sequences(artifact, lengths=(64,) * 100))
+    assert isinstance(error, DeviceError)
+    assert "20000" in str(error)
+    assert remote.submit(handle, sequences(artifact)).result(20).scores is not None
+
+
+def test_a_body_that_never_comes_holds_nothing(server: Server) -> None:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    head = (
+        f"POST /v1/models HTTP/1.1\r\nAuthorization: Bearer {server.token}\r\nX-GreenTrain-Client: a test's client\r\n"
+    )
+    with socket.create_connection(address, timeout=10.0) as connection:
+        connection.sendall(f"POST /v1/models HTTP/1.1\r\n{names}Content-Length: 50\r\n\r\n{{".encode())
+        assert connection.recv(1) == b""  # hung up after silence_s
+    assert ask(server, "GET", "/v1/device").status_code == 200
+
+
+def test_too_many_connections_are_turned_away(gated: Gated) -> None:
+    with serve(gated, limits=Limits(connections=2)) as server:
+        with httpx.Client(trust_env=False) as one, httpx.Client(trust_env=False) as two:
+            for client in (one, two):
+                client.get(server.url)
+            assert ask(server, "GET", "/v1/device").status_code == 503
+        deadline_s = time.monotonic() + 5.0
+        while (status := ask(server, "GET", "/v1/device").status_code) != 200 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert status == 200
+
+
+def noting(function: Callable[..., None], calls: list[Any]) -> Callable[..., None]:
+    def noted(*given: Any) -> None:
+        calls.append(given)
+        function(*given)
+
+    return noted
+
+
+def test_an_artifact_is_sent_once_and_shared(
+    gated: Gated, server: Server, remote: RemoteDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = encoder()
+    sent: list[Any] = []
+    for device in (remote, RemoteDevice(server.url, token=server.token, patience=QUICK)):
+        monkeypatch.setattr(device, "_send", noting(device._send, sent))
+        handle = device.load(artifact)
+        again = device.load(artifact)
+        assert handle.number != again.number
+        assert device.submit(again, sequences(artifact)).result(20).scores is not None
+    device.close()
+    assert len(sent) == 1
+    assert gated.loads == [None]
+
+
+def test_replacing_takes_the_old_models_place_unless_others_use_it(
+    gated: Gated, server: Server, remote: RemoteDevice
+) -> None:
+    first = remote.load(encoder(seed=0))
+    second = remote.load(encoder(seed=1), replacing=first)
+    assert [replaced is not None for replaced in gated.loads] == [False, True]
+    with_other = RemoteDevice(server.url, token=server.token, patience=QUICK)
+    kept = with_other.load(encoder(seed=1))
+    remote.load(encoder(seed=2), replacing=second)
+    assert [replaced is not None for replaced in gated.loads] == [False, True, False]
+    assert with_other.submit(kept, sequences(encoder())).result(20).scores is not None
+    with_other.close()
+    remote.load(encoder(seed=3))
+    assert [replaced is not None for replaced in gated.loads] == [False, True, False, True]
+
+
+def test_an_artifact_that_changed_on_the_way_is_refused(server: Server, remote: RemoteDevice) -> None:
+    error = raised(remote._send, encoder(seed=1), encoder(seed=2).digest)
+    assert isinstance(error, ArtifactError)
+    assert encoder(seed=1).digest[:12] in str(error)
+
+
+def test_an_artifact_larger_than_the_server_takes(gated: Gated) -> None:
+    with serve(gated, limits=Limits(artifact_bytes=1000)) as server:
+        device = RemoteDevice(server.url, token=server.token, patience=QUICK)
+        error = raised(device.load, encoder())
+        device.close()
+    assert isinstance(error, ArtifactError)
+    assert "1000" in str(error)
+
+
+def test_a_server_that_ends_loses_what_waits(gated: Gated, server: Server, remote: RemoteDevice) -> None:
+    artifact = encoder()
+    handle = remote.load(artifact)
+    gated.go.clear()
+    futures = [remote.submit(handle, sequences(artifact)) for _ in range(4)]
+    server.close()
+    gated.go.set()
+    assert all(isinstance(future.exception(10), DeviceLostError) for future in futures)
+    assert isinstance(raised(remote.submit, handle, sequences(artifact)), DeviceLostError)
+    assert not remote.probe().available
+    assert remote.probe().reason
+    assert isinstance(raised(remote.load, artifact), DeviceLostError)
+
+
+def test_a_batch_that_takes_too_long_fails_alone(gated: Gated, server: Server) -> None:
+    artifact = encoder()
+    device = RemoteDevice(
+        server.url,
+        token=server.token,
+        patience=Patience(batch_s=0.3, silence_s=1.0, lost_s=0.5, hold_s=0.1, poll_s=0.05),
+    )
+    handle = device.load(artifact)
+    gated.go.clear()
+    error = device.submit(handle, sequences(artifact)).exception(10)
+    gated.go.set()
+    assert isinstance(error, DeviceError) and not isinstance(error, DeviceLostError)
+    assert "0.3 s" in str(error)
+    expected = rows_of(gated.inner.submit(gated.inner.load(artifact), sequences(artifact)).result(10))
+    again = rows_of(device.submit(handle, sequences(artifact)).result(10))
+    assert [row.tobytes() for row in again] == [row.tobytes() for row in expected]
+    device.close()
+
+
+def test_closing_does_not_wait_for_a_batch(gated: Gated, remote: RemoteDevice) -> None:
+    artifact = encoder()
+    handle = remote.load(artifact)
+    gated.go.clear()
+    futures = [remote.submit(handle, sequences(artifact)) for _ in range(3)]
+    time.sleep(0.05)
+    begun_s = time.monotonic()
+    remote.close()
+    assert time.monotonic() - begun_s < 3.0
+    assert all(isinstance(future.exception(0), DeviceLostError) for future in futures)
+
+
+def test_a_device_lost_behind_the_server_is_lost_here(gated: Gated, remote: RemoteDevice) -> None:
+    artifact = encoder()
+    handle = remote.load(artifact)
+    gated.lost = True
+    error = remote.submit(handle, sequences(artifact)).exception(10)
+    assert isinstance(error, DeviceLostError)
+    assert "fell off the bus" in str(error)
+    assert isinstance(raised(remote.submit, handle, sequences(artifact)), DeviceLostError)
+
+
+def test_a_restarted_server_is_noticed(gated: Gated) -> None:
+    first = serve(gated, token="the same token again")
+    port = int(first.url.rpartition(":")[2])
+    device = RemoteDevice(first.url, token=first.token, patience=QUICK)
+    device.load(encoder())
+    first.close()
+    with serve(gated, port=port, token="the same token again"):
+        deadline_s = time.monotonic() + 5.0
+        while device.probe().available and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert "restarted" in device.probe().reason
+        device.close()
+
+
+def test_joules_are_the_other_machines_and_say_so(gated: Gated, server: Server) -> None:
+    gated.reading = EnergyReading(energy_j=1000.0, provenance=Provenance.MODELLED, note="a model")
+    device = RemoteDevice(server.url, token=server.token, patience=QUICK)
+    gated.reading = EnergyReading(energy_j=1012.5, provenance=Provenance.MODELLED, note="a model")
+    (sensor,) = device.meter.sensors
+    assert sensor.provenance is Provenance.MODELLED
+    assert sensor.device.uid == device.probe().uid
+    for word in ("127.0.0.1", "another machine", "a model"):
+        assert word in sensor.note
+    assert wait_for(lambda: device.energy().energy_j == 12.5)
+    gated.reading = EnergyReading(energy_j=3.0, provenance=Provenance.MODELLED)
+    assert wait_for(lambda: "fallen" in device.meter.read()[0].note)
+    assert device.energy().energy_j is None
+    gated.reading = EnergyReading(energy_j=1013.0, provenance=Provenance.MODELLED)
+    assert wait_for(lambda: device.energy().energy_j == 13.0)
+    device.close()
+    assert device.meter.read()
+
+
+def wait_for(holds: Any) -> bool:
+    deadline_s = time.monotonic() + 5.0
+    while not (held := holds()) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return bool(held)
+
+
+@contextmanager
+def process(device: str, token_file: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A server in a process of its own, its URL and its token."""
+    command = [sys.executable, "-m", "greentrain.fpga_backend.remote", device, "--token-file", str(token_file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[-1]
+        assert token_file.stat().st_mode & 0o077 == 0
+        yield server, url, token_file.read_text().strip()
+        server.kill()
+
+
+def test_a_server_that_hangs_or_is_killed_in_the_middle(tmp_path: Path) -> None:
+    with process("emulator", tmp_path / "token") as (server, url, token):
+        artifact = encoder(layers=4, hidden=128, inner=512)
+        batch = sequences(artifact, lengths=(64,) * 8)
+        device = RemoteDevice(url, token=token, patience=QUICK)
+        handle = device.load(artifact)
+        server.send_signal(signal.SIGSTOP)
+        assert isinstance(device.submit(handle, batch).exception(30), DeviceLostError)
+        server.send_signal(signal.SIGCONT)
+        device.close()
+
+        device = RemoteDevice(url, token=token, patience=QUICK, depth=64)
+        handle = device.load(artifact)
+        expected = device.submit(handle, batch).result(30)
+        futures = [device.submit(handle, batch) for _ in range(40)]
+        futures[1].result(30)
+        server.send_signal(signal.SIGKILL)
+        errors = [future.exception(30) for future in futures]
+        assert errors[0] is None
+        assert isinstance(errors[-1], DeviceLostError)
+        for future, error in zip(futures, errors, strict=True):
+            if error is None:
+                assert rows_of(future.result())[0].tobytes() == rows_of(expected)[0].tobytes()
+            else:
+                assert isinstance(error, DeviceLostError)
+        device.close()
+
+
+def test_the_command_ends_when_asked_to(tmp_path: Path) -> None:
+    with process("null", tmp_path / "token") as (server, url, token):
+        device = RemoteDevice(url, token=token, patience=QUICK)
+        assert not device.probe().available
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+        device.close()
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    from greentrain.fpga_backend.remote.__main__ import main
+
+    assert main(["nothing"]) == 2
+    assert main(["torch", "--option", "dtype=fp7"]) == 1
+    assert main(["null", "--option", "surely=wrong"]) == 1
+    (tmp_path / "token").write_text("short")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(signal, "signal", lambda *_: None)
+        assert main(["null", "--token-file", str(tmp_path / "token")]) == 1
