@@ -21,7 +21,7 @@ def register_map() -> str:
         f"{WRITTEN}",
         "",
         "Each kernel has one s_axilite port. Addresses below 0x10 are the same for all; arguments follow in the order",
-        "of the C++ function, pointers as 64 bits in two words, scalars as 32 bits, each with a reserved word behind it.",
+        "of the C++ function, pointers as 64 bits in two words, scalars as 32 bits, each with a reserved word behind.",
         "Vitis assigns addresses when it compiles a kernel: these follow its rule, and no report of its was ever read.",
         "",
         "| address | register |",

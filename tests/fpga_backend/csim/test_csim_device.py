@@ -1,0 +1,30 @@
+"""The csim device keeps the contract of offload devices."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from greentrain.fpga_backend.csim.device import Csim
+from greentrain.fpga_backend.csim.speed import gmac_per_s
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.testing.offload_contract import OffloadContract
+
+
+class TestCsim(OffloadContract):
+    @pytest.fixture
+    def device(self, library: Path) -> Iterator[OffloadDevice]:
+        device = Csim()
+        yield device
+        device.close()
+
+
+def test_without_a_compiler_it_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match=r"g\+\+"):
+        Csim(folder=tmp_path)
+
+
+def test_the_speed_of_the_product_can_be_measured(library: Path) -> None:
+    assert gmac_per_s(rows=64, outputs=64, inner=100, repeats=2, library=library) > 0.1

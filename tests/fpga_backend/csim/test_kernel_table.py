@@ -1,0 +1,89 @@
+"""The table of kernels, the C++, the documents and the contract say the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from greentrain.fpga_backend import contract
+from greentrain.fpga_backend.csim import fitting
+from greentrain.fpga_backend.csim.documents import FOLDER, link_config, register_map
+from greentrain.fpga_backend.csim.kernels import KERNELS, MAX_PORTS, REGIONS, Kernel, named
+
+LANES = {"gt::floats_t": "float32", "gt::halves_t": "int16", "gt::bytes_t": "int8"}
+PLAIN = {"float": "float32", "double": "float64", "int32_t": "int32"}
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_the_source_has_the_tables_arguments(kernel: Kernel) -> None:
+    text = (FOLDER / kernel.source).read_text()
+    found = re.search(rf'extern "C" void {kernel.name}\(([^)]*)\)', text)
+    assert found is not None
+    declared = [" ".join(part.split()) for part in found[1].split(",")]
+    assert len(declared) == len(kernel.arguments)
+    for line, argument in zip(declared, kernel.arguments, strict=True):
+        kind, name = re.fullmatch(r"(.*?)(\w+)", line).groups()  # type: ignore[union-attr]
+        assert name == argument.name
+        if argument.kind == "scalar":
+            assert kind.strip() == "int32_t"
+            assert f"INTERFACE s_axilite port = {name}\n" in text
+        else:
+            assert kind.strip().endswith("*")
+            assert kind.startswith("const ") is not argument.written
+            bare = kind.removeprefix("const ").strip(" *")
+            assert {**LANES, **PLAIN}[bare] == argument.dtype
+            assert re.search(rf"INTERFACE m_axi port = {name} bundle = {argument.bundle}\b", text)
+    assert "INTERFACE s_axilite port = return" in text
+
+
+def test_every_source_is_a_kernel_of_the_table() -> None:
+    assert {path.name for path in FOLDER.glob("*.cpp")} == {kernel.source for kernel in KERNELS}
+
+
+def test_ports_reach_one_region_and_are_few_enough() -> None:
+    ports = 0
+    for kernel in KERNELS:
+        reach: dict[str, set[int | None]] = {}
+        for argument in kernel.arguments:
+            if argument.kind == "pointer":
+                reach.setdefault(argument.bundle, set()).add(argument.bank)
+        assert all(len(banks) == 1 for banks in reach.values())
+        ports += len(reach)
+    assert ports <= MAX_PORTS
+
+
+def test_regions_share_the_cards_banks_without_overlap() -> None:
+    banks = [bank for region in REGIONS for bank in range(region.first, region.last + 1)]
+    assert sorted(banks) == list(range(32))
+    assert [region.bank for region in REGIONS] == list(range(len(REGIONS)))
+
+
+def test_documents_are_up_to_date() -> None:
+    """If not: python -m greentrain.fpga_backend.csim.documents."""
+    assert (FOLDER / "REGISTERS.md").read_text() == register_map()
+    assert (FOLDER / "u55c.cfg").read_text() == link_config()
+
+
+def test_addresses_follow_vitis_rule() -> None:
+    """Two pointers and a scalar, as Vitis laid out ``vadd(a, b, n)``: 0x10, 0x1c, 0x28."""
+    kernel = named("gt_pool")
+    assert kernel.offsets()[:4] == (0x10, 0x1C, 0x28, 0x34)
+    assert kernel.offsets()[4] - kernel.offsets()[3] == 8
+    with pytest.raises(KeyError, match="gt_gemm"):
+        named("gt_other")
+
+
+def test_the_headers_constants_are_the_contracts() -> None:
+    found = _constants(FOLDER / "numbers.h")
+    for name, value in found.items():
+        if name == "MAX_ROW":
+            assert value == fitting.MAX_ROW
+        else:
+            assert value == getattr(contract, name), name
+    assert found.keys() >= {"Q8", "Q16", "Q20", "ROW_FLOOR", "LOG2E", "LN2", "EXP_BITS", "MAX_WIDTH"}
+    assert _constants(FOLDER / "attention.cpp")["MAX_HEAD"] == fitting.MAX_HEAD
+
+
+def _constants(path: Path) -> dict[str, float]:
+    lines = re.findall(r"^constexpr (?:int|float|double) (\w+) = ([\w.+-]+);", path.read_text(), re.MULTILINE)
+    return {name: float.fromhex(value.rstrip("f")) if "0x" in value else float(value) for name, value in lines}
