@@ -180,9 +180,7 @@ def test_bodies_that_are_too_large_or_of_unknown_length(server: Server, remote: 
 
 def test_a_body_that_never_comes_holds_nothing(server: Server) -> None:
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-    head = (
-        f"POST /v1/models HTTP/1.1\r\nAuthorization: Bearer {server.token}\r\nX-GreenTrain-Client: a test's client\r\n"
-    )
+    names = f"Authorization: Bearer {server.token}\r\nX-GreenTrain-Client: a test's client\r\n"
     with socket.create_connection(address, timeout=10.0) as connection:
         connection.sendall(f"POST /v1/models HTTP/1.1\r\n{names}Content-Length: 50\r\n\r\n{{".encode())
         assert connection.recv(1) == b""  # hung up after silence_s
