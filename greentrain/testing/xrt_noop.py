@@ -1,0 +1,66 @@
+"""AMD's own XRT without a card: its no-op emulation, with the C++ kernels in the place of the silicon.
+
+    with noop_device(folder) as device:        # Debian 12: apt-get install libxrt1
+        handle = device.load(artifact)
+
+Everything but the computing is the real library's: opening, the xclbin, kernels, buffers, copies, runs.
+"""
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain.fpga_backend.csim.build import build
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.xrt import xclbin
+from greentrain.fpga_backend.xrt.device import XrtDevice
+
+LIBRARIES: Final = Path("/usr/lib/x86_64-linux-gnu")
+"""Where Debian's libxrt1 puts them."""
+SHIM: Final = "libxrt_noop.so.2"
+
+
+def noop_environment(folder: Path) -> Mapping[str, str]:
+    """Return the environment of a process in which XRT runs without a card.
+
+    Args:
+        folder: An existing folder, in which XRT's libraries are linked as XRT wants them to lie.
+
+    Raises:
+        DeviceError: XRT's no-op emulation is not installed.
+    """
+    try:
+        ctypes.CDLL(SHIM)
+    except OSError as error:
+        raise DeviceError(
+            f"XRT's no-op emulation is not here ({error}): apt-get install libxrt1 (Debian 12)"
+        ) from error
+    (folder / "lib").mkdir()
+    for library in LIBRARIES.glob("libxrt*.so*"):
+        (folder / "lib" / library.name).symlink_to(library)
+    (folder / "lib" / "xrt").symlink_to(LIBRARIES / "xrt")
+    return {**os.environ, "XILINX_XRT": str(folder), "XCL_EMULATION_MODE": "noop"}
+
+
+@contextlib.contextmanager
+def noop_device(folder: Path, **arguments: Any) -> Iterator[XrtDevice]:
+    """Open an XrtDevice without a card, and close it.
+
+    Args:
+        folder: An existing folder for what XRT needs.
+        arguments: Of the device.
+
+    Raises:
+        DeviceError: XRT's no-op emulation or g++ is not installed.
+    """
+    design = folder / "kernels.xclbin"
+    xclbin.write(design, KERNELS, REGIONS)
+    device = XrtDevice(design, environ=noop_environment(folder), silicon=build(), **arguments)
+    try:
+        yield device
+    finally:
+        device.close()
