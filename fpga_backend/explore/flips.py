@@ -1,12 +1,14 @@
 """Rank flips of a model folder on the user's own texts: the one figure of the table that is measured."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain._imports import try_import
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.space import PRECISIONS
+from greentrain.fpga_backend.program import Precision
 
 if TYPE_CHECKING:
     from greentrain.fpga_backend.artifact import Artifact
@@ -43,13 +45,9 @@ def measure(folder: Path, texts: Sequence[str], precisions: Sequence[str]) -> di
     model, tokenizer = _opened(folder)
     limit = min(MAX_TOKENS, int(getattr(model.config, "max_position_embeddings", MAX_TOKENS)))
     encoded = tokenizer(list(texts), truncation=True, max_length=limit)
-    exact = _scores(compiled(model, max_tokens=limit, head="score", precision="fp32"), encoded)
-    return {
-        name: flip_rate(
-            exact, _scores(compiled(model, max_tokens=limit, head="score", precision=PRECISIONS[name]), encoded)
-        )
-        for name in precisions
-    }
+    traced = compiled(model, max_tokens=limit, head="score", precision="fp32")
+    exact = _scores(traced, encoded)
+    return {name: flip_rate(exact, _scores(_rounded(traced, model, PRECISIONS[name]), encoded)) for name in precisions}
 
 
 def _opened(folder: Path) -> tuple[Any, Any]:
@@ -68,29 +66,42 @@ def _opened(folder: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{folder} cannot be loaded for rank flips: {error}") from error
 
 
+def _rounded(traced: "Artifact", model: Any, precision: Precision) -> "Artifact":
+    """Return the compiled model in another precision, without tracing it again."""
+    from greentrain.fpga_backend.artifact import Artifact
+    from greentrain.fpga_backend.compiler.compiling import named_parameters
+    from greentrain.fpga_backend.compiler.quantize import tensors_of
+    from greentrain.fpga_backend.compiler.recipe import Recipe
+
+    weights = tensors_of(Recipe.from_json(traced.recipe), named_parameters(model), precision)
+    angles = {name: tensor for name, tensor in traced.tensors.items() if name.endswith((".cos", ".sin"))}
+    return Artifact.of(dataclasses.replace(traced.program, precision=precision), {**weights, **angles})
+
+
 def _scores(artifact: "Artifact", encoded: Any) -> list[float]:
     """Return the first score of each text."""
     from greentrain.fpga_backend.batch import Batch
 
     types = encoded.get("token_type_ids") if artifact.program.types else None
+    run = _runner(artifact)
     found: list[float] = []
     for start in range(0, len(encoded["input_ids"]), BATCH):
         part = slice(start, start + BATCH)
         batch = Batch.of(encoded["input_ids"][part], types=None if types is None else types[part])
-        found += _run(artifact, batch)
+        found += [float(row[0]) for row in run(batch)]
     return found
 
 
-def _run(artifact: "Artifact", batch: "Batch") -> list[float]:
+def _runner(artifact: "Artifact") -> "Callable[[Batch], Any]":
     if artifact.program.precision == "w8a8":
         from greentrain.fpga_backend.emulator.engine import Engine
 
-        scores = Engine(artifact).run(batch).scores
-        return [] if scores is None else [float(row[0]) for row in scores]
+        exact = Engine(artifact)
+        return lambda batch: exact.run(batch).scores
     import torch
 
     from greentrain.fpga_backend.devices.torch_engine import TorchEngine
     from greentrain.fpga_backend.packing import pack
 
     engine = TorchEngine(artifact, torch.device("cpu"), torch.float32)
-    return [float(row[0]) for row in engine.run(pack(batch, artifact.program))]
+    return lambda batch: engine.run(pack(batch, artifact.program))

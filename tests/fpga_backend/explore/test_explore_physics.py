@@ -12,7 +12,7 @@ from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.cards import CARDS, assume
 from greentrain.fpga_backend.roofline.counts import count
 from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.shape import program_of
+from greentrain.fpga_backend.roofline.shape import Head, program_of
 from greentrain.fpga_backend.roofline.time import peak_macs_per_s
 
 CARD = st.sampled_from([assume(card) for card in CARDS.values()])
@@ -35,7 +35,7 @@ def programs(draw: Any) -> Program:
         "max_position_embeddings": 4096,
         "type_vocab_size": 2,
     }
-    head = "score" if kind == "bert" else draw(st.sampled_from(["score", "logprob"]))
+    head: Head = "score" if kind == "bert" else draw(st.sampled_from(["score", "logprob"]))
     return program_of(config, head=head)
 
 

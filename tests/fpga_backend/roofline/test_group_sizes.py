@@ -2,9 +2,8 @@
 
 import pytest
 
+from greentrain.fpga_backend.compiler import quantize
 from greentrain.fpga_backend.roofline.widths import group_of, widths_of
-
-quantize = pytest.importorskip("greentrain.fpga_backend.compiler.quantize")
 
 
 @pytest.mark.parametrize("inner", [384, 896, 1024, 1536, 1000, 4096])
