@@ -15,12 +15,25 @@ def floats(artifact: Artifact) -> dict[str, torch.Tensor]:
     Raises:
         ArtifactError: A tensor is missing or of another shape.
     """
-    found: dict[str, torch.Tensor] = {}
+    checked(artifact)
+    names = {name for op in artifact.program.ops for name, _ in _needs(op)}
+    return {name: _rows(artifact, name) if name.endswith(".w") else artifact.tensors[name] for name in sorted(names)}
+
+
+def checked(artifact: Artifact) -> None:
+    """Raise if the artifact lacks what its program reads.
+
+    Raises:
+        ArtifactError: A tensor is missing or of another shape.
+    """
     for op in artifact.program.ops:
         for name, shape in _needs(op):
-            if name not in found:
-                found[name] = _rows(artifact, name, shape) if name.endswith(".w") else _tensor(artifact, name, shape)
-    return found
+            if name.endswith(".w") and artifact.program.precision == "w8a8":
+                stem = name.removesuffix(".w")
+                integers = _tensor(artifact, f"{stem}.q", shape)
+                _tensor(artifact, f"{stem}.s", (len(integers),))
+            else:
+                _tensor(artifact, name, shape)
 
 
 def _needs(op: Op) -> list[tuple[str, Shape]]:
@@ -46,12 +59,11 @@ def _affine(stem: str, outputs: int, inputs: int, bias: bool) -> list[tuple[str,
     return [*rows, (f"{stem}.b", (outputs,))] if bias else rows
 
 
-def _rows(artifact: Artifact, name: str, shape: Shape) -> torch.Tensor:
+def _rows(artifact: Artifact, name: str) -> torch.Tensor:
     if artifact.program.precision != "w8a8":
-        return _tensor(artifact, name, shape)
+        return artifact.tensors[name]
     stem = name.removesuffix(".w")
-    integers = _tensor(artifact, f"{stem}.q", shape)
-    return integers.to(torch.float32) * _tensor(artifact, f"{stem}.s", (len(integers),))[:, None]
+    return artifact.tensors[f"{stem}.q"].to(torch.float32) * artifact.tensors[f"{stem}.s"][:, None]
 
 
 def _tensor(artifact: Artifact, name: str, shape: Shape) -> torch.Tensor:

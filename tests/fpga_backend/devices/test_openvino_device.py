@@ -1,0 +1,114 @@
+import builtins
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from greentrain.errors import MissingExtraError
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.devices import openvino_device, openvino_graph
+from greentrain.fpga_backend.errors import ArtifactError, DeviceError
+from greentrain.testing.offload_contract import OffloadContract, raised, rows_of
+from greentrain.testing.offload_models import decoder, encoder, sequences
+from tests.fpga_backend.devices import binary64
+
+pytest.importorskip("openvino")
+
+
+class TestOpenVinoCpu(OffloadContract):
+    exact = False
+    shares_prompts = False
+    tolerance = 1e-5  # against binary64
+    batch_tolerance = 1e-5
+
+    def expected(self, artifact: Artifact, batch: Batch) -> Result:
+        return binary64.expected(artifact, batch)
+
+    @pytest.fixture
+    def device(self) -> Iterator[OffloadDevice]:
+        device = openvino_device.OpenVinoDevice()
+        yield device
+        device.close()
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[OffloadDevice]:
+    device = openvino_device.OpenVinoDevice()
+    yield device
+    device.close()
+
+
+def close_to_binary64(device: OffloadDevice, artifact: Artifact, batch: Batch, tolerance: float = 1e-5) -> None:
+    found = rows_of(device.submit(device.load(artifact), batch).result(60))
+    for got, wanted in zip(found, rows_of(binary64.expected(artifact, batch)), strict=True):
+        assert got.shape == wanted.shape
+        assert np.abs(got - wanted).max(initial=0.0) <= tolerance
+
+
+@pytest.mark.parametrize(
+    "artifact",
+    [
+        encoder(head="first", pooler=True, gate="gelu_tanh", labels=3),
+        encoder(head="last", types=0, bias=False),
+        decoder(head="score", kv_heads=4, bias=True),
+        decoder(head="score", kv_heads=1, head_width=6),
+    ],
+    ids=["first", "last", "score", "one key head"],
+)
+def test_every_operator(cpu: OffloadDevice, artifact: Artifact) -> None:
+    close_to_binary64(cpu, artifact, sequences(artifact, lengths=(9, 1, 40, 9, 38, 2)))
+
+
+def test_in_bf16(cpu: OffloadDevice) -> None:
+    device = openvino_device.OpenVinoDevice(dtype="bf16")
+    close_to_binary64(device, encoder(), sequences(encoder()), tolerance=0.1)
+    device.close()
+
+
+def test_static_shapes_as_the_npu_needs_them() -> None:
+    device = openvino_device.OpenVinoDevice(static=True)
+    for artifact in (encoder(layers=1, max_tokens=20), decoder(layers=1, max_tokens=20)):
+        close_to_binary64(device, artifact, sequences(artifact, lengths=(20, 3)))
+    device.close()
+
+
+def test_logits_are_bounded(cpu: OffloadDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_device, "LOGITS", 101 * 30)
+    artifact = decoder(layers=1)
+    close_to_binary64(cpu, artifact, sequences(artifact, lengths=(20, 20, 20, 40), prompt=3))
+
+
+def test_tensors_that_do_not_fit_are_refused_at_load(cpu: OffloadDevice) -> None:
+    artifact = encoder()
+    without = {name: tensor for name, tensor in artifact.tensors.items() if name != "linear6.s"}
+    error = raised(cpu.load, Artifact.of(artifact.program, without))
+    assert isinstance(error, ArtifactError)
+    assert "linear6.s" in str(error)
+
+
+def test_devices_that_are_not_there() -> None:
+    error = raised(openvino_device.OpenVinoDevice, "NPU.7")
+    assert isinstance(error, DeviceError)
+    assert "NPU.7" in str(error) and "CPU" in str(error)
+    assert isinstance(raised(openvino_device.OpenVinoDevice, "CPU", "fp8"), ValueError)
+
+
+def test_without_openvino_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *given: Any, **named: Any) -> Any:
+        if name.partition(".")[0] == "openvino":
+            raise ImportError("No module named 'openvino'")
+        return real(name, *given, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for module in (openvino_graph, openvino_device):
+        monkeypatch.delitem(sys.modules, module.__name__)
+    again = importlib.import_module(openvino_device.__name__)
+    with pytest.raises(MissingExtraError, match=r"greentrain-torch\[openvino\]"):
+        again.OpenVinoDevice()
