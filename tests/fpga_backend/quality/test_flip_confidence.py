@@ -22,7 +22,7 @@ def test_draws_scatter_about_the_rate_as_draws_of_items_do() -> None:
     # One item decides all pairs it is in; 1 of 50 items. Drawn k times it decides about k (n - k) of n^2 / 2 pairs, so
     # rates scatter as Poisson(1) does, by about 100 % of 2/50. Were pairs drawn, they would scatter by 14 %.
     pairs = every(50)
-    counts = ((pairs.better == 0) | (pairs.worse == 0)).astype(float)
+    counts = ((pairs.better == 25) | (pairs.worse == 25)).astype(float)
     rates = resampled(counts, pairs, 50, draws=2000)[0]
     assert rates.mean() == pytest.approx(2 / 50, rel=0.1)
     assert rates.std() / rates.mean() == pytest.approx(1.0, abs=0.15)

@@ -83,6 +83,11 @@ def test_deciles_hold_every_pair_once_and_average_to_the_rate(
     assert sum(part.pairs * part.rate for part in found) == pytest.approx(np.nansum(counts))
 
 
+def test_margins_are_in_standard_deviations() -> None:
+    (part,) = by_margin([0.0, 20.0], [0.0, 1.0])  # the standard deviation is 10
+    assert (part.low, part.high, part.pairs, part.rate) == (2.0, 2.0, 1, 0.0)
+
+
 def test_close_pairs_flip_first() -> None:
     draw = np.random.default_rng(0)
     reference = draw.normal(size=200)

@@ -69,7 +69,8 @@ def test_a_line_of_another_kind_is_named(line: str, said: str) -> None:
 def test_the_archive_in_the_archive_is_read_in_memory(tmp_path: Path) -> None:
     (tmp_path / SDIST).write_bytes(_sdist())
     for place in (tmp_path / SDIST, tmp_path):
-        assert [(s.source, s.rating) for s in read(place)] == [("tweets", 2.726315789), ("tweets", -1.5)]
+        found = [(s.source, s.document, s.rating) for s in read(place)]
+        assert found == [("tweets", "1", 2.726315789), ("tweets", "2", -1.5)]
     assert sorted(tmp_path.rglob("*")) == [tmp_path / SDIST]
 
 

@@ -63,6 +63,11 @@ def test_advantage_shift_by_hand() -> None:
     assert (found.sign_flips, found.mean, found.best_changed) == (1.0, 2.0, 1.0)
 
 
+def test_only_another_best_answer_changes_the_best() -> None:
+    assert advantage_shift([1.0, 2.0, 9.0], [2.0, 1.0, 9.0], [[0, 1, 2]]).best_changed == 0
+    assert advantage_shift([1.0, 8.0, 9.0], [1.0, 9.0, 8.0], [[0, 1, 2]]).best_changed == 1
+
+
 def test_an_advantage_that_is_lost_counts_half() -> None:
     assert advantage_shift([0.0, 1.0], [1.0, 1.0], [[0, 1]]).sign_flips == 0.5
     assert np.isnan(advantage_shift([1.0, 1.0], [0.0, 1.0], [[0, 1]]).sign_flips)
