@@ -76,8 +76,13 @@ def bits(value: float) -> int:
 
 def launches(program: Program) -> tuple[Launch, ...]:
     """Return the launches of a program, in order."""
+    return tuple(launch for made in by_operator(program) for launch in made)
+
+
+def by_operator(program: Program) -> tuple[tuple[Launch, ...], ...]:
+    """Return the launches of each operator."""
     made = _Maker(program)
-    return tuple(launch for op in program.ops for launch in made.of(op))
+    return tuple(tuple(made.of(op)) for op in program.ops)
 
 
 class _Maker:
