@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.compiler import compile
 from greentrain.fpga_backend.compiler.compiling import named_parameters
 from greentrain.fpga_backend.compiler.floating import run_float
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import Recipe
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.program import Attention, Linear, LogProb, Rotary, Score
+from greentrain.fpga_backend.program import Attention, Linear, LogProb, Pool, Rotary, Score
 from tests.fpga_backend.compiler.tiny_models import BUILDERS, MAX_TOKENS, compiled, flat, own, own_scores, sequences
 
 CAUSAL = ["llama score", "llama reward", "smollm", "qwen2", "gpt2"]
@@ -72,6 +75,29 @@ def test_the_longest_sequence_has_its_positions() -> None:
     batch = Batch.of([np.arange(3, 3 + MAX_TOKENS)])
     wanted, got = own(model, batch), flat(Engine(artifact).run(batch))
     assert np.corrcoef(got, wanted)[0, 1] > 0.98
+
+
+class TokenScores(nn.Module):
+    """A score a token; their first, last or mean is the sequence's."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.inner = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 2)
+        self.how = how
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.inner(self.words(ids)).tanh())
+        return {"first": scores[:, 0], "last": scores[:, -1], "mean": scores.mean(1)}[self.how]
+
+
+@pytest.mark.parametrize("how", ["first", "last", "mean"])
+def test_pooling_behind_the_head_goes_before_it(how: str) -> None:
+    program = compile(TokenScores(how), max_tokens=8).program
+    *_, pool, score = program.ops
+    assert isinstance(pool, Pool) and pool.how == how and pool.x.width == 16
+    assert isinstance(score, Score) and score.labels == 2
 
 
 @pytest.mark.parametrize(("name", "last"), [("qwen2", LogProb), ("qwen2 score", Score), ("bert mean", Score)])

@@ -40,6 +40,13 @@ def test_weight_only_precisions_have_few_levels(precision: Precision, levels: in
     assert bool(((made - weight).abs() <= 0.5001 * step).all())
 
 
+def test_a_group_of_wide_layers_has_128_inputs() -> None:
+    weight = torch.ones(1, 1024)
+    weight[0, 300] = 70.0  # spoils inputs 256 to 383
+    made = tensors_of(recipe_of(weight), {"w": weight}, "w4a16")["x.w"][0]
+    assert made.ne(1).nonzero().flatten().tolist() == list(range(256, 384))
+
+
 def test_a_group_is_smaller_in_narrow_layers() -> None:
     weight = torch.ones(1, 96)
     weight[0, 40] = 70.0  # spoils its own group only

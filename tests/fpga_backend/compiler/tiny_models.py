@@ -87,6 +87,7 @@ BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
     ),
     "albert": lambda: hf.AlbertForSequenceClassification(hf.AlbertConfig(**COMMON, embedding_size=16)),
     "llama score": lambda: hf.LlamaForSequenceClassification(hf.LlamaConfig(**LLAMA, num_labels=1, pad_token_id=0)),
+    "llama biases": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True)),
     "llama reward": lambda: LastReward(hf.LlamaModel(hf.LlamaConfig(**LLAMA))),
     "smollm": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA, tie_word_embeddings=True, rope_theta=1e5)),
     "llama3 positions": lambda: hf.LlamaForCausalLM(
@@ -123,7 +124,7 @@ BUILDERS: Mapping[str, Callable[[], nn.Module]] = {
 }
 
 
-def build(name: str, seed: int = 0) -> nn.Module:
+def build(name: str, seed: int = 0) -> Any:
     """Return a model whose weights, biases and gains are all random, in evaluation mode."""
     model = BUILDERS[name]()
     randomise(model, seed)
