@@ -8,8 +8,8 @@
 // flush (one clock is enough) throws away the tile in progress, operands in flight included, also in the middle of the
 // drain. reset does the same. Draining leaves zeros behind, so tiles follow each other without a clear.
 //
-// Time of a tile, streams never stalling: K + (R2 + C + 2) clocks until the last product is in, C to drain, and 1 between
-// accepting the last beat and waiting; K + R2 + 2 * C + 3 between the first beats of successive tiles.
+// Time of a tile, streams never stalling: K clocks for the beats, R2 + C + 2 until the last product is in, C to drain: the
+// next tile's first beat is taken K + R2 + 2 * C + 2 clocks after this one's.
 
 `default_nettype none
 
@@ -50,7 +50,7 @@ module gt_tile #(
   always @(posedge clk) begin
     if (reset || flush) begin
       state <= CLEAR;
-      count <= FLIGHT[15:0];
+      count <= FLIGHT[15:0] - 16'd1;  // also a beat taken at this very clock arrives while sums are held
     end else
       case (state)
         CLEAR: begin

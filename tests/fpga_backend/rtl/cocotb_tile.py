@@ -211,7 +211,17 @@ async def beats_wait_while_a_tile_leaves(dut: Any) -> None:
 
 async def flush(tile: Tile) -> None:
     """One clock of flush, with a beat offered beside it that must not count."""
-    tile.dut.flush.value = 1
+    dut = tile.dut
+    dut.flush.value = 1
+    dut.in_valid.value = 1
+    dut.in_a.value = packed([127] * tile.rows, 8)
+    dut.in_w.value = packed([127] * tile.columns, 8)
     await tile.clocks(1)
-    tile.dut.flush.value = 0
-    assert not int(tile.dut.out_valid.value)
+    dut.flush.value = 0
+    dut.in_valid.value = 0
+    assert not int(dut.out_valid.value)
+    waited = 0
+    while not int(dut.in_ready.value):
+        await tile.clocks(1)
+        waited += 1
+    assert waited == tile.flight, "clocks until beats are taken again are not those that are documented"
