@@ -106,21 +106,21 @@ class CtypesApi:
     """One card through the C API.
 
     Args:
-        address: PCI address of the card (``0000:c1:00.1``), or None: XRT's first.
+        address: PCI address of the card (``0000:c1:00.1``), or XRT's number of it.
         library: What :func:`load_library` returns.
 
     Raises:
         DeviceError: XRT is not set up, or there is no such card.
     """
 
-    def __init__(self, address: str | None = None, *, library: ctypes.CDLL | None = None) -> None:
+    def __init__(self, address: str | int = 0, *, library: ctypes.CDLL | None = None) -> None:
         self._library = load_library() if library is None else library
         check_environment(os.environ, minor_release())
-        if address is None:
-            handle = self._library.xrtDeviceOpen(0)
+        if isinstance(address, int):
+            handle = self._library.xrtDeviceOpen(address)
         else:
             handle = self._library.xrtDeviceOpenByBDF(address.encode())
-        self._device: int | None = _valid(handle, f"opening card {address or 0}")
+        self._device: int | None = _valid(handle, f"opening card {address}")
         self._uuid = _UUID()
         self._kernels: dict[str, CtypesKernel] = {}
 

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -19,7 +19,8 @@ from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLos
 from greentrain.fpga_backend.lane import Lane
 from greentrain.fpga_backend.xrt import pci, xclbin
 from greentrain.fpga_backend.xrt.keeper import Keeper, Model
-from greentrain.fpga_backend.xrt.sensors import CardMeter, meter_of
+from greentrain.fpga_backend.xrt.meters import CardMeters
+from greentrain.fpga_backend.xrt.sensors import meter_of
 from greentrain.types import PowerMeter
 
 Answer = TypeVar("Answer")
@@ -28,11 +29,12 @@ CLOSE_S = 10.0
 
 
 class XrtDevice:
-    """An OffloadDevice on a card that XRT drives.
+    """An OffloadDevice on a card that XRT drives, or on several that share each model.
 
     Args:
         design: The xclbin: linked for the card, or, for no-op emulation, of metadata only (:mod:`.xclbin`).
-        address: PCI address of the card's user function (``0000:c1:00.1``); None: the first card that is found.
+        addresses: PCI address of the card's user function (``0000:c1:00.1``); of several cards: each model is then
+            divided over them; none: the first card that is found.
         api: Through AMD's ``pyxrt``, through the C library with ``ctypes``, or through what is there (``auto``).
         depth: How many batches may wait.
         timeout_s: A batch that takes longer fails, and the worker with it (s); None: no limit.
@@ -52,7 +54,7 @@ class XrtDevice:
         self,
         design: Path,
         *,
-        address: str | None = None,
+        addresses: Sequence[str] = (),
         api: Literal["auto", "pyxrt", "ctypes"] = "auto",
         depth: int = 8,
         timeout_s: float | None = 600.0,
@@ -67,10 +69,15 @@ class XrtDevice:
         emulation = environ.get("XCL_EMULATION_MODE", "")
         _check(timeout_s, restarts, memory_bytes, emulation, silicon)
         found = xclbin.read(design)
-        card = None if emulation else pci.choose(address, bus)
+        if emulation:  # it has as many cards as are asked for, by number
+            cards: tuple[pci.PciFunction, ...] = ()
+            places: list[str | int] = list(range(max(len(addresses), 1)))
+        else:
+            cards = tuple(pci.choose(address, bus) for address in addresses) or (pci.choose(None, bus),)
+            places = [card.address for card in cards]
         settings: dict[str, Any] = {
             "do": "open",
-            "address": address if card is None else card.address,
+            "addresses": places,
             "api": api,
             "xclbin": str(design.resolve()),
             "silicon": None if silicon is None else str(silicon.resolve()),
@@ -83,18 +90,19 @@ class XrtDevice:
         self._lock = threading.Lock()
         self._number = 0
         self._keeper = Keeper(settings, environ, timeout_s=timeout_s, restarts=restarts)
-        uid = f"xrt:{card.address}" if card is not None else f"xrt-{emulation}:{self._keeper.pid}"
+        uid = "+".join(card.uid for card in cards) if cards else f"xrt-{emulation}:{self._keeper.pid}"
+        kinds = ", ".join(dict.fromkeys(card.name for card in cards)) or f"XRT in {emulation} emulation"
         self._info = DeviceInfo(
             uid=uid,
-            name=card.name if card is not None else f"XRT in {emulation} emulation",
+            name=kinds if len(places) == 1 else f"{len(places)} cards: {kinds}",
             available=True,
             exact=True,
-            simulated=card is None,
+            simulated=not cards,
             memory_bytes=self._keeper.opened["memory_bytes"],
             details={"xclbin": found.uuid, "platform": found.platform, "api": self._keeper.opened["api"]},
         )
         self._loaded: Loaded[Model] = Loaded(uid)
-        self._meter = meter_of(card, uid)
+        self._meter = CardMeters([meter_of(card) for card in cards or (None,)])
         self._lane = Lane(f"greentrain {uid}", depth)
         self._ending = weakref.finalize(self, _end, self._owner_pid, self._lane, self._keeper, self._meter)
 
@@ -221,7 +229,7 @@ def _check(
         raise DeviceError("silicon= is for no-op emulation (XCL_EMULATION_MODE=noop): a card computes itself")
 
 
-def _end(owner_pid: int, lane: Lane, keeper: Keeper, meter: CardMeter) -> None:
+def _end(owner_pid: int, lane: Lane, keeper: Keeper, meter: CardMeters) -> None:
     """End what a forgotten device has left."""
     if os.getpid() == owner_pid:
         lane.close(join=False)

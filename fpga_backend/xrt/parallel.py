@@ -12,9 +12,10 @@ from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, Of
 from greentrain.fpga_backend.devices.loaded import Loaded
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Program
+from greentrain.fpga_backend.xrt.meters import Meters, total
 from greentrain.fpga_backend.xrt.parts import joined, picked, split
 from greentrain.harmless import warn
-from greentrain.types import PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.types import PowerMeter
 
 WHOLE_TOKENS = 1024
 """A batch of fewer tokens goes to one device as a whole: the ends of its parts would wait for each other."""
@@ -72,7 +73,7 @@ class DataParallel:
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._loaded: Loaded[_Model] = Loaded(self._uid)
-        self._meter = _Meters([device.meter for device in devices])
+        self._meter = Meters([device.meter for device in devices])
         memory = [info.memory_bytes for info in infos if info.memory_bytes is not None]
         self._info = DeviceInfo(
             uid=self._uid,
@@ -150,14 +151,7 @@ class DataParallel:
 
     def energy(self) -> EnergyReading:
         """Return the joules of all devices; unknown where those of one are. Never raises."""
-        readings = [device.energy() for device in self._devices]
-        notes = "; ".join(dict.fromkeys(reading.note for reading in readings if reading.note))
-        known = [reading.energy_j for reading in readings if reading.energy_j is not None]
-        if len(known) < len(readings):
-            return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=notes or "a device does not say")
-        kinds = {reading.provenance for reading in readings}
-        provenance = kinds.pop() if len(kinds) == 1 else Provenance.MODELLED
-        return EnergyReading(energy_j=sum(known), provenance=provenance, note=notes)
+        return total([device.energy() for device in self._devices])
 
     @property
     def meter(self) -> PowerMeter:
@@ -264,27 +258,6 @@ class DataParallel:
         if not known and not self._closed:
             uid = self._devices[i].probe().uid
             warn(f"device {uid} is lost ({error}); its batches go to the {left} that are left")
-
-
-class _Meters:
-    """Several meters as one."""
-
-    def __init__(self, meters: Sequence[PowerMeter]) -> None:
-        self._meters = tuple(meters)
-
-    @property
-    def sensors(self) -> Sequence[Sensor]:
-        """All sensors."""
-        return [sensor for meter in self._meters for sensor in meter.sensors]
-
-    def read(self) -> Sequence[PowerSample]:
-        """Read every meter."""
-        return [sample for meter in self._meters for sample in meter.read()]
-
-    def close(self) -> None:
-        """Close every meter."""
-        for meter in self._meters:
-            meter.close()
 
 
 def _cancel(group: _Group) -> None:

@@ -32,6 +32,11 @@ class PciFunction:
     folder: Path
 
     @property
+    def uid(self) -> str:
+        """What the card's joules are booked under."""
+        return f"xrt:{self.address}"
+
+    @property
     def problem(self) -> str:
         """Why it cannot be used, and what to do; empty where it can."""
         if self.role == "user" and self.driver != "xocl":

@@ -42,17 +42,17 @@ class PyxrtApi:
     """One card through pyxrt.
 
     Args:
-        address: PCI address of the card (``0000:c1:00.1``), or None: XRT's first.
+        address: PCI address of the card (``0000:c1:00.1``), or XRT's number of it.
         module: What :func:`load_pyxrt` returns.
 
     Raises:
         DeviceError: There is no such card.
     """
 
-    def __init__(self, address: str | None = None, *, module: Any = None) -> None:
+    def __init__(self, address: str | int = 0, *, module: Any = None) -> None:
         self._xrt = load_pyxrt() if module is None else module
-        with _told(f"opening card {address or 0}"):
-            self._device = self._xrt.device(0 if address is None else address)
+        with _told(f"opening card {address}"):
+            self._device = self._xrt.device(address)
         self._uuid: Any = None
         self._context: Any = None
         self._kernels: dict[str, PyxrtKernel] = {}

@@ -159,11 +159,11 @@ class CardMeter:
             self._good = PowerSample(device_uid=self._device.uid, t_s=t_s, power_w=watts)
 
 
-def meter_of(card: PciFunction | None, uid: str) -> CardMeter:
+def meter_of(card: PciFunction | None) -> CardMeter:
     """Return the meter of a card, by the best source there is; None: there is no card, only its emulation."""
     if card is None:
         return CardMeter(None, None, note="an emulation draws no power of a card; what it computes is the CPU's energy")
-    device = Device(uid=uid, kind=DeviceKind.FPGA, name=card.name)
+    device = Device(uid=card.uid, kind=DeviceKind.FPGA, name=card.name)
     sources: tuple[Callable[[], Source], ...] = (lambda: Hwmon(card.folder), lambda: XrtSmi(card.address))
     for source in sources:
         with contextlib.suppress(MeterError):

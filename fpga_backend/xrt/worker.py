@@ -1,10 +1,10 @@
-"""The process that owns a card: it takes models and batches and runs them, and nothing of torch is in it.
+"""The process that owns a card, or several: it takes models and batches and runs them, and nothing of torch is in it.
 
 It is started by :class:`greentrain.fpga_backend.xrt.process.Process`, ends with its parent, and says what goes wrong as
 a message. One message is answered before the next is read::
 
-    open    address, api, xclbin, silicon, memory_bytes,
-            activation_bytes                              -> uuid, memory_bytes, api
+    open    addresses, api, xclbin, silicon, memory_bytes,
+            activation_bytes                              -> memory_bytes, api
     load    model; the model's memory                     -> used_bytes
     unload  model                                         -> used_bytes
     region  the memory of batches from now on             -> nothing
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from greentrain.fpga_backend.card import Buffer
+from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.csim.kernels import WEIGHTS
 from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
@@ -35,66 +35,69 @@ from greentrain.fpga_backend.xrt.ctypes_api import CtypesApi
 from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi, load_pyxrt
 from greentrain.fpga_backend.xrt.shared import Region
 from greentrain.fpga_backend.xrt.silicon import compiled
+from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule
 
 WATCH_S = 0.5
 """How often the worker looks whether its parent is alive while a kernel runs (s); between batches it knows at once."""
 
 
 class Model:
-    """A model on the card, and a mark in the card's memory by which it is known again.
+    """A model on one card or divided over several, with a mark in each card's memory by which it is known again.
 
     Args:
-        card: The card.
+        cards: The cards.
         weights: The model.
         activation_bytes: Bound of the memory of one batch.
 
     Raises:
-        DeviceError: It does not fit; nothing of it stays on the card.
+        DeviceError: It does not fit; nothing of it stays on the cards.
     """
 
-    def __init__(self, card: XrtCard, weights: transfer.Weights, activation_bytes: int) -> None:
-        needed = sum(tensor.nbytes for tensor in weights.tensors.values())
-        if needed > card.memory_bytes - card.used_bytes:
-            raise DeviceError(
-                f"the model's weights take {needed} bytes, {card.memory_bytes - card.used_bytes} of the card's "
-                f"{card.memory_bytes} are free: unload another model, or split this one over two cards"
-            )
+    def __init__(self, cards: Sequence[XrtCard], weights: transfer.Weights, activation_bytes: int) -> None:
+        _check_room(cards, weights)
         self.digest = weights.digest
-        self._tenant = Tenant(card)
+        self._mark = np.frombuffer(hashlib.sha256(weights.digest.encode()).digest(), np.uint8)
+        self._tenants = [Tenant(card) for card in cards]
         try:
-            self._schedule = Schedule(weights, self._tenant, activation_bytes=activation_bytes)
-            self._mark = np.frombuffer(hashlib.sha256(weights.digest.encode()).digest(), np.uint8)
-            self._marked: Buffer = self._tenant.allocate(self._mark.nbytes, WEIGHTS.bank)
-            self._tenant.write(self._marked, self._mark)
+            self._schedule: Schedule | TensorParallelSchedule
+            if len(cards) == 1:
+                self._schedule = Schedule(weights, self._tenants[0], activation_bytes=activation_bytes)
+            else:
+                self._schedule = TensorParallelSchedule(weights, self._tenants, activation_bytes=activation_bytes)
+            self._marked = [tenant.allocate(self._mark.nbytes, WEIGHTS.bank) for tenant in self._tenants]
+            for tenant, marked in zip(self._tenants, self._marked, strict=True):
+                tenant.write(marked, self._mark)
         except BaseException:
-            self._tenant.close()
+            self.close()
             raise
 
-    def run(self, batch: Any) -> Any:
+    def run(self, batch: Batch) -> Result:
         """Run a batch.
 
         Raises:
-            DeviceLostError: The card's memory does not hold the model any more: it was reset or programmed anew.
+            DeviceLostError: A card's memory does not hold the model any more: it was reset or programmed anew.
         """
-        found = np.empty_like(self._mark)
-        self._tenant.read(self._marked, found)
-        if found.tobytes() != self._mark.tobytes():
-            raise DeviceLostError(
-                f"the card does not hold model {self.digest[:12]} any more: somebody has reset it or loaded another "
-                "design; load the model again"
-            )
+        for tenant, marked in zip(self._tenants, self._marked, strict=True):
+            found = np.empty_like(self._mark)
+            tenant.read(marked, found)
+            if found.tobytes() != self._mark.tobytes():
+                raise DeviceLostError(
+                    f"the card does not hold model {self.digest[:12]} any more: somebody has reset it or loaded "
+                    "another design; load the model again"
+                )
         return self._schedule.run(batch)
 
     def close(self) -> None:
         """Free its memory."""
-        self._tenant.close()
+        for tenant in self._tenants:
+            tenant.close()
 
 
 class Worker:
     """What the messages do."""
 
     def __init__(self) -> None:
-        self._card: XrtCard | None = None
+        self._cards: list[XrtCard] = []
         self._activation_bytes = 0
         self._models: dict[int, Model] = {}
         self._region: Region | None = None
@@ -112,7 +115,7 @@ class Worker:
                 return self._load(message["model"], fds[0])
             case "unload":
                 self._models.pop(message["model"]).close()
-                return {"used_bytes": self._the_card().used_bytes}
+                return self._used()
             case "region":
                 if self._region is not None:
                     self._region.close()
@@ -126,41 +129,44 @@ class Worker:
                 raise DeviceError(f"the worker knows no {other!r}")
 
     def close(self) -> None:
-        """Give the card back."""
-        if self._card is not None:
-            self._card.close()
+        """Give the cards back."""
+        while self._cards:
+            self._cards.pop().close()
 
     def _open(
         self,
         *,
-        address: str | None,
+        addresses: Sequence[str | int],
         api: str,
         xclbin: str,
         silicon: str | None,
         memory_bytes: int | None,
         activation_bytes: int,
     ) -> dict[str, Any]:
-        opened = open_api(api, address)
+        self._activation_bytes = activation_bytes
+        fabric = None if silicon is None else compiled(Path(silicon))
         try:
-            card = XrtCard(
-                opened,
-                Path(xclbin),
-                silicon=None if silicon is None else compiled(Path(silicon)),
-                memory_bytes=memory_bytes,
-            )
+            for address in addresses:
+                opened = open_api(api, address)
+                try:
+                    self._cards.append(XrtCard(opened, Path(xclbin), silicon=fabric, memory_bytes=memory_bytes))
+                except BaseException:
+                    opened.close()
+                    raise
         except BaseException:
-            opened.close()
+            self.close()
             raise
-        self._card, self._activation_bytes = card, activation_bytes
-        return {"uuid": card.uuid, "memory_bytes": card.memory_bytes, "api": type(opened).__name__}
+        return {"memory_bytes": sum(card.memory_bytes for card in self._cards), "api": type(opened).__name__}
 
     def _load(self, number: int, fd: int) -> dict[str, Any]:
         region = Region(fd)
         try:
-            self._models[number] = Model(self._the_card(), transfer.get_model(region), self._activation_bytes)
+            if not self._cards:
+                raise DeviceError("the worker has no card yet")
+            self._models[number] = Model(self._cards, transfer.get_model(region), self._activation_bytes)
         finally:
             region.close()
-        return {"used_bytes": self._the_card().used_bytes}
+        return self._used()
 
     def _run(self, number: int, digest: str, shape: transfer.Shape) -> dict[str, Any]:
         model = self._models.get(number)
@@ -179,13 +185,11 @@ class Worker:
             self._region.array(np.uint8, nbytes, 0).copy()
         return {}
 
-    def _the_card(self) -> XrtCard:
-        if self._card is None:
-            raise DeviceError("the worker has no card yet")
-        return self._card
+    def _used(self) -> dict[str, Any]:
+        return {"used_bytes": sum(card.used_bytes for card in self._cards)}
 
 
-def open_api(name: str, address: str | None) -> Api:
+def open_api(name: str, address: str | int) -> Api:
     """Open a card through ``pyxrt`` or ``ctypes``, or through whichever is there (``auto``).
 
     Raises:
@@ -197,6 +201,17 @@ def open_api(name: str, address: str | None) -> Api:
         except DeviceError:
             return CtypesApi(address)
     return PyxrtApi(address) if name == "pyxrt" else CtypesApi(address)
+
+
+def _check_room(cards: Sequence[XrtCard], weights: transfer.Weights) -> None:
+    needed = sum(tensor.nbytes for tensor in weights.tensors.values())
+    memory = sum(card.memory_bytes for card in cards)
+    free = memory - sum(card.used_bytes for card in cards)
+    if needed > free:
+        raise DeviceError(
+            f"the model's weights take {needed} bytes, {free} of the card's {memory} are free: unload another model, "
+            "or divide this one over more cards (addresses=)"
+        )
 
 
 def serve(link: wire.Link, worker: Worker) -> None:

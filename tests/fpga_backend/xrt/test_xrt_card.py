@@ -16,7 +16,7 @@ generations = pytest.mark.parametrize("new", [False, True], ids=["2.13", "2.17+"
 
 
 def opened(fake: FakePyxrt, design: Path, memory_bytes: int | None = None) -> XrtCard:
-    return XrtCard(PyxrtApi(None, module=fake), design, memory_bytes=memory_bytes)
+    return XrtCard(PyxrtApi(0, module=fake), design, memory_bytes=memory_bytes)
 
 
 @generations
@@ -63,7 +63,7 @@ def test_what_pyxrt_raises_says_what_was_being_done(design: Path, tmp_path: Path
     fake = FakePyxrt(new=new)
     with pytest.raises(DeviceError, match=r"opening card 0000:00:00.0: Could not open device"):
         PyxrtApi("0000:00:00.0", module=fake)
-    api = PyxrtApi(None, module=fake)
+    api = PyxrtApi(0, module=fake)
     with pytest.raises(DeviceError, match=r"loading .*gone.xclbin: failed to open"):
         api.load(tmp_path / "gone.xclbin")
     api.load(design)
@@ -134,7 +134,7 @@ def test_floats_travel_as_signed_bits() -> None:
 def test_a_kernel_the_design_lacks_is_found_before_the_card_is_programmed(design: Path) -> None:
     fake = FakePyxrt(new=True)
     with pytest.raises(DeviceError, match="has no kernel"):
-        XrtCard(PyxrtApi(None, module=fake), design, kernels=(*KERNELS, type(KERNELS[0])(name="gt_more", arguments=())))
+        XrtCard(PyxrtApi(0, module=fake), design, kernels=(*KERNELS, type(KERNELS[0])(name="gt_more", arguments=())))
 
 
 def test_what_only_has_the_name_of_pyxrt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,18 +268,18 @@ def test_the_best_source_of_a_card_is_taken(tmp_path: Path, monkeypatch: pytest.
     card = pci.PciFunction(
         address="0000:c1:00.1", name="Alveo U55C", role="user", driver="xocl", folder=tmp_path / "function"
     )
-    meter = meter_of(card, "xrt:0000:c1:00.1")
+    meter = meter_of(card)
     (sensor,) = meter.sensors
     assert sensor.provenance is Provenance.MISSING and "neither the driver nor xrt-smi" in sensor.note
     assert meter.energy().energy_j is None
     meter.close()
     tool(tmp_path, """echo '{"power_consumption_watts": "19.25"}' > "$9" """)
-    meter = meter_of(card, "xrt:0000:c1:00.1")
+    meter = meter_of(card)
     assert meter.sensors[0].method == "xrt-smi examine -r electrical"
     assert meter.read()[0].power_w == 19.25
     meter.close()
     hwmon(card.folder, value="23500000")
-    meter = meter_of(card, "xrt:0000:c1:00.1")
+    meter = meter_of(card)
     (sensor,) = meter.sensors
     assert (sensor.device.uid, sensor.device.kind) == ("xrt:0000:c1:00.1", DeviceKind.FPGA)
     assert sensor.provenance is Provenance.MEASURED and sensor.method == "XRT driver, hwmon power"

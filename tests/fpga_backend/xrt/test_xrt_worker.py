@@ -20,7 +20,14 @@ from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
 
 Run = Callable[[str, Sequence[int]], None]
-OPEN = {"do": "open", "address": None, "api": "pyxrt", "silicon": None, "memory_bytes": None, "activation_bytes": 2**20}
+OPEN = {
+    "do": "open",
+    "addresses": [0],
+    "api": "pyxrt",
+    "silicon": None,
+    "memory_bytes": None,
+    "activation_bytes": 2**20,
+}
 
 
 class Bench:

@@ -1,0 +1,221 @@
+"""One model over several cards, for models that exceed the memory of one; the bits are those of a single card."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.card import Card
+from greentrain.fpga_backend.csim.fitting import Model, fit
+from greentrain.fpga_backend.csim.launches import Count, Launch, by_operator
+from greentrain.fpga_backend.csim.layout import Layout, Size
+from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, Schedule
+from greentrain.fpga_backend.csim.weights import write_weights
+from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.packing import Packed
+from greentrain.fpga_backend.program import LogProb, Program, widths
+from greentrain.fpga_backend.xrt.split import Exchange, Share, floats, logits_columns, split
+
+Floats = npt.NDArray[np.float32]
+Answer = TypeVar("Answer")
+Each = Callable[[Callable[["_Shard"], Answer]], list[Answer]]
+
+
+class TensorParallelSchedule:
+    """A model on several cards, used like a :class:`~greentrain.fpga_backend.csim.schedule.Schedule`.
+
+    Between two divided operators the cards meet on the host, which is what this costs: two transfers of a layer's
+    activations an operator, over PCI Express.
+
+    Args:
+        model: Program and tensors.
+        cards: At least two. The schedule frees its buffers but does not close the cards.
+        activation_bytes: Bound of the memory of a batch's rows on each card; a larger batch runs in waves.
+
+    Raises:
+        ArtifactError: The kernels cannot run the program.
+        DeviceError: A card has no room for its share, or fails.
+    """
+
+    def __init__(self, model: Model, cards: Sequence[Card], *, activation_bytes: int = ACTIVATION_BYTES) -> None:
+        if len(cards) < 2:
+            raise DeviceError(f"{len(cards)} cards: a model is divided over at least 2; one card takes a Schedule")
+        self.program = model.program
+        tensors = {name: np.asarray(tensor) for name, tensor in model.tensors.items()}
+        fit(self.program, tensors)
+        made = split(self.program, tensors, len(cards))
+        self._steps = made.steps
+        self._vocabulary = logits_columns(self.program)
+        self._shards: list[_Shard] = []
+        try:
+            for i, (share, card) in enumerate(zip(made.shares, cards, strict=True)):
+                self._shards.append(_Shard(i, share, card, activation_bytes, self._vocabulary if i == 0 else 0))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, batch: Batch) -> Result:
+        """Compute a batch.
+
+        Raises:
+            BatchError: It does not fit the program.
+            DeviceError: A card failed, has no room, or the result is not finite.
+        """
+        begun_s = time.perf_counter()
+        narrowest = min(self._shards, key=lambda shard: shard.most_rows)
+        found: list[Floats] = []
+        targets: list[int] = []
+        rows = 0
+        with ThreadPoolExecutor(len(self._shards), thread_name_prefix="greentrain cards") as pool:
+            for packed in narrowest.waves(batch):
+                found.append(self._wave(packed, lambda do: list(pool.map(do, self._shards))))
+                rows += packed.rows
+                targets += packed.targets
+        run_s = time.perf_counter() - begun_s
+        whole = np.concatenate(found)
+        if self.program.labels:
+            return Result(scores=whole, run_s=run_s, rows=rows)
+        return Result(logprobs=tuple(np.split(whole, np.cumsum(targets)[:-1])), run_s=run_s, rows=rows)
+
+    def close(self) -> None:
+        """Free the cards' memory. Idempotent."""
+        for shard in self._shards:
+            shard.close()
+
+    def _wave(self, packed: Packed, each: "Each[Floats | None]") -> Floats:
+        size = Size(rows=packed.rows, sequences=len(packed.sequences), targets=len(packed.target_ids))
+        each(lambda shard: shard.begin(packed, size))
+        gathered: tuple[Exchange, Floats] | None = None
+        for i, step in enumerate(self._steps):
+
+            def advance(shard: "_Shard", i: int = i, given: tuple[Exchange, Floats] | None = gathered) -> Floats | None:
+                if given is not None and given[0].sources[shard.number] != given[0].register:
+                    shard.put(given[0].register, given[1])
+                shard.launch(self._steps[i].ops[shard.number])
+                exchange = self._steps[i].exchange
+                source = None if exchange is None else exchange.sources[shard.number]
+                return None if source is None else shard.fetch(source)
+
+            parts = [part for part in each(advance) if part is not None]
+            gathered = None
+            if step.exchange is not None:
+                columns = np.concatenate(parts, axis=1)
+                whole = floats(packed.rows, columns.shape[1])
+                whole[:, : columns.shape[1]] = columns
+                gathered = (step.exchange, whole)
+        if self._vocabulary:
+            self._logprobs(size, each)
+        found = self._shards[0].result(size)
+        if not np.isfinite(found).all():
+            raise DeviceError("the result is not finite: the model's values leave binary32")
+        return found
+
+    def _logprobs(self, size: Size, each: "Each[Floats | None]") -> None:
+        chunk = self._shards[0].chunk
+        for start in range(0, size.targets, chunk):
+            rows = min(chunk, size.targets - start)
+
+            def logits(shard: "_Shard", start: int = start, rows: int = rows) -> Floats | None:
+                return shard.logits(start, rows)
+
+            parts = [part for part in each(logits) if part is not None]
+            whole = floats(rows, self._vocabulary)
+            whole[:, : self._vocabulary] = np.concatenate(parts, axis=1)
+            self._shards[0].logprobs(start, whole)
+
+
+class _Shard(Schedule):
+    """One card's share: its buffers and launches, a few at a time.
+
+    Args:
+        number: Of the card.
+        share: Its operators and tensors.
+        card: The card.
+        activation_bytes: As in :class:`TensorParallelSchedule`.
+        vocabulary: Of the whole head, for the card that ends it; 0 for the others.
+    """
+
+    def __init__(self, number: int, share: Share, card: Card, activation_bytes: int, vocabulary: int) -> None:
+        self.number = number
+        self.program = share.program
+        self._card = card
+        self._by_operator = by_operator(share.program)
+        self._widths = widths(share.program)
+        self._part = logits_columns(share.program)
+        whole = _with_vocabulary(share.program, vocabulary) if vocabulary else share.program
+        self._last = by_operator(whole)[-1]
+        self._layout = Layout(whole)
+        self.most_rows = self._most_rows = max(activation_bytes // self._layout.row_bytes, share.program.max_tokens)
+        self._size = self._capacity = Size(rows=0, sequences=0, targets=0)
+        self._counts: dict[Count, int] = {}
+        self._work = {}
+        self._fixed = write_weights(card, share.program, share.tensors)
+
+    @property
+    def chunk(self) -> int:
+        """Targets whose logits are computed at a time."""
+        return self._layout.chunk
+
+    waves = Schedule._waves
+
+    def begin(self, packed: Packed, size: Size) -> None:
+        """Make room for a batch and write its tables."""
+        self._reserve(size)
+        self._write(packed)
+        self._size = size
+        self._counts = {
+            Count.ROWS: size.rows,
+            Count.SEQUENCES: size.sequences,
+            Count.SEGMENTS: len(packed.segments),
+        }
+
+    def launch(self, positions: Sequence[int]) -> None:
+        """Run some operators, but the vocabulary head."""
+        for position in positions:
+            for launch in self._by_operator[position]:
+                if not launch.by_chunk:
+                    self._launch(launch, self._counts)
+
+    def fetch(self, register: int) -> Floats:
+        """Return a register [rows, width]."""
+        width = self._widths[register]
+        found = floats(self._size.rows, width)
+        self._card.read(self._work[f"register:{register}"], found)
+        return found[:, :width]
+
+    def put(self, register: int, values: Floats) -> None:
+        """Write a register, padded."""
+        self._card.write(self._work[f"register:{register}"], values)
+
+    def logits(self, start: int, rows: int) -> Floats | None:
+        """Return the card's part of the logits of some targets [rows, part]; None: it has none."""
+        if not self._part:
+            return None
+        self._chunk(self._by_operator[-1][:-1], start, rows)
+        found = floats(rows, self._part)
+        self._card.read(self._work["logits"], found)
+        return found[:, : self._part]
+
+    def logprobs(self, start: int, logits: Floats) -> None:
+        """Turn all logits of some targets into log-probabilities."""
+        self._card.write(self._work["logits"], logits)
+        self._chunk(self._last[-1:], start, len(logits))
+
+    def result(self, size: Size) -> Floats:
+        """Return what the program ends in."""
+        return self._read(size)
+
+    def _chunk(self, launches: Sequence[Launch], start: int, rows: int) -> None:
+        for launch in launches:
+            self._launch(launch, {**self._counts, Count.FIRST: start, Count.CHUNK: rows})
+
+
+def _with_vocabulary(program: Program, vocabulary: int) -> Program:
+    last = program.ops[-1]
+    assert isinstance(last, LogProb)
+    return replace(program, ops=(*program.ops[:-1], replace(last, vocabulary=vocabulary)))
