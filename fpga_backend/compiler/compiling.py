@@ -62,12 +62,7 @@ def compile(
     _check(max_tokens, head, precision, activations)
     model = twin.unwrapped(model)
     twin.check(model, max_tokens)
-    call = Call.of(model)
-    shadow = twin.shadow(model)
-    traced = trace(shadow, call, max_tokens)
-    program, recipe, tables = _lowered(traced, head, max_tokens, type(model).__name__, call)
-    numbers = {**tensors_of(recipe, named_parameters(shadow), "fp32"), **tables}
-    verify(shadow, call, replace(program, precision="fp32"), numbers, _padding(model))
+    program, recipe, tables = _verified(model, head, max_tokens)
     parameters = named_parameters(model)
     if smooth is not None:
         program, recipe = smooth.applied(program, recipe, {**tensors_of(recipe, parameters, "fp32"), **tables})
@@ -93,6 +88,18 @@ def _check(max_tokens: int, head: str, precision: str, activations: str) -> None
     ):
         if value not in allowed:
             raise ValueError(f"{name}={value!r} is none of {', '.join(allowed)}")
+
+
+def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[Program, Recipe, dict[str, torch.Tensor]]:
+    """Lower a model and compare; the copy's weights are gone when this returns."""
+    call = Call.of(model)
+    shadow = twin.shadow(model)
+    traced = trace(shadow, call, max_tokens)
+    program, recipe, tables = _lowered(traced, head, max_tokens, type(model).__name__, call)
+    program = replace(program, precision="fp32")
+    numbers = {**tensors_of(recipe, named_parameters(shadow), "fp32"), **tables}
+    verify(shadow, call, program, numbers, _padding(model))
+    return program, recipe, tables
 
 
 def _lowered(

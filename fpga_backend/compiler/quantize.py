@@ -36,7 +36,7 @@ def tensors_of(recipe: Recipe, parameters: Mapping[str, torch.Tensor], precision
     """
     made: dict[str, torch.Tensor] = {}
     for stem, entry in recipe.entries.items():
-        weight = torch.cat([_read(part.weight, recipe, parameters) for part in entry.parts])
+        weight = _joined([_read(part.weight, recipe, parameters) for part in entry.parts])
         if entry.kind == "norm":
             made[f"{stem}.g"] = _rounded(weight, precision, stem)
         elif precision == "w8a8":
@@ -64,7 +64,12 @@ def _bias(entry: Entry, recipe: Recipe, parameters: Mapping[str, torch.Tensor]) 
             rows.append(_read(part.bias, recipe, parameters))
         else:
             rows.append(torch.zeros(len(_read(part.weight, recipe, parameters))))
-    return torch.cat(rows)
+    return _joined(rows)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return parts one below the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _approximated(weight: torch.Tensor, entry: Entry, precision: Precision, stem: str) -> torch.Tensor:
@@ -89,7 +94,7 @@ def _grouped(weight: torch.Tensor) -> torch.Tensor:
 
 def _rounded(value: torch.Tensor, precision: Precision, stem: str) -> torch.Tensor:
     if precision in ("w8a8", "fp32"):
-        return value
+        return value.clone()  # the model's own tensor, perhaps, and that goes on training
     rounded = value.to(_HALF.get(precision, torch.bfloat16)).to(torch.float32)
     if not bool(torch.isfinite(rounded).all()):
         raise ArtifactError(

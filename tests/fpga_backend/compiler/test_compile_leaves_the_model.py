@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from greentrain.fpga_backend.artifact import checksum
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile
 from greentrain.fpga_backend.compiler.floating import run_float
 from greentrain.fpga_backend.emulator.engine import Engine
-from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, sequences
+from greentrain.fpga_backend.program import Precision
+from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, randomise, sequences
 
 
 def test_mode_gradients_and_randomness_are_untouched() -> None:
@@ -43,6 +45,15 @@ def test_half_precision_weights_are_widened(dtype: torch.dtype) -> None:
     wanted = own(copy.deepcopy(model).float(), batch)
     np.testing.assert_allclose(flat(run_float(artifact.program, artifact.tensors, batch)), wanted, atol=2e-4)
     assert next(model.parameters()).dtype == dtype
+
+
+@pytest.mark.parametrize("precision", ["fp32", "w8a8"])
+def test_an_artifact_does_not_follow_the_model(precision: Precision) -> None:
+    model = build("gpt2")
+    artifact = compile(model, max_tokens=8, precision=precision)
+    randomise(model, 9)
+    for name, tensor in artifact.tensors.items():
+        assert checksum(tensor) == artifact.checksums[name], name
 
 
 def test_wrappers_are_looked_through() -> None:
