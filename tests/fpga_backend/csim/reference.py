@@ -76,14 +76,14 @@ def product(x: Floats, weights: Array, scales: Floats, bias: Floats | None, q: i
     return np.array(y, dtype=F)
 
 
-def gate(x: Floats, kind: str, up: Floats | None) -> Floats:
+def gate(x: Floats, kind: str, table: Array, up: Floats | None) -> Floats:
     y = []
     for j, v in enumerate(x):
         if kind == "relu":
             value = v if v > 0 else F(0)
         else:
             i = min(max(rne(F(v * F(256))), -4096), 4095) + 4096
-            share = F(f32(int(tables.gate(kind)[i])) * F(2.0**-15))
+            share = F(f32(int(table[i])) * F(2.0**-15))
             value = share if kind == "tanh" else F(v * share)
         y.append(value if up is None else F(value * up[j]))
     return np.array(y, dtype=F)
@@ -198,7 +198,8 @@ def _sequence(program: Program, held: dict[str, Array], ids: Array, types: Array
                 registers[op.out] = each([product(x, q, s, b, bound) for x in rows(op.x)])
             case Gate():
                 ups = [None] * len(rows(op.x)) if op.up is None else list(rows(op.up))
-                registers[op.out] = each([gate(x, op.table, up) for x, up in zip(rows(op.x), ups, strict=True)])
+                table = tables.gate("gelu" if op.table == "relu" else op.table)
+                registers[op.out] = each([gate(x, op.table, table, up) for x, up in zip(rows(op.x), ups, strict=True)])
             case Rotary():
                 cos, sin = held[f"{op.weight}.cos"], held[f"{op.weight}.sin"]
                 registers[op.out] = each([rotary(x, cos[i], sin[i], op.heads) for i, x in enumerate(rows(op.x))])

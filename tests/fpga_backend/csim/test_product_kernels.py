@@ -87,6 +87,7 @@ def attend(
     *,
     scale: float,
     causal: bool,
+    scales: list[reference.Floats] | None = None,
 ) -> reference.Floats:
     quantised = []
     for x, count in zip(parts, (heads, kv_heads, kv_heads), strict=True):
@@ -94,6 +95,7 @@ def attend(
         q = np.array([n for n, _ in made], dtype=np.int8).reshape(len(x) * count, -1)
         quantised.append((q, np.array([s for _, s in made], dtype=F)))
     (q, qs), (k, ks), (v, vs) = quantised
+    qs, ks, vs = (qs, ks, vs) if scales is None else scales
     y = np.empty((len(parts[0]), heads * v.shape[1]), dtype=F)
     bench.run(
         "gt_attention",
@@ -141,16 +143,17 @@ def test_attention_over_prompts_and_sequences(
     """Sequences behind a shared prompt give what each gives behind a prompt of its own."""
     rng = np.random.default_rng(seed)
     shared = prompt if causal else 0
-    segments, start = ([(0, shared, 0, 0)] if shared else []), shared
+    segments = [(0, 2, 0, 0), *([(2, shared, 0, 0)] if shared else [])]
+    start = 2 + shared
     for length in lengths:
-        segments.append((start, length, 0, shared))
+        segments.append((start, length, 2, shared))
         start += length
     widths = (heads[0] * width[0], heads[1] * width[0], heads[1] * width[1])
     q, k, v = (rows(rng, start, w, kind) for w in widths)
     found = attend(bench, (q, k, v), *heads, segments, scale=width[0] ** -0.5, causal=causal)
     group = heads[0] // heads[1]
-    for first, length, _, before in segments:
-        own = [*range(before), *range(first, first + length)]
+    for first, length, parent, before in segments:
+        own = [*range(parent, parent + before), *range(first, first + length)]
         for i in range(length):
             seen = own[: before + i + 1] if causal else own
             for head in range(heads[0]):
@@ -162,6 +165,31 @@ def test_attention_over_prompts_and_sequences(
                     width[0] ** -0.5,
                 )
                 same(found[first + i, head * width[1] : (head + 1) * width[1]], expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_logits_of_attention_are_rounded_at_every_step(bench: Bench, seed: int) -> None:
+    """Keys that differ little have logits in the millions, where another order of the scales shows."""
+    rng = np.random.default_rng(seed)
+    q, v = rows(rng, 16, 8, "normal") * F(60), rows(rng, 16, 8, "normal")
+    k = q[:1] * (1 + rng.uniform(-1e-3, 1e-3, (16, 1))).astype(F)
+    found = attend(bench, (q, k, v), 1, 1, [(0, 16, 0, 0)], scale=0.25, causal=False)
+    same(found, np.stack([reference.attention(row, k, v, 0.25) for row in q]))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_attention_hides_nothing_that_is_not_finite(bench: Bench, broken: float, part: int) -> None:
+    """A query that sees a broken key or value, however light, is not finite; one that does not is as ever."""
+    rng = np.random.default_rng(part)
+    parts = [rows(rng, 12, 8, "normal") for _ in range(3)]
+    whole = attend(bench, (parts[0], parts[1], parts[2]), 1, 1, [(0, 12, 0, 0)], scale=0.3, causal=True)
+    scales = [np.array([reference.quantise(row, 127)[1] for row in x], dtype=F) for x in parts]
+    scales[part][7] = broken
+    found = attend(bench, (parts[0], parts[1], parts[2]), 1, 1, [(0, 12, 0, 0)], scale=0.3, causal=True, scales=scales)
+    same(found[:7], whole[:7])
+    assert not np.isfinite(found[7]).any()
+    assert part == 0 or not np.isfinite(found[8:]).any()
 
 
 def test_attention_over_the_most_keys(bench: Bench) -> None:
@@ -216,3 +244,13 @@ def test_logprob_of_a_real_vocabulary(bench: Bench, vocabulary: int) -> None:
     same(found, np.array([reference.logprob(logits[i], int(ids[i])) for i in range(2)], dtype=F))
     step = np.log(2) / 4096
     assert abs(found[1] + np.log(vocabulary)) < step / 2 + 1e-6
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 3, 40])
+def test_logprob_hides_nothing_that_is_not_finite(bench: Bench, broken: float, place: int) -> None:
+    logits = np.random.default_rng(0).standard_normal((2, 50)).astype(F)
+    logits[1, place] = broken
+    found = predict(bench, logits, np.array([3, 3], dtype=np.int32), 0)
+    assert np.isfinite(found[0])
+    assert not np.isfinite(found[1])
