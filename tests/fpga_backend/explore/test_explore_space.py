@@ -6,6 +6,7 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import GpuRow, computed, gpu_named, measured
+from greentrain.fpga_backend.explore.group import most_sequences
 from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.explore.space import Point, explore
 from greentrain.fpga_backend.explore.verdict import verdicts
@@ -67,6 +68,13 @@ def test_a_batch_without_room_runs_in_waves() -> None:
     run_s = full * service(half, Layout.equal(point.wave, 512), CARD).run_s
     run_s += service(half, Layout.equal(rest, 512), CARD).run_s if rest else 0.0
     assert point.tokens_per_s == pytest.approx(128 * 512 / run_s)
+
+
+def test_as_many_sequences_as_fit() -> None:
+    takes = [footprint(MINILM, Layout.equal(n, 64)).total_bytes for n in range(1, 21)]
+    for n, need_bytes in enumerate(takes, start=1):
+        assert most_sequences(MINILM, 64, need_bytes, 20, ways=1) == n
+        assert most_sequences(MINILM, 64, need_bytes - 1, 20, ways=1) == n - 1
 
 
 def test_two_cards_share_a_model_that_one_cannot_hold() -> None:
