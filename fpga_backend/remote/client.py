@@ -60,7 +60,7 @@ class RemoteDevice:
             self._batch_bytes, self._artifact_bytes = int(about["batch_bytes"]), int(about["artifact_bytes"])
             self._meter = self._first_meter(about)
             self._lane = Lane(f"greentrain-remote-{self._info.uid}", depth)
-        except (KeyError, TypeError, ValueError, wire.MalformedError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._connection.release()
             raise DeviceError(f"{self._connection.place} is of another version: {error!r}") from error
         except BaseException:
@@ -78,7 +78,7 @@ class RemoteDevice:
             return replace(self._info, available=False, reason=self._problem or CLOSED)
         try:
             return _info(self._about(), self._connection)
-        except (OffloadError, KeyError, TypeError, ValueError) as error:  # a server of another version
+        except Exception as error:  # whatever a server of another version says: probing never raises
             return replace(self._info, available=False, reason=str(error))
 
     def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:

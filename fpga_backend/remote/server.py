@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -13,11 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.remote.service import Limits, Reply, Request, Service
 
-BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    b'Content-Length: 74\r\n\r\n{"error": "QueueFullError", "message": "the server has no free connection"}'
-)
-
+_BUSY = b'{"error": "QueueFullError", "message": "the server has no free connection"}'
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BUSY), _BUSY)
 DROPPED_BYTES = 2**20
 
 
@@ -100,6 +98,12 @@ class _Http(ThreadingHTTPServer):
         self._free = threading.Semaphore(limits.connections)
         self._lock = threading.Lock()
         self._open: dict[Any, threading.Thread | None] = {}
+
+    def server_bind(self) -> None:
+        """Bind without asking the name service who we are, as HTTPServer does."""
+        TCPServer.server_bind(self)
+        host, port = self.server_address[:2]
+        self.server_name, self.server_port = str(host), int(port)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own, or not at all."""

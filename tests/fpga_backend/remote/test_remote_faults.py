@@ -192,7 +192,8 @@ def test_too_many_connections_are_turned_away(gated: Gated) -> None:
         with httpx.Client(trust_env=False) as one, httpx.Client(trust_env=False) as two:
             for client in (one, two):
                 client.get(server.url)
-            assert ask(server, "GET", "/v1/device").status_code == 503
+            refusal = ask(server, "GET", "/v1/device")
+            assert (refusal.status_code, refusal.json()["error"]) == (503, "QueueFullError")
         deadline_s = time.monotonic() + 5.0
         while (status := ask(server, "GET", "/v1/device").status_code) != 200 and time.monotonic() < deadline_s:
             time.sleep(0.02)
