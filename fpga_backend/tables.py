@@ -25,8 +25,13 @@ def _integer(value: Decimal) -> int:
 
 
 def _erf(x: Decimal) -> Decimal:
-    if abs(x) >= ERF_ONE:
-        return Decimal(1).copy_sign(x)
+    return _erf_of_magnitude(abs(x)).copy_sign(x)
+
+
+@functools.cache
+def _erf_of_magnitude(x: Decimal) -> Decimal:
+    if x >= ERF_ONE:
+        return Decimal(1)
     with localcontext() as context:
         context.prec = DIGITS + 20  # terms reach e^36 before they fall
         term, total, n, square = x, x, 0, x * x
@@ -92,8 +97,11 @@ def exp2() -> npt.NDArray[np.int32]:
     """Return 2^-f over one octave: integers [4096], entry i is 2^(30 - i / 4096). Read-only."""
     steps = 2**contract.EXP_BITS
     with localcontext() as context:
-        context.prec = DIGITS
-        values = [_integer(contract.EXP_ONE * (Decimal(2) ** (Decimal(-i) / steps))) for i in range(steps)]
+        context.prec = DIGITS + 10  # 4096 products lose 4 digits
+        step, value, values = Decimal(2) ** (Decimal(-1) / steps), Decimal(contract.EXP_ONE), []
+        for _ in range(steps):
+            values.append(_integer(value))
+            value *= step
     return _frozen(np.array(values, dtype=np.int32))
 
 
