@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from greentrain import GreenSession, __version__
+from greentrain import GreenSession, __version__, cli_fpga
 from greentrain.cli import app
 from greentrain.ledger import RunRecord, read_run
 
@@ -56,6 +56,15 @@ def test_the_commands_and_options_are_these() -> None:
         "plan": [
             "--actions", "--config", "--deadline", "--json", "--picture", "--start", "--tokens", "--trace", "--zones",
             "-c",
+        ],
+        "fpga": [],
+    }  # fmt: skip
+    fpga = typer.main.get_group(cli_fpga.app).commands
+    assert {name: sorted(option for param in fpga[name].params for option in param.opts) for name in fpga} == {
+        "devices": ["--json"],
+        "explore": [
+            "--assume", "--batch", "--card", "--cards", "--gpu", "--gpu-power-w", "--gpu-tokens-per-s", "--head",
+            "--json", "--mfu", "--plot", "--precision", "--sequence", "--set", "--texts", "model",
         ],
     }  # fmt: skip
 

@@ -4,8 +4,8 @@
     E = idle * t + mac * products + memory * bytes + pcie * bytes
 
 Kernels run one after the other, so an operator takes the longer of its products and its traffic. Where E / t is above
-the card's TDP, the clock falls until it is not, as Alveo cards throttle it (xilinx.github.io/xbtest, "Calibration - Power CU"):
-the time grows to E_dynamic / (TDP - idle), and the joules by idle power over the longer time.
+the card's TDP, the clock falls until it is not, as that of Alveo cards does (xilinx.github.io/xbtest, "Calibration -
+Power CU"): the time grows to E_dynamic / (TDP - idle), and the joules by idle power over the longer time.
 """
 
 from collections.abc import Mapping
