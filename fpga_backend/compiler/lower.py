@@ -109,6 +109,12 @@ class Lowering:
             return args[0]
         if isinstance(args[0], Ids) and name in _VIEWS:
             return Ids(kind=args[0].kind, shape=shape)
+        if (
+            isinstance(args[0], Weight)
+            and name == "slice"
+            and (rows := self._positions(args, shape, place)) is not None
+        ):
+            return rows
         if isinstance(args[0], Weight) and (name in _VIEWS or (name in _SCALINGS and not is_symbolic(args[1:]))):
             return _of_weight(args[0], name, args[1:], shape, place)
         if name == "cat" and len(parts := [a for a in args[0] if 0 not in shape_of(a)]) == 1:
@@ -122,6 +128,13 @@ class Lowering:
         if handler := self._handlers.get(name):
             return handler(place, shape, *args, **kwargs)
         return terms.arithmetic(self._draft, name, args, kwargs, shape, place)
+
+    def _positions(self, args: tuple[Any, ...], shape: tuple[int, ...], place: Place) -> Rows | None:
+        """Return the rows of a table of positions that is cut to the sequence's length instead of looked up."""
+        weight, dim, start = args[0], *(*args[1:3], 0, 0)[:2]
+        if dim != 0 or shape != (self._draft.tokens, *weight.shape[1:]) or len(shape) != 2:
+            return None
+        return blocks.embed(self._draft, weight, torch.arange(start or 0, (start or 0) + shape[0]), shape, place)
 
     def _linear(self, place: Place, shape: tuple[int, ...], x: Any, weight: Any, bias: Any = None) -> Rows:
         return blocks.linear(self._draft, x, weight, bias, shape, place)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from greentrain.fpga_backend.compiler import blocks
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.patterns import GATES, RMS_NORMS, ROTARY, match
@@ -31,6 +33,8 @@ def arithmetic(
         place.refuse(f"adds alpha={kwargs['alpha']} times something")
     if name in ("add", "mul", "div") and (kept := _unchanged(name, args[0], args[1], shape)) is not None:
         return kept
+    if name == "add":
+        args = tuple(_whole_table(draft, a, shape, place) for a in args)
     if name == "add" and all(isinstance(a, Rows) for a in args[:2]):
         return blocks.add(draft, args[0], args[1], shape, place)
     term = Term(op=_operation(name, args, kwargs, place), args=_operands(name, args), shape=shape, place=place)
@@ -38,6 +42,13 @@ def arithmetic(
         if (rows := complete(draft, term)) is not None:
             return rows
     return term
+
+
+def _whole_table(draft: Draft, value: Any, shape: tuple[int, ...], place: Place) -> Any:
+    """Return the rows of a table of as many positions as the sequence has, where such a parameter is added to rows."""
+    if isinstance(value, Weight) and value.shape == (draft.tokens, *shape[-1:]) == shape[-2:]:
+        return blocks.embed(draft, value, torch.arange(draft.tokens), value.shape, place)
+    return value
 
 
 def _operation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Place) -> str:

@@ -100,7 +100,9 @@ def trace(model: nn.Module, call: Call, max_tokens: int) -> Trace:
             path, kind = inside[-1] if inside else ("", type(model).__name__)
             where = f"{path} ({kind})" if path else kind
             first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise UnsupportedModelError(f"{where}: torch.export cannot trace it: {first.strip()}") from error
+            raise UnsupportedModelError(
+                f"{where}: torch.export cannot trace it with max_tokens={max_tokens}: {first.strip()}"
+            ) from error
     return _read(exported, call, arguments)
 
 
