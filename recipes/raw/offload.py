@@ -2,7 +2,7 @@
 
     python recipes/raw/offload.py --small
 
-That is the reference pass of RLHF without the RL: the mean of ln p_policy - ln p_reference says how far the training has
+That is the reference pass of RLHF without the RL: the mean of ln p_policy - ln p_reference says how far training has
 moved. The device here is the exact emulator; a card through XRT gives the same bits (docs/fpga.md).
 """
 

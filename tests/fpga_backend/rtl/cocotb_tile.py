@@ -76,6 +76,7 @@ class Tile:
             for _ in range(PATIENCE):
                 if int(dut.out_valid.value):
                     break
+                assert not int(dut.out_last.value)
                 await self.clocks(1)
             else:
                 raise AssertionError(f"column {column} did not come in {PATIENCE} clocks")

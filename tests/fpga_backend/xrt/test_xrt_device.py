@@ -44,7 +44,7 @@ class TestXrtDevice(OffloadContract):
 def test_bits_are_those_of_the_kernels_on_a_csim_card(shared: XrtDevice, library: Path) -> None:
     """Random shapes: odd widths, heads that share keys, several labels, prompts shared and not."""
     rng = np.random.default_rng(8)
-    for seed in range(6):
+    for seed in range(4):
         heads = int(rng.choice([2, 4]))
         hidden = heads * int(rng.choice([6, 10, 16]))
         artifact = (
@@ -94,16 +94,18 @@ def test_memory_does_not_grow_with_batches(shared: XrtDevice) -> None:
     wanted = shared.submit(handle, batch).result(60).logprobs or ()
     worker, files = psutil.Process(shared.worker_pid), len(os.listdir("/proc/self/fd"))
     before = worker.memory_info().rss, worker.num_fds()
-    for _ in range(200):
+    for _ in range(100):
         got = shared.submit(handle, batch, wait_s=None).result(60).logprobs or ()
     assert [row.tobytes() for row in got] == [row.tobytes() for row in wanted]
     assert worker.memory_info().rss - before[0] < 4 * 2**20
     assert worker.num_fds() == before[1]
     assert len(os.listdir("/proc/self/fd")) == files
-    many = Batch.of([np.full(1, 7, np.int32)] * 100_000, prompt_tokens=[1] * 100_000)
+    many = Batch.of(
+        [np.full(1, 7, np.int32)] * 70_000, prompt_tokens=[1] * 70_000, types=[np.zeros(1, np.int32)] * 70_000
+    )
     shape = transfer.Shape.of(many, artifact.program)
     assert shape.nbytes > keeper.SMALLEST_BYTES
-    assert len(shared.submit(handle, many).result(60).logprobs or ()) == 100_000
+    assert len(shared.submit(handle, many).result(60).logprobs or ()) == 70_000
     assert worker.num_fds() == before[1]
     assert len(os.listdir("/proc/self/fd")) == files
 
