@@ -18,7 +18,7 @@ from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.meter import ModelledMeter
-from greentrain.fpga_backend.roofline.time import service
+from greentrain.fpga_backend.roofline.time import check_card, service
 from greentrain.types import PowerMeter, Provenance
 
 DEPTH: Final = 8
@@ -51,6 +51,8 @@ class Emulator:
         depth: int = DEPTH,
         block_rows: int = BLOCK_ROWS,
     ) -> None:
+        if card is not None:
+            check_card(card)
         self._uid = f"emulator-{os.getpid()}" if card is None else f"emulator-{card.name}-{os.getpid()}"
         self._card = card
         self._real_time = real_time

@@ -50,6 +50,11 @@ def test_a_card_without_its_constants_is_refused() -> None:
         Emulator(U55C)
 
 
+def test_every_constant_is_asked_for_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)clock_hz.*mac8_j"):
+        Emulator(U55C.with_(idle_power_w=30))
+
+
 def test_times_and_joules_of_a_card_are_the_models_and_say_so() -> None:
     card = assume(U55C)
     artifact = decoder()
