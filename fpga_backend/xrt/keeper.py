@@ -23,7 +23,7 @@ START_S = 120.0
 """Longest wait for a worker that starts and programs its card (s); a large design takes tens of seconds."""
 LOAD_S = 600.0
 """Longest wait for a model to be copied to the card (s)."""
-SMALLEST_BYTES = 1 << 20
+SMALLEST_BYTES = 1 << 16
 """Shared memory of batches is at least this, and doubled where a batch needs more."""
 
 
