@@ -2,7 +2,7 @@
 
     python benchmarks/fpga_emulator.py                          # six minutes on two idle cores
     python benchmarks/fpga_emulator.py --quick                  # two layers: to see that it runs
-    python benchmarks/fpga_emulator.py --into docs/fpga-benchmarks.md
+    python benchmarks/fpga_emulator.py --into docs/fpga-benchmarks.md      # peers: pip install torchao onnx onnxruntime
 
 All figures are of this machine's CPU. None is of a card.
 """
@@ -147,7 +147,8 @@ def _software_bars() -> list[Bar]:
 
 
 def _kilocycles_per_s() -> float:
-    return measure(Simulator()).cycles_per_s / 1e3
+    with Simulator() as simulator:
+        return measure(simulator).cycles_per_s / 1e3
 
 
 def _round_trip_us() -> float:
