@@ -103,6 +103,8 @@ def test_a_pass_over_all_weights_lowers_the_loss_and_is_repeatable() -> None:
         scores.append(torch_scores(model, ids))
         assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
     assert losses[0] == losses[1]
+    preferred = preferences([s.rating for s in rated], [s.source for s in rated], least_margin=1.0)
+    assert accuracy(scores[0], preferred) > 0.7
     np.testing.assert_array_equal(scores[0], scores[1])
 
 
@@ -123,7 +125,10 @@ def test_padding_and_batch_mates_do_not_move_torchs_scores_by_more_than_rounding
     ids = [np.arange(1, n, dtype=np.int32) for n in (2, 9, 4, 7)]
     together, alone = torch_scores(model, ids), torch_scores(model, ids, size=1)
     np.testing.assert_allclose(together, alone, atol=1e-5)
+    with torch.no_grad():
+        np.testing.assert_allclose([float(model(*padded([row]))) for row in ids], alone, atol=1e-5)
     assert len(np.unique(alone)) == 4
+    assert 1e-5 < np.abs(torch_scores(model, ids, dtype=torch.bfloat16) - alone).max() < 0.1
 
 
 def test_padded_rows() -> None:
