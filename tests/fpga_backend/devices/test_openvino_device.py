@@ -1,4 +1,5 @@
 import builtins
+import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.devices import openvino_device, openvino_graph
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
+from greentrain.fpga_backend.program import Attention
 from greentrain.testing.offload_contract import OffloadContract, raised, rows_of
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.devices import binary64
+from tests.fpga_backend.devices.changed import with_ops
 
 pytest.importorskip("openvino")
 
@@ -78,9 +81,19 @@ def test_static_shapes_as_the_npu_needs_them() -> None:
 
 
 def test_logits_are_bounded(cpu: OffloadDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_device, "LOGITS", 101 * 30)
     artifact = decoder(layers=1)
-    close_to_binary64(cpu, artifact, sequences(artifact, lengths=(20, 20, 20, 40), prompt=3))
+    batch = sequences(artifact, lengths=(20, 25, 25), prompt=3)
+    handle = cpu.load(artifact)
+    assert cpu.submit(handle, batch).result(60).rows == 3 * 25  # one call, padded
+    monkeypatch.setattr(openvino_device, "LOGITS", 101 * 30)
+    assert cpu.submit(handle, batch).result(60).rows == 20 + 25 + 25
+    close_to_binary64(cpu, artifact, batch)
+
+
+def test_another_scale_of_attention(cpu: OffloadDevice) -> None:
+    for artifact in (encoder(), decoder()):
+        scaled = with_ops(artifact, lambda op: dataclasses.replace(op, scale=0.9) if isinstance(op, Attention) else op)
+        close_to_binary64(cpu, scaled, sequences(artifact, lengths=(9, 30)))
 
 
 def test_tensors_that_do_not_fit_are_refused_at_load(cpu: OffloadDevice) -> None:

@@ -1,5 +1,6 @@
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.devices.torch_device import TorchDevice
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
-from greentrain.fpga_backend.program import Gate
+from greentrain.fpga_backend.program import Attention, Gate, Pool
 from greentrain.testing.offload_contract import OffloadContract, raised, rows_of
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.devices import binary64
+from tests.fpga_backend.devices.changed import with_ops
 
 
 class TestTorchFp32(OffloadContract):
@@ -110,15 +112,23 @@ def test_every_operator(cpu: TorchDevice, artifact: Artifact) -> None:
 
 
 @pytest.mark.parametrize("table", ["relu", "tanh", "silu", "gelu"])
-def test_every_activation(cpu: TorchDevice, table: str) -> None:
-    artifact = encoder()
-    ops = tuple(
-        dataclasses.replace(op, table=table) if isinstance(op, Gate) else op  # type: ignore[arg-type]
-        for op in artifact.program.ops
+def test_every_activation(cpu: TorchDevice, table: Literal["relu", "tanh", "silu", "gelu"]) -> None:
+    artifact = with_ops(encoder(), lambda op: dataclasses.replace(op, table=table) if isinstance(op, Gate) else op)
+    close_to_binary64(cpu, artifact, sequences(artifact))
+
+
+def test_another_scale_of_attention(cpu: TorchDevice) -> None:
+    for artifact in (encoder(), decoder()):
+        scaled = with_ops(artifact, lambda op: dataclasses.replace(op, scale=0.9) if isinstance(op, Attention) else op)
+        close_to_binary64(cpu, scaled, sequences(artifact, lengths=(9, 30)))
+
+
+@pytest.mark.parametrize("how", ["first", "last", "mean"])
+def test_pooling_over_shared_prompts(cpu: TorchDevice, how: Literal["first", "last", "mean"]) -> None:
+    artifact = with_ops(
+        decoder(head="score"), lambda op: dataclasses.replace(op, how=how) if isinstance(op, Pool) else op
     )
-    close_to_binary64(
-        cpu, Artifact.of(dataclasses.replace(artifact.program, ops=ops), artifact.tensors), sequences(artifact)
-    )
+    close_to_binary64(cpu, artifact, sequences(artifact, lengths=(9, 30, 6, 6, 2), prompt=6))
 
 
 def test_weights_that_are_stored_as_floats(cpu: TorchDevice) -> None:
