@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from greentrain.fpga_backend.errors import DeviceLostError
+from greentrain.fpga_backend.xrt import process
 from greentrain.fpga_backend.xrt.device import XrtDevice
 from greentrain.testing.offload_contract import OffloadContract
 from greentrain.testing.offload_models import decoder, sequences
@@ -32,6 +33,7 @@ print(worker.pid, forked, flush=True)
 DEVICE = """
 import json, sys
 from pathlib import Path
+from greentrain.fpga_backend.xrt import process
 from greentrain.fpga_backend.xrt.device import XrtDevice
 design, library, environ = json.loads(sys.argv[1])
 device = XrtDevice(Path(design), silicon=Path(library), environ=environ)
@@ -136,3 +138,17 @@ def test_a_fork_leaves_the_card_to_its_parent(opened: Open) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     after = device.submit(handle, batch).result(60)
     assert [row.tobytes() for row in before.logprobs or ()] == [row.tobytes() for row in after.logprobs or ()]
+
+
+def test_a_worker_that_talks_takes_no_memory(open_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "WORDS_BYTES", 1000)
+    worker = process.Process()
+    for _ in range(20):
+        os.write(worker._words_fd, b"a line of XRT\n" * 50)
+        worker.call({"do": "ping", "nbytes": 0})
+        assert os.fstat(worker._words_fd).st_size <= 1000
+    os.write(worker._words_fd, b"the last line\n")
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(DeviceLostError, match=r"last words: .*the last line$"):
+        worker.call({"do": "ping", "nbytes": 0})
+    worker.close()

@@ -106,8 +106,8 @@ def test_a_card_that_dies_has_its_part_done_again_with_one_warning(opened: Open,
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         os.kill(second.worker_pid, signal.SIGKILL)
-        for _ in range(3):
-            got = device.submit(handle, batch).result(60)
+        for future in [device.submit(handle, batch) for _ in range(3)]:
+            got = future.result(60)
             assert [a.tobytes() for a in got.logprobs or ()] == [b.tobytes() for b in wanted.logprobs or ()]
         assert device.probe().available and "SIGKILL" in device.probe().details["lost"]
         newer = device.load(decoder(layers=1, seed=3), replacing=handle)

@@ -155,7 +155,7 @@ def test_a_card_that_does_not_say_is_computed_from_its_inputs_or_unknown() -> No
         (),
         (inner,),
         inputs[2:],
-        (rail("12v_pex", "12.0", "N/A"),),
+        (*inputs[1:], rail("12v_pex", "12.0", "N/A")),
         (rail("12v_pex", "1", "1", present="no"),),
     ):
         with pytest.raises(MeterError, match="reports 'N/A' for its power"):

@@ -125,7 +125,8 @@ def test_every_weight_of_a_large_product_lies_on_one_card_only() -> None:
                 assert sum(heads) == op.kv_heads
 
 
-def test_a_batch_larger_than_the_bound_runs_in_waves(library: Path) -> None:
+def test_a_batch_larger_than_the_bound_runs_in_waves_and_chunks(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.fpga_backend.csim.layout.MOST_CHUNK", 5)  # targets whose logits are held at a time
     artifact = decoder(layers=1, max_tokens=16)
     batch = sequences(artifact, lengths=(16,) * 9, prompt=4)
     cards = [CsimCard(library) for _ in range(2)]
