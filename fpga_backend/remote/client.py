@@ -143,6 +143,7 @@ class RemoteDevice:
         if self._stop.is_set():
             return
         self._stop.set()
+        self._lane.close(CLOSED, join=False)
         if not self._problem:
             with contextlib.suppress(OffloadError):
                 self._connection.once("DELETE", "client")
@@ -190,6 +191,10 @@ class RemoteDevice:
             return self._result(model.number, body)
         except DeviceLostError as error:
             self._lose(str(error))
+            raise
+        except DeviceError as error:
+            if self._stop.is_set():  # the server has heard of the end before this batch was done
+                raise DeviceLostError(CLOSED) from error
             raise
 
     def _result(self, number: int, body: bytes) -> Result:
