@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.xrt import keeper, transfer
 from greentrain.fpga_backend.xrt.device import XrtDevice
-from greentrain.testing.offload_contract import OffloadContract
+from greentrain.testing.offload_contract import OffloadContract, rows_of
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from greentrain.types import Provenance
 
@@ -63,6 +65,16 @@ def test_bits_are_those_of_the_kernels_on_a_csim_card(shared: XrtDevice, library
             assert got.scores is not None and got.scores.tobytes() == wanted.scores.tobytes()
         else:
             assert [row.tobytes() for row in got.logprobs or ()] == [row.tobytes() for row in wanted.logprobs or ()]
+
+
+@pytest.mark.skipif(find_spec("pyxrt") is None, reason="AMD's pyxrt is not importable: it comes with XRT, not by pip")
+def test_bits_are_the_same_through_amds_python_module(opened: Open) -> None:
+    device = opened(api="pyxrt")
+    assert device.probe().details["api"] == "PyxrtApi"
+    for artifact in (encoder(), decoder()):
+        batch = sequences(artifact, lengths=(9, 30, 4))
+        got = device.submit(device.load(artifact), batch).result(60)
+        assert [row.tobytes() for row in rows_of(got)] == [r.tobytes() for r in rows_of(Engine(artifact).run(batch))]
 
 
 def test_probe_says_what_runs(shared: XrtDevice) -> None:

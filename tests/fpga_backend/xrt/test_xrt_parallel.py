@@ -61,6 +61,8 @@ def test_answers_come_back_in_the_batchs_order() -> None:
 
 
 class TestDataParallel(OffloadContract):
+    heads = ("logprob",)
+
     @pytest.fixture
     def device(self, library: Path) -> Iterator[OffloadDevice]:
         device = DataParallel([Csim(), Renamed()], whole_tokens=10)

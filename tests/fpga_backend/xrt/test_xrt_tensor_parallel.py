@@ -79,7 +79,7 @@ def test_the_bits_are_those_of_one_card(library: Path, name: str) -> None:
     for count in (2, 3):
         cards = [CsimCard(library, poison=True) for _ in range(count)]
         schedule = TensorParallelSchedule(artifact, cards)
-        for seed, lengths in enumerate(((9, 30, 17), (64,), (8, 8, 40, 23, 9, 1))):
+        for seed, lengths in enumerate(((9, 30, 17), (8, 8, 40, 23, 9, 1))):
             batch = sequences(artifact, seed=seed, lengths=lengths, prompt=8 if artifact.program.causal else 0)
             got, wanted = schedule.run(batch), alone(library, artifact, batch)
             assert bits(got) == bits(wanted)
