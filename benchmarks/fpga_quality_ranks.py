@@ -23,7 +23,7 @@ from greentrain.fpga_backend.quality.training import LEAST_MARGIN, fine_tune, fi
 
 TEST_SHARE: Final = 0.25
 EASY_MARGIN: Final = 2.0
-"""Rating points between two texts that make a choice easy for people: more than twice the raters' standard deviation (0.8)."""
+"""Rating points that make a choice easy for people: more than twice the standard deviation of raters (0.8)."""
 SURE: Final = 0.75
 """Probability, by Bradley and Terry, from which on the FP32 model is sure of a pair."""
 GROUP: Final = 8
