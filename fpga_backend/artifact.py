@@ -24,7 +24,7 @@ MANIFEST = "artifact.json"
 FORMAT = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Artifact:
     """A program and its tensors, on the CPU."""
 
@@ -53,6 +53,10 @@ class Artifact:
         checksums = {name: checksum(t) for name, t in held.items()}
         return cls(program=program, tensors=held, source=source, checksums=checksums, recipe=recipe)
 
+    def __repr__(self) -> str:
+        what, size_mb = self.source or "no source", self.nbytes / 1e6
+        return f"Artifact({what}, {self.program.precision}, {self.program.layers} layers, {size_mb:.1f} MB)"
+
     @property
     def digest(self) -> str:
         """SHA-256 over contract, program and tensors: the same for the same numbers."""
@@ -73,12 +77,13 @@ class Artifact:
             raise ArtifactError(f"these tensors do not fit the program: {differ}")
         return Artifact.of(self.program, tensors, source=self.source, recipe=self.recipe)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write the folder. An artifact that is there already is replaced.
 
         Raises:
             OSError: The folder cannot be written.
         """
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         manifest = folder / MANIFEST
         manifest.unlink(missing_ok=True)
@@ -104,13 +109,14 @@ class Artifact:
         }
 
 
-def load(folder: Path) -> Artifact:
+def load(folder: Path | str) -> Artifact:
     """Read an artifact and check all of it.
 
     Raises:
         ArtifactError: A file is missing or cut short, the contract is another one, or a checksum differs; the message
             says which and what to do.
     """
+    folder = Path(folder)
     manifest = _manifest(folder)
     program = Program.from_json(json.dumps(manifest["program"]))
     try:

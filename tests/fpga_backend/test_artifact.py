@@ -25,6 +25,13 @@ def test_what_was_saved_is_loaded(make: type, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == sorted([MANIFEST, WEIGHTS])
 
 
+def test_a_folder_by_its_name_and_a_short_repr(tmp_path: Path) -> None:
+    made = encoder()
+    made.save(str(tmp_path / "a"))
+    assert load(str(tmp_path / "a")).digest == made.digest
+    assert len(repr(made)) < 200 and "w8a8" in repr(made)
+
+
 def test_the_digest_is_of_every_number() -> None:
     made = encoder()
     name = next(name for name in made.tensors if name.endswith(".q"))
