@@ -60,6 +60,8 @@ def compile(
         ValueError: An argument is out of bounds.
     """
     _check(max_tokens, head, precision, activations)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module: load the model first")
     model = twin.unwrapped(model)
     twin.check(model, max_tokens)
     program, recipe, tables = _verified(model, head, max_tokens)

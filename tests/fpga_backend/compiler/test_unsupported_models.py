@@ -137,6 +137,11 @@ def test_arguments_out_of_bounds(arguments: dict[str, Any], words: str) -> None:
         compile(nn.Linear(1, 1), **arguments)
 
 
+def test_a_name_is_no_model() -> None:
+    with pytest.raises(ValueError, match=r"model='bert' is a str, not a torch\.nn\.Module"):
+        compile("bert", max_tokens=8)  # type: ignore[arg-type]
+
+
 def test_broken_weights_are_named() -> None:
     model = build("gpt2")
     with torch.no_grad():
