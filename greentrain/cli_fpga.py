@@ -4,8 +4,9 @@ Exit codes: 0 fine, 1 something is not installed or failed, 2 wrong usage or inp
 """
 
 import contextlib
+import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,7 +15,7 @@ import typer
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from greentrain.fpga_backend.device import OffloadDevice
+    from greentrain.fpga_backend.discovery import Installed
     from greentrain.fpga_backend.explore.gpu import GpuRow
     from greentrain.fpga_backend.explore.space import Point
     from greentrain.fpga_backend.explore.subject import Subject
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 MAX_POINTS: Final = 5000
 """More are no table."""
+LENGTHS: Final = (128, 512)
+"""Tokens a sequence, where none are asked for."""
 
 
 @app.command()
@@ -34,7 +37,9 @@ def explore(
     cards: Annotated[str, typer.Option(help="How many cards, as in 1,2.")] = "1,2",
     precision: Annotated[str, typer.Option(help="fp16, int8, int4 (weights only).")] = "fp16,int8,int4",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1,32",
-    sequence: Annotated[str, typer.Option(help="Tokens a sequence.")] = "128,512",
+    sequence: Annotated[
+        str | None, typer.Option(help="Tokens a sequence; without it 128,512, or what the model takes.")
+    ] = None,
     head: Annotated[str, typer.Option(help="score or logprob; a compiled model has its own.")] = "score",
     given: Annotated[
         list[str] | None,
@@ -66,13 +71,13 @@ def explore(
         if plot is not None:
             check_plot(plot)
         precisions = _words("--precision", precision, tuple(PRECISIONS))
-        sequences = _integers("--sequence", sequence)
         batches, numbers = _integers("--batch", batch), _integers("--cards", cards)
         specs = _cards(card, given or [], assume)
+        found = subject(model, head="logprob" if head == "logprob" else "score")
+        sequences = _lengths(sequence, found.program.max_tokens)
         size = len(precisions) * len(sequences) * len(batches) * len(numbers) * len(specs)
         if size > MAX_POINTS:
             raise ConfigError(f"{size} points, at most {MAX_POINTS}: name fewer batches, sequences or cards")
-        found = subject(model, head="logprob" if head == "logprob" else "score")
         gpus = _gpus(found, sequences, gpu, mfu, gpu_tokens_per_s, gpu_power_w)
         flips = _flips(found, texts, precisions)
         points = points_of(
@@ -131,12 +136,12 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         console.print("No card that is known is on the PCI bus.", highlight=False)
 
 
-def _asked(make: "Callable[[], OffloadDevice]") -> dict[str, Any]:
+def _asked(make: "Installed") -> dict[str, Any]:
     """Return what a device says of itself, or why it cannot be opened. It is closed again."""
     try:
         device = make()
     except TypeError as error:  # a device that cannot be opened without being told which
-        reason = f"is opened with arguments: {error}"
+        reason = f"is opened with arguments ({_required(make) or error}), so it was not tried"
         return {"available": False, "exact": None, "simulated": None, "name": "", "reason": reason}
     except Exception as error:  # a stranger's device: the list goes on
         return {"available": False, "exact": None, "simulated": None, "name": "", "reason": str(error)}
@@ -146,6 +151,18 @@ def _asked(make: "Callable[[], OffloadDevice]") -> dict[str, Any]:
         return {**told, "name": info.name, "reason": info.reason}
     finally:
         device.close()
+
+
+def _required(make: "Installed") -> str:
+    """Return the arguments without which the device cannot be opened, as ``url, token``."""
+    if make.entry is None:
+        return ""
+    return ", ".join(
+        name
+        for name, parameter in inspect.signature(make.entry.load()).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    )
 
 
 def _plain(told: Mapping[str, Any]) -> str:
@@ -192,7 +209,8 @@ def _gpus(
             raise ConfigError(f"one measured GPU, but {len(sequences)} sequence lengths: name the one with --sequence")
         return [measured("your GPU", sequences[0], tokens_per_s, power_w)]
     specs = [] if names == "none" else [gpu_named(name) for name in _words("--gpu", names)]
-    return [computed(spec, found.program, sequence, mfu) for sequence in sequences for spec in specs]
+    taken = [sequence for sequence in sequences if sequence <= found.program.max_tokens]
+    return [computed(spec, found.program, sequence, mfu) for sequence in taken for spec in specs]
 
 
 def _flips(found: "Subject", texts: Path | None, precisions: Sequence[str]) -> Mapping[str, float]:
@@ -255,6 +273,16 @@ def _integers(option: str, text: str) -> list[int]:
             raise ConfigError(f"{option} holds {word!r}; it is a list of whole numbers from 1 to 1000000, as in 1,32")
         found.append(int(word))
     return found
+
+
+def _lengths(text: str | None, most: int) -> list[int]:
+    """Return the sequence lengths that are asked for, at least one of them within the model's longest."""
+    if text is None:
+        return [length for length in LENGTHS if length <= most] or [most]
+    lengths = _integers("--sequence", text)
+    if min(lengths) > most:
+        raise ConfigError(f"--sequence {text}: the model takes {most} tokens at most")
+    return lengths
 
 
 @contextlib.contextmanager

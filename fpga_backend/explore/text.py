@@ -29,7 +29,7 @@ def table(
         shown.add_row(
             gpu.name, "bf16", "", "", str(gpu.sequence), *_figures(gpu.tokens_per_s, gpu.power_w), style="bold"
         )
-    lines = [*_why(points), *said, *_notes(points, flips), *_assumed(cards)]
+    lines = [*_why(points), *said, *_of_gpus(gpus), *_notes(points, flips), *_assumed(cards)]
     title = Text(f"{subject.name}, {subject.source}: modelled, not run on a card", style="italic")
     return Group(title, shown, *(Text(line) for line in lines))
 
@@ -49,8 +49,26 @@ def _figures(tokens_per_s: float, power_w: float) -> tuple[str, str, str]:
 
 
 def _why(points: Sequence[Point]) -> list[str]:
-    reasons = dict.fromkeys(f"{p.cards} x {p.card}, {p.precision}: {p.reason}" for p in points if p.reason)
-    return [f"Does not run: {reason}." for reason in reasons]
+    """Return each reason once, with what it is true of, where that is not everything."""
+    by_reason: dict[str, dict[str, None]] = {}
+    for point in points:
+        if point.reason:
+            by_reason.setdefault(point.reason, {})[_where(point)] = None
+    all_ = len({_where(point) for point in points})
+    return [
+        f"Does not run: {reason}" + ("." if len(names) == all_ else f" ({'; '.join(names)}).")
+        for reason, names in by_reason.items()
+    ]
+
+
+def _where(point: Point) -> str:
+    return f"{point.cards} x {point.card}, {point.precision}"
+
+
+def _of_gpus(gpus: Sequence[GpuRow]) -> list[str]:
+    if not any("data sheet" in gpu.how for gpu in gpus):
+        return []
+    return ["A GPU reaches less with small models or batches: measure yours (--gpu-tokens-per-s, --gpu-power-w)."]
 
 
 def _notes(points: Sequence[Point], flips: bool) -> list[str]:
@@ -85,4 +103,4 @@ def _share(value: float | None, digits: int) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.3g}"

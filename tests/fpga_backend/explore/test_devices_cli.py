@@ -27,7 +27,7 @@ def some(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _installed(
         emulator="greentrain.fpga_backend.emulator.device:Emulator",
         null="greentrain.fpga_backend.devices.null_device:NullDevice",
-        remote="greentrain.fpga_backend.roofline.meter:ModelledMeter",
+        remote="greentrain.fpga_backend.remote.client:RemoteDevice",
         absent="no_such_module:Device",
     )
     monkeypatch.setattr(discovery, "devices", lambda: found)
@@ -47,7 +47,7 @@ def test_each_says_whether_and_why() -> None:
         "reason": "",
     }
     assert not told["null"]["available"] and told["null"]["reason"]
-    assert told["remote"]["reason"].startswith("is opened with arguments")
+    assert told["remote"]["reason"] == "is opened with arguments (url, token), so it was not tried"
     assert "no_such_module" in told["absent"]["reason"]
 
 

@@ -27,6 +27,7 @@ def test_a_table_that_says_what_it_is() -> None:
     assert "U55C, assumed: " in out and "idle_power_w 30 W" in out
     assert "V80, assumed: " in out
     assert "int4 is of weights only" in out
+    assert "A GPU reaches less with small models or batches" in out
 
 
 def test_without_constants_it_names_each_and_assumes_none() -> None:
@@ -61,11 +62,30 @@ def test_json_has_every_point(tmp_path: Path) -> None:
     assert document["verdicts"][0].startswith("512 tokens: the GPU is cheaper.")
 
 
+def test_lengths_that_the_model_takes(tmp_path: Path) -> None:
+    artifact = decoder()
+    artifact.save(tmp_path)
+    most = artifact.program.max_tokens
+    assert most < 128
+    words = [str(tmp_path), "--assume", "--cards", "1", "--batch", "4"]
+    document = json.loads(_run("explore", *words, "--json")[1])
+    assert {point["sequence"] for point in document["points"]} == {most}
+    document = json.loads(_run("explore", *words, "--json", "--sequence", f"{most},{most + 1}")[1])
+    assert {gpu["sequence"] for gpu in document["gpus"]} == {most}
+    assert not any(said.startswith(str(most + 1)) for said in document["verdicts"])
+    _, out, _ = _run("explore", *words, "--sequence", f"{most},{most + 1}")
+    assert out.count(f"Does not run: the model takes {most} tokens at most.") == 1
+    code, out, err = _run("explore", *words, "--sequence", "512")
+    assert code == 2 and not out
+    assert f"--sequence 512: the model takes {most} tokens at most" in err
+
+
 def test_a_measured_gpu() -> None:
     words = ["--gpu-tokens-per-s", "5000", "--gpu-power-w", "300"]
     code, out, _ = _run("explore", "minilm", "--assume", *SMALL, *words)
     assert code == 0
     assert "your GPU (given as measured): 0.06 J" in " ".join(out.split())
+    assert "measure yours" not in out
 
 
 def test_a_picture(tmp_path: Path) -> None:
