@@ -78,7 +78,7 @@ def choose(address: str | None = None, root: Path = ROOT) -> PciFunction:
                 return card
         problems = "; ".join(card.problem for card in cards)
         known = ", ".join(f"{XILINX:x}:{n:x} {name}" for n, (name, role) in CARDS.items() if role == "user")
-        raise DeviceError(problems or f"no card is on the PCI bus (known: {known}): name another one with address=")
+        raise DeviceError(problems or f"no card is on the PCI bus (known: {known}): name another one with addresses=")
     for card in cards:
         if card.address == address:
             if card.problem:
