@@ -28,7 +28,7 @@ def noop_environment(folder: Path) -> Mapping[str, str]:
     """Return the environment of a process in which XRT runs without a card.
 
     Args:
-        folder: An existing folder, in which XRT's libraries are linked as XRT wants them to lie.
+        folder: In which XRT's libraries are linked as XRT wants them to lie; made where it is missing.
 
     Raises:
         DeviceError: XRT's no-op emulation is not installed.
@@ -39,10 +39,10 @@ def noop_environment(folder: Path) -> Mapping[str, str]:
         raise DeviceError(
             f"XRT's no-op emulation is not here ({error}): apt-get install libxrt1 (Debian 12)"
         ) from error
-    (folder / "lib").mkdir()
-    for library in LIBRARIES.glob("libxrt*.so*"):
-        (folder / "lib" / library.name).symlink_to(library)
-    (folder / "lib" / "xrt").symlink_to(LIBRARIES / "xrt")
+    (folder / "lib").mkdir(parents=True, exist_ok=True)
+    for library in [*LIBRARIES.glob("libxrt*.so*"), LIBRARIES / "xrt"]:
+        with contextlib.suppress(FileExistsError):  # of an earlier run
+            (folder / "lib" / library.name).symlink_to(library)
     return {**os.environ, "XILINX_XRT": str(folder), "XCL_EMULATION_MODE": "noop"}
 
 
@@ -51,15 +51,16 @@ def noop_device(folder: Path, **arguments: Any) -> Iterator[XrtDevice]:
     """Open an XrtDevice without a card, and close it.
 
     Args:
-        folder: An existing folder for what XRT needs.
+        folder: For what XRT needs; made where it is missing.
         arguments: Of the device.
 
     Raises:
         DeviceError: XRT's no-op emulation or g++ is not installed.
     """
+    environ = noop_environment(folder)
     design = folder / "kernels.xclbin"
     xclbin.write(design, KERNELS, REGIONS)
-    device = XrtDevice(design, environ=noop_environment(folder), silicon=build(), **arguments)
+    device = XrtDevice(design, environ=environ, silicon=build(), **arguments)
     try:
         yield device
     finally:
