@@ -1,6 +1,6 @@
 """Frozen transformer passes on devices beside the GPU: compiled once, the same bits on each exact device.
 
-    artifact = compile(model)                      # INT8, by torch.export
+    artifact = compile(model, max_tokens=512)      # INT8, by torch.export
     device = Emulator()
     handle = device.load(artifact)
     future = device.submit(handle, Batch.of([ids, more_ids]))
