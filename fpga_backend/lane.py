@@ -1,5 +1,6 @@
 """A device's queue: batches run one after the other in a thread, and there is room for only so many."""
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,7 @@ class Lane:
         self._waiting: deque[_Job] = deque()
         self._changed = threading.Condition()
         self._reason: str | None = None
+        self._owner_pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -38,10 +40,15 @@ class Lane:
         """Queue a job.
 
         Raises:
-            QueueFullError: No room within ``wait_s`` seconds (None: for ever).
-            DeviceLostError: The lane is closed.
+            QueueFullError: No room within ``wait_s`` seconds (None: for ever). In the lane's own thread, where the
+                callbacks of futures run, at once: nothing would make room while it waits.
+            DeviceLostError: The lane is closed, or in the process that forked.
         """
+        if os.getpid() != self._owner_pid:
+            raise DeviceLostError("a forked process has no thread for the device: open a device in it")
         future: Future[Result] = Future()
+        if self._thread is threading.current_thread():
+            wait_s = 0.0
         with self._changed:
             if not self._changed.wait_for(lambda: self._reason is not None or len(self._waiting) < self._depth, wait_s):
                 raise QueueFullError(
@@ -54,7 +61,9 @@ class Lane:
         return future
 
     def close(self, reason: str = "the device is closed", *, join: bool = True) -> None:
-        """Fail what waits and every later job; wait for the one that runs. Idempotent."""
+        """Fail what waits and every later job; wait for the one that runs. Idempotent; in a forked process, nothing."""
+        if os.getpid() != self._owner_pid:
+            return
         with self._changed:
             self._reason = self._reason or reason
             left = list(self._waiting)
@@ -74,10 +83,9 @@ class Lane:
                     return
                 job = self._waiting.popleft()
                 self._changed.notify_all()
-            if not job.future.set_running_or_notify_cancel():
-                continue
-            try:
-                job.future.set_result(job.run())
-            except BaseException as error:  # whatever it is, it belongs to the one who waits
-                job.future.set_exception(error)
-            del job
+            if job.future.set_running_or_notify_cancel():
+                try:
+                    job.future.set_result(job.run())
+                except BaseException as error:  # whatever it is, it belongs to the one who waits
+                    job.future.set_exception(error)
+            del job  # and the batch that it holds

@@ -1,7 +1,10 @@
 """A device's queue: in order, bounded, and it ends."""
 
 import functools
+import os
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,3 +104,49 @@ def test_closing_fails_what_waits_and_frees_who_waits_for_room(held: Held) -> No
 def test_a_queue_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="depth=0"):
         Lane("test-lane", 0)
+
+
+def test_a_callback_that_submits_to_a_full_queue_does_not_wait_for_itself() -> None:
+    held = Held(depth=1)
+    said: list[BaseException] = []
+
+    def chain(_: object) -> None:
+        try:
+            held.lane.submit(lambda: ANSWER, None)
+        except QueueFullError as error:
+            said.append(error)
+
+    held.first.add_done_callback(chain)
+    waiting = held.lane.submit(lambda: ANSWER, None)
+    held.leave.set()
+    try:
+        assert waiting.result(5) is ANSWER
+        assert len(said) == 1
+    finally:
+        held.lane.close(join=bool(said))
+
+
+def test_a_cancelled_job_gives_its_batch_back(held: Held) -> None:
+    kept = np.zeros(8, np.int32)
+    gone = weakref.ref(kept)
+    future = held.lane.submit(functools.partial(lambda _: ANSWER, kept), None)
+    del kept
+    assert future.cancel()
+    held.leave.set()
+    assert held.first.result(5) is ANSWER
+    deadline_s = time.monotonic() + 5
+    while gone() is not None and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert gone() is None
+
+
+def test_a_forked_process_is_told_that_it_has_no_device(held: Held) -> None:
+    pid = os.fork()
+    if not pid:
+        try:
+            held.lane.submit(lambda: ANSWER, 0.1)
+        except DeviceLostError:
+            held.lane.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
