@@ -8,7 +8,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import Handle
 from greentrain.fpga_backend.devices.loaded import Loaded
-from greentrain.fpga_backend.errors import DeviceLostError
+from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, OffloadError
 from greentrain.fpga_backend.lane import Lane
 from greentrain.fpga_backend.program import Program
 
@@ -38,6 +38,7 @@ class InProcess:
     """
 
     def __init__(self, uid: str, depth: int, open_: Callable[[Artifact], Runner]) -> None:
+        self._uid = uid
         self._open = open_
         self._loaded: Loaded[Runner] = Loaded(uid)
         self._lane = Lane(f"greentrain-offload-{uid}", depth)
@@ -67,13 +68,21 @@ class InProcess:
         self._check()
         model = self._loaded.get(handle)
         batch.check(model.program)
-        return self._lane.submit(lambda: model.run(batch), wait_s)
+        return self._lane.submit(lambda: self._run(model, batch), wait_s)
 
     def close(self) -> None:
         """Fail what waits, wait for the batch that runs. Idempotent."""
         self.closed = True
         self._lane.close(CLOSED)
         self._loaded.close()
+
+    def _run(self, model: Runner, batch: Batch) -> Result:
+        try:
+            return model.run(batch)
+        except OffloadError:
+            raise
+        except Exception as error:  # of a library: who waits is promised a DeviceError
+            raise DeviceError(f"{self._uid} failed at a batch of {batch.tokens} tokens: {error!r}") from error
 
     def _check(self) -> None:
         if self.closed:

@@ -82,16 +82,15 @@ def gate(x: torch.Tensor, table: torch.Tensor, up: torch.Tensor | None, *, times
         times_x: True for a gate, False where the table holds the value.
     """
     half = contract.GATE_HALF
-    index = torch.mul(x, float(contract.GATE_STEP)).round_().clamp_(-half, half - 1).add_(half).to(torch.int32)
-    y = torch.index_select(table, 0, index.reshape(-1)).reshape(x.shape)
-    if times_x:
-        y = y.mul_(x)
+    step = torch.mul(x, float(contract.GATE_STEP)).round_().nan_to_num_(-float(half)).clamp_(-half, half - 1)
+    y = torch.index_select(table, 0, step.add_(half).to(torch.int32).reshape(-1)).reshape(x.shape)
+    y = y.mul_(x) if times_x else torch.where(x.isnan(), x, y)
     return y if up is None else y.mul_(up)
 
 
 def relu(x: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
-    """Keep what is above 0; anything else is +0."""
-    y = torch.where(x > 0, x, 0.0)
+    """Keep what is above 0, and NaN; anything else is +0."""
+    y = torch.where(x <= 0, 0.0, x)
     return y if up is None else y.mul_(up)
 
 

@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
+import torch
+
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
@@ -67,6 +69,8 @@ class Emulator:
     def probe(self) -> DeviceInfo:
         """Say what is emulated, and by which products."""
         closed = self._work.closed
+        with torch.device("cpu"):  # whatever the caller's default device is
+            exact = int_mm_is_exact()
         return DeviceInfo(
             uid=self._uid,
             name="emulator" if self._card is None else f"emulator of a {self._card.name}",
@@ -75,7 +79,7 @@ class Emulator:
             exact=True,
             simulated=self._card is not None,
             memory_bytes=None if self._card is None else int(self._card.value("memory_bytes")),
-            details={"products": "torch._int_mm" if int_mm_is_exact() else "binary32 in pieces"},
+            details={"products": "torch._int_mm" if exact else "binary32 in pieces"},
         )
 
     def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
@@ -128,7 +132,7 @@ class Emulator:
         if self._card is None:
             return
         room = int(self._card.value("memory_bytes"))
-        held = sum(nbytes for handle, nbytes in self._held.items() if handle != replacing)
+        held = sum(nbytes for handle, nbytes in list(self._held.items()) if handle != replacing)
         if held + artifact.nbytes > room:
             raise DeviceError(
                 f"the model takes {artifact.nbytes / 1e9:.2f} GB; {self._card.name} has {room / 1e9:.2f} GB of which "

@@ -13,6 +13,7 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.emulator.attention import Heads, attend, weights_table
 from greentrain.fpga_backend.emulator.compiled import CompiledStages
 from greentrain.fpga_backend.emulator.heads import LogProbTables, logprobs, pool
+from greentrain.fpga_backend.emulator.limits import check
 from greentrain.fpga_backend.emulator.products import Product, exact_product
 from greentrain.fpga_backend.emulator.stages import Kernel, Rows, Stage, Weights, cut
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
@@ -34,10 +35,11 @@ class Engine:
         artifact: Of precision ``w8a8``.
         product: Exact product of 8-bit integers; None: the fastest that is exact here.
         compiled: True: stages go through ``torch.compile`` (a C++ compiler, half a minute once); the bits are the same.
+            Not with one scale a batch, whose stages run over the whole batch.
         block_rows: Rows at a time.
 
     Raises:
-        ArtifactError: Another precision, or sequences longer than the contract's.
+        ArtifactError: Another precision, or sizes beyond the contract's.
     """
 
     def __init__(
@@ -49,10 +51,7 @@ class Engine:
         block_rows: int = BLOCK_ROWS,
     ) -> None:
         program = artifact.program
-        if program.max_tokens > contract.MAX_WIDTH:
-            raise ArtifactError(
-                f"max_tokens={program.max_tokens}: the integer contract allows {contract.MAX_WIDTH} tokens a sequence"
-            )
+        check(program)
         if program.precision != "w8a8":
             raise ArtifactError(
                 f"precision {program.precision!r} is not in the integer contract; the emulator runs 'w8a8', "
@@ -64,19 +63,20 @@ class Engine:
         self._parts = cut(program)
         self._widths = widths(program)
         self._weights = _by_stem(artifact)
-        self._kernel = Kernel(
-            product=product or exact_product(),
-            tables={
-                name: torch.from_numpy(tables.gate(name).copy()).to(torch.float32) / contract.GATE_ONE
-                for name in tables.FUNCTIONS
-            },
-            whole_batch_scale=self._whole,
-        )
-        exp2 = torch.from_numpy(tables.exp2().copy())
-        self._attention_table = weights_table(exp2)
-        self._logprob_tables = LogProbTables(exp2, torch.from_numpy(tables.log().copy()))
+        with torch.device("cpu"):  # whatever the caller's default device is
+            self._kernel = Kernel(
+                product=product or exact_product(),
+                tables={
+                    name: torch.from_numpy(tables.gate(name).copy()).to(torch.float32) / contract.GATE_ONE
+                    for name in tables.FUNCTIONS
+                },
+                whole_batch_scale=self._whole,
+            )
+            exp2 = torch.from_numpy(tables.exp2().copy())
+            self._attention_table = weights_table(exp2)
+            self._logprob_tables = LogProbTables(exp2, torch.from_numpy(tables.log().copy()))
         self._run_stage: StageRunner = self._kernel.run
-        if compiled:
+        if compiled and not self._whole:
             self._run_stage = CompiledStages(self._kernel, block_rows).run
 
     @torch.inference_mode()
@@ -118,7 +118,7 @@ class Engine:
         step = count if self._whole else self._block_rows
         if count <= step:
             return dict(zip(stage.outputs, self._run_stage(stage, held, weights, rows), strict=True))
-        outputs = {r: torch.empty(count, self._widths[r]) for r in stage.outputs}
+        outputs = {r: torch.empty(count, self._widths[r], dtype=torch.float32) for r in stage.outputs}
         for start in range(0, count, step):
             stop = min(start + step, count)
             made = self._run_stage(stage, [h[start:stop] for h in held], weights, rows.block(start, stop))
@@ -128,7 +128,7 @@ class Engine:
 
     def _attention(self, op: Attention, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
         q, k, v = (_columns(registers, columns) for columns in (op.q, op.k, op.v))
-        out = torch.empty(len(q), self._widths[op.out])
+        out = torch.empty(len(q), self._widths[op.out], dtype=torch.float32)
         shared = {segment.parent for segment in packed.segments}
         prompts: dict[int, tuple[Heads, Heads]] = {}
         for number, segment in enumerate(packed.segments):
@@ -146,7 +146,7 @@ class Engine:
     def _logprobs(self, op: LogProb, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
         x = _columns(registers, op.x)
         targets, chosen = _long(packed.target_ids), _long(packed.target_rows)
-        out = torch.empty(len(targets))
+        out = torch.empty(len(targets), dtype=torch.float32)
         step = max(1, LOGITS // op.vocabulary)
         peak = x.abs().amax() if self._whole else None
         for start in range(0, len(targets), step):

@@ -67,13 +67,15 @@ def logprobs(logits: torch.Tensor, targets: torch.Tensor, tables: LogProbTables)
     wanted = logits.gather(1, targets[:, None])
     t = torch.mul(logits, contract.LOG2E * contract.LOGPROB_STEP).round_()
     top = t.amax(-1, keepdim=True)
+    whole = top.isfinite() & t.amin(-1, keepdim=True).isfinite()
     last = contract.LOGPROB_OCTAVES * contract.LOGPROB_STEP
     d = t.sub_(top).neg_().clamp_(max=last).to(torch.int32)
     entry = torch.index_select(tables.exp2, 0, (d & (contract.LOGPROB_STEP - 1)).reshape(-1)).reshape(d.shape)
     e = (entry >> d.bitwise_right_shift(contract.EXP_BITS)).masked_fill_(d >= last, 0)
     total = e.sum(-1, keepdim=True, dtype=torch.int64)
     lse = top.to(torch.float64) * (contract.LN2 / contract.LOGPROB_STEP) + _log(total, tables.log)
-    return (wanted.to(torch.float64) - lse).clamp_(max=0.0).to(torch.float32).squeeze(1)
+    y = (wanted.to(torch.float64) - lse).clamp_(max=0.0).to(torch.float32)
+    return torch.where(whole, y, float("nan")).squeeze(1)
 
 
 def _log(total: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
