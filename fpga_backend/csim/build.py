@@ -36,7 +36,7 @@ AP_TYPES = Path("templates", "vivado", "ap_types")
 TIMEOUT_S = 600.0
 
 
-def build(folder: Path | None = None, *, ap_int: bool | None = None, flags: Sequence[str] = FLAGS) -> Path:
+def build(folder: Path | str | None = None, *, ap_int: bool | None = None, flags: Sequence[str] = FLAGS) -> Path:
     """Return the library of the kernels; build it where this is the first time.
 
     Args:
@@ -59,7 +59,7 @@ def build(folder: Path | None = None, *, ap_int: bool | None = None, flags: Sequ
     if headers is not None:
         command += ["-DGT_AP_INT", "-isystem", str(headers), "-Wno-maybe-uninitialized"]
     try:
-        folder = folder if folder is not None else cache_folder() / "csim"
+        folder = Path(folder) if folder is not None else cache_folder() / "csim"
         target = folder / f"kernels-{_key(compiler, command)}.so"
         if not target.is_file():
             folder.mkdir(parents=True, exist_ok=True)

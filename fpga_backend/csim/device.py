@@ -34,7 +34,7 @@ class Csim:
     """
 
     def __init__(
-        self, *, depth: int = DEPTH, activation_bytes: int = ACTIVATION_BYTES, folder: Path | None = None
+        self, *, depth: int = DEPTH, activation_bytes: int = ACTIVATION_BYTES, folder: Path | str | None = None
     ) -> None:
         self._library = build(folder)
         functions(self._library)

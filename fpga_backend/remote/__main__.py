@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shown = "" if asked.token_file else f", token {server.token}"
             print(f"{device.probe().name} at {server.url}{shown}", flush=True)
             ended.wait()
-    except (OSError, ValueError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         print(f"{asked.host}:{asked.port}: {error}", file=sys.stderr)
         return 1
     finally:

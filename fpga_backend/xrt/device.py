@@ -33,8 +33,8 @@ class XrtDevice:
 
     Args:
         design: The xclbin: linked for the card, or, for no-op emulation, of metadata only (:mod:`.xclbin`).
-        addresses: PCI address of the card's user function (``0000:c1:00.1``); of several cards: each model is then
-            divided over them; none: the first card that is found.
+        addresses: PCI address of the card's user function (``0000:c1:00.1``); of several cards, also as one text with
+            commas: each model is then divided over them; none: the first card that is found.
         api: Through AMD's ``pyxrt``, through the C library with ``ctypes``, or through what is there (``auto``).
         depth: How many batches may wait.
         timeout_s: A batch that takes longer fails, and the worker with it (s); None: no limit.
@@ -52,9 +52,9 @@ class XrtDevice:
 
     def __init__(
         self,
-        design: Path,
+        design: Path | str,
         *,
-        addresses: Sequence[str] = (),
+        addresses: Sequence[str] | str = (),
         api: Literal["auto", "pyxrt", "ctypes"] = "auto",
         depth: int = 8,
         timeout_s: float | None = 600.0,
@@ -65,6 +65,8 @@ class XrtDevice:
         environ: Mapping[str, str] | None = None,
         bus: Path = pci.ROOT,
     ) -> None:
+        design = Path(design)
+        addresses = addresses.split(",") if isinstance(addresses, str) else addresses
         environ = os.environ if environ is None else environ
         emulation = environ.get("XCL_EMULATION_MODE", "")
         _check(timeout_s, restarts, memory_bytes, emulation, silicon)

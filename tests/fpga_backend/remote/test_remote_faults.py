@@ -409,3 +409,5 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(signal, "signal", lambda *_: None)
         assert main(["null", "--token-file", str(tmp_path / "token")]) == 1
+        assert main(["null", "--port", "80000"]) == 1
+    assert main(["xrt", "--option", "design=gone.xclbin"]) == 1
