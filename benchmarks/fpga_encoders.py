@@ -67,10 +67,9 @@ def encoder(layers: int) -> nn.Module:
     config = BertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, max_position_embeddings=TOKENS)
     config.num_labels = 1
     model = BertForSequenceClassification(config)
-    model.train(False)
     with torch.no_grad():
         model.classifier.weight.normal_(std=0.05)
-    return Logits(model)
+    return Logits(model).train(False)  # exporters put back the mode of the outermost module in all that it holds
 
 
 class Logits(nn.Module):
