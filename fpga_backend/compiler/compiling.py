@@ -64,12 +64,13 @@ def compile(
         raise ValueError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module: load the model first")
     model = twin.unwrapped(model)
     twin.check(model, max_tokens)
-    program, recipe, tables = _verified(model, head, max_tokens)
-    parameters = named_parameters(model)
-    if smooth is not None:
-        program, recipe = smooth.applied(program, recipe, {**tensors_of(recipe, parameters, "fp32"), **tables})
-    program = replace(program, precision=precision, activations=activations)
-    tensors = {**tensors_of(recipe, parameters, precision), **tables}
+    with torch.device("cpu"):  # whatever the caller's default device is
+        program, recipe, tables = _verified(model, head, max_tokens)
+        parameters = named_parameters(model)
+        if smooth is not None:
+            program, recipe = smooth.applied(program, recipe, {**tensors_of(recipe, parameters, "fp32"), **tables})
+        program = replace(program, precision=precision, activations=activations)
+        tensors = {**tensors_of(recipe, parameters, precision), **tables}
     return Artifact.of(program, tensors, source=_source(model), recipe=recipe.to_json())
 
 

@@ -173,7 +173,7 @@ class FloatEngine:
 
     def _logprobs(self, op: LogProb, x: torch.Tensor, packed: Packed) -> torch.Tensor:
         rows, wanted = self._index(packed.target_rows), self._index(packed.target_ids)
-        found = torch.empty(len(rows), device=self._device)
+        found = torch.empty(len(rows), dtype=torch.float32, device=self._device)
         step = max(1, _CHUNK // op.vocabulary)
         for start in range(0, len(rows), step):
             piece = slice(start, start + step)

@@ -63,7 +63,7 @@ def _bias(entry: Entry, recipe: Recipe, parameters: Mapping[str, torch.Tensor]) 
         if part.bias is not None:
             rows.append(_read(part.bias, recipe, parameters))
         else:
-            rows.append(torch.zeros(len(_read(part.weight, recipe, parameters))))
+            rows.append(torch.zeros(len(_read(part.weight, recipe, parameters)), dtype=torch.float32))
     return _joined(rows)
 
 

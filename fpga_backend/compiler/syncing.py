@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from greentrain.fpga_backend.artifact import Artifact, checksum
@@ -40,6 +41,7 @@ def sync(artifact: Artifact, model: nn.Module) -> Artifact:
                 f"buffer {name} ({type(model).__name__}) is not the one that was compiled: the model's positions or "
                 "constants have changed; compile it again"
             )
-    tensors = tensors_of(recipe, named_parameters(model), artifact.program.precision)
+    with torch.device("cpu"):  # whatever the caller's default device is
+        tensors = tensors_of(recipe, named_parameters(model), artifact.program.precision)
     kept = {name: tensor for name, tensor in artifact.tensors.items() if name.rpartition(".")[2] in ("cos", "sin")}
     return replace(artifact.with_tensors({**tensors, **kept}), recipe=artifact.recipe)

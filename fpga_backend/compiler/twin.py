@@ -88,7 +88,7 @@ def shadow(model: nn.Module) -> nn.Module:
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    numbers = torch.randn(shape, generator=generator)
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float32)
     if len(shape) < 2:
         return 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
     return numbers.div_(math.sqrt(min(shape[0], shape[1])))

@@ -9,7 +9,7 @@ from torch import nn
 
 from greentrain.fpga_backend.artifact import checksum
 from greentrain.fpga_backend.batch import Batch
-from greentrain.fpga_backend.compiler import compile
+from greentrain.fpga_backend.compiler import compile, sync
 from greentrain.fpga_backend.compiler.floating import run_float
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import Precision
@@ -69,3 +69,15 @@ def test_one_scale_a_batch_is_for_comparison() -> None:
     together = flat(Engine(artifact).run(Batch.of(ids)))[:3]
     alone = flat(Engine(artifact).run(Batch.of(ids[:1])))
     assert not np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("name", ["bert 3 labels", "gpt2"])
+def test_the_trainings_default_type_and_device_change_nothing(name: str) -> None:
+    model, artifact = compiled(name)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            assert compile(model, max_tokens=24).digest == artifact.digest
+            assert sync(artifact, model).digest == artifact.digest
+    finally:
+        torch.set_default_dtype(torch.float32)
