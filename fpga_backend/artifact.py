@@ -126,7 +126,9 @@ def load(folder: Path | str) -> Artifact:
     artifact = Artifact.of(
         program, tensors, source=str(manifest.get("source", "")), recipe=str(manifest.get("recipe", ""))
     )
-    expected: Mapping[str, str] = manifest["tensors"]
+    expected = manifest["tensors"]
+    if not isinstance(expected, dict):
+        raise ArtifactError(f"{folder / MANIFEST} has no checksums of tensors: compile the model again")
     for name in sorted({*expected, *artifact.checksums}):
         if expected.get(name) != artifact.checksums.get(name):
             raise ArtifactError(
@@ -163,7 +165,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read ({error}): compile the model again") from error
     if not isinstance(manifest, dict) or not {"format", "contract", "digest", "program", "tensors"} <= manifest.keys():
-        raise ArtifactError(f"{path} is no manifest of an artifact")
+        raise ArtifactError(f"{path} is no manifest of an artifact: compile the model again")
     for key, here in (("format", FORMAT), ("contract", contract.VERSION)):
         if manifest[key] != here:
             raise ArtifactError(

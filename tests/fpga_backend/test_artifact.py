@@ -85,6 +85,8 @@ def test_files_of_two_compilations_are_told_apart(tmp_path: Path) -> None:
         ({"format": 0}, "format 0, this version reads 1"),
         ({"digest": "0" * 64}, "changed by hand"),
         ({"program": {"ops": []}}, "the program"),
+        ({"tensors": []}, "no checksums"),
+        ({"tensors": None}, "no checksums"),
         ({"program": {"ops": [{"op": "convolution"}]}}, "the program cannot be read"),
     ],
 )
