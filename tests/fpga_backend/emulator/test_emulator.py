@@ -34,12 +34,14 @@ class TestEmulatedCard(OffloadContract):
         device.close()
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # torch.compile calls it itself
 @pytest.mark.skipif("GREENTRAIN_COMPILE" not in os.environ, reason="compiles for a minute: GREENTRAIN_COMPILE=1")
 class TestCompiledEmulator(OffloadContract):
     answer_s = 300.0
 
     @pytest.fixture
-    def device(self) -> Iterator[OffloadDevice]:
+    def device(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[OffloadDevice]:
+        monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # torch.compile sets it and leaves it
         device = Emulator(compiled=True, block_rows=64)
         yield device
         device.close()
