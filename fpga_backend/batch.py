@@ -41,6 +41,8 @@ class Batch:
         Raises:
             BatchError: A sequence is not one-dimensional, or not of integers.
         """
+        if not hasattr(ids, "__iter__"):
+            raise BatchError(f"ids is a {type(ids).__name__}; a batch is several sequences of token ids")
         return cls(
             ids=tuple(_row(row, f"ids[{i}]") for i, row in enumerate(ids)),
             types=None if types is None else tuple(_row(row, f"types[{i}]") for i, row in enumerate(types)),
@@ -90,6 +92,7 @@ class Batch:
         """
         if not self.ids:
             raise BatchError("the batch has no sequences")
+        _integers(self.ids, "ids")
         for i, row in enumerate(self.ids):
             if not 0 < len(row) <= program.max_tokens:
                 raise BatchError(
@@ -98,6 +101,7 @@ class Batch:
                 )
             _within(row, program.vocabulary, f"sequence {i} holds token id")
         if self.types is not None:
+            _integers(self.types, "types")
             if [len(row) for row in self.types] != [len(row) for row in self.ids]:
                 raise BatchError("types must have the lengths of ids")
             for i, row in enumerate(self.types):
@@ -128,6 +132,20 @@ class Result:
     notes: tuple[str, ...] = field(default=())
 
 
+def fitting(batch: Any, program: Program) -> Batch:
+    """Return a batch that a caller gave, if it is one that the program can take.
+
+    Raises:
+        BatchError: It is something else, or does not fit.
+    """
+    if not isinstance(batch, Batch):
+        raise BatchError(
+            f"a {type(batch).__name__} is no Batch: make one by Batch.of(sequences) or Batch.padded(ids, mask)"
+        )
+    batch.check(program)
+    return batch
+
+
 def _row(row: Any, place: str) -> Ids:
     array = np.asarray(row)
     if array.ndim != 1:
@@ -137,6 +155,15 @@ def _row(row: Any, place: str) -> Ids:
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
         raise BatchError(f"{place} holds a value beyond 32 bits")
     return array.astype(np.int32)
+
+
+def _integers(rows: tuple[Ids, ...], name: str) -> None:
+    """Raise where a row is not what a kernel reads: other bytes would be other tokens."""
+    for i, row in enumerate(rows):
+        if row.dtype != np.int32 or row.ndim != 1:
+            raise BatchError(
+                f"{name}[{i}] is {row.dtype}{list(row.shape)}; devices read int32[tokens]: make the batch by Batch.of"
+            )
 
 
 def _within(row: Ids, bound: int, what: str) -> None:
