@@ -8,6 +8,7 @@ the card's TDP, the clock falls until it is not, as that of Alveo cards does (xi
 Power CU"): the time grows to E_dynamic / (TDP - idle), and the joules by idle power over the longer time.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -123,8 +124,6 @@ def service(
         ArtifactError: The precision has no model of a card.
     """
     if precision is not None and precision != program.precision:
-        import dataclasses
-
         program = dataclasses.replace(program, precision=precision)
     layout = batch if isinstance(batch, Layout) else Layout.of(batch)
     counts = count(program, layout, ways=ways)
