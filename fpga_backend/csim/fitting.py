@@ -92,6 +92,10 @@ class _Check:
         self.place = ""
 
     def all(self) -> None:
+        for i, op in enumerate(self.program.ops):
+            self.place = f"operator {i} ({type(op).__name__.lower()})"
+            if isinstance(op, Attention):  # the widths below are divided by them
+                self._true(op.kv_heads > 0 and op.heads > 0, f"has {op.heads} query heads, {op.kv_heads} key heads")
         made = widths(self.program)
         for i, op in enumerate(self.program.ops):
             self.place = f"operator {i} ({type(op).__name__.lower()})"
@@ -136,6 +140,7 @@ class _Check:
                 self._attention(op)
             case Pool():
                 self._true(by_row, "reads a register behind pooling")
+                self._true(op.how in ("first", "last", "mean"), f"has no {op.how!r}")
                 self._most(op.x.width, MAX_ROW, "columns")
             case Score():
                 self._true(not by_row, "reads rows of tokens: pool them first")
@@ -148,6 +153,7 @@ class _Check:
 
     def _embed(self, op: Embed) -> None:
         program = self.program
+        self._true(op.index in ("token", "position", "type"), f"has no index {op.index!r}")
         last = {"token": program.vocabulary, "position": program.max_tokens, "type": max(program.types, 1)}[op.index]
         table = self.tensors.get(f"{op.weight}.q")
         entries = 0 if table is None or table.ndim != 2 else table.shape[0]
@@ -159,9 +165,7 @@ class _Check:
         self._vector(f"{op.weight}.s", entries)
 
     def _attention(self, op: Attention) -> None:
-        self._true(
-            op.kv_heads > 0 and op.heads % op.kv_heads == 0, f"has {op.heads} query heads, {op.kv_heads} key heads"
-        )
+        self._true(op.heads % op.kv_heads == 0, f"has {op.heads} query heads, {op.kv_heads} key heads")
         wide = op.q.width // op.heads
         self._true(op.q.width == wide * op.heads and op.k.width == wide * op.kv_heads, "has heads of unequal width")
         self._true(op.v.width % op.kv_heads == 0, f"cannot cut {op.v.width} columns into {op.kv_heads} heads")
