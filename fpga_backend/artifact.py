@@ -143,6 +143,20 @@ def load(folder: Path | str) -> Artifact:
     return artifact
 
 
+def as_artifact(artifact: Any) -> Artifact:
+    """Return what a caller gave as an artifact.
+
+    Raises:
+        ArtifactError: It is something else, such as a model that was not compiled.
+    """
+    if not isinstance(artifact, Artifact):
+        raise ArtifactError(
+            f"a {type(artifact).__name__} is no artifact: compile the model (fpga_backend.compiler), or read one "
+            "from disk (fpga_backend.artifact.load)"
+        )
+    return artifact
+
+
 def checksum(tensor: torch.Tensor) -> str:
     """Return the SHA-256 of a CPU tensor's type, shape and bytes."""
     found = hashlib.sha256(f"{tensor.dtype}{list(tensor.shape)}".encode())

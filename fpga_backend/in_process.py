@@ -1,11 +1,13 @@
 """What devices that compute in this process have in common: their models, their queue, their end."""
 
+import os
+import secrets
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.artifact import Artifact, as_artifact
+from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import Handle
 from greentrain.fpga_backend.devices.loaded import Loaded
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, OffloadError
@@ -13,6 +15,11 @@ from greentrain.fpga_backend.lane import Lane
 from greentrain.fpga_backend.program import Program
 
 CLOSED = "the device is closed"
+
+
+def own_uid(name: str) -> str:
+    """Return a uid for what exists in this process only, another one each time."""
+    return f"{name}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 class Runner(Protocol):
@@ -54,7 +61,7 @@ class InProcess:
         self._check()
         if replacing is not None:
             self._loaded.get(replacing)
-        return self._loaded.put(self._open(artifact), artifact.digest, replacing)
+        return self._loaded.put(self._open(as_artifact(artifact)), artifact.digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, wait_s: float | None) -> Future[Result]:
         """Queue a batch.
@@ -67,7 +74,7 @@ class InProcess:
         """
         self._check()
         model = self._loaded.get(handle)
-        batch.check(model.program)
+        batch = fitting(batch, model.program)
         return self._lane.submit(lambda: self._run(model, batch), wait_s)
 
     def close(self) -> None:

@@ -1,6 +1,5 @@
 """The kernels' C++ under g++ as a device: slow beside a GPU, and what a card would compute, bit for bit."""
 
-import os
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -13,7 +12,7 @@ from greentrain.fpga_backend.csim.library import functions
 from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, Schedule
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.unmetered import Unmetered
-from greentrain.fpga_backend.in_process import CLOSED, InProcess
+from greentrain.fpga_backend.in_process import CLOSED, InProcess, own_uid
 from greentrain.types import PowerMeter, Provenance
 
 DEPTH: Final = 8
@@ -39,7 +38,7 @@ class Csim:
         self._library = build(folder)
         functions(self._library)
         self._activation_bytes = activation_bytes
-        self._uid = f"csim-{os.getpid()}"
+        self._uid = own_uid("csim")
         self._meter = Unmetered()
         self._work = InProcess(self._uid, depth, self._open)
 

@@ -7,8 +7,8 @@ batch on. It never makes up an answer.
 
 from concurrent.futures import Future
 
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.artifact import Artifact, as_artifact
+from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.loaded import Loaded
 from greentrain.fpga_backend.devices.unmetered import Unmetered
@@ -38,7 +38,7 @@ class NullDevice:
             DeviceError: ``replacing`` is unknown.
             DeviceLostError: The device is closed.
         """
-        return self._loaded.put(artifact.program, artifact.digest, replacing)
+        return self._loaded.put(as_artifact(artifact).program, artifact.digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         """Return a future that has failed with a DeviceError.
@@ -48,7 +48,7 @@ class NullDevice:
             DeviceError: The handle is unknown.
             DeviceLostError: The device is closed.
         """
-        batch.check(self._loaded.get(handle))
+        fitting(batch, self._loaded.get(handle))
         future: Future[Result] = Future()
         future.set_exception(DeviceError(REASON))
         return future

@@ -1,6 +1,5 @@
 """The emulator as a device: exact results on the CPU and, where a card is named, its modelled time and energy."""
 
-import os
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
@@ -8,14 +7,15 @@ from typing import Final
 
 import torch
 
-from greentrain.fpga_backend.artifact import Artifact
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.unmetered import Unmetered
 from greentrain.fpga_backend.emulator.engine import BLOCK_ROWS, Engine
 from greentrain.fpga_backend.emulator.products import int_mm_is_exact
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.in_process import CLOSED, InProcess
+from greentrain.fpga_backend.in_process import CLOSED, InProcess, own_uid
 from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
@@ -54,8 +54,12 @@ class Emulator:
         block_rows: int = BLOCK_ROWS,
     ) -> None:
         if card is not None:
+            if not isinstance(card, CardSpec):
+                raise ConfigError(
+                    f"card={card!r} is no CardSpec: take one of fpga_backend.roofline, assume(named('U55C'))"
+                )
             check_card(card)
-        self._uid = f"emulator-{os.getpid()}" if card is None else f"emulator-{card.name}-{os.getpid()}"
+        self._uid = own_uid("emulator" if card is None else f"emulator-{card.name}")
         self._card = card
         self._real_time = real_time
         self._compiled = compiled
@@ -89,7 +93,7 @@ class Emulator:
             ArtifactError: Not of the contract's precision.
             DeviceError: The modelled card has no room, or ``replacing`` is unknown.
         """
-        self._room(artifact, replacing)
+        self._room(as_artifact(artifact), replacing)
         handle = self._work.load(artifact, replacing)
         if replacing is not None:
             self._held.pop(replacing, None)

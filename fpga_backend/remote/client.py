@@ -8,8 +8,8 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.artifact import Artifact, as_artifact
+from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.loaded import Loaded
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError, OffloadError, QueueFullError
@@ -97,7 +97,7 @@ class RemoteDevice:
             with self._lock:
                 before = list(old.futures)
             wait(before)
-        digest = artifact.digest
+        digest = as_artifact(artifact).digest
         asked = {"digest": digest, "replacing": None if old is None else old.number}
         number = self._load(asked)
         if number is None:
@@ -118,7 +118,7 @@ class RemoteDevice:
         """
         self._check()
         model = self._loaded.get(handle)
-        batch.check(model.program)
+        batch = fitting(batch, model.program)
         body = wire.batch_body(batch)
         if len(body) > self._batch_bytes:
             raise DeviceError(

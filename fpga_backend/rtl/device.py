@@ -1,6 +1,5 @@
 """An offload device whose 8-bit products come from the simulated Verilog. For tests: far too slow to use."""
 
-import os
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,7 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.unmetered import Unmetered
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.in_process import CLOSED, InProcess
+from greentrain.fpga_backend.in_process import CLOSED, InProcess, own_uid
 from greentrain.fpga_backend.rtl.simulate import Simulator
 from greentrain.types import PowerMeter, Provenance
 
@@ -39,7 +38,7 @@ class Rtl:
     """
 
     def __init__(self, *, row_pairs: int = 8, columns: int = 8, folder: Path | None = None, depth: int = DEPTH) -> None:
-        self._uid = f"rtl-{os.getpid()}"
+        self._uid = own_uid("rtl")
         self._array = Simulator(row_pairs=row_pairs, columns=columns, folder=folder)
         self._size = f"{2 * row_pairs} x {columns}"
         self._meter = Unmetered()

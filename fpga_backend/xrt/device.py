@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.artifact import Artifact, as_artifact
+from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.loaded import Loaded
@@ -123,7 +123,7 @@ class XrtDevice:
             DeviceLostError: The device is closed or gone.
         """
         self._alive()
-        program = artifact.program
+        program = as_artifact(artifact).program
         if program.precision != "w8a8" or program.activations != "token":
             raise ArtifactError(
                 f"the card computes w8a8 with one scale a token; this artifact is {program.precision} with one scale a "
@@ -153,7 +153,7 @@ class XrtDevice:
         """
         self._alive()
         model = self._loaded.get(handle)
-        batch.check(model.program)
+        batch = fitting(batch, model.program)
         return self._queued(lambda: self._keeper.run(model, batch), wait_s)
 
     def energy(self) -> EnergyReading:

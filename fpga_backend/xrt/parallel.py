@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
 from greentrain.fpga_backend.devices.loaded import Loaded
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
@@ -134,7 +134,7 @@ class DataParallel:
             DeviceLostError: All devices are lost, or this one is closed.
         """
         model = self._loaded.get(handle)
-        batch.check(model.program)
+        batch = fitting(batch, model.program)
         left = self._left()
         ways = 1 if batch.tokens < self._whole_tokens else len(left)
         parts = split(batch, model.program, ways)

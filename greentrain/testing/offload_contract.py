@@ -198,6 +198,17 @@ class OffloadContract:
             assert isinstance(raised(device.load, foreign), ArtifactError)
         self._lives(device, artifact, device.load(artifact))
 
+    def test_other_things_are_no_artifacts_and_no_batches(self, device: OffloadDevice) -> None:
+        """A model that was not compiled, or bare lists of ids, raise with what to do, and the device lives on."""
+        artifact = self._models()[0]
+        anything: Any = torch.nn.Linear(2, 2)
+        assert "compile" in str(raised(device.load, anything))
+        handle = device.load(artifact)
+        assert isinstance(raised(device.load, anything), ArtifactError)
+        lists: Any = [[1, 2, 3]]
+        assert "Batch.of" in str(raised(device.submit, handle, lists))
+        self._lives(device, artifact, handle)
+
     def test_wrong_batches_are_refused_at_submit(self, device: OffloadDevice) -> None:
         """What does not fit the model raises where it is submitted, and the device lives on."""
         for artifact in self._models():

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.artifact import Artifact, as_artifact
+from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
 from greentrain.fpga_backend.devices.loaded import Loaded
 from greentrain.fpga_backend.devices.unmetered import Unmetered
@@ -40,13 +40,13 @@ class EngineDevice:
     def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
         if self.closed:
             raise DeviceLostError("closed")
-        return self.loaded.put(Engine(artifact), artifact.digest, replacing)
+        return self.loaded.put(Engine(as_artifact(artifact)), artifact.digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         if self.closed:
             raise DeviceLostError("closed")
         engine = self.loaded.get(handle)
-        batch.check(engine.program)
+        batch = fitting(batch, engine.program)
         return self.lane.submit(lambda: self.run(engine, batch), wait_s)
 
     def run(self, engine: Engine, batch: Batch) -> Result:
@@ -189,7 +189,7 @@ class SwapsUnderThreads(EngineDevice):
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         engine = self.loaded.get(handle)
-        batch.check(engine.program)
+        batch = fitting(batch, engine.program)
         self.newest = (engine, batch)
         return self.lane.submit(lambda: self.run(*self.newest), wait_s)
 
