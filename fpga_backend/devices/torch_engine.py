@@ -47,7 +47,8 @@ class _Heads:
 
     queries: torch.Tensor
     keys: torch.Tensor
-    mask: torch.Tensor | None
+    masks: Mapping[bool, torch.Tensor | None]
+    """By whether an attention is causal."""
     run: tuple[int, int] | None
 
 
@@ -92,6 +93,7 @@ class TorchEngine:
             for name, tensor in floats(artifact).items()
         }
         self._last = _last_reads(artifact.program.ops)
+        self._kinds = {op.causal for op in artifact.program.ops if isinstance(op, Attention)}
         self._pinned = device.type == "cuda"
 
     @torch.inference_mode()
@@ -167,7 +169,6 @@ class TorchEngine:
 
     def _plan(self, packed: Packed) -> _Plan:
         parts = buckets(packed)
-        causal = self.program.causal
         flat = np.concatenate([bucket.queries[_real(bucket)] for bucket in parts])
         places = np.concatenate([np.flatnonzero(_real(bucket)) + start for start, bucket in _starts(parts)])
         order = np.empty(packed.rows, dtype=np.int64)
@@ -184,7 +185,7 @@ class TorchEngine:
                 "position": self._sent(packed.positions),
                 "type": self._sent(packed.types),
             },
-            heads=tuple(self._heads(bucket, causal) for bucket in parts),
+            heads=tuple(self._heads(bucket) for bucket in parts),
             order=None if not padding and _counts_up(order, packed.rows) else self._sent(order),
             pool_rows=None if _counts_up(every, packed.rows) else self._sent(every),
             firsts=self._sent(np.array([rows[0] for rows in by_sequence])),
@@ -194,12 +195,12 @@ class TorchEngine:
             target_ids=self._sent(packed.target_ids),
         )
 
-    def _heads(self, bucket: Bucket, causal: bool) -> _Heads:
-        mask = bucket.mask(causal)
+    def _heads(self, bucket: Bucket) -> _Heads:
+        masks = {causal: bucket.mask(causal) for causal in self._kinds}
         return _Heads(
             queries=self._sent(bucket.queries),
             keys=self._sent(bucket.keys),
-            mask=None if mask is None else self._sent(mask),
+            masks={causal: None if mask is None else self._sent(mask) for causal, mask in masks.items()},
             run=bucket.run,
         )
 
@@ -243,6 +244,7 @@ def _attention(op: Attention, registers: Registers, plan: _Plan) -> torch.Tensor
     v = _by_head(_read(registers, op.v), op.kv_heads)
     parts = []
     for heads in plan.heads:
+        mask = heads.masks[op.causal]
         if heads.run is None:
             of_q, of_k, of_v = q[heads.queries], k[heads.keys], v[heads.keys]
         else:
@@ -253,8 +255,8 @@ def _attention(op: Attention, registers: Registers, plan: _Plan) -> torch.Tensor
             of_q.transpose(1, 2),
             of_k.transpose(1, 2),
             of_v.transpose(1, 2),
-            attn_mask=heads.mask,
-            is_causal=op.causal and heads.mask is None,
+            attn_mask=mask,
+            is_causal=op.causal and mask is None,
             scale=op.scale,
             enable_gqa=op.heads != op.kv_heads,
         )

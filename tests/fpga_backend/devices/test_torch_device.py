@@ -123,6 +123,15 @@ def test_another_scale_of_attention(cpu: TorchDevice) -> None:
         close_to_binary64(cpu, scaled, sequences(artifact, lengths=(9, 30)))
 
 
+def test_layers_of_both_directions_and_of_one_in_a_model(cpu: TorchDevice) -> None:
+    first = next(op.out for op in encoder().program.ops if isinstance(op, Attention))
+    mixed = with_ops(
+        encoder(),
+        lambda op: dataclasses.replace(op, causal=True) if isinstance(op, Attention) and op.out == first else op,
+    )
+    close_to_binary64(cpu, mixed, sequences(mixed, lengths=(5, 1, 9)))
+
+
 @pytest.mark.parametrize("how", ["first", "last", "mean"])
 def test_pooling_over_shared_prompts(cpu: TorchDevice, how: Literal["first", "last", "mean"]) -> None:
     artifact = with_ops(
