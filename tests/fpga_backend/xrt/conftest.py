@@ -9,23 +9,19 @@ import pytest
 
 from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS
+from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.xrt import xclbin
 from greentrain.fpga_backend.xrt.device import XrtDevice
-
-LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
+from greentrain.testing.xrt_noop import noop_environment
 
 
 @pytest.fixture(scope="session")
 def noop(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment in which XRT's no-op emulation runs."""
-    if not (LIBRARIES / "libxrt_noop.so.2").exists():
-        pytest.skip("XRT's no-op emulation is not installed: apt-get install libxrt1 (Debian 12)")
-    root = tmp_path_factory.mktemp("xrt")
-    (root / "lib").mkdir()
-    for library in LIBRARIES.glob("libxrt*.so*"):
-        (root / "lib" / library.name).symlink_to(library)
-    (root / "lib" / "xrt").symlink_to(LIBRARIES / "xrt")
-    return {**os.environ, "XILINX_XRT": str(root), "XCL_EMULATION_MODE": "noop"}
+    try:
+        return dict(noop_environment(tmp_path_factory.mktemp("xrt")))
+    except DeviceError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
