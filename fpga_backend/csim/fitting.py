@@ -22,6 +22,7 @@ from greentrain.fpga_backend.program import (
     Program,
     Rotary,
     Score,
+    digits,
     read_by,
     widths,
 )
@@ -118,6 +119,7 @@ class _Check:
                 if op.bias:
                     self._vector(f"{op.weight}.b", op.x.width)
             case Linear():
+                digits(op)
                 self._product(op.weight, np.int8, op.outputs, op.x.width, op.bias)
             case Gate():
                 self._true(op.table in ("gelu", "gelu_tanh", "silu", "tanh", "relu"), f"has no table {op.table}")
@@ -144,6 +146,7 @@ class _Check:
                 self._true(by_row, "reads a register behind pooling")
                 self._most(op.vocabulary, MAX_VOCABULARY, "tokens")
                 self._true(op.vocabulary >= self.program.vocabulary, "has fewer outputs than there are token ids")
+                digits(op)
                 self._product(op.weight, np.int8, op.vocabulary, op.x.width, op.bias)
 
     def _embed(self, op: Embed) -> None:
