@@ -76,6 +76,11 @@ def test_every_constant_is_asked_for_at_once() -> None:
         Emulator(U55C.with_(idle_power_w=30))
 
 
+def test_a_width_that_the_contract_has_not() -> None:
+    with pytest.raises(ArtifactError, match=r"12 bits.*8 and 16"):
+        Engine(encoder(activation_bits=12))  # type: ignore[arg-type]
+
+
 def test_one_scale_a_tensor_goes_with_8_bits_only() -> None:
     artifact = encoder(activation_bits=16)
     program = dataclasses.replace(artifact.program, activations="tensor")
