@@ -14,7 +14,7 @@ from greentrain.fpga_backend.compiler import compile as compile_model
 from greentrain.fpga_backend.compiler.finish import Head
 from greentrain.fpga_backend.devices.torch_device import TorchDevice
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.program import Activations, Precision
+from greentrain.fpga_backend.program import ActivationBits, Activations, Precision
 from greentrain.fpga_backend.quality.bootstrap import Interval
 from greentrain.fpga_backend.quality.measure import Run
 
@@ -22,6 +22,7 @@ BF16: Final = "BF16, torch (the floor)"
 W8A16: Final = "W8A16"
 W4A16: Final = "W4A16"
 PER_TOKEN: Final = "W8A8 per token (ours)"
+TWO_DIGITS: Final = "W8A8 with 16-bit activations (W8A16, exact)"
 SMOOTH: Final = "W8A8 per token, SmoothQuant"
 PER_TENSOR: Final = "W8A8 per tensor (published rule)"
 CALIBRATION: Final = 256
@@ -51,13 +52,16 @@ def ways(model: nn.Module, *, max_tokens: int, head: Head, calibration: Sequence
     """
     seen = [Batch.of(calibration[i : i + 32]) for i in range(0, min(len(calibration), CALIBRATION), 32)]
 
-    def compiled(precision: Precision, activations: Activations = "token", smooth: bool = False) -> Artifact:
+    def compiled(
+        precision: Precision, activations: Activations = "token", smooth: bool = False, bits: ActivationBits = 8
+    ) -> Artifact:
         return compile_model(
             model,
             max_tokens=max_tokens,
             head=head,
             precision=precision,
             activations=activations,
+            activation_bits=bits,
             smooth=SmoothQuant(batches=seen) if smooth else None,
         )
 
@@ -69,6 +73,7 @@ def ways(model: nn.Module, *, max_tokens: int, head: Head, calibration: Sequence
         finally:
             device.close()
     yield PER_TOKEN, Engine(compiled("w8a8")).run
+    yield TWO_DIGITS, Engine(compiled("w8a8", bits=16)).run
     yield SMOOTH, Engine(compiled("w8a8", smooth=True)).run
     yield PER_TENSOR, Engine(compiled("w8a8", activations="tensor")).run
 

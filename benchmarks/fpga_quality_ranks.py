@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.fpga_quality_common import BF16, PER_TENSOR, PER_TOKEN, SMOOTH, Bench, figure, percent, ways
+from benchmarks.fpga_quality_common import BF16, PER_TENSOR, PER_TOKEN, SMOOTH, TWO_DIGITS, Bench, figure, percent, ways
 from benchmarks.scheduling_common import Table
 from greentrain.fpga_backend.batch import Ids
 from greentrain.fpga_backend.quality import measure
@@ -90,7 +90,7 @@ def _judged(
         def score(items: Sequence[int], run: measure.Run = run, some: Sequence[Ids] = some) -> Floats:
             return measure.scores(run, [some[i] for i in items], size=len(items))
 
-        if way in (PER_TOKEN, SMOOTH, PER_TENSOR):
+        if way in (PER_TOKEN, TWO_DIGITS, SMOOTH, PER_TENSOR):
             company[way] = company_shift(score, len(some), (7, BATCH)) / float(reference.std())
         bench.say(f"ranks: {name}, {way}: {flip_rate(reference, found[way]):.3%} of all pairs flip")
     kinds = [snippet.source for snippet in test]
@@ -172,14 +172,14 @@ def _bars(judged: Sequence[Judged]) -> Table:
             verdicts.append(own <= TOKEN_OVER_TENSOR * other)
             text = f"{figure(own / other) if other else 'unknown'} [{figure(span.low)}, {figure(span.high)}]"
             rows.append([one.name, f"flips per token over per tensor, {name}", text, f"<= {TOKEN_OVER_TENSOR}"])
-        for way in (PER_TOKEN, SMOOTH):
+        for way in (PER_TOKEN, TWO_DIGITS, SMOOTH):
             for name in (EASY, SURE_OF):
                 rate = flip_rate(one.reference, one.found[way], one.sets[name])
                 floor = flip_rate(one.reference, one.found[BF16], one.sets[name])
                 verdicts.append(rate <= EASY_BAR)
                 text = f"{percent(rate, interval(one.rates(name)[way]))} %; BF16 {percent(floor)} %"
                 rows.append([one.name, f"flips, {name}, {way}", text, f"<= {percent(EASY_BAR)} %"])
-        for way in (PER_TOKEN, SMOOTH):
+        for way in (PER_TOKEN, TWO_DIGITS, SMOOTH):
             verdicts.append(one.company[way] == 0)
             rows.append([one.name, f"shift by company, {way}", figure(one.company[way]), "= 0"])
         verdicts.append(one.company[PER_TENSOR] > 0)

@@ -18,6 +18,10 @@ Q8 = 127
 """Largest magnitude of an 8-bit quantity (symmetric; -128 is never used)."""
 Q16 = 32767
 """Largest magnitude of a 16-bit quantity: embedding rows and score heads."""
+DIGIT_BASE = 255
+"""Base of the two digits of a 16-bit activation: digits of at most 127 either way, which the 8-bit array multiplies."""
+Q16D = DIGIT_BASE * Q8 + Q8
+"""Largest magnitude of an activation of two digits, 32512: both its digits are 127."""
 Q20 = 2**19 - 1
 """Largest magnitude of a row inside a norm or a mean: a sum of MAX_WIDTH squares stays below 2^53."""
 ROW_FLOOR = 2.0**-40

@@ -22,13 +22,14 @@ Precisions that no exact device runs (fp32, bf16, fp16, w8a16, w4a16) store ``st
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from greentrain.fpga_backend.errors import ArtifactError
 
 Precision = Literal["w8a8", "fp32", "bf16", "fp16", "w8a16", "w4a16"]
 Activations = Literal["token", "tensor"]
+ActivationBits = Literal[8, 16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,8 @@ class Linear:
     weight: str
     outputs: int
     bias: bool
+    activation_bits: ActivationBits = 8
+    """16: rows are quantised to two digits of 8 bits, and multiplied twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +149,8 @@ class LogProb:
     weight: str
     vocabulary: int
     bias: bool
+    activation_bits: ActivationBits = 8
+    """As in :class:`Linear`."""
 
 
 Op = Embed | Add | Norm | Linear | Gate | Rotary | Attention | Pool | Score | LogProb
@@ -182,7 +187,7 @@ class Program:
     def to_json(self) -> str:
         """Return the program as JSON, keys in a fixed order."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "ops"}
-        ops = [{"op": type(op).__name__.lower(), **dataclasses.asdict(op)} for op in self.ops]
+        ops = [{"op": type(op).__name__.lower(), **_fields(op)} for op in self.ops]
         return json.dumps({**fields, "ops": ops}, indent=1)
 
     @classmethod
@@ -218,6 +223,34 @@ def widths(program: Program) -> dict[int, int]:
         if not isinstance(op, LogProb):
             found[op.out] = _width(op)
     return found
+
+
+def digits(op: Linear | LogProb) -> int:
+    """Return the 8-bit digits of an activation: the products with each weight.
+
+    Raises:
+        ArtifactError: The operator has neither 8 nor 16 bits.
+    """
+    if op.activation_bits not in get_args(ActivationBits):
+        raise ArtifactError(
+            f"{op.weight or type(op).__name__} has activations of {op.activation_bits} bits: the integer contract has "
+            "8 and 16; compile the model again"
+        )
+    return op.activation_bits // 8
+
+
+def with_activation_bits(program: Program, bits: ActivationBits) -> Program:
+    """Return a program whose linear layers and vocabulary head quantise rows to so many bits."""
+    ops = (replace(op, activation_bits=bits) if isinstance(op, Linear | LogProb) else op for op in program.ops)
+    return replace(program, ops=tuple(ops))
+
+
+def _fields(op: Op) -> dict[str, Any]:
+    """Return an operator's fields; 8-bit activations go without saying, so older programs keep their digest."""
+    fields = dataclasses.asdict(op)
+    if fields.get("activation_bits") == 8:
+        del fields["activation_bits"]
+    return fields
 
 
 def _width(op: Op) -> int:

@@ -35,7 +35,9 @@ def explore(
     model: Annotated[str, typer.Argument(help="Folder of a compiled or Hugging Face model, or a name: llama-3-8b.")],
     card: Annotated[str, typer.Option(help="Cards, as in U55C,V80.")] = "U55C,V80",
     cards: Annotated[str, typer.Option(help="How many cards, as in 1,2.")] = "1,2",
-    precision: Annotated[str, typer.Option(help="fp16, int8, int4 (weights only).")] = "fp16,int8,int4",
+    precision: Annotated[
+        str, typer.Option(help="fp16, int8, int8a16 (16-bit activations), int4 (weights only).")
+    ] = "fp16,int8,int4",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1,32",
     sequence: Annotated[
         str | None, typer.Option(help="Tokens a sequence; without it 128,512, or what the model takes.")

@@ -60,7 +60,7 @@ def _quantise(s: Mapping[str, int]) -> Bytes:
     return {
         "x": 0 if s["indexed"] else _slice(s, "x", rows, width),
         "index": 4 * (s["first"] + rows) * s["indexed"],
-        "q": rows * groups * padded(width // groups, 1),
+        "q": rows * groups * s["digits"] * padded(width // groups, 1),
         "s": 4 * rows * groups,
     }
 
@@ -68,7 +68,7 @@ def _quantise(s: Mapping[str, int]) -> Bytes:
 def _gemm(s: Mapping[str, int]) -> Bytes:
     rows, outputs = s["rows"], s["outputs"]
     return {
-        "q": rows * s["inner_beats"] * BEAT,
+        "q": rows * s["digits"] * s["inner_beats"] * BEAT,
         "qs": 4 * rows,
         "w": outputs * s["inner_beats"] * BEAT,
         "ws": padded(outputs, 4),

@@ -122,6 +122,7 @@ class _Check:
                 if op.bias:
                     self._vector(f"{op.weight}.b", op.x.width)
             case Linear():
+                self._bits(op)
                 self._product(op.weight, np.int8, op.outputs, op.x.width, op.bias)
             case Gate():
                 self._true(op.table in ("gelu", "gelu_tanh", "silu", "tanh", "relu"), f"has no table {op.table}")
@@ -149,6 +150,7 @@ class _Check:
                 self._true(by_row, "reads a register behind pooling")
                 self._most(op.vocabulary, MAX_VOCABULARY, "tokens")
                 self._true(op.vocabulary >= self.program.vocabulary, "has fewer outputs than there are token ids")
+                self._bits(op)
                 self._product(op.weight, np.int8, op.vocabulary, op.x.width, op.bias)
 
     def _embed(self, op: Embed) -> None:
@@ -178,6 +180,9 @@ class _Check:
         self._vector(f"{stem}.s", outputs)
         if bias:
             self._vector(f"{stem}.b", outputs)
+
+    def _bits(self, op: Linear | LogProb) -> None:
+        self._true(op.activation_bits in (8, 16), f"has activations of {op.activation_bits} bits, the kernels 8 or 16")
 
     def _pair(self, x: Columns, y: Columns) -> None:
         self._true(x.width == y.width, f"pairs {x.width} columns with {y.width}")

@@ -161,7 +161,7 @@ KERNELS = (
             _out("q", "int8", ROWS, 2),
             _out("s", "float32", ROWS, 2),
         ),
-        "rows x_stride x_start width groups indexed first",
+        "rows x_stride x_start width groups indexed first digits",
     ),
     _kernel(
         "gt_gemm",
@@ -173,7 +173,7 @@ KERNELS = (
             _in("b", "float32", WEIGHTS, 3),
             _out("y", "float32", ACTIVATIONS, 4),
         ),
-        "rows inner_beats outputs biased",
+        "rows inner_beats outputs biased digits",
     ),
     _kernel(
         "gt_gate",

@@ -2,7 +2,8 @@
 
 ======================= ===========================================================================================
 ``register:n``          a register; registers that are not alive at the same time share a buffer (``layout.py``)
-``q:i``, ``s:i``        8-bit rows on their way from quantise to gemm or attention, and their scales
+``q:i``, ``s:i``        8-bit rows on their way from quantise to gemm or attention, and their scales; two digits of a
+                        row lie one behind the other
 ``logits``              a chunk of rows of the log-probability head
 ``logprobs``            its results
 ``weights:name``        a tensor of the artifact
@@ -33,6 +34,7 @@ from greentrain.fpga_backend.program import (
     Program,
     Rotary,
     Score,
+    digits,
     widths,
 )
 
@@ -130,7 +132,7 @@ class _Maker:
         return Launch("gt_norm", (x[0], gain, bias, _register(op.out), self.rows(op.x), *x[1:], op.x.width, *flags))
 
     def linear(self, op: Linear) -> Iterator[Launch]:
-        yield self.quantise(op.x, 0, 1)
+        yield self.quantise(op.x, 0, 1, digits(op))
         yield Launch(
             "gt_gemm",
             (
@@ -141,6 +143,7 @@ class _Maker:
                 beats(op.x.width, BYTES),
                 op.outputs,
                 int(op.bias),
+                digits(op),
             ),
         )
 
@@ -201,7 +204,14 @@ class _Maker:
         x = self.where(op.x)
         yield Launch(
             "gt_quantise",
-            (x[0], "index:target_rows", "q:0", "s:0", Count.CHUNK, *x[1:], op.x.width, 1, 1, Count.FIRST),
+            (
+                *(x[0], "index:target_rows", "q:0", "s:0"),
+                Count.CHUNK,
+                *x[1:],
+                op.x.width,
+                *(1, 1, Count.FIRST),
+                digits(op),
+            ),
             by_chunk=True,
         )
         yield Launch(
@@ -214,6 +224,7 @@ class _Maker:
                 beats(op.x.width, BYTES),
                 op.vocabulary,
                 int(op.bias),
+                digits(op),
             ),
             by_chunk=True,
         )
@@ -228,7 +239,7 @@ class _Maker:
             by_chunk=True,
         )
 
-    def quantise(self, columns: Columns, place: int, groups: int) -> Launch:
+    def quantise(self, columns: Columns, place: int, groups: int, digits: int = 1) -> Launch:
         x = self.where(columns)
         return Launch(
             "gt_quantise",
@@ -243,6 +254,7 @@ class _Maker:
                 groups,
                 0,
                 0,
+                digits,
             ),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from greentrain.fpga_backend.csim.fitting import by_sequence
 from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, TABLES, Region
 from greentrain.fpga_backend.csim.launches import BYTES, beats
-from greentrain.fpga_backend.program import Attention, Linear, LogProb, Program, read_by, widths
+from greentrain.fpga_backend.program import Attention, Linear, LogProb, Program, digits, read_by, widths
 
 LOGITS_BYTES = 2**26
 """Logits at a time: few enough to fit any bank, and rows enough to read the vocabulary's weights seldom."""
@@ -109,7 +109,8 @@ def _quantised(program: Program) -> tuple[list[int], list[int]]:
     for op in program.ops:
         parts: tuple[tuple[int, int], ...] = ()
         if isinstance(op, Linear | LogProb):
-            parts = ((op.x.width, 1),)
+            wide[0] = max(wide[0], digits(op) * beats(op.x.width, BYTES))
+            groups[0] = max(groups[0], 1)
         elif isinstance(op, Attention):
             parts = ((op.q.width, op.heads), (op.k.width, op.kv_heads), (op.v.width, op.kv_heads))
         for i, (width, heads) in enumerate(parts):

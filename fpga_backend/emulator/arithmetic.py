@@ -28,6 +28,22 @@ def scaled(x: torch.Tensor, peak: torch.Tensor, largest: int) -> tuple[torch.Ten
     return torch.mul(x, ratio(largest, floor)).round_(), floor * (1.0 / largest)
 
 
+def two_digits(n: torch.Tensor) -> torch.Tensor:
+    """Split integers of at most ``Q16D`` [rows, width] into digits, int8 [2 * rows, width]: all high, then all low.
+
+    The nearest integer to n / 255 is the contract's floor((n + 127) / 255): the low digit is at most 127, which is no
+    more than 0.4981 of the base, so no rounding of the quotient reaches the next integer.
+    """
+    high = torch.mul(n, 1.0 / contract.DIGIT_BASE).round_()
+    return torch.cat((high, n - contract.DIGIT_BASE * high)).to(torch.int8)
+
+
+def joined(acc: torch.Tensor) -> torch.Tensor:
+    """Add up the sums of :func:`two_digits`, int32 [2 * rows, n]: integers in binary64 [rows, n], exact."""
+    high, low = acc.to(torch.float64).chunk(2)
+    return high.mul(contract.DIGIT_BASE).add_(low)
+
+
 def ratio(number: float, divisor: torch.Tensor) -> torch.Tensor:
     """Divide a number by a tensor with one rounding: ``number / tensor`` multiplies by a reciprocal, which is two."""
     return torch.full_like(divisor, number).div_(divisor)

@@ -18,7 +18,7 @@ from greentrain.fpga_backend.emulator.products import Product, exact_product
 from greentrain.fpga_backend.emulator.stages import Kernel, Rows, Stage, Weights, cut
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
 from greentrain.fpga_backend.packing import Packed, pack
-from greentrain.fpga_backend.program import Attention, Columns, LogProb, Pool, widths
+from greentrain.fpga_backend.program import Attention, Columns, Linear, LogProb, Pool, digits, widths
 
 BLOCK_ROWS = 256
 """Rows at a time: 256 x 3072 binary32 are 3 MB, about what a core's share of the caches holds."""
@@ -39,7 +39,7 @@ class Engine:
         block_rows: Rows at a time.
 
     Raises:
-        ArtifactError: Another precision, or sizes beyond the contract's.
+        ArtifactError: Another precision, or sizes or a width of activations beyond the contract's.
     """
 
     def __init__(
@@ -57,6 +57,9 @@ class Engine:
                 f"precision {program.precision!r} is not in the integer contract; the emulator runs 'w8a8', "
                 "the torch device runs any"
             )
+        two = any(digits(op) == 2 for op in program.ops if isinstance(op, Linear | LogProb))
+        if two and program.activations != "token":
+            raise ArtifactError("one scale a tensor goes with activations of 8 bits only: compile the model again")
         self.program = program
         self._whole = program.activations == "tensor"
         self._block_rows = block_rows
@@ -151,7 +154,7 @@ class Engine:
         peak = x.abs().amax() if self._whole else None
         for start in range(0, len(targets), step):
             piece = slice(start, start + step)
-            logits = self._kernel.linear(x[chosen[piece]], self._weights[op.weight], peak=peak)
+            logits = self._kernel.linear(op, x[chosen[piece]], self._weights[op.weight], peak=peak)
             out[piece] = logprobs(logits, targets[piece], self._logprob_tables)
         return out
 

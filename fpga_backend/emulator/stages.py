@@ -28,6 +28,7 @@ from greentrain.fpga_backend.program import (
     Program,
     Rotary,
     Score,
+    digits,
     read_by,
 )
 
@@ -138,13 +139,19 @@ class Kernel:
             registers[op.out] = self._apply(op, registers, slot, rows)  # type: ignore[union-attr]
         return [registers[r] for r in stage.kept]
 
-    def linear(self, x: torch.Tensor, weight: Weights, *, peak: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(
+        self, op: Linear | LogProb, x: torch.Tensor, weight: Weights, *, peak: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Quantise rows, multiply, scale; ``peak`` is the absolute maximum [] to scale all of them by."""
         if self.whole_batch_scale and peak is None:
             peak = x.abs().amax()
         by_row = x.abs().amax(dim=-1, keepdim=True) if peak is None else peak.expand(len(x), 1)
-        q, scale = arithmetic.scaled(x, by_row, contract.Q8)
-        acc = self.product(q.to(torch.int8), _of(weight, "q"))
+        if digits(op) == 2:
+            q, scale = arithmetic.scaled(x, by_row, contract.Q16D)
+            acc = arithmetic.joined(self.product(arithmetic.two_digits(q), _of(weight, "q")))
+        else:
+            q, scale = arithmetic.scaled(x, by_row, contract.Q8)
+            acc = self.product(q.to(torch.int8), _of(weight, "q"))
         return arithmetic.dequantise(acc, scale, _of(weight, "s"), weight["b"])
 
     def _apply(self, op: Op, registers: dict[int, torch.Tensor], weight: Weights, rows: Rows) -> torch.Tensor:
@@ -162,7 +169,7 @@ class Kernel:
             case Norm():
                 return arithmetic.norm(columns(op.x), _of(weight, "g"), weight["b"], op.eps, centre=op.kind == "layer")
             case Linear():
-                return self.linear(columns(op.x), weight)
+                return self.linear(op, columns(op.x), weight)
             case Gate():
                 up = None if op.up is None else columns(op.up)
                 if op.table == "relu":

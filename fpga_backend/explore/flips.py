@@ -1,14 +1,12 @@
 """Rank flips of a model folder on the user's own texts: the one figure of the table that is measured."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain._imports import try_import
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.explore.space import PRECISIONS
-from greentrain.fpga_backend.program import Precision
+from greentrain.fpga_backend.explore.space import compiled_to
 
 if TYPE_CHECKING:
     from greentrain.fpga_backend.artifact import Artifact
@@ -47,7 +45,7 @@ def measure(folder: Path, texts: Sequence[str], precisions: Sequence[str]) -> di
     encoded = tokenizer(list(texts), truncation=True, max_length=limit)
     traced = compiled(model, max_tokens=limit, head="score", precision="fp32")
     exact = _scores(traced, encoded)
-    return {name: flip_rate(exact, _scores(_rounded(traced, model, PRECISIONS[name]), encoded)) for name in precisions}
+    return {name: flip_rate(exact, _scores(_rounded(traced, model, name), encoded)) for name in precisions}
 
 
 def _opened(folder: Path) -> tuple[Any, Any]:
@@ -66,16 +64,17 @@ def _opened(folder: Path) -> tuple[Any, Any]:
         raise ConfigError(f"{folder} cannot be loaded for rank flips: {error}") from error
 
 
-def _rounded(traced: "Artifact", model: Any, precision: Precision) -> "Artifact":
+def _rounded(traced: "Artifact", model: Any, precision: str) -> "Artifact":
     """Return the compiled model in another precision, without tracing it again."""
     from greentrain.fpga_backend.artifact import Artifact
     from greentrain.fpga_backend.compiler.compiling import named_parameters
     from greentrain.fpga_backend.compiler.quantize import tensors_of
     from greentrain.fpga_backend.compiler.recipe import Recipe
 
-    weights = tensors_of(Recipe.from_json(traced.recipe), named_parameters(model), precision)
+    program = compiled_to(traced.program, precision)
+    weights = tensors_of(Recipe.from_json(traced.recipe), named_parameters(model), program.precision)
     angles = {name: tensor for name, tensor in traced.tensors.items() if name.endswith((".cos", ".sin"))}
-    return Artifact.of(dataclasses.replace(traced.program, precision=precision), {**weights, **angles})
+    return Artifact.of(program, {**weights, **angles})
 
 
 def _scores(artifact: "Artifact", encoded: Any) -> list[float]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS: Final = (".png", ".svg", ".pdf")
-_COLOURS: Final = {"int8": "#0072b2", "fp16": "#d55e00", "int4": "#0a6b3d"}
+_COLOURS: Final = {"int8": "#0072b2", "int8a16": "#7b5ea7", "fp16": "#d55e00", "int4": "#0a6b3d"}
 """After Okabe and Ito's palette (https://jfly.uni-koeln.de/color/, 2026-11-21)."""
 _MARKERS: Final = "os^Dv"
 

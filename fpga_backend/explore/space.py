@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from greentrain.fpga_backend.explore.group import Group, most_sequences
-from greentrain.fpga_backend.program import Precision, Program
+from greentrain.fpga_backend.program import Precision, Program, with_activation_bits
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.memory import footprint
 from greentrain.fpga_backend.roofline.time import Bound
 
-PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int4": "w4a16"}
-"""What they are compiled to. ``int4`` is of weights only: products are of 16 bits."""
+PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int8a16": "w8a8", "int4": "w4a16"}
+"""What they are compiled to. ``int8a16`` has activations of 16 bits: each product is two of 8 bits. ``int4`` is of
+weights only: products are of 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,14 @@ def explore(
     )
 
 
-def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: int, sequence: int) -> Point:
+def compiled_to(program: Program, precision: str) -> Program:
+    """Return a program in a precision of ``PRECISIONS``."""
     compiled = dataclasses.replace(program, precision=PRECISIONS[precision])
+    return with_activation_bits(compiled, 16 if precision == "int8a16" else 8)
+
+
+def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: int, sequence: int) -> Point:
+    compiled = compiled_to(program, precision)
     room = int(card.value("memory_bytes"))
     group = _group(compiled, card, cards, batch, sequence)
     need_bytes = footprint(compiled, Layout.equal(max(group.wave, 1), sequence), ways=group.ways).total_bytes

@@ -79,6 +79,8 @@ def _notes(points: Sequence[Point], flips: bool) -> list[str]:
         found.append("Some batches run in waves, because their registers take more than a card's memory.")
     if not flips:
         found.append("Rank flips: not measured (--texts measures them on a Hugging Face folder with weights).")
+    if any(point.precision == "int8a16" for point in points):
+        found.append("int8a16 has weights of 8 bits and activations of 16: each of its products is two of 8 bits.")
     if any(point.precision == "int4" for point in points):
         found.append("int4 is of weights only: its products are of 16 bits.")
     return found

@@ -2,6 +2,9 @@
 //
 //   y[m][n] = (f32(sum_k q[m][k] * w[n][k]) * qs[m]) * ws[n]  (+ b[n])
 //
+// With two `digits` a row of q is two, the high digits and then the low ones, and the sum is 255 times that of the high
+// ones plus that of the low ones, in 64 bits: the same array, twice the rows.
+//
 // An output tile of ROWS x OUTPUTS passes three stages that run side by side: fetch moves beats of both operands from
 // memory, multiply gathers them into one of two pairs of tiles while the other pair is multiplied, finish scales and writes.
 // A step multiplies UNITS outputs of one row over DEPTH inputs: 2048 products a clock.
@@ -20,7 +23,7 @@ constexpr int DEPTH = STEP_BEATS * BYTES;
 constexpr int UNITS = 8;
 
 struct sums_t {
-    int32_t v[FLOATS];
+    int64_t v[FLOATS];
 };
 
 // Beats of `count` rows of an operand, a step of the inner dimension at a time.
@@ -70,8 +73,8 @@ void mac(const lane_t a[ROWS][DEPTH], const lane_t w[OUTPUTS][DEPTH], int rows, 
     }
 }
 
-void multiply(hls::stream<bytes_t> &a_beats, hls::stream<bytes_t> &w_beats, int rows, int outputs, int inner_beats,
-              hls::stream<sums_t> &sums) {
+void multiply(hls::stream<bytes_t> &a_beats, hls::stream<bytes_t> &w_beats, int rows, int digits, int outputs,
+              int inner_beats, hls::stream<sums_t> &sums) {
     GT_ONCHIP lane_t a_ping[ROWS][DEPTH], a_pong[ROWS][DEPTH], w_ping[OUTPUTS][DEPTH], w_pong[OUTPUTS][DEPTH];
 #pragma HLS ARRAY_RESHAPE variable = a_ping complete dim = 2
 #pragma HLS ARRAY_RESHAPE variable = a_pong complete dim = 2
@@ -101,13 +104,14 @@ void multiply(hls::stream<bytes_t> &a_beats, hls::stream<bytes_t> &w_beats, int 
             mac(a_pong, w_pong, rows, acc);
         }
     }
-    for (int m = 0; m < rows; m++) {
+    for (int m = 0; m < rows; m += digits) {
         for (int group = 0; group < OUTPUTS; group += FLOATS) {
 #pragma HLS PIPELINE II = 1
             sums_t sum;
             for (int lane = 0; lane < FLOATS; lane++) {
 #pragma HLS UNROLL
-                sum.v[lane] = acc[m][group + lane];
+                const int64_t first = acc[m][group + lane];
+                sum.v[lane] = digits == 2 ? DIGIT_BASE * first + acc[m + 1][group + lane] : first;
             }
             sums.write(sum);
         }
@@ -147,16 +151,16 @@ void finish(hls::stream<sums_t> &sums, const float *qs, const floats_t *ws, cons
 }
 
 void tile(const bytes_t *q, const float *qs, const bytes_t *w, const floats_t *ws, const floats_t *b, floats_t *y, int row,
-          int rows, int output, int outputs, int inner_beats, int stride, int biased) {
+          int rows, int digits, int output, int outputs, int inner_beats, int stride, int biased) {
 #pragma HLS DATAFLOW
     hls::stream<bytes_t> a_beats("a_beats"), w_beats("w_beats");
     hls::stream<sums_t> sums("sums");
 #pragma HLS STREAM variable = a_beats depth = 256
 #pragma HLS STREAM variable = w_beats depth = 256
 #pragma HLS STREAM variable = sums depth = 64
-    fetch(q, row, rows, inner_beats, a_beats);
+    fetch(q, row * digits, rows * digits, inner_beats, a_beats);
     fetch(w, output, outputs, inner_beats, w_beats);
-    multiply(a_beats, w_beats, rows, outputs, inner_beats, sums);
+    multiply(a_beats, w_beats, rows * digits, digits, outputs, inner_beats, sums);
     finish(sums, qs, ws, b, y, row, rows, output, outputs, stride, biased);
 }
 
@@ -164,7 +168,7 @@ void tile(const bytes_t *q, const float *qs, const bytes_t *w, const floats_t *w
 
 extern "C" void gt_gemm(const gt::bytes_t *q, const float *qs, const gt::bytes_t *w, const gt::floats_t *ws,
                         const gt::floats_t *b, gt::floats_t *y, int32_t rows, int32_t inner_beats, int32_t outputs,
-                        int32_t biased) {
+                        int32_t biased, int32_t digits) {
 #pragma HLS INTERFACE m_axi port = q bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = qs bundle = gmem1 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = w bundle = gmem2 max_read_burst_length = 64
@@ -175,12 +179,14 @@ extern "C" void gt_gemm(const gt::bytes_t *q, const float *qs, const gt::bytes_t
 #pragma HLS INTERFACE s_axilite port = inner_beats
 #pragma HLS INTERFACE s_axilite port = outputs
 #pragma HLS INTERFACE s_axilite port = biased
+#pragma HLS INTERFACE s_axilite port = digits
 #pragma HLS INTERFACE s_axilite port = return
     const int stride = gt::beats(outputs, gt::FLOATS);
+    const int step = digits == 2 ? ROWS / 2 : ROWS;
     for (int output = 0; output < outputs; output += OUTPUTS) {
-        for (int row = 0; row < rows; row += ROWS) {
-            tile(q, qs, w, ws, b, y, row, gt::smaller(ROWS, rows - row), output, gt::smaller(OUTPUTS, outputs - output),
-                 inner_beats, stride, biased);
+        for (int row = 0; row < rows; row += step) {
+            tile(q, qs, w, ws, b, y, row, gt::smaller(step, rows - row), digits, output,
+                 gt::smaller(OUTPUTS, outputs - output), inner_beats, stride, biased);
         }
     }
 }

@@ -9,6 +9,8 @@ namespace gt {
 
 constexpr int Q8 = 127;
 constexpr int Q16 = 32767;
+constexpr int DIGIT_BASE = 255;
+constexpr int Q16D = 32512;
 constexpr int Q20 = 524287;
 constexpr int MAX_WIDTH = 8192;
 constexpr int MAX_INNER = 131072;
@@ -78,6 +80,10 @@ inline int32_t quantised(float x, float factor) {
     const float n = rne(x * factor);
     return n >= -Q && n <= Q ? static_cast<int32_t>(n) : 0;
 }
+
+// The high digit of an integer within Q16D: floor((n + 127) / 255), by a quotient that is not negative. The low one is
+// n - 255 * high; both are within Q8.
+inline int32_t high_digit(int32_t n) { return (n + Q8 + Q8 * DIGIT_BASE) / DIGIT_BASE - Q8; }
 
 inline bool finite(float x) { return std::fabs(x) <= 0x1.fffffep127f; }
 

@@ -1,7 +1,8 @@
 // Rows as 8-bit integers with a scale each: q = rne(x * (127 / a)), s = a * f32(1 / 127), a the largest magnitude.
 //
 // A row is cut into `groups` of equal width (the heads of attention) that are quantised by themselves. Each group fills
-// whole beats, with zeros at its end. Where `indexed`, row r is row index[first + r] of the register.
+// whole beats, with zeros at its end. With two `digits`, q = rne(x * (32512 / a)) and s = a * f32(1 / 32512); a group
+// then is its high digits and behind them its low ones, each in whole beats. Where `indexed`, row r is row index[first + r] of the register.
 #include "beats.h"
 #include "numbers.h"
 
@@ -27,28 +28,38 @@ float peak_of(const floats_t *x, long first_beat, int start, int width) {
     return peak.value();
 }
 
-void write_group(const floats_t *x, long first_beat, int start, int width, float factor, bytes_t *q, long to) {
+void write_group(const floats_t *x, long first_beat, int start, int width, float factor, int digits, bytes_t *q,
+                 long to) {
     for (int column = 0; column < width; column += CHUNK) {
         Row<CHUNK> in;
-        int8_t out[CHUNK];
+        int8_t out[2][CHUNK];
 #pragma HLS ARRAY_PARTITION variable = in.v cyclic factor = 16
-#pragma HLS ARRAY_PARTITION variable = out cyclic factor = 64
+#pragma HLS ARRAY_PARTITION variable = out cyclic factor = 64 dim = 2
         const int wide = smaller(CHUNK, width - column);
         in.read(x, first_beat, start + column, wide);
         for (int j = 0; j < wide; j++) {
 #pragma HLS PIPELINE II = 1
 #pragma HLS UNROLL factor = 16
-            out[j] = static_cast<int8_t>(quantised<Q8>(in[j], factor));
-        }
-        for (int b = 0; b < beats(wide, BYTES); b++) {
-#pragma HLS PIPELINE II = 1
-            bytes_t beat;
-            for (int lane = 0; lane < BYTES; lane++) {
-#pragma HLS UNROLL
-                const int j = b * BYTES + lane;
-                beat.v[lane] = j < wide ? out[j] : static_cast<int8_t>(0);
+            if (digits == 2) {
+                const int32_t n = quantised<Q16D>(in[j], factor);
+                const int32_t high = high_digit(n);
+                out[0][j] = static_cast<int8_t>(high);
+                out[1][j] = static_cast<int8_t>(n - DIGIT_BASE * high);
+            } else {
+                out[0][j] = static_cast<int8_t>(quantised<Q8>(in[j], factor));
             }
-            q[to + column / BYTES + b] = beat;
+        }
+        for (int digit = 0; digit < digits; digit++) {
+            for (int b = 0; b < beats(wide, BYTES); b++) {
+#pragma HLS PIPELINE II = 1
+                bytes_t beat;
+                for (int lane = 0; lane < BYTES; lane++) {
+#pragma HLS UNROLL
+                    const int j = b * BYTES + lane;
+                    beat.v[lane] = j < wide ? out[digit][j] : static_cast<int8_t>(0);
+                }
+                q[to + digit * beats(width, BYTES) + column / BYTES + b] = beat;
+            }
         }
     }
 }
@@ -57,7 +68,7 @@ void write_group(const floats_t *x, long first_beat, int start, int width, float
 
 extern "C" void gt_quantise(const gt::floats_t *x, const int32_t *index, gt::bytes_t *q, float *s, int32_t rows,
                             int32_t x_stride, int32_t x_start, int32_t width, int32_t groups, int32_t indexed,
-                            int32_t first) {
+                            int32_t first, int32_t digits) {
 #pragma HLS INTERFACE m_axi port = x bundle = gmem0 max_read_burst_length = 64
 #pragma HLS INTERFACE m_axi port = index bundle = gmem1
 #pragma HLS INTERFACE m_axi port = q bundle = gmem2 max_write_burst_length = 64
@@ -69,6 +80,7 @@ extern "C" void gt_quantise(const gt::floats_t *x, const int32_t *index, gt::byt
 #pragma HLS INTERFACE s_axilite port = groups
 #pragma HLS INTERFACE s_axilite port = indexed
 #pragma HLS INTERFACE s_axilite port = first
+#pragma HLS INTERFACE s_axilite port = digits
 #pragma HLS INTERFACE s_axilite port = return
     using namespace gt;
     const int group_width = width / groups;
@@ -79,8 +91,9 @@ extern "C" void gt_quantise(const gt::floats_t *x, const int32_t *index, gt::byt
             const long number = static_cast<long>(row) * groups + group;
             const int start = x_start + group * group_width;
             const float peak = peak_of(x, from, start, group_width);
-            s[number] = scale_of<Q8>(peak);
-            write_group(x, from, start, group_width, factor_of<Q8>(peak), q, number * group_beats);
+            s[number] = digits == 2 ? scale_of<Q16D>(peak) : scale_of<Q8>(peak);
+            const float factor = digits == 2 ? factor_of<Q16D>(peak) : factor_of<Q8>(peak);
+            write_group(x, from, start, group_width, factor, digits, q, number * digits * group_beats);
         }
     }
 }

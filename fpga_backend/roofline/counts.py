@@ -27,6 +27,7 @@ from greentrain.fpga_backend.program import (
     Program,
     Rotary,
     Score,
+    digits,
 )
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.widths import Widths, widths_of
@@ -165,7 +166,7 @@ class _Counter:
         )
 
     def _linear(self, op: Linear) -> OpCount:
-        return self._product(self._rows[op.out], op.x.width, op.outputs, bias=op.bias)
+        return self._product(op, self._rows[op.out], op.outputs)
 
     def _gate(self, op: Gate) -> OpCount:
         matrices = 2 if op.up is None else 3
@@ -213,7 +214,7 @@ class _Counter:
     def _logprob(self, op: LogProb) -> OpCount:
         targets = self._layout.targets
         chunks = math.ceil(targets / logit_rows(op.vocabulary))
-        product = self._product(targets, op.x.width, op.vocabulary, bias=op.bias)
+        product = self._product(op, targets, op.vocabulary)
         logits = self._register(targets, op.vocabulary, split=True)
         return dataclasses.replace(
             product,
@@ -222,22 +223,23 @@ class _Counter:
             activation_bytes=product.activation_bytes + logits + 2 * WORD * targets,
         )
 
-    def _product(self, rows: int, inner: int, outputs: int, *, bias: bool) -> OpCount:
-        own = math.ceil(outputs / self._ways)
-        passed = self._quantised(rows, inner, 1)
-        read = rows * (inner + WORD) if self._widths.quantised else self._register(rows, inner)
+    def _product(self, op: Linear | LogProb, rows: int, outputs: int) -> OpCount:
+        inner, own = op.x.width, math.ceil(outputs / self._ways)
+        times = digits(op) if self._widths.quantised else 1
+        passed = self._quantised(rows, inner, 1, times)
+        read = rows * (times * inner + WORD) if self._widths.quantised else self._register(rows, inner)
         return _part(
             launches=2 if self._widths.quantised else 1,
-            weight_bytes=self._widths.weights(own, inner) + (WORD * own if bias else 0),
+            weight_bytes=self._widths.weights(own, inner) + (WORD * own if op.bias else 0),
             activation_bytes=passed + read + self._register(rows, own),
-            **self._macs(rows * inner * own),
+            **self._macs(times * rows * inner * own),
         )
 
-    def _quantised(self, rows: int, width: int, groups: int) -> int:
-        """Bytes of reading a register, and writing it as 8-bit rows and scales."""
+    def _quantised(self, rows: int, width: int, groups: int, times: int = 1) -> int:
+        """Bytes of reading a register, and writing it as 8-bit rows, ``times`` digits an element, and scales."""
         if not self._widths.quantised:
             return 0
-        return self._register(rows, width) + rows * (width + WORD * groups)
+        return self._register(rows, width) + rows * (times * width + WORD * groups)
 
     def _register(self, rows: int, width: int, *, split: bool = False) -> int:
         return rows * (math.ceil(width / self._ways) if split else width) * self._widths.activation_bytes

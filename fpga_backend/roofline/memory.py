@@ -13,6 +13,7 @@ from greentrain.fpga_backend.program import (
     Program,
     Rotary,
     Score,
+    digits,
     read_by,
     widths,
 )
@@ -90,7 +91,8 @@ def _peak(program: Program, layout: Layout) -> int:
         else:
             live[op.out] = rows[op.out] * width[op.out] * sizes.activation_bytes
         if sizes.quantised:
-            extra += sum(rows[source.register] * source.width for source in read_by(op))
+            times = digits(op) if isinstance(op, Linear | LogProb) else 1
+            extra += times * sum(rows[source.register] * source.width for source in read_by(op))
         most = max(most, sum(live.values()) + extra)
         live = {register: size for register, size in live.items() if last.get(register, -1) > place}
     return most

@@ -15,6 +15,7 @@ from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.program import (
+    ActivationBits,
     Add,
     Attention,
     Columns,
@@ -28,6 +29,7 @@ from greentrain.fpga_backend.program import (
     Program,
     Rotary,
     Score,
+    with_activation_bits,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -50,6 +52,7 @@ def encoder(
     gate: Literal["gelu", "gelu_tanh"] = "gelu",
     pooler: bool = False,
     bias: bool = True,
+    activation_bits: ActivationBits = 8,
 ) -> Artifact:
     """Return a random encoder with a score head: post layer norm, both directions, learnt positions.
 
@@ -67,8 +70,9 @@ def encoder(
         gate: Activation of the perceptron.
         pooler: A layer with tanh between pooling and score, as BERT has.
         bias: Whether layers have biases.
+        activation_bits: Of what linear layers multiply.
     """
-    made = _Maker(seed)
+    made = _Maker(seed, activation_bits)
     tokens = made.embed("token", hidden, vocabulary)
     x = made.add(tokens, made.embed("position", hidden, max_tokens))
     if types:
@@ -102,6 +106,7 @@ def decoder(
     head: Literal["logprob", "score"] = "logprob",
     labels: int = 1,
     bias: bool = False,
+    activation_bits: ActivationBits = 8,
 ) -> Artifact:
     """Return a random decoder: RMS norm before, rotary positions, grouped keys, gated perceptron, causal.
 
@@ -118,8 +123,9 @@ def decoder(
         head: Log-probabilities of the tokens, or a score of the last row.
         labels: Scores a sequence.
         bias: Whether the projections to queries, keys and values have biases, as in Qwen2.
+        activation_bits: Of what linear layers and the vocabulary head multiply.
     """
-    made = _Maker(seed)
+    made = _Maker(seed, activation_bits)
     width = head_width or hidden // heads
     angles = made.rotary_tables(max_tokens, width // 2)
     x = made.embed("token", hidden, vocabulary)
@@ -180,8 +186,9 @@ def quantised(weights: Floats, largest: int) -> tuple[npt.NDArray[np.int32], Flo
 class _Maker:
     """Writes operators and their random tensors one after the other."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, activation_bits: ActivationBits) -> None:
         self.rng = np.random.default_rng(seed)
+        self.bits = activation_bits
         self.ops: list[Op] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.registers = 0
@@ -198,7 +205,7 @@ class _Maker:
             layers=layers,
             causal=causal,
         )
-        return Artifact.of(program, self.tensors, source=source)
+        return Artifact.of(with_activation_bits(program, self.bits), self.tensors, source=source)
 
     def embed(self, index: Literal["token", "position", "type"], width: int, entries: int) -> Columns:
         stem = self._stem("embed")

@@ -137,5 +137,12 @@ def test_other_shapes_are_no_new_weights() -> None:
 
 
 def test_programs_survive_json() -> None:
-    for made in (encoder(pooler=True), decoder()):
+    for made in (encoder(pooler=True), decoder(), encoder(activation_bits=16), decoder(activation_bits=16)):
         assert Program.from_json(made.program.to_json()) == made.program
+
+
+def test_programs_of_8_bits_are_written_as_before_there_were_16() -> None:
+    """So their digests stay, and a program without the field reads as 8 bits."""
+    assert "activation_bits" not in decoder().program.to_json()
+    assert decoder(activation_bits=16).program.to_json().count('"activation_bits": 16') == 9
+    assert decoder(activation_bits=16).digest != decoder().digest

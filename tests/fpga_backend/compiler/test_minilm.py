@@ -1,5 +1,6 @@
 """The real MiniLM, from its package."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import SmoothQuant, compile, sync
 from greentrain.fpga_backend.compiler.floating import run_float
 from greentrain.fpga_backend.emulator.engine import Engine
+from greentrain.fpga_backend.program import with_activation_bits
 from tests.fpga_backend.compiler.tiny_models import MeanReward, flat, own_scores, randomise
 
 TEXTS = (
@@ -37,6 +39,10 @@ def test_scores_of_real_weights(tmp_path: Path) -> None:
     again = sync(load(tmp_path), model)
     assert again.digest == plain.digest
     assert np.abs(flat(Engine(again).run(batch)) - wanted).max() < 0.3 * spread
+
+    fine = dataclasses.replace(again, program=with_activation_bits(again.program, 16))
+    eight, sixteen = (np.abs(flat(Engine(made).run(batch)) - wanted).mean() for made in (again, fine))
+    assert sixteen < 0.6 * eight
 
     smooth = compile(model, max_tokens=128, smooth=SmoothQuant(batches=[batch]), precision="fp32")
     np.testing.assert_allclose(flat(run_float(smooth.program, smooth.tensors, batch)), wanted, atol=1e-4 * spread)

@@ -1,16 +1,22 @@
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from greentrain.fpga_backend.artifact import load
 from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.compiler import SmoothQuant, compile
 from greentrain.fpga_backend.compiler.compiling import named_parameters
 from greentrain.fpga_backend.compiler.floating import FloatEngine
 from greentrain.fpga_backend.compiler.quantize import tensors_of, weight_of
 from greentrain.fpga_backend.compiler.recipe import Entry, Part, Recipe, Source
-from greentrain.fpga_backend.program import Precision
-from tests.fpga_backend.compiler.tiny_models import compiled, flat, own, sequences
+from greentrain.fpga_backend.emulator.engine import Engine
+from greentrain.fpga_backend.program import Linear, LogProb, Precision
+from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, sequences
 
 
 def recipe_of(weight: torch.Tensor, kind: str = "linear") -> Recipe:
@@ -78,6 +84,54 @@ def test_integer_weights_can_be_run_in_floating_point() -> None:
     np.testing.assert_allclose(
         weight_of(artifact.tensors, stem), model.get_parameter("score.weight").detach(), atol=1e-4
     )
+
+
+def test_activations_of_16_bits_are_nearer_the_model() -> None:
+    """Beside the same weights in floating point, about half is left of what rounding costs: that of attention."""
+    batch = Batch.of(sequences(count=24))
+    for name in ("qwen2 score", "qwen2", "bert mean"):
+        model, artifact = compiled(name)
+        wanted = own(model, batch)
+        fine = compile(model, max_tokens=24, activation_bits=16)
+        kinds = [op for op in fine.program.ops if isinstance(op, Linear | LogProb)]
+        assert kinds and all(op.activation_bits == 16 for op in kinds)
+        assert fine.tensors.keys() == artifact.tensors.keys() and fine.checksums == artifact.checksums
+        assert fine.digest != artifact.digest
+        eight, sixteen, floating = (
+            flat(result)
+            for result in (
+                Engine(artifact).run(batch),
+                Engine(fine).run(batch),
+                FloatEngine(fine.program, fine.tensors).run(batch),
+            )
+        )
+        assert np.abs(sixteen - floating).mean() < 0.65 * np.abs(eight - floating).mean(), name
+        assert np.abs(sixteen - wanted).mean() < np.abs(eight - wanted).mean(), name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"activation_bits": 12}, "activation_bits=12.*8 and 16"),
+        ({"activation_bits": "16"}, "activation_bits='16'.*8 and 16"),
+        ({"activation_bits": 16, "activations": "tensor"}, "activations='tensor'.*'w8a8' and 'token'"),
+        ({"activation_bits": 16, "precision": "w8a16"}, "precision='w8a16'.*'w8a8' and 'token'"),
+    ],
+)
+def test_widths_that_the_contract_has_not(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        compile(build("gpt2"), max_tokens=8, **options)
+
+
+def test_16_bits_go_through_smoothquant_and_files(tmp_path: Path) -> None:
+    batch = Batch.of(sequences())
+    smooth = SmoothQuant(batches=[batch])
+    artifact = compile(build("qwen2"), max_tokens=24, activation_bits=16, smooth=smooth)
+    assert all(op.activation_bits == 16 for op in artifact.program.ops if isinstance(op, Linear | LogProb))
+    artifact.save(tmp_path)
+    again = load(tmp_path)
+    assert again.program == artifact.program
+    np.testing.assert_array_equal(flat(Engine(again).run(batch)), flat(Engine(artifact).run(batch)))
 
 
 def test_a_recipe_survives_json() -> None:

@@ -25,6 +25,14 @@ def test_new_weights_give_a_fresh_compiles_bytes(name: str, tmp_path: Path, monk
     assert synced.recipe == fresh.recipe == artifact.recipe
 
 
+def test_a_width_of_activations_stays() -> None:
+    artifact = compile(build("gpt2"), max_tokens=24, activation_bits=16)
+    moved = build("gpt2", seed=1)
+    synced = sync(artifact, moved)
+    assert synced.digest == compile(moved, max_tokens=24, activation_bits=16).digest
+    assert synced.digest != compile(moved, max_tokens=24).digest
+
+
 def test_a_model_in_training_can_be_synchronised_to() -> None:
     model, artifact = compiled("gpt2")
     moved = copy.deepcopy(model).train().bfloat16()

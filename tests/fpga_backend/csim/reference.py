@@ -65,12 +65,21 @@ def norm(x: Floats, g: Floats, b: Floats | None, eps: float, *, layer: bool) -> 
     return np.array(y if b is None else [F(y[j] + b[j]) for j in range(w)], dtype=F)
 
 
+def split(n: int) -> tuple[int, int]:
+    """High and low digit of an activation of 16 bits."""
+    high = (n + 127) // 255
+    return high, n - 255 * high
+
+
 def product(x: Floats, weights: Array, scales: Floats, bias: Floats | None, q: int) -> Floats:
     n, s = quantise(x, q)
-    row = np.array(n, dtype=np.int64)
+    high, low = zip(*map(split, n), strict=True)
+    rows = {1: n} if q != 32512 else {255: high, 1: low}
+    assert q == 32767 or max(abs(digit) for row in rows.values() for digit in row) <= 127
     y = []
     for j, scale in enumerate(scales):
-        acc = int((row * weights[j].astype(np.int64)).sum())
+        row_j = weights[j].astype(np.int64)
+        acc = sum(place * int((np.array(row, dtype=np.int64) * row_j).sum()) for place, row in rows.items())
         value = F(F(f32(acc) * s) * scale)
         y.append(value if bias is None else F(value + bias[j]))
     return np.array(y, dtype=F)
@@ -194,7 +203,7 @@ def _sequence(program: Program, held: dict[str, Array], ids: Array, types: Array
             case Linear() | Score():
                 b = held[f"{op.weight}.b"] if op.bias else None
                 q, s = held[f"{op.weight}.q"], held[f"{op.weight}.s"]
-                bound = 32767 if isinstance(op, Score) else 127
+                bound = 32767 if isinstance(op, Score) else {8: 127, 16: 32512}[op.activation_bits]
                 registers[op.out] = each([product(x, q, s, b, bound) for x in rows(op.x)])
             case Gate():
                 ups = [None] * len(rows(op.x)) if op.up is None else list(rows(op.up))
@@ -210,8 +219,8 @@ def _sequence(program: Program, held: dict[str, Array], ids: Array, types: Array
             case LogProb():
                 q, s = held[f"{op.weight}.q"], held[f"{op.weight}.s"]
                 b = held[f"{op.weight}.b"] if op.bias else None
-                x = rows(op.x)
-                made = [logprob(product(x[i - 1], q, s, b, 127), int(ids[i])) for i in range(prompt, n)]
+                x, bound = rows(op.x), {8: 127, 16: 32512}[op.activation_bits]
+                made = [logprob(product(x[i - 1], q, s, b, bound), int(ids[i])) for i in range(prompt, n)]
                 return np.array(made, dtype=F)
     last = program.ops[-1]
     assert isinstance(last, Score)

@@ -97,7 +97,7 @@ def test_kernels_run_without_the_gil(card: CsimCard) -> None:
     thread = threading.Thread(target=tick)
     thread.start()
     begun_s = time.monotonic()
-    card.launch("gt_gemm", (q, qs, w, ws, ws, y, rows, beats, rows, 0))
+    card.launch("gt_gemm", (q, qs, w, ws, ws, y, rows, beats, rows, 0, 1))
     took_s = time.monotonic() - begun_s
     done.set()
     thread.join()

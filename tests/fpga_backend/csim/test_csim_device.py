@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.csim.device import Csim
 from greentrain.fpga_backend.csim.speed import gmac_per_s
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.testing.offload_contract import OffloadContract
+from greentrain.testing.offload_models import decoder, encoder
 
 
 class TestCsim(OffloadContract):
@@ -18,6 +20,14 @@ class TestCsim(OffloadContract):
         device = Csim()
         yield device
         device.close()
+
+
+class TestCsimWith16Bits(TestCsim):
+    def encoder(self, seed: int = 0) -> Artifact:
+        return encoder(seed=seed, activation_bits=16)
+
+    def decoder(self, seed: int = 0) -> Artifact:
+        return decoder(seed=seed, activation_bits=16)
 
 
 def test_without_a_compiler_it_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ Array = reference.Array
 
 
 def multiply(bench: Bench, q: Array, qs: Array, w: Array, ws: Array, b: Array | None) -> reference.Floats:
+    """Rows of q [rows, inner], or of two digits [rows, 2, inner]."""
     y = np.empty((len(q), len(w)), dtype=F)
     bench.run(
         "gt_gemm",
@@ -27,15 +28,17 @@ def multiply(bench: Bench, q: Array, qs: Array, w: Array, ws: Array, b: Array | 
         ws=ws,
         b=ws if b is None else b,
         rows=len(q),
-        inner_beats=beats(q.shape[1], 64),
+        inner_beats=beats(q.shape[-1], 64),
         outputs=len(w),
         biased=int(b is not None),
+        digits=q.ndim - 1,
     )
     return y
 
 
 def multiplied(q: Array, qs: Array, w: Array, ws: Array, b: Array | None) -> reference.Floats:
-    acc = q.astype(np.int64) @ w.astype(np.int64).T
+    whole = q.astype(np.int64)
+    acc = (whole if q.ndim == 2 else 255 * whole[:, 0] + whole[:, 1]) @ w.astype(np.int64).T
     y = (acc.astype(np.float64).astype(F) * qs[:, None]) * ws[None]
     return np.asarray(y if b is None else y + b[None])
 
@@ -47,21 +50,38 @@ def multiplied(q: Array, qs: Array, w: Array, ws: Array, b: Array | None) -> ref
     st.integers(1, 70),
     st.one_of(st.integers(1, 200), st.sampled_from([255, 256, 257, 512, 700])),
     st.booleans(),
+    st.booleans(),
 )
-def test_products_of_any_shape(bench: Bench, seed: int, count: int, outputs: int, inner: int, biased: bool) -> None:
+def test_products_of_any_shape(
+    bench: Bench, seed: int, count: int, outputs: int, inner: int, biased: bool, two: bool
+) -> None:
     rng = np.random.default_rng(seed)
-    q, w = (rng.integers(-127, 128, (n, inner)).astype(np.int8) for n in (count, outputs))
+    shape = (count, 2, inner) if two else (count, inner)
+    q, w = (rng.integers(-127, 128, n).astype(np.int8) for n in (shape, (outputs, inner)))
     qs, ws = rng.random(count).astype(F), rng.random(outputs).astype(F)
     b = rng.standard_normal(outputs).astype(F) if biased else None
     same(multiply(bench, q, qs, w, ws, b), multiplied(q, qs, w, ws, b))
 
 
-def test_the_longest_product_at_its_bound(bench: Bench) -> None:
-    """131072 products of 127 and 127 come within 1.6 % of 2^31."""
-    q, w = np.full((1, 131072), 127, dtype=np.int8), np.full((2, 131072), 127, dtype=np.int8)
+@pytest.mark.parametrize("digits", [1, 2])
+def test_the_longest_product_at_its_bound(bench: Bench, digits: int) -> None:
+    """131072 products of 127 and 127 come within 1.6 % of 2^31; of two digits, of 2^39."""
+    q = np.full((1, 131072) if digits == 1 else (1, 2, 131072), 127, dtype=np.int8)
+    w = np.full((2, 131072), 127, dtype=np.int8)
     w[1] = -127
     one = np.ones(2, dtype=F)
     same(multiply(bench, q, one[:1], w, one, None), multiplied(q, one[:1], w, one, None))
+
+
+def test_a_sum_of_two_digits_is_rounded_once(bench: Bench) -> None:
+    """Sums beyond 2^24 are whole before they become binary32: two roundings differ somewhere among many."""
+    rng = np.random.default_rng(3)
+    q, w = rng.integers(-127, 128, (60, 2, 2000)).astype(np.int8), rng.integers(-127, 128, (60, 2000)).astype(np.int8)
+    one = np.ones(60, dtype=F)
+    found = multiply(bench, q, one, w, one, None)
+    same(found, multiplied(q, one, w, one, None))
+    high, low = (q[:, i].astype(np.int64) @ w.astype(np.int64).T for i in range(2))
+    assert (found != (255 * high).astype(F) + low.astype(F)).any()
 
 
 def test_scales_are_applied_one_after_the_other(bench: Bench) -> None:

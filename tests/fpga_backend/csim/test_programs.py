@@ -1,5 +1,6 @@
 """Whole small programs: the kernels under the schedule give the emulator's bits, and those of the reference."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.packing import pack
+from greentrain.fpga_backend.program import ActivationBits, Linear, LogProb, Op
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.csim import reference
 from tests.fpga_backend.csim.bench import same
@@ -45,8 +47,17 @@ def equal(found: Result, expected: list[npt.NDArray[np.float32]]) -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(seeds, lengths, st.sampled_from([1, 2, 5]), st.sampled_from([4, 13]), st.sampled_from(["mean", "first", "last"]))
-def test_encoders(library: Path, seed: int, tokens: tuple[int, ...], heads: int, head_width: int, how: str) -> None:
+@given(
+    seeds,
+    lengths,
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from([4, 13]),
+    st.sampled_from(["mean", "first", "last"]),
+    st.sampled_from([8, 16]),
+)
+def test_encoders(
+    library: Path, seed: int, tokens: tuple[int, ...], heads: int, head_width: int, how: str, bits: int
+) -> None:
     artifact = encoder(
         seed=seed,
         layers=1 + seed % 2,
@@ -59,6 +70,7 @@ def test_encoders(library: Path, seed: int, tokens: tuple[int, ...], heads: int,
         gate="gelu_tanh" if seed % 5 == 0 else "gelu",
         pooler=seed % 7 < 3,
         bias=seed % 4 > 0,
+        activation_bits=bits,  # type: ignore[arg-type]
     )
     batch = sequences(artifact, seed=seed, lengths=tokens)
     found = run(library, artifact, batch)
@@ -66,9 +78,16 @@ def test_encoders(library: Path, seed: int, tokens: tuple[int, ...], heads: int,
 
 
 @settings(max_examples=15, deadline=None)
-@given(seeds, lengths, st.sampled_from([(1, 1), (4, 2), (6, 3)]), st.sampled_from([2, 6, 16]), st.integers(0, 12))
+@given(
+    seeds,
+    lengths,
+    st.sampled_from([(1, 1), (4, 2), (6, 3)]),
+    st.sampled_from([2, 6, 16]),
+    st.integers(0, 12),
+    st.sampled_from([8, 16]),
+)
 def test_decoders(
-    library: Path, seed: int, tokens: tuple[int, ...], heads: tuple[int, int], head_width: int, prompt: int
+    library: Path, seed: int, tokens: tuple[int, ...], heads: tuple[int, int], head_width: int, prompt: int, bits: int
 ) -> None:
     artifact = decoder(
         seed=seed,
@@ -81,6 +100,7 @@ def test_decoders(
         vocabulary=50 + seed % 400,
         head="score" if seed % 4 == 0 else "logprob",
         bias=seed % 2 > 0,
+        activation_bits=bits,  # type: ignore[arg-type]
     )
     batch = sequences(artifact, seed=seed, lengths=tokens, prompt=prompt)
     found = run(library, artifact, batch)
@@ -89,19 +109,32 @@ def test_decoders(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_programs_as_the_contract_reads(library: Path, seed: int) -> None:
+@pytest.mark.parametrize("bits", [8, 16])
+def test_programs_as_the_contract_reads(library: Path, seed: int, bits: ActivationBits) -> None:
     """Neither emulator nor packing has a part in the expectation."""
-    artifact = encoder(seed=seed, layers=1, hidden=12, heads=2, inner=19, pooler=seed == 1, labels=2)
+    artifact = encoder(
+        seed=seed, layers=1, hidden=12, heads=2, inner=19, pooler=seed == 1, labels=2, activation_bits=bits
+    )
     batch = sequences(artifact, seed=seed, lengths=(4, 1, 9))
     equal(run(library, artifact, batch), reference.run(artifact, batch))
-    artifact = decoder(seed=seed, layers=1, hidden=10, heads=2, kv_heads=1, head_width=6, inner=9, vocabulary=40)
+    artifact = decoder(
+        seed=seed,
+        layers=1,
+        hidden=10,
+        heads=2,
+        kv_heads=1,
+        head_width=6,
+        inner=9,
+        vocabulary=40,
+        activation_bits=bits,
+    )
     batch = sequences(artifact, seed=seed, lengths=(7, 5, 3, 11), prompt=4)
     equal(run(library, artifact, batch), reference.run(artifact, batch))
 
 
 def test_waves_give_the_same_bits(library: Path) -> None:
     """A bound that holds one sequence at a time costs the shared prompt's rows again, and changes no result."""
-    artifact = decoder(seed=4)
+    artifact = decoder(seed=4, activation_bits=16)
     batch = sequences(artifact, lengths=(40, 64, 30, 64, 64), prompt=20)
     whole, waves = run(library, artifact, batch), run(library, artifact, batch, activation_bytes=1)
     equal(waves, by_sequence(whole))
@@ -124,6 +157,24 @@ def test_a_batch_without_a_target(library: Path) -> None:
     artifact = decoder()
     result = run(library, artifact, Batch.of([[5], [7]]))
     assert [len(row) for row in by_sequence(result)] == [0, 0]
+
+
+def test_layers_of_8_and_16_bits_in_one_program(library: Path) -> None:
+    """Each operator has its own bits; the widest row decides the buffer."""
+    artifact = decoder(seed=8)
+    places = [i for i, op in enumerate(artifact.program.ops) if isinstance(op, Linear | LogProb)]
+    for some in (places[::2], places[1::2]):
+        ops: list[Op] = [
+            replace(op, activation_bits=16) if i in some and isinstance(op, Linear | LogProb) else op
+            for i, op in enumerate(artifact.program.ops)
+        ]
+        mixed = Artifact.of(replace(artifact.program, ops=tuple(ops)), artifact.tensors)
+        batch = sequences(mixed, lengths=(30, 23, 1))
+        found = run(library, mixed, batch)
+        equal(found, by_sequence(Engine(mixed).run(batch)))
+        assert any(
+            (a != b).any() for a, b in zip(by_sequence(found), by_sequence(run(library, artifact, batch)), strict=True)
+        )
 
 
 @pytest.mark.parametrize("ap_int", [False, True])

@@ -122,6 +122,7 @@ def test_quantise_by_group_and_by_index(
         groups=groups,
         indexed=int(indexed),
         first=2 * int(indexed),
+        digits=1,
     )
     chosen = x[index[2:]] if indexed else x[:count]
     made = [reference.quantise(part, 127) for row in chosen for part in row.reshape(groups, width)]
@@ -129,16 +130,66 @@ def test_quantise_by_group_and_by_index(
     same(s, np.array([scale for _, scale in made], dtype=F))
 
 
+@few
+@given(seeds, st.integers(1, 3), st.sampled_from([1, 8, 63, 64, 65, 150]), starts, kinds, st.booleans())
+def test_quantise_to_two_digits(
+    bench: Bench, seed: int, count: int, width: int, start: int, kind: str, indexed: bool
+) -> None:
+    """A row's high digits lie before its low ones, each in whole beats; they are those of the contract."""
+    rng = np.random.default_rng(seed)
+    x = rows(rng, 6, width, kind)
+    if kind == "ties":
+        x = (rng.integers(-2 * 32512, 2 * 32512 + 1, x.shape) / 2).astype(F)
+        x[:, 0] = 32512
+    whole = wide(rng, 6, start, x)
+    index = rng.integers(0, 6, count + 2).astype(np.int32)
+    q, s = np.empty((count, 2, width), dtype=np.int8), np.empty(count, dtype=F)
+    bench.run(
+        "gt_quantise",
+        {"q": q, "s": s},
+        x=whole,
+        index=index,
+        rows=count,
+        x_stride=stride(whole),
+        x_start=start,
+        width=width,
+        groups=1,
+        indexed=int(indexed),
+        first=2 * int(indexed),
+        digits=2,
+    )
+    chosen = x[index[2:]] if indexed else x[:count]
+    made = [reference.quantise(row, 32512) for row in chosen]
+    same(q, np.array([[*zip(*map(reference.split, n), strict=True)] for n, _ in made], dtype=np.int8))
+    same(s, np.array([scale for _, scale in made], dtype=F))
+
+
+def test_every_integer_of_two_digits(bench: Bench) -> None:
+    """All 65025 of them, in rows of 289 with the largest at their end."""
+    n = np.arange(-32512, 32513, dtype=np.int64).reshape(225, 289)
+    x = np.hstack([n, np.full((225, 1), 32512)]).astype(F)
+    q, s = np.empty((225, 2, 290), dtype=np.int8), np.empty(225, dtype=F)
+    shape = {"rows": 225, "x_stride": stride(x), "x_start": 0, "width": 290, "groups": 1, "indexed": 0, "first": 0}
+    bench.run("gt_quantise", {"q": q, "s": s}, x=x, index=np.zeros(1, dtype=np.int32), digits=2, **shape)
+    assert (np.abs(q.astype(np.int64)) <= 127).all()
+    assert np.array_equal(255 * q[:, 0, :-1].astype(np.int64) + q[:, 1, :-1], n)
+    assert (q[:, :, -1] == 127).all()
+
+
+@pytest.mark.parametrize("digits", [1, 2])
 @pytest.mark.parametrize("width", [4096, 4097, 131072])
-def test_quantise_rows_longer_than_a_chunk(bench: Bench, width: int) -> None:
+def test_quantise_rows_longer_than_a_chunk(bench: Bench, width: int, digits: int) -> None:
     rng = np.random.default_rng(width)
     x = rows(rng, 1, width, "normal")
     x[0, -1] = 9.0
-    q, s = np.empty((1, width), dtype=np.int8), np.empty(1, dtype=F)
+    q, s = np.empty((1, digits, width), dtype=np.int8), np.empty(1, dtype=F)
     shape = {"rows": 1, "x_stride": stride(x), "x_start": 0, "width": width, "groups": 1, "indexed": 0, "first": 0}
-    bench.run("gt_quantise", {"q": q, "s": s}, x=x, index=np.zeros(1, dtype=np.int32), **shape)
-    same(q, np.rint(x * (F(127) / F(9.0))).astype(np.int8))
-    same(s, np.array([F(9.0) * F(1 / 127)]))
+    bench.run("gt_quantise", {"q": q, "s": s}, x=x, index=np.zeros(1, dtype=np.int32), digits=digits, **shape)
+    largest = (127, 32512)[digits - 1]
+    n = np.rint(x * (F(largest) / F(9.0))).astype(np.int64)
+    high = (n + 127) // 255
+    same(q[0], np.vstack([high, n - 255 * high] if digits == 2 else [n]).astype(np.int8))
+    same(s, np.array([F(9.0) * F(1 / largest)]))
 
 
 @few

@@ -78,6 +78,8 @@ QKV = Columns(register=0, start=0, width=30)
         (changed(BERT, Pool, how="median"), "no 'median'"),
         (changed(BERT, Score, x=Columns(register=0, start=0, width=32)), "rows of tokens: pool them"),
         (changed(BERT, Pool, x=Columns(register=0, start=0, width=0)), "reads columns 0 to 0"),
+        (changed(BERT, Linear, activation_bits=12), r"\(linear\) has activations of 12 bits, the kernels 8 or 16"),
+        (changed(LLAMA, LogProb, activation_bits=32), r"\(logprob\) has activations of 32 bits"),
         (changed(LLAMA, Rotary, heads=3), "cannot cut"),
         (changed(LLAMA, Rotary, weight="none"), "lacks tensor none.cos"),
         (changed(LLAMA, LogProb, vocabulary=2**22 + 1), r"4194305 tokens.*hold 4194304"),

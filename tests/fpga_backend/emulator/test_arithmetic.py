@@ -24,7 +24,9 @@ def test_roots_and_quotients_are_rounded_correctly() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40), st.sampled_from([127, 32767, 2**19 - 1]))
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40), st.sampled_from([127, 32512, 32767, 2**19 - 1])
+)
 def test_a_row_is_quantised_in_the_contracts_order(row: list[float], largest: int) -> None:
     n, scale = arithmetic.quantise(torch.tensor([row]), largest)
     peak = max(max(f32(abs(x)) for x in row), f32(contract.ROW_FLOOR))
@@ -32,6 +34,19 @@ def test_a_row_is_quantised_in_the_contracts_order(row: list[float], largest: in
     factor = f32(largest) / peak
     assert n[0].tolist() == [float(np.rint(f32(x) * factor)) for x in row]
     assert abs(n).max() <= largest
+
+
+def test_every_activation_of_16_bits_is_two_digits() -> None:
+    n = torch.arange(-contract.Q16D, contract.Q16D + 1)
+    high, low = arithmetic.two_digits(n[:, None].float()).long().chunk(2)
+    assert torch.equal(high[:, 0], torch.div(n + 127, 255, rounding_mode="floor"))
+    assert torch.equal(255 * high + low, n[:, None])
+    assert high.abs().max() == low.abs().max() == 127
+
+
+def test_sums_of_two_digits_are_joined_before_they_are_rounded() -> None:
+    acc = torch.tensor([[2**31 - 1], [-(2**31) + 1], [2**31 - 1], [5]], dtype=torch.int32)
+    assert arithmetic.joined(acc).tolist() == [[256.0 * (2**31 - 1)], [-255.0 * (2**31 - 1) + 5]]
 
 
 def test_attention_weights_fall_by_the_tables_shifts() -> None:

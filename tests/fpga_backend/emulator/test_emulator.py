@@ -1,15 +1,19 @@
 """The emulator keeps the contract of offload devices, with and without a modelled card."""
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from greentrain.errors import ConfigError
+from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.emulator.engine import Engine
+from greentrain.fpga_backend.errors import ArtifactError, DeviceError
 from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.fpga_backend.roofline.time import service
@@ -24,6 +28,14 @@ class TestEmulator(OffloadContract):
         device = Emulator()
         yield device
         device.close()
+
+
+class TestEmulatorWith16Bits(TestEmulator):
+    def encoder(self, seed: int = 0) -> Artifact:
+        return encoder(seed=seed, activation_bits=16)
+
+    def decoder(self, seed: int = 0) -> Artifact:
+        return decoder(seed=seed, activation_bits=16)
 
 
 class TestEmulatedCard(OffloadContract):
@@ -47,6 +59,15 @@ class TestCompiledEmulator(OffloadContract):
         device.close()
 
 
+@pytest.mark.skipif("GREENTRAIN_COMPILE" not in os.environ, reason="compiles for a minute: GREENTRAIN_COMPILE=1")
+def test_compiled_stages_of_16_bits_give_the_same_bits() -> None:
+    for artifact in (encoder(activation_bits=16), decoder(activation_bits=16)):
+        batch = sequences(artifact)
+        eager, compiled = Engine(artifact).run(batch), Engine(artifact, compiled=True, block_rows=64).run(batch)
+        for one, other in zip(*(r.logprobs or (r.scores,) for r in (eager, compiled)), strict=True):
+            assert np.array_equal(one, other)
+
+
 def test_a_card_without_its_constants_is_refused() -> None:
     with pytest.raises(ConfigError, match="idle_power_w"):
         Emulator(U55C)
@@ -55,6 +76,18 @@ def test_a_card_without_its_constants_is_refused() -> None:
 def test_every_constant_is_asked_for_at_once() -> None:
     with pytest.raises(ConfigError, match=r"(?s)clock_hz.*mac8_j"):
         Emulator(U55C.with_(idle_power_w=30))
+
+
+def test_a_width_that_the_contract_has_not() -> None:
+    with pytest.raises(ArtifactError, match=r"12 bits.*8 and 16"):
+        Engine(encoder(activation_bits=12))  # type: ignore[arg-type]
+
+
+def test_one_scale_a_tensor_goes_with_8_bits_only() -> None:
+    artifact = encoder(activation_bits=16)
+    program = dataclasses.replace(artifact.program, activations="tensor")
+    with pytest.raises(ArtifactError, match="8 bits only"):
+        Engine(dataclasses.replace(artifact, program=program))
 
 
 def test_times_and_joules_of_a_card_are_the_models_and_say_so() -> None:

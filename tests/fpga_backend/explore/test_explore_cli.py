@@ -114,7 +114,7 @@ def test_a_compiled_model_and_a_model_folder(tmp_path: Path) -> None:
     ("words", "says"),
     [
         (["minilmm"], "Did you mean 'minilm'"),
-        (["minilm", "--precision", "int2"], "known: fp16, int8, int4"),
+        (["minilm", "--precision", "int2"], "known: fp16, int8, int8a16, int4"),
         (["minilm", "--batch", "0"], "--batch holds '0'"),
         (["minilm", "--sequence", ""], "--sequence is empty"),
         (["minilm", "--card", "U280"], "U55C, V80"),

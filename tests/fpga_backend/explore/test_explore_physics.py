@@ -1,12 +1,11 @@
 """Nothing that the model prints is beyond what the hardware has."""
 
-import dataclasses
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from greentrain.fpga_backend.explore.space import PRECISIONS, explore
+from greentrain.fpga_backend.explore.space import PRECISIONS, compiled_to, explore
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.cards import CARDS, assume
@@ -50,7 +49,7 @@ def test_every_point_is_below_the_roof_and_above_the_floor(
     if point.tokens_per_s is None or point.power_w is None or point.j_per_token is None:
         assert not point.fits and point.reason
         return
-    compiled = dataclasses.replace(program, precision=PRECISIONS[precision])
+    compiled = compiled_to(program, precision)
     counts = count(compiled, Layout.equal(batch, sequence))
     tokens = batch * sequence
     least_s = (counts.macs8 / peak_macs_per_s(card, 8) + counts.macs16 / peak_macs_per_s(card, 16)) / cards

@@ -10,6 +10,7 @@ from greentrain.fpga_backend.explore.group import most_sequences
 from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.explore.space import Point, explore
 from greentrain.fpga_backend.explore.verdict import verdicts
+from greentrain.fpga_backend.program import with_activation_bits
 from greentrain.fpga_backend.roofline.cards import U55C, V80, assume
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.memory import footprint
@@ -40,6 +41,17 @@ def test_one_card_is_a_service() -> None:
     assert point.power_w == pytest.approx(found.power_w)
     assert point.j_per_token == pytest.approx(found.energy_j / (8 * 128))
     assert point.need_bytes == footprint(MINILM, Layout.equal(8, 128)).total_bytes
+
+
+def test_activations_of_16_bits_take_longer_and_no_other_weights() -> None:
+    """Almost twice as long where products are the bound: attention stays in 8 bits."""
+    eight, sixteen = (_one(32, 512, 1, name) for name in ("int8", "int8a16"))
+    assert eight.bound == sixteen.bound == "compute"
+    assert eight.tokens_per_s and sixteen.tokens_per_s and 1.6 < eight.tokens_per_s / sixteen.tokens_per_s < 2
+    program = with_activation_bits(MINILM, 16)
+    assert sixteen.tokens_per_s == pytest.approx(service(program, Layout.equal(32, 512), CARD).tokens_per_s)
+    (again,) = explore(program, cards=[CARD], precisions=["int8"], batches=[32], sequences=[512], numbers=[1])
+    assert again == eight, "the name decides, not what a program was compiled to"
 
 
 def test_cards_that_wait_for_the_others_draw_idle_power() -> None:

@@ -46,12 +46,12 @@ def _texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def rates(folder: Path) -> dict[str, float]:
-    return measure(folder, _texts(), ["fp16", "int8", "int4"])
+    return measure(folder, _texts(), ["fp16", "int8", "int8a16", "int4"])
 
 
 def test_rates_are_measured_and_ordered_as_the_bits(rates: dict[str, float]) -> None:
-    assert set(rates) == {"fp16", "int8", "int4"}
-    assert 0 <= rates["fp16"] < rates["int8"] < rates["int4"] < 0.5
+    assert set(rates) == {"fp16", "int8", "int8a16", "int4"}
+    assert 0 <= rates["fp16"] < rates["int8a16"] < rates["int8"] < rates["int4"] < 0.5
 
 
 def test_the_column_of_the_command(folder: Path, rates: dict[str, float], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.errors import ArtifactError, BatchError
 from greentrain.fpga_backend.packing import Packed, pack
-from greentrain.fpga_backend.program import Attention, Linear, LogProb, Precision, Score
+from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Precision, Score
 from greentrain.fpga_backend.roofline.counts import count
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.memory import footprint
@@ -95,6 +95,37 @@ def test_equal_sequences_without_rows_are_as_packed(sequences: int, tokens: int,
 @pytest.mark.parametrize("artifact", [encoder(), encoder(types=0, pooler=True, labels=3), decoder()])
 def test_weights_take_what_the_artifact_holds(artifact: Artifact) -> None:
     assert footprint(artifact.program, Layout.equal(1, 1)).weights_bytes == artifact.nbytes
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_activations_of_16_bits_are_twice_the_products(ways: int) -> None:
+    """Of linear layers and the vocabulary head, for one byte more an element written and read; nothing else changes."""
+    layout = Layout.equal(3, 10)
+    eight, sixteen = (decoder(vocabulary=102, activation_bits=bits).program for bits in (8, 16))
+    for op, a, b in zip(
+        eight.ops, count(eight, layout, ways=ways).ops, count(sixteen, layout, ways=ways).ops, strict=True
+    ):
+        if isinstance(op, Linear | LogProb):
+            rows = 27 if isinstance(op, LogProb) else 30
+            assert b.macs8 == 2 * a.macs8 > 0
+            assert b.activation_bytes - a.activation_bytes == 2 * rows * op.x.width
+            assert (b.weight_bytes, b.launches) == (a.weight_bytes, a.launches)
+        else:
+            assert a == b
+    one, two = (footprint(program, layout, ways=ways) for program in (eight, sixteen))
+    assert two.weights_bytes == one.weights_bytes and two.activations_bytes >= one.activations_bytes
+    half = [dataclasses.replace(program, precision="fp16") for program in (eight, sixteen)]
+    assert count(half[0], layout) == count(half[1], layout), "rows that are not quantised have no digits"
+
+
+def test_the_row_of_two_digits_takes_room() -> None:
+    """By hand: one wide layer at the peak, 16 rows of x (256) and y (8) in binary32, and 256 bytes a digit."""
+    ops = (
+        Embed(out=0, weight="e", index="token", width=256),
+        Linear(out=1, x=Columns(register=0, start=0, width=256), weight="w", outputs=8, bias=False, activation_bits=16),
+    )
+    program = dataclasses.replace(encoder().program, ops=ops)
+    assert footprint(program, Layout.equal(1, 16)).activations_bytes == 16 * (4 * (256 + 8) + 2 * 256)
 
 
 def test_the_host_sends_what_the_packing_holds() -> None:

@@ -67,6 +67,13 @@ def test_bits_are_those_of_the_kernels_on_a_csim_card(shared: XrtDevice, library
             assert [row.tobytes() for row in got.logprobs or ()] == [row.tobytes() for row in wanted.logprobs or ()]
 
 
+def test_activations_of_16_bits(shared: XrtDevice) -> None:
+    for artifact in (encoder(activation_bits=16), decoder(activation_bits=16)):
+        batch = sequences(artifact, lengths=(9, 30, 4))
+        got = shared.submit(shared.load(artifact), batch).result(60)
+        assert [row.tobytes() for row in rows_of(got)] == [r.tobytes() for r in rows_of(Engine(artifact).run(batch))]
+
+
 @pytest.mark.skipif(find_spec("pyxrt") is None, reason="AMD's pyxrt is not importable: it comes with XRT, not by pip")
 def test_bits_are_the_same_through_amds_python_module(opened: Open) -> None:
     device = opened(api="pyxrt")

@@ -69,6 +69,8 @@ MODELS: dict[str, Callable[[], Artifact]] = {
     "decoder": lambda: decoder(),
     "decoder with a score": lambda: decoder(head="score"),
     "decoder of three key heads": lambda: decoder(heads=6, kv_heads=3, hidden=36, bias=True),
+    "encoder of 16-bit activations": lambda: encoder(pooler=True, activation_bits=16),
+    "decoder of 16-bit activations": lambda: decoder(activation_bits=16),
     "decoder of one key head": lambda: decoder(heads=4, kv_heads=1, layers=1),
 }
 
