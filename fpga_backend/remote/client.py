@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -51,6 +52,7 @@ class RemoteDevice:
     """
 
     def __init__(self, url: str, *, token: str, depth: int = 16, patience: Patience | None = None) -> None:
+        self._owner_pid = os.getpid()
         self._patience = patience or Patience()
         self._connection = Connection(url, token, self._patience)
         self._stop = threading.Event()
@@ -139,8 +141,8 @@ class RemoteDevice:
         return self._meter
 
     def close(self) -> None:
-        """Fail what waits and tell the server that it may forget this client. Idempotent."""
-        if self._stop.is_set():
+        """Fail what waits and tell the server that it may forget this client. Idempotent; in a fork, nothing."""
+        if self._stop.is_set() or os.getpid() != self._owner_pid:
             return
         self._stop.set()
         self._lane.close(CLOSED, join=False)
@@ -157,6 +159,8 @@ class RemoteDevice:
     def _check(self) -> None:
         if self._stop.is_set() or self._problem:
             raise DeviceLostError(self._problem or CLOSED)
+        if os.getpid() != self._owner_pid:  # whose connections these are
+            raise DeviceLostError("a forked process has no connection to the server: open a device in it")
 
     def _lose(self, reason: str) -> None:
         """Fail all that waits and all that comes."""

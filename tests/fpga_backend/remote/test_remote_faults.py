@@ -1,5 +1,6 @@
 """What goes wrong between two machines, on the loopback."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -411,3 +412,15 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         assert main(["null", "--token-file", str(tmp_path / "token")]) == 1
         assert main(["null", "--port", "80000"]) == 1
     assert main(["xrt", "--option", "design=gone.xclbin"]) == 1
+
+
+def test_a_forked_process_does_not_end_its_parents_models(remote: RemoteDevice) -> None:
+    artifact = encoder()
+    handle = remote.load(artifact)
+    pid = os.fork()
+    if not pid:
+        lost = raised(remote.load, artifact)
+        remote.close()
+        os._exit(0 if isinstance(lost, DeviceLostError) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert remote.submit(handle, sequences(artifact)).result(20).scores is not None
