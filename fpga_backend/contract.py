@@ -31,6 +31,8 @@ MAX_WIDTH = 8192
 """Largest row of a norm, and largest number of keys of a query."""
 MAX_INNER = 131072
 """Largest inner dimension of an 8-bit product: 131072 * 127^2 < 2^31."""
+MAX_VOCABULARY = 2**22
+"""Largest vocabulary: 2^22 probabilities of at most 2^30 sum to at most 2^52."""
 
 GATE_STEP = 256
 """Entries of an activation table to a unit of its argument."""

@@ -30,8 +30,6 @@ MAX_ROW = 16384
 """Columns of a row that rotary, pooling and attention hold on the chip: ``MAX_ROW`` of ``hls/numbers.h``."""
 MAX_HEAD = 512
 """Width of an attention head: ``MAX_HEAD`` of ``hls/attention.cpp``."""
-MAX_VOCABULARY = 2**22
-"""CONTRACT.md, Limits: 2^22 probabilities of at most 2^30 sum to less than 2^53."""
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 
@@ -148,7 +146,7 @@ class _Check:
                 self._product(op.weight, np.int16, op.labels, op.x.width, op.bias)
             case LogProb():
                 self._true(by_row, "reads a register behind pooling")
-                self._most(op.vocabulary, MAX_VOCABULARY, "tokens")
+                self._most(op.vocabulary, contract.MAX_VOCABULARY, "tokens")
                 self._true(op.vocabulary >= self.program.vocabulary, "has fewer outputs than there are token ids")
                 self._bits(op)
                 self._product(op.weight, np.int8, op.vocabulary, op.x.width, op.bias)

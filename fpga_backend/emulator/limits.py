@@ -6,9 +6,6 @@ from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.errors import ArtifactError
 from greentrain.fpga_backend.program import Attention, Linear, LogProb, Norm, Op, Program, Score
 
-MAX_VOCABULARY = 2**22
-"""2^22 probabilities of at most 2^30 sum to less than 2^53."""
-
 
 def check(program: Program) -> None:
     """Raise if a program goes beyond what the contract allows.
@@ -37,6 +34,6 @@ def _sizes(op: Op) -> Iterator[tuple[int, int, str]]:
             yield op.x.width, contract.MAX_INNER, "inputs"
         case LogProb():
             yield op.x.width, contract.MAX_INNER, "inputs"
-            yield op.vocabulary, MAX_VOCABULARY, "tokens"
+            yield op.vocabulary, contract.MAX_VOCABULARY, "tokens"
         case Attention():
             yield op.q.width // op.heads, contract.EXACT_F32_INNER, "columns a head"

@@ -30,6 +30,7 @@ from greentrain.fpga_backend.program import (
     Pool,
     Program,
     Score,
+    with_activation_bits,
 )
 from greentrain.testing.offload_models import decoder, encoder, quantised, sequences
 
@@ -73,6 +74,19 @@ def test_numbers_that_leave_binary32_end_as_on_a_card(table: Literal["gelu", "ta
     for stem in stems:
         broken = {**artifact.tensors, stem: torch.full_like(artifact.tensors[stem], scale)}
         ends_as_on_a_card(Artifact.of(program, broken), sequences(artifact))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_scales_of_any_size_end_as_on_a_card(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    artifact = (encoder if seed % 2 else decoder)(seed=seed, layers=1, vocabulary=31, max_tokens=20)
+    tensors = {name: tensor.clone() for name, tensor in artifact.tensors.items()}
+    floats = sorted(name for name, tensor in tensors.items() if tensor.dtype == torch.float32)
+    for name in rng.choice(floats, 2, replace=False):
+        factor = 10.0 ** rng.choice([-42, -30, -20, 15, 18, 20, 34, 37])
+        tensors[name] = (tensors[name].double() * factor).clamp(-3.3e38, 3.3e38).float()
+    program = with_activation_bits(artifact.program, 16 if seed % 3 else 8)
+    ends_as_on_a_card(Artifact.of(program, tensors), sequences(artifact, lengths=(5, 1, 17, 6), prompt=4))
 
 
 @pytest.mark.parametrize("seed", range(4))
