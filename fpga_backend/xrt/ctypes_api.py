@@ -140,7 +140,7 @@ class CtypesApi:
     def allocate(self, nbytes: int, group: int) -> "CtypesMemory":
         """Reserve memory."""
         handle = self._library.xrtBOAlloc(self._device, nbytes, 0, group)
-        return CtypesMemory(self._library, _valid(handle, f"allocating {nbytes} bytes in memory {group}"), nbytes)
+        return CtypesMemory(self._library, _valid(handle, f"allocating {nbytes} bytes in memory {group}"))
 
     def close(self) -> None:
         """Give the card back."""
@@ -155,10 +155,9 @@ class CtypesApi:
 class CtypesMemory:
     """A buffer object."""
 
-    def __init__(self, library: ctypes.CDLL, handle: int, nbytes: int) -> None:
+    def __init__(self, library: ctypes.CDLL, handle: int) -> None:
         self._library = library
         self.handle: int | None = handle
-        self._nbytes = nbytes
 
     def write(self, data: npt.NDArray[Any], offset: int) -> None:
         """Copy to the mapped side, then to the card."""
