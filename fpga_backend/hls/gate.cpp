@@ -1,7 +1,7 @@
 // An activation by table: i = clamp(rne(x * 256), -4096, 4095) + 4096, then
 //   PRODUCT  y = x * (f32(T[i]) * 2^-15)     gelu, gelu_tanh, silu
 //   VALUE    y = f32(T[i]) * 2^-15           tanh
-//   RELU     y = x if x > 0 else +0
+//   RELU     y = +0 if x <= 0 else x
 // and y = y * up where it is gated.
 #include "beats.h"
 #include "numbers.h"

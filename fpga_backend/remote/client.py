@@ -216,7 +216,12 @@ class RemoteDevice:
                 except wire.MalformedError as error:
                     raise DeviceError(f"{self._connection.place} sent {error}") from error
             try:
-                name = str(self._connection.json(answer)["batch"])
+                reply = self._connection.json(answer)
+                if "batch" not in reply:
+                    raise DeviceError(
+                        f"{self._connection.place} took a batch without naming it: is it a GreenTrain server?"
+                    )
+                name = str(reply["batch"])
             except QueueFullError:
                 name = ""
                 self._stop.wait(PAUSE_S)
