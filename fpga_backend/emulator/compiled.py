@@ -36,7 +36,8 @@ class CompiledStages:
         if not any(isinstance(op, Linear) for op in stage.ops):
             return self._kernel.run(stage, inputs, weights, rows)
         count = len(inputs[0]) if inputs else len(rows.ids)
-        made = self._of(stage)([self._filled(x) for x in inputs], weights, self._filled_rows(rows))
+        about = self._filled_rows(rows.block(0, count))  # behind a pool there are more of them, and nobody asks
+        made = self._of(stage)([self._filled(x) for x in inputs], weights, about)
         return [value[:count] for value in made]
 
     def _of(self, stage: Stage) -> _Run:
