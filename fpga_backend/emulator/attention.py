@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from greentrain.fpga_backend import contract
-from greentrain.fpga_backend.emulator.arithmetic import quantise
+from greentrain.fpga_backend.emulator.arithmetic import quantise, ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,10 @@ class Heads:
         """Quantise rows [rows, heads * width] head by head."""
         n, scale = quantise(x.reshape(len(x), heads, -1), contract.Q8)
         return cls(n=n.transpose(0, 1).contiguous(), scale=scale.transpose(0, 1).contiguous())
+
+    def some(self, first: int, count: int) -> "Heads":
+        """Return ``count`` heads from ``first`` on."""
+        return Heads(n=self.n[first : first + count], scale=self.scale[first : first + count])
 
     def then(self, later: "Heads") -> "Heads":
         """Return these rows and ``later`` behind them."""
@@ -49,47 +53,64 @@ def weights_table(exp2: torch.Tensor) -> torch.Tensor:
     return torch.cat((shifted.to(torch.float32), torch.zeros(1, dtype=torch.float32)))
 
 
-def attend(q: Heads, k: Heads, v: Heads, *, scale: float, causal: bool, table: torch.Tensor) -> torch.Tensor:
+def attend(q: Heads, k: Heads, v: Heads, out: torch.Tensor, *, scale: float, causal: bool, table: torch.Tensor) -> None:
     """Attend from the last rows of a sequence to all of them.
 
     Args:
         q: Queries [heads, rows, width]; they are the last ``rows`` of the sequence.
         k: Keys [heads, keys, width].
         v: Values [heads, keys, value width].
+        out: Where the result goes, binary32 [rows, heads * value width], contiguous.
         scale: Factor of the products, usually 1 / sqrt(width).
         causal: True if a query sees only keys up to its own.
         table: From :func:`weights_table`.
-
-    Returns:
-        Binary32 [rows, heads * value width].
     """
     rows, keys = q.n.shape[1], k.n.shape[1]
     factor = scale * contract.LOG2E * contract.ATTENTION_STEP
-    finite = _finite(q, k, v, factor)
-    if not finite:
-        q, k, v = q.whole(), k.whole(), v.whole()
-    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
-    hidden = lost = None
+    hidden = None
     if causal and rows > 1:
-        hidden = torch.ones(rows, keys, dtype=torch.bool, device=t.device).triu_(keys - rows + 1)
-    if not finite:
-        broken = ~t.isfinite()
-        lost = (broken if hidden is None else broken.logical_and_(~hidden)).any(-1, keepdim=True)
-        t.masked_fill_(lost, 0.0)
+        hidden = torch.ones(rows, keys, dtype=torch.bool, device=q.n.device).triu_(keys - rows + 1)
+    into = out.view(rows, len(q.n), -1).transpose(0, 1)
+    if _finite(q, k, v, factor):
+        _attend_finite(q, k, v, factor, hidden, table, into)
+    else:
+        into.copy_(_attend_broken(q.whole(), k.whole(), v.whole(), factor, hidden, table))
+
+
+def _attend_finite(
+    q: Heads, k: Heads, v: Heads, factor: float, hidden: torch.Tensor | None, table: torch.Tensor, out: torch.Tensor
+) -> None:
+    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
     if hidden is not None:
         t.masked_fill_(hidden, float("-inf"))
-    last = len(table) - 1
-    index = t.sub_(t.amax(-1, keepdim=True)).neg_().clamp_(max=last).to(torch.int32)
+    index = torch.sub(t.amax(-1, keepdim=True), t, out=t).clamp_(max=len(table) - 1).to(torch.int32)
+    e = torch.index_select(table, 0, index.view(-1)).view(index.shape)
+    exact = t.shape[-1] <= contract.EXACT_F32_INNER // 2  # keys of 2^15 each stay below 2^24
+    total = e.sum(-1, keepdim=True) if exact else e.sum(-1, keepdim=True, dtype=torch.float64).to(torch.float32)
+    weighed = e.mul_(v.scale.transpose(1, 2))
+    peak = weighed.amax(-1, keepdim=True).clamp_min_(contract.ROW_FLOOR)  # none is negative
+    y = _weighted(weighed.mul_(ratio(contract.Q8, peak)).round_(), v.n)
+    torch.mul(y, peak.mul_(1.0 / contract.Q8).div_(total), out=out)
+
+
+def _attend_broken(
+    q: Heads, k: Heads, v: Heads, factor: float, hidden: torch.Tensor | None, table: torch.Tensor
+) -> torch.Tensor:
+    """Attend where a logit or a weight may not be finite: a query that sees such a one gets NaN, others their bits."""
+    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
+    broken = ~t.isfinite()
+    lost = (broken if hidden is None else broken.logical_and_(~hidden)).any(-1, keepdim=True)
+    t.masked_fill_(lost, 0.0)
+    if hidden is not None:
+        t.masked_fill_(hidden, float("-inf"))
+    index = t.sub_(t.amax(-1, keepdim=True)).neg_().clamp_(max=len(table) - 1).to(torch.int32)
     e = torch.index_select(table, 0, index.reshape(-1)).reshape(index.shape)
     total = e.sum(-1, keepdim=True, dtype=torch.float64).to(torch.float32)
     weighed = e.mul_(v.scale.transpose(1, 2))
-    if not finite and hidden is not None:
+    if hidden is not None:
         weighed.masked_fill_(hidden, 0.0)
     p, p_scale = quantise(weighed, contract.Q8)
-    y = _weighted(p, v.n).mul_(p_scale.div_(total))
-    if lost is not None:
-        y.masked_fill_(lost, float("nan"))
-    return y.transpose(0, 1).reshape(rows, -1)
+    return _weighted(p, v.n).mul_(p_scale.div_(total)).masked_fill_(lost, float("nan"))
 
 
 def _finite(q: Heads, k: Heads, v: Heads, factor: float) -> bool:

@@ -12,10 +12,10 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.emulator.attention import Heads, attend, weights_table
 from greentrain.fpga_backend.emulator.compiled import CompiledStages
-from greentrain.fpga_backend.emulator.heads import LogProbTables, logprobs, pool
+from greentrain.fpga_backend.emulator.heads import LogProbTables, logprobs, pool, pooled_row
 from greentrain.fpga_backend.emulator.limits import check
 from greentrain.fpga_backend.emulator.products import Product, exact_product
-from greentrain.fpga_backend.emulator.stages import Kernel, Rows, Stage, Weights, cut
+from greentrain.fpga_backend.emulator.stages import Ends, Kernel, Rows, Stage, Weights, cut
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
 from greentrain.fpga_backend.packing import Packed, pack
 from greentrain.fpga_backend.program import Attention, Columns, Linear, LogProb, Pool, digits, widths
@@ -65,6 +65,7 @@ class Engine:
         self._block_rows = block_rows
         self._parts = cut(program)
         self._widths = widths(program)
+        self._ends = None if self._whole else Ends.of(self._parts)
         self._weights = _by_stem(artifact)
         with torch.device("cpu"):  # whatever the caller's default device is
             self._kernel = Kernel(
@@ -94,12 +95,16 @@ class Engine:
         packed = pack(batch, self.program)
         rows = Rows(ids=_long(packed.ids), positions=_long(packed.positions), types=_long(packed.types))
         registers: dict[int, torch.Tensor] = {}
-        last = _last_reads(self._parts)
+        last, ends = _last_reads(self._parts), self._ends
         found: torch.Tensor | None = None
         for i, part in enumerate(self._parts):
             match part:
+                case Attention() if ends is not None and i == ends.attention:
+                    registers[part.out] = self._attention_of(part, registers, packed, ends.how)
                 case Attention():
                     registers[part.out] = self._attention(part, registers, packed)
+                case Pool() if ends is not None:
+                    registers[part.out] = _columns(registers, part.x)
                 case Pool():
                     registers[part.out] = pool(_columns(registers, part.x), part.how, packed)
                 case LogProb():
@@ -108,6 +113,9 @@ class Engine:
                     registers.update(self._stage(part, registers, rows))
             for register in last[i]:
                 registers.pop(register, None)
+            if ends is not None and i == ends.attention:
+                for register in registers.keys() - {self._parts[i].out}:  # type: ignore[union-attr]
+                    registers[register] = pool(registers[register], ends.how, packed)
         if found is None:
             found = registers[max(registers)]
         if not bool(torch.isfinite(found).all()):
@@ -130,20 +138,33 @@ class Engine:
         return outputs
 
     def _attention(self, op: Attention, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
-        q, k, v = (_columns(registers, columns) for columns in (op.q, op.k, op.v))
-        out = torch.empty(len(q), self._widths[op.out], dtype=torch.float32)
+        rows = len(registers[op.q.register])
+        out = torch.empty(rows, self._widths[op.out], dtype=torch.float32)
         shared = {segment.parent for segment in packed.segments}
         prompts: dict[int, tuple[Heads, Heads]] = {}
         for number, segment in enumerate(packed.segments):
             own = slice(segment.start, segment.start + segment.rows)
-            keys, values = (Heads.of(x[own], op.kv_heads).repeated(op.heads // op.kv_heads) for x in (k, v))
+            query, keys, values = _heads(op, registers, own)
             if number in shared:
                 prompts[number] = (keys, values)
             if segment.parent >= 0:
                 before = prompts[segment.parent]
                 keys, values = before[0].then(keys), before[1].then(values)
-            query = Heads.of(q[own], op.heads)
-            out[own] = attend(query, keys, values, scale=op.scale, causal=op.causal, table=self._attention_table)
+            attend(query, keys, values, out[own], scale=op.scale, causal=op.causal, table=self._attention_table)
+        return out
+
+    def _attention_of(
+        self, op: Attention, registers: dict[int, torch.Tensor], packed: Packed, how: str
+    ) -> torch.Tensor:
+        """Attend from one row of each sequence only."""
+        out = torch.empty(len(packed.sequences), self._widths[op.out], dtype=torch.float32)
+        times = op.heads // op.kv_heads
+        for i, end in enumerate(packed.sequences):
+            row, spans = pooled_row(packed, end, how), packed.spans(end)
+            query = Heads.of(_columns(registers, op.q)[row : row + 1], op.heads)
+            seen = [torch.cat([_columns(registers, x)[s : s + n] for s, n in spans]) for x in (op.k, op.v)]
+            keys, values = (Heads.of(x, op.kv_heads).repeated(times) for x in seen)
+            attend(query, keys, values, out[i : i + 1], scale=op.scale, causal=False, table=self._attention_table)
         return out
 
     def _logprobs(self, op: LogProb, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:
@@ -176,6 +197,26 @@ def _last_reads(parts: Sequence[Any]) -> list[list[int]]:
         frees.append(sorted(read - seen))
         seen |= read
     return frees[::-1]
+
+
+def _heads(op: Attention, registers: dict[int, torch.Tensor], own: slice) -> tuple[Heads, Heads, Heads]:
+    """Quantise queries, keys and values of some rows, in one piece where they lie side by side."""
+    q, k, v = op.q, op.k, op.v
+    times = op.heads // op.kv_heads
+    width = q.width // op.heads
+    beside = (k.register, k.start, v.register, v.start) == (
+        q.register,
+        q.start + q.width,
+        q.register,
+        k.start + k.width,
+    )
+    if beside and k.width == v.width == width * op.kv_heads:
+        whole = Columns(register=q.register, start=q.start, width=q.width + k.width + v.width)
+        found = Heads.of(_columns(registers, whole)[own], op.heads + 2 * op.kv_heads)
+        keys, values = (found.some(op.heads + i * op.kv_heads, op.kv_heads) for i in (0, 1))
+        return found.some(0, op.heads), keys.repeated(times), values.repeated(times)
+    keys, values = (Heads.of(_columns(registers, x)[own], op.kv_heads).repeated(times) for x in (k, v))
+    return Heads.of(_columns(registers, q)[own], op.heads), keys, values
 
 
 def _reads(op: Attention | Pool | LogProb) -> tuple[Columns, ...]:

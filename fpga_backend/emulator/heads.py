@@ -10,20 +10,22 @@ from greentrain.fpga_backend.program import Pool
 
 def pool(x: torch.Tensor, how: str, packed: Packed) -> torch.Tensor:
     """Return one row a sequence of rows [rows, width]."""
-    chosen = []
-    for segment in packed.sequences:
-        spans = packed.spans(segment)
-        start, rows = spans[-1]
-        match how:
-            case "first":
-                chosen.append(x[spans[0][0]])
-            case "last":
-                chosen.append(x[start + rows - 1])
-            case "mean":
-                chosen.append(mean(torch.cat([x[s : s + n] for s, n in spans])))
-            case _:
-                raise ValueError(f"{Pool.__name__} how={how!r}")
-    return torch.stack(chosen)
+    if how == "mean":
+        spans = [packed.spans(segment) for segment in packed.sequences]
+        return torch.stack([mean(torch.cat([x[s : s + n] for s, n in parts])) for parts in spans])
+    return x.index_select(0, torch.tensor([pooled_row(packed, end, how) for end in packed.sequences]))
+
+
+def pooled_row(packed: Packed, segment: int, how: str) -> int:
+    """Return the first or the last row of the sequence that ends in a segment."""
+    spans = packed.spans(segment)
+    start, rows = spans[-1]
+    match how:
+        case "first":
+            return spans[0][0]
+        case "last":
+            return start + rows - 1
+    raise ValueError(f"{Pool.__name__} how={how!r}")
 
 
 def mean(x: torch.Tensor) -> torch.Tensor:

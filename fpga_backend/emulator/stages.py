@@ -68,6 +68,31 @@ def cut(program: Program) -> tuple[Stage | Joint, ...]:
     return tuple(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a program begins to need one row a sequence: behind its last attention, where a pool picks one."""
+
+    attention: int
+    """Index of that attention among the parts."""
+    how: str
+
+    @classmethod
+    def of(cls, parts: Sequence[Stage | Joint]) -> "Ends | None":
+        """Return it, or None where every row is needed to the end."""
+        attention = max((i for i, part in enumerate(parts) if isinstance(part, Attention)), default=None)
+        if attention is None:
+            return None
+        later = parts[attention + 1 :]
+        pools = [part for part in later if isinstance(part, Pool)]
+        looks = any(isinstance(op, Embed | Rotary) for part in later if isinstance(part, Stage) for op in part.ops)
+        if len(pools) != 1 or looks or any(isinstance(part, LogProb) for part in later):
+            return None
+        (pool,), last = pools, parts[attention]
+        if pool.how == "mean" or (isinstance(last, Attention) and last.causal and pool.how != "last"):
+            return None
+        return cls(attention, pool.how)
+
+
 def _stage(ops: Sequence[Op], later: Sequence[Op]) -> Stage:
     written = [op.out for op in ops if not isinstance(op, LogProb)]
     wanted = {columns.register for op in later for columns in read_by(op)}
