@@ -12,7 +12,7 @@ from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.unmetered import Unmetered
-from greentrain.fpga_backend.emulator.engine import BLOCK_ROWS, Engine
+from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.emulator.products import int_mm_is_exact
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.in_process import CLOSED, InProcess, own_uid
@@ -38,7 +38,7 @@ class Emulator:
         real_time: With ``card``: an answer comes no sooner than the modelled card's would.
         compiled: Run through ``torch.compile``; the bits are the same.
         depth: Batches that may wait.
-        block_rows: Rows that are computed at a time.
+        block_rows: Rows that are computed at a time; None: what was fastest on two cores.
 
     Raises:
         ConfigError: The card lacks a constant.
@@ -51,7 +51,7 @@ class Emulator:
         real_time: bool = False,
         compiled: bool = False,
         depth: int = DEPTH,
-        block_rows: int = BLOCK_ROWS,
+        block_rows: int | None = None,
     ) -> None:
         if card is not None:
             if not isinstance(card, CardSpec):

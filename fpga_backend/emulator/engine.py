@@ -1,8 +1,8 @@
 """The contract on the CPU: a program and a batch in, the result's exact bits out."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,25 @@ from greentrain.fpga_backend.program import Attention, Columns, Linear, LogProb,
 
 BLOCK_ROWS = 256
 """Rows at a time: 256 x 3072 binary32 are 3 MB, about what a core's share of the caches holds."""
+COMPILED_BLOCK_ROWS = 512
+"""Compiled stages pass over a block less often, and each call of one costs more."""
 LOGITS = 2**22
 """Logits at a time in the log-probability head: 16 MB."""
 
-StageRunner = Callable[[Stage, Sequence[torch.Tensor], Sequence[Weights], Rows], list[torch.Tensor]]
+
+class StageRunner(Protocol):
+    """Runs a stage: ``Kernel.run`` or ``CompiledStages.run``."""
+
+    def __call__(
+        self,
+        stage: Stage,
+        inputs: Sequence[torch.Tensor],
+        weights: Sequence[Weights],
+        rows: Rows,
+        into: Sequence[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """As ``Kernel.run``."""
+        ...
 
 
 class Engine:
@@ -36,7 +51,7 @@ class Engine:
         product: Exact product of 8-bit integers; None: the fastest that is exact here.
         compiled: True: stages go through ``torch.compile`` (a C++ compiler, half a minute once); the bits are the same.
             Not with one scale a batch, whose stages run over the whole batch.
-        block_rows: Rows at a time.
+        block_rows: Rows at a time; None: what was fastest on two cores.
 
     Raises:
         ArtifactError: Another precision, or sizes or a width of activations beyond the contract's.
@@ -48,7 +63,7 @@ class Engine:
         *,
         product: Product | None = None,
         compiled: bool = False,
-        block_rows: int = BLOCK_ROWS,
+        block_rows: int | None = None,
     ) -> None:
         program = artifact.program
         check(program)
@@ -62,7 +77,7 @@ class Engine:
             raise ArtifactError("one scale a tensor goes with activations of 8 bits only: compile the model again")
         self.program = program
         self._whole = program.activations == "tensor"
-        self._block_rows = block_rows
+        self._block_rows = block_rows or (COMPILED_BLOCK_ROWS if compiled else BLOCK_ROWS)
         self._parts = cut(program)
         self._widths = widths(program)
         self._ends = None if self._whole else Ends.of(self._parts)
@@ -81,7 +96,7 @@ class Engine:
             self._logprob_tables = LogProbTables(exp2, torch.from_numpy(tables.log().copy()))
         self._run_stage: StageRunner = self._kernel.run
         if compiled and not self._whole:
-            self._run_stage = CompiledStages(self._kernel, block_rows).run
+            self._run_stage = CompiledStages(self._kernel, self._block_rows).run
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Result:
@@ -132,9 +147,8 @@ class Engine:
         outputs = {r: torch.empty(count, self._widths[r], dtype=torch.float32) for r in stage.outputs}
         for start in range(0, count, step):
             stop = min(start + step, count)
-            made = self._run_stage(stage, [h[start:stop] for h in held], weights, rows.block(start, stop))
-            for register, value in zip(stage.outputs, made, strict=True):
-                outputs[register][start:stop] = value
+            into = [outputs[register][start:stop] for register in stage.outputs]
+            self._run_stage(stage, [h[start:stop] for h in held], weights, rows.block(start, stop), into)
         return outputs
 
     def _attention(self, op: Attention, registers: dict[int, torch.Tensor], packed: Packed) -> torch.Tensor:

@@ -155,14 +155,19 @@ class Kernel:
     """The published rule: one scale for all rows of the block, which then is the batch."""
 
     def run(
-        self, stage: Stage, inputs: Sequence[torch.Tensor], weights: Sequence[Weights], rows: Rows
+        self,
+        stage: Stage,
+        inputs: Sequence[torch.Tensor],
+        weights: Sequence[Weights],
+        rows: Rows,
+        into: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """Run a stage on a block of rows and return the registers it keeps."""
+        """Run a stage on a block of rows and return the registers it keeps: in ``into``, where that is given."""
         registers: dict[int, torch.Tensor] = dict(enumerate(inputs))
         for op in stage.ops:
             slot: Weights = weights[int(op.weight)] if hasattr(op, "weight") else {}
             registers[op.out] = self._apply(op, registers, slot, rows)  # type: ignore[union-attr]
-        return [registers[r] for r in stage.kept]
+        return kept_in([registers[r] for r in stage.kept], into)
 
     def linear(
         self, op: Linear | LogProb, x: torch.Tensor, weight: Weights, *, peak: torch.Tensor | None = None
@@ -207,6 +212,11 @@ class Kernel:
             case Score():
                 return score(columns(op.x), _of(weight, "q"), _of(weight, "s"), weight["b"])
         raise TypeError(f"{type(op).__name__} does not belong in a stage")
+
+
+def kept_in(values: list[torch.Tensor], into: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    """Return the values, copied to ``into`` where that is given."""
+    return values if into is None else [place.copy_(value) for place, value in zip(into, values, strict=True)]
 
 
 def _of(weight: Weights, suffix: str) -> torch.Tensor:
