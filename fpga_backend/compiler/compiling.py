@@ -1,5 +1,6 @@
 """From a model to an artifact."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import get_args
@@ -15,7 +16,7 @@ from greentrain.fpga_backend.compiler.finish import Head, finish
 from greentrain.fpga_backend.compiler.lower import Lowering
 from greentrain.fpga_backend.compiler.place import Place
 from greentrain.fpga_backend.compiler.quantize import tensors_of
-from greentrain.fpga_backend.compiler.recipe import Entry, Recipe
+from greentrain.fpga_backend.compiler.recipe import Entry, Part, Recipe, Source
 from greentrain.fpga_backend.compiler.selfcheck import verify
 from greentrain.fpga_backend.compiler.smooth import SmoothQuant
 from greentrain.fpga_backend.compiler.trace import Call, Trace, trace
@@ -25,6 +26,7 @@ from greentrain.fpga_backend.program import (
     Activations,
     Attention,
     Embed,
+    LogProb,
     Op,
     Precision,
     Program,
@@ -41,6 +43,7 @@ def compile(
     activations: Activations = "token",
     activation_bits: ActivationBits = 8,
     smooth: SmoothQuant | None = None,
+    temperature: float = 1.0,
 ) -> Artifact:
     """Compile a frozen model: its scores, or the log-probabilities of its tokens.
 
@@ -61,6 +64,8 @@ def compile(
         activation_bits: Of what linear layers and the vocabulary head multiply. 16 is as exact on every exact device,
             nearer to the model, and twice the products; of precision ``w8a8`` with one scale a token.
         smooth: Calibration for SmoothQuant, or None.
+        temperature: Of the log-probabilities: logits are divided by it, as where tokens were sampled with it. Trainers
+            of RLHF want their reference at the policy's sampling temperature.
 
     Returns:
         The artifact. It keeps a recipe for :func:`~greentrain.fpga_backend.compiler.syncing.sync`.
@@ -72,12 +77,16 @@ def compile(
         ValueError: An argument is out of bounds.
     """
     _check(max_tokens, head, precision, activations, activation_bits)
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature={temperature!r}: a number above 0; 1 leaves the logits as they are")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module: load the model first")
     model = twin.unwrapped(model)
     twin.check(model, max_tokens)
     with torch.device("cpu"):  # whatever the caller's default device is
         program, recipe, tables = _verified(model, head, max_tokens)
+        if temperature != 1.0:
+            recipe = _tempered(program, recipe, temperature)
         parameters = named_parameters(model)
         if smooth is not None:
             program, recipe = smooth.applied(program, recipe, {**tensors_of(recipe, parameters, "fp32"), **tables})
@@ -123,6 +132,27 @@ def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[Program, R
     numbers = {**tensors_of(recipe, named_parameters(shadow), "fp32"), **tables}
     verify(shadow, call, program, numbers, _padding(model))
     return program, recipe, tables
+
+
+def _tempered(program: Program, recipe: Recipe, temperature: float) -> Recipe:
+    """Divide the logits: the vocabulary head's weights and biases have the factor in them."""
+    heads = {op.weight for op in program.ops if isinstance(op, LogProb)}
+    if not heads:
+        raise ValueError(
+            f"temperature={temperature:g}, but {recipe.model} is compiled to scores: it is of log-probabilities"
+        )
+
+    def divided(source: Source) -> Source:
+        return source.then("multiply", 1.0 / temperature)
+
+    entries = dict(recipe.entries)
+    for stem in heads:
+        parts = tuple(
+            Part(weight=divided(part.weight), bias=None if part.bias is None else divided(part.bias))
+            for part in entries[stem].parts
+        )
+        entries[stem] = replace(entries[stem], parts=parts)
+    return replace(recipe, entries=entries)
 
 
 def _lowered(
