@@ -1,0 +1,89 @@
+"""A frozen model, on the devices that may run it."""
+
+from dataclasses import dataclass
+
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.device import Handle, OffloadDevice
+from greentrain.rlhf.kinds import PassKind, Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A model on a device."""
+
+    device: OffloadDevice
+    handle: Handle
+
+    @property
+    def is_exact(self) -> bool:
+        """True if its results are those of the integer contract."""
+        return self.device.probe().exact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenPass:
+    """A pass and where it may run. Made by :func:`place`."""
+
+    kind: PassKind
+    device: Placement
+    home: Placement | None = None
+    """Where the pass is redone if the device fails, and where a scheduler may keep it."""
+    sequences: int | None = None
+    """Sequences that the device takes best at a time; None: all."""
+    temperature: float = 1.0
+    """By which the logits were divided when the model was compiled."""
+
+    def __post_init__(self) -> None:
+        if self.sequences is not None and self.sequences < 1:
+            raise ConfigError(f"sequences={self.sequences} of the {self.kind} pass: give at least 1, or None for all")
+
+    def at(self, place: Place) -> Placement:
+        """Return the placement.
+
+        Raises:
+            ConfigError: The pass has no home.
+        """
+        if place is Place.DEVICE:
+            return self.device
+        if self.home is None:
+            raise ConfigError(f"the {self.kind} pass has no home: give place(home=...) a device to keep it on")
+        return self.home
+
+    @property
+    def redone_alike(self) -> bool:
+        """True if home returns the same bits as the device."""
+        return self.home is not None and self.home.is_exact and self.device.is_exact
+
+
+def place(
+    kind: PassKind,
+    artifact: Artifact,
+    device: OffloadDevice,
+    *,
+    home: OffloadDevice | None = None,
+    sequences: int | None = None,
+    temperature: float = 1.0,
+) -> FrozenPass:
+    """Load a compiled model where its pass may run.
+
+    Args:
+        kind: Of the pass.
+        artifact: The model.
+        device: The offload device.
+        home: Where the pass is redone if the device fails; without it a failure reaches the training.
+        sequences: As in :class:`FrozenPass`.
+        temperature: With which the artifact was compiled.
+
+    Raises:
+        ArtifactError: A device cannot run it.
+        DeviceError: A device failed, or has no room.
+        ConfigError: ``sequences`` is below 1.
+    """
+    return FrozenPass(
+        kind=kind,
+        device=Placement(device=device, handle=device.load(artifact)),
+        home=None if home is None else Placement(device=home, handle=home.load(artifact)),
+        sequences=sequences,
+        temperature=temperature,
+    )
