@@ -133,6 +133,7 @@ class OffloadEngine:
         old = self.of(kind)
         self._passes[kind] = FrozenPass(
             kind=kind,
+            program=artifact.program,
             device=_replaced(old.device, artifact),
             home=None if old.home is None else _replaced(old.home, artifact),
             sequences=old.sequences,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.device import Handle, OffloadDevice
+from greentrain.fpga_backend.program import Program
 from greentrain.rlhf.kinds import PassKind, Place
 
 
@@ -26,6 +27,8 @@ class FrozenPass:
     """A pass and where it may run. Made by :func:`place`."""
 
     kind: PassKind
+    program: Program
+    """What a batch must fit: ``Batch.check(program)`` before it waits in somebody's queue."""
     device: Placement
     home: Placement | None = None
     """Where the pass is redone if the device fails, and where a scheduler may keep it."""
@@ -82,6 +85,7 @@ def place(
     """
     return FrozenPass(
         kind=kind,
+        program=artifact.program,
         device=Placement(device=device, handle=device.load(artifact)),
         home=None if home is None else Placement(device=home, handle=home.load(artifact)),
         sequences=sequences,
