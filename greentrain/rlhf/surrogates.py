@@ -1,0 +1,43 @@
+"""PPO's clipped objectives for tokens of a language model; torchrl's loss modules want an actor of their own kind.
+
+arXiv 1707.06347, section 3; the value's clipping as in its reference implementation. Shapes as in ``advantages.py``.
+"""
+
+import torch
+from torch import Tensor
+
+
+def policy_loss(logprobs: Tensor, before: Tensor, advantages: Tensor, mask: Tensor, *, clip: float = 0.2) -> Tensor:
+    """Return the negative clipped surrogate, mean over the batch's tokens, and differentiable in ``logprobs``.
+
+    Args:
+        logprobs: Of the policy now [B, T].
+        before: Of the policy that drew the tokens [B, T].
+        advantages: [B, T], or [B, 1] for one a rollout.
+        mask: [B, T]
+        clip: How far the probabilities' ratio counts from 1. The bounds are ``ln(1 - clip)`` and ``ln(1 + clip)``.
+    """
+    log_ratio = logprobs - before
+    lowest, highest = torch.tensor(1 - clip).log().item(), torch.tensor(1 + clip).log().item()
+    gain = torch.minimum(log_ratio.exp() * advantages, log_ratio.clamp(lowest, highest).exp() * advantages)
+    return -masked_mean(gain, mask)
+
+
+def value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, *, clip: float = 0.2) -> Tensor:
+    """Return the squared error of the values, or of the values near their old ones where that is larger.
+
+    Args:
+        values: Of the critic now [B, T].
+        before: Of the critic when the advantages were made [B, T].
+        returns: What it should have said [B, T].
+        mask: [B, T]
+        clip: How far a value may move from its old one.
+    """
+    near = before + (values - before).clamp(-clip, clip)
+    return masked_mean(torch.maximum((values - returns) ** 2, (near - returns) ** 2), mask)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean over the tokens of the batch; 0 where there is none."""
+    kept = mask.to(values.dtype)
+    return torch.where(mask.bool(), values, 0.0).sum() / kept.sum().clamp(min=1)
