@@ -1,0 +1,51 @@
+"""PPO's recipe at its smallest: it learns, and overlap changes no bit of what it learns."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from greentrain import GreenSession
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.rlhf.kinds import PassKind
+from recipes.raw import ppo_offload
+from recipes.raw.ppo_offload import Models, Outcome
+
+SETTINGS = replace(ppo_offload.SMALL, warm_steps=30, steps=6, rollouts=48, lr=2e-3)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return ppo_offload.prepare(SETTINGS)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def run(models: Models, folder: Path, *, sequential: bool, steps: int) -> tuple[Outcome, list[str]]:
+    config = {"run": {"dir": str(folder), "name": "ppo"}, "power": {"meters": "auto"}}
+    with closing(Emulator()) as device, GreenSession(config, extra_meters=[device.meter]) as green:
+        found = ppo_offload.train(replace(SETTINGS, steps=steps), models, green, device, sequential=sequential)
+    assert {"generate", "critic", "train"} <= set(green.totals().phase_s)
+    return found, ppo_offload.report(found, green)
+
+
+def test_the_reward_rises_and_streamed_passes_leave_the_weights_of_sequential_ones(
+    models: Models, tmp_path: Path
+) -> None:
+    streamed, lines = run(models, tmp_path, sequential=False, steps=6)
+    assert sum(streamed.rewards[-2:]) / 2 > sum(streamed.rewards[:2]) / 2
+    assert abs(streamed.kl[0]) < 0.01  # the reference is the policy that began, but for its integers
+    assert streamed.kl[-1] > 0.01
+    assert streamed.passes[PassKind.REWARD].sequences == streamed.passes[PassKind.REFERENCE].sequences == 6 * 48
+    assert "reference" in lines[2] and "J" in lines[3]
+
+    overlapping, sequential = (run(models, tmp_path, sequential=wait, steps=2)[0] for wait in (False, True))
+    assert overlapping.weights == sequential.weights != streamed.weights
+    assert overlapping.rewards == sequential.rewards
