@@ -1,0 +1,319 @@
+"""Client of ``greentrain serve``, for use inside other frameworks: the standard library only.
+
+Connections stay open between requests. Any thread may call.
+"""
+
+import asyncio
+import http.client
+import json
+import math
+import os
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from greentrain.errors import ConfigError, GreenTrainError
+
+URL_VARIABLE = "GREENTRAIN_URL"
+TOKEN_VARIABLE = "GREENTRAIN_TOKEN"
+TOKEN_FILE_VARIABLE = "GREENTRAIN_TOKEN_FILE"
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers that may be better next time."""
+
+
+class ServeError(GreenTrainError, RuntimeError):
+    """A server gave no usable answer; the message says which one, what it said and what to do."""
+
+
+class ServeClient:
+    """Asks for rewards and for log-probabilities of given tokens.
+
+    Args:
+        url: Of the server, or several with commas between them: each try goes to the next one. None: the environment's
+            ``GREENTRAIN_URL``.
+        token: Sent as ``Authorization: Bearer``; None: the password in the URL, else the environment's
+            ``GREENTRAIN_TOKEN``, else what is in the file that ``GREENTRAIN_TOKEN_FILE`` names.
+        timeout_s: For one answer (s).
+        tries: Before a request is given up.
+        back_off_s: Wait after the first failure; it doubles, up to 30 s, less up to half by chance (s).
+        batch: Most sequences in a request.
+        parallel: Requests at a time of one call.
+        model: Sent as the model's name.
+
+    Raises:
+        ConfigError: No URL, one that is not http(s), or a bound.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout_s: float = 180.0,
+        tries: int = 6,
+        back_off_s: float = 0.5,
+        batch: int = 64,
+        parallel: int = 4,
+        model: str = "greentrain",
+    ) -> None:
+        given = url if url is not None else os.environ.get(URL_VARIABLE, "")
+        self._servers = [_server(one) for one in given.split(",") if one.strip()]
+        if not self._servers:
+            raise ConfigError(f"no server: give url, or set {URL_VARIABLE}, such as http://127.0.0.1:8700")
+        for name, value in (("tries", tries), ("batch", batch), ("parallel", parallel)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: give at least 1")
+        if not timeout_s > 0 or not back_off_s >= 0:
+            raise ConfigError(f"timeout_s={timeout_s}, back_off_s={back_off_s}: give a time above 0, and one from 0")
+        self._token = token if token is not None else self._servers[0].password or _token()
+        self._timeout_s = timeout_s
+        self._tries = tries
+        self._back_off_s = back_off_s
+        self._batch = batch
+        self._parallel = parallel
+        self._model = model
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+
+    def rewards(self, texts: Sequence[str]) -> list[float]:
+        """Return the score of each text: prompt and response, as the reward model reads them.
+
+        Raises:
+            ServeError: No server gave an answer, or gave a number that is none. There is never a reward instead.
+        """
+        return self._all(texts, lambda some: _scores(self._post("/get_reward", {"query": some}), len(some)))
+
+    async def rewards_async(self, texts: Sequence[str]) -> list[float]:
+        """Return what :meth:`rewards` does, from a thread."""
+        return await asyncio.to_thread(self.rewards, texts)
+
+    def classify(self, texts: Sequence[str]) -> list[float]:
+        """Return the same scores by the route of vLLM's pooling models. Raises as :meth:`rewards`."""
+
+        def ask(some: Sequence[str]) -> list[float]:
+            body = {"model": self._model, "input": some, "use_activation": False}
+            return _probabilities(self._post("/classify", body), len(some))
+
+        return self._all(texts, ask)
+
+    def logprobs(self, ids: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[list[float]]:
+        """Return, by sequence, ln p of each token but the first, given those before it.
+
+        Args:
+            ids: Token ids of each sequence, prompt and response: never text, which another tokenizer cuts elsewhere.
+            temperature: By which the logits are divided; a compiled reference has its own and refuses another.
+
+        Raises:
+            ServeError: No server gave an answer, or one that does not belong to the tokens.
+            ConfigError: A sequence is empty.
+        """
+        rows = [[int(token) for token in row] for row in ids]
+        for i, row in enumerate(rows):
+            if not row:
+                raise ConfigError(f"sequence {i} of {len(rows)} has no token: a reference needs at least one")
+
+        def ask(some: Sequence[list[int]]) -> list[list[float]]:
+            body = {
+                "model": self._model,
+                "prompt": some,
+                "max_tokens": 1,
+                "temperature": temperature,
+                "prompt_logprobs": 0,  # of the tokens themselves: a device does not know the best ones
+            }
+            return _token_logprobs(self._post("/v1/completions", body), some)
+
+        return self._all(rows, ask)
+
+    async def logprobs_async(self, ids: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[list[float]]:
+        """Return what :meth:`logprobs` does, from a thread."""
+        return await asyncio.to_thread(self.logprobs, ids, temperature=temperature)
+
+    def health(self) -> Mapping[str, Any]:
+        """Return what ``GET /health`` says. Raises ServeError as the others do."""
+        return self._ask("GET", "/health", None)
+
+    def close(self) -> None:
+        """Close the connections that no request uses."""
+        with self._lock:
+            idle, self._idle = self._idle, {}
+        for connection in (one for some in idle.values() for one in some):
+            connection.close()
+
+    def __enter__(self) -> "ServeClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
+        some = [list(items[i : i + self._batch]) for i in range(0, len(items), self._batch)]
+        if len(some) <= 1 or self._parallel == 1:
+            return _joined(map(ask, some))
+        with ThreadPoolExecutor(min(self._parallel, len(some)), thread_name_prefix="greentrain-client") as threads:
+            return _joined(threads.map(ask, some))
+
+    def _post(self, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._ask("POST", route, json.dumps(body).encode())
+
+    def _ask(self, method: str, route: str, body: bytes | None) -> Mapping[str, Any]:
+        said = ""
+        for attempt in range(self._tries):
+            server = self._servers[attempt % len(self._servers)]
+            wait_s = min(30.0, self._back_off_s * 2**attempt) * random.uniform(0.5, 1.0)
+            try:
+                status, headers, answer = self._send(server, method, route, body)
+            except (OSError, http.client.HTTPException) as error:
+                said = f"{type(error).__name__}: {error}"
+            else:
+                if status == 200:
+                    return _object(answer, server, route)
+                said = f"HTTP {status}: {answer[:500].decode(errors='replace')}"
+                if status not in _AGAIN:
+                    raise ServeError(f"{method} {_name(server)}{route} was refused with {said}. {_remedy(status)}")
+                with suppress(KeyError, ValueError):
+                    wait_s = min(30.0, max(wait_s, float(headers["retry-after"])))
+            if attempt + 1 < self._tries:
+                time.sleep(wait_s)
+        where = ", ".join(_name(server) for server in self._servers)
+        raise ServeError(
+            f"{method} {route} failed {self._tries} times at {where}; the last time with {said}. See whether "
+            "`greentrain serve` runs there and is reachable from here, or give more tries or a longer timeout_s. "
+            "No number was made up in its place"
+        )
+
+    def _send(
+        self, server: SplitResult, method: str, route: str, body: bytes | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        while True:
+            with self._lock:
+                idle = self._idle.setdefault(_name(server), [])
+                connection, kept = (idle.pop(), True) if idle else (_connection(server, self._timeout_s), False)
+            try:
+                answer = self._exchange(connection, method, server.path.rstrip("/") + route, body)
+            except (ConnectionError, http.client.HTTPException):
+                connection.close()
+                if not kept:
+                    raise
+                continue  # the server had closed what was kept open: no failure of the server
+            except BaseException:
+                connection.close()  # half an answer may still come, and must not be read as the next one's
+                raise
+            with self._lock:
+                self._idle.setdefault(_name(server), []).append(connection)
+            return answer
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        connection.request(method, path, body=body, headers=headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
+
+
+def _server(url: str) -> SplitResult:
+    parts = urlsplit(url.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        shown = url.rpartition("@")[2]
+        raise ConfigError(f"url={shown!r} is no address of a server: write one such as http://127.0.0.1:8700")
+    return parts
+
+
+def _name(server: SplitResult) -> str:
+    return f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
+
+
+def _connection(server: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
+    host = server.hostname or ""
+    if server.scheme == "https":
+        return http.client.HTTPSConnection(host, server.port, timeout=timeout_s, context=ssl.create_default_context())
+    return http.client.HTTPConnection(host, server.port, timeout=timeout_s)
+
+
+def _token() -> str:
+    if given := os.environ.get(TOKEN_VARIABLE):
+        return given
+    file = os.environ.get(TOKEN_FILE_VARIABLE)
+    if not file:
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{TOKEN_FILE_VARIABLE}={file} cannot be read: {error}") from error
+
+
+def _remedy(status: int) -> str:
+    return {
+        401: f"Set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} to the token that the server was started with",
+        403: f"Set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} to the token that the server was started with",
+        404: "Its version has no such route, or it serves no such model: see GET /v1/models",
+        413: "Give the client a smaller batch, or the server a higher limit",
+    }.get(status, "The request does not suit the served model: its words say what to change")
+
+
+def _object(answer: bytes, server: SplitResult, route: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(answer)
+    except ValueError as error:
+        raise ServeError(f"{_name(server)}{route} answered with something else than JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ServeError(f"{_name(server)}{route} answered with a {type(found).__name__}, not with an object")
+    return found
+
+
+def _scores(answer: Mapping[str, Any], count: int) -> list[float]:
+    found = answer.get("rewards")
+    return _numbers(found if isinstance(found, list) else [found], count, "/get_reward")
+
+
+def _probabilities(answer: Mapping[str, Any], count: int) -> list[float]:
+    data = answer.get("data")
+    rows = data if isinstance(data, list) else []
+    try:
+        found = [row["probs"][-1] for row in sorted(rows, key=lambda row: row["index"])]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ServeError(f"/classify answered without data[].index or data[].probs ({error!r})") from error
+    return _numbers(found, count, "/classify")
+
+
+def _token_logprobs(answer: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[list[float]]:
+    choices = answer.get("choices")
+    try:
+        rows = {choice["index"]: choice["prompt_logprobs"] for choice in choices or ()}
+        found = [
+            [entry[str(token)]["logprob"] for token, entry in zip(row[1:], rows[i][1:], strict=True)]
+            for i, row in enumerate(ids)
+        ]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ServeError(
+            f"/v1/completions answered without choices[].prompt_logprobs of the tokens sent ({error!r}): "
+            "ask a server that returns ln p of given tokens"
+        ) from error
+    return [_numbers(row, len(row), "/v1/completions") for row in found]
+
+
+def _numbers(found: Sequence[Any], count: int, route: str) -> list[float]:
+    if len(found) != count:
+        raise ServeError(f"{route} answered with {len(found)} numbers for {count} sequences")
+    for i, number in enumerate(found):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            raise ServeError(f"{route} answered {number!r} for sequence {i} of {count}, which is no finite number")
+    return [float(number) for number in found]
+
+
+def _joined(parts: Iterable[list[Answer]]) -> list[Answer]:
+    return [one for part in parts for one in part]
