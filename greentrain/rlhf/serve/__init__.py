@@ -1,0 +1,6 @@
+"""One HTTP server for the frozen passes, in the dialects that OpenRLHF, verl and TRL speak.
+
+* :class:`greentrain.rlhf.serve.server.Server` runs it in a thread; ``greentrain serve`` runs it until a signal.
+* ``coalescer`` makes device batches of what many clients ask for one by one.
+* ``openrlhf``, ``pooling`` and ``completions`` are the dialects; ``guard`` holds clients to the limits.
+"""

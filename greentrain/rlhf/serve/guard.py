@@ -1,0 +1,143 @@
+"""Holds clients to access and limits before a route sees them, and answers for a route that is too slow."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from greentrain.rlhf.serve import refusal
+from greentrain.rlhf.serve.access import Access
+from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.refusal import Refusal
+
+OPEN = "/health"
+"""Answered without a token: it says nothing but whether the server works."""
+GONE = "closed"
+"""In the place of a status: the client went away before it was answered."""
+
+
+class Guard:
+    """An ASGI application around another one. Bodies are read here, up to their bound.
+
+    Args:
+        app: The routes.
+        access: Who may ask.
+        limits: Bounds.
+        seen: Told path, status and seconds of each request.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, access: Access, limits: Limits, seen: Callable[[str, str, float], None]
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._limits = limits
+        self._seen = seen
+        self._held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun_s = time.perf_counter()
+        answer = _Answer(send)
+        body = bytearray()
+        try:
+            self._check(scope)
+            await self._read(receive, body)
+            await self._run(scope, receive, answer, bytes(body))
+        except Refusal as refused:
+            await refused.answer()(scope, receive, answer)
+        except _ClientGoneError:
+            pass
+        finally:
+            self._held_bytes -= len(body)
+            self._seen(scope["path"], answer.status, time.perf_counter() - begun_s)
+
+    def _check(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        if scope["path"] != OPEN and not self._access.allows(scope["headers"]):
+            raise self._access.refusal()
+        if int(headers.get(b"content-length", b"0")) > self._limits.body_bytes:
+            raise self._too_large()
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != b"application/json":
+            raise Refusal(415, f"content-type is {kind.decode('latin-1')!r}: send application/json")
+
+    async def _read(self, receive: Receive, body: bytearray) -> None:
+        try:
+            async with asyncio.timeout(self._limits.receive_s):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientGoneError
+                    part = message.get("body", b"")
+                    if len(body) + len(part) > self._limits.body_bytes:
+                        raise self._too_large()
+                    if self._held_bytes + len(part) > self._limits.held_bytes:
+                        raise refusal.busy(f"bodies of {self._limits.held_bytes} bytes are held already: come again")
+                    self._held_bytes += len(part)
+                    body += part
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise Refusal(408, f"the body did not arrive within {self._limits.receive_s:g} s") from None
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"the body has more than {self._limits.body_bytes} bytes: send fewer sequences a request")
+
+    async def _run(self, scope: Scope, receive: Receive, answer: "_Answer", body: bytes) -> None:
+        """Run the route until it answers, the client goes away, or it is late."""
+        sent = False
+
+        async def again() -> Message:
+            nonlocal sent
+            if sent:
+                await asyncio.Event().wait()
+            sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        route = asyncio.ensure_future(self._app(scope, again, answer))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({route, gone}, timeout=self._limits.request_s, return_when=asyncio.FIRST_COMPLETED)
+            if route.done():
+                route.result()
+            elif gone.done():
+                raise _ClientGoneError
+            elif not answer.begun:
+                raise Refusal(504, f"no answer within {self._limits.request_s:g} s: the device is too slow or hangs")
+        finally:
+            for task in (route, gone):
+                task.cancel()
+            await asyncio.wait({route, gone})
+            for task in (route, gone):
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    task.result()
+
+
+class _ClientGoneError(Exception):
+    """Nobody is there to be answered."""
+
+
+class _Answer:
+    """Remembers what was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+        self.status = GONE
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            self.status = str(message["status"])
+        await self._send(message)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

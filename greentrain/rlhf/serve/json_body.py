@@ -1,0 +1,58 @@
+"""Reads a body as JSON, more strictly than Python does: what two readers could understand differently is refused."""
+
+import json
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from greentrain.rlhf.serve.refusal import Refusal
+
+MOST_ERRORS = 3
+"""Of a body that are told."""
+
+
+class Body(BaseModel):
+    """Of a request. Types are taken as they are: "1" is no number. Unknown keys are other servers' business."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+Asked = TypeVar("Asked", bound=Body)
+
+
+def parsed(kind: type[Asked], body: bytes) -> Asked:
+    """Return a body as what it should be.
+
+    Raises:
+        Refusal: It is no JSON in UTF-8, holds NaN, Infinity or a key twice, or a value is not what it should be.
+    """
+    try:
+        found = json.loads(body.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_unique)
+    except RecursionError as error:
+        raise Refusal(400, "the body is nested too deeply") from error
+    except ValueError as error:
+        raise Refusal(400, f"the body is no JSON in UTF-8: {error}") from error
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        told = [
+            f"{'.'.join(str(part) for part in item['loc']) or 'the body'}: {item['msg']}"
+            for item in error.errors(include_input=False, include_url=False, include_context=False)[:MOST_ERRORS]
+        ]
+        raise Refusal(400, "; ".join(told)) from error
+
+
+def request_body(kind: type[Body]) -> dict[str, Any]:
+    """Return what OpenAPI says of the body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}}
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object has a key twice")
+    return found
