@@ -82,7 +82,12 @@ class Network:
     @classmethod
     def shipped(cls) -> "Network":
         """Return the network that comes with GreenTrain."""
-        with np.load(SHIPPED, allow_pickle=False) as file:
+        return cls.load(SHIPPED)
+
+    @classmethod
+    def load(cls, path: Path) -> "Network":
+        """Read what :meth:`save` wrote."""
+        with np.load(path, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             layers = range(int(about["layers"]))
             return cls(

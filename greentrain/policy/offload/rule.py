@@ -1,0 +1,112 @@
+"""``edi-rule``: the stages with the lowest measured Energy Density Index leave, as far as latency and idle power allow.
+
+Stages are ranked by what each saves on the offload device. The device is kept for all of them together, so its idle
+power is charged to the first one, then to the first two, and so on: none may pay alone where all do. One with which
+the step would be too long is passed over. The cheapest of these few plans wins if it beats the one in force by a margin.
+
+``edi-published`` is the published threshold, each stage for itself: lower active index on the device, and a duration
+below one forward of the batch. It neither sees idle power nor that stages share a device.
+"""
+
+from typing import Final
+
+from greentrain.errors import ConfigError
+from greentrain.policy.offload.edi import Basis
+from greentrain.policy.offload.stages import Hardware, Plan, Stage, Where, all_gpu, label
+from greentrain.policy.offload.view import View, compared
+
+MARGIN: Final = 0.02
+"""Share by which a new plan must be cheaper: measured joules of a step scatter by about as much."""
+
+
+class EdiRule:
+    """The default policy.
+
+    Args:
+        margin: Share by which a plan must beat the one in force.
+
+    Raises:
+        ConfigError: The margin is not from 0 to below 1.
+    """
+
+    name = "edi-rule"
+
+    def __init__(self, margin: float = MARGIN) -> None:
+        if not 0 <= margin < 1:
+            raise ConfigError(f"margin={margin}: give a share from 0 to below 1")
+        self._margin = margin
+
+    def choose(self, view: View) -> Plan:
+        """Return the cheapest candidate, or what is in force."""
+        gpu = all_gpu(view.table)
+        on_gpu = view.step(gpu)
+        best, best_j = gpu, view.objective.cost_j(on_gpu)
+        if best_j is None:
+            return gpu
+        for plan in candidates(view):
+            cost_j = view.objective.cost_j(view.step(plan))
+            if cost_j is not None and cost_j < best_j:
+                best, best_j = plan, cost_j
+        kept = view.step(view.kept)
+        kept_j = view.objective.cost_j(kept)
+        stays = kept_j is not None and best_j > (1 - self._margin) * kept_j and view.objective.allows(kept, on_gpu)
+        return view.kept if stays else best
+
+    def reason(self, view: View, plan: Plan) -> str:
+        """Return the figures, and what kept a stage where it is."""
+        unknown = [stage for stage in view.table.movable if not view.known(stage)]
+        told = f"; {', '.join(unknown)}: joules not known on both sides, so on the gpu" if unknown else ""
+        return f"{label(plan)}: {compared(view, plan)}{told}"
+
+
+class EdiPublished:
+    """The published threshold rule, for comparison."""
+
+    name = "edi-published"
+
+    def choose(self, view: View) -> Plan:
+        """Return the plan that looks at each stage alone."""
+        shape = view.shape
+        train_s = view.table.cost(Stage.TRAIN).duration_s
+        window_s = train_s * (1 - shape.old_share) * shape.forward_share
+        moved = {
+            stage: view.away
+            for stage in view.table.movable
+            if (there := _active(view, stage, Hardware.OFFLOAD)) is not None
+            and (here := _active(view, stage, Hardware.GPU)) is not None
+            and there < here
+            and view.table.cost(stage, view.away).duration_s <= window_s
+        }
+        return {**all_gpu(view.table), **moved}
+
+    def reason(self, view: View, plan: Plan) -> str:
+        """Return the figures."""
+        return f"{label(plan)} by active joules alone: {compared(view, plan)}"
+
+
+def candidates(view: View) -> list[Plan]:
+    """Return all on the GPU, then the plans that move the best stage, the two best, and so on, within the bound.
+
+    A stage with which the step would be too long is passed over.
+    """
+    ranked = sorted((s for s in view.table.movable if view.known(s)), key=lambda s: _saving(view, s), reverse=True)
+    found: list[Plan] = [all_gpu(view.table)]
+    on_gpu = view.step(found[0])
+    for stage in ranked:
+        plan = {**found[-1], stage: view.away}
+        if view.objective.allows(view.step(plan), on_gpu):
+            found.append(plan)
+    return found
+
+
+def _saving(view: View, stage: Stage) -> float:
+    """Joules a token that the stage saves on the device, before anything idle; its GPU time at its price."""
+    gpu, away = _active(view, stage, Hardware.GPU), _active(view, stage, Hardware.OFFLOAD)
+    freed_w = view.objective.time_w
+    freed_s = view.table.cost(stage, Where.GPU).duration_s / view.table.tokens
+    return (gpu or 0.0) - (away or 0.0) + freed_w * freed_s
+
+
+def _active(view: View, stage: Stage, hardware: Hardware) -> float | None:
+    cell = view.edi.get((stage, hardware))
+    return None if cell is None else cell.value(Basis.ACTIVE)
