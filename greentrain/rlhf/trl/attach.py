@@ -1,0 +1,114 @@
+"""Gives a stock trainer an offloaded reference, after checking that it can have one."""
+
+from typing import Any
+
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.program import Embed
+from greentrain.harmless import warn
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.trl.reference import OffloadedReference
+from greentrain.rlhf.trl.versions import check_contract
+
+
+def offload_reference(trainer: Any, engine: OffloadEngine, *, beta: float | None = None) -> OffloadedReference:
+    """Put an offloaded reference in the place of a GRPOTrainer's or RLOOTrainer's own.
+
+    Make the trainer with ``beta=0.0``: it then loads no reference model. The pass stays sequential, as TRL has it;
+    ``OffloadGRPOTrainer`` and ``OffloadRLOOTrainer`` overlap it.
+
+    Args:
+        trainer: Before ``train``.
+        engine: With a reference pass.
+        beta: Weight of the KL term; None: the trainer's.
+
+    Returns:
+        The reference, ``trainer.ref_model`` from now on.
+
+    Raises:
+        ConfigError: The trainer cannot have one; the message says why and what to do.
+    """
+    weight = trainer.beta if beta is None else beta
+    if not weight:
+        raise ConfigError(
+            f"beta={weight}: a KL term of weight 0 has no reference; give beta above 0, or leave the reference away"
+        )
+    check_contract(_library_class(trainer))
+    reference = check_reference(trainer, engine)
+    trainer.beta = weight
+    trainer.args.beta = weight
+    trainer.ref_model = reference
+    return reference
+
+
+def check_reference(trainer: Any, engine: OffloadEngine) -> OffloadedReference:
+    """Return a reference that fits a trainer.
+
+    Raises:
+        ConfigError: As :func:`offload_reference`.
+    """
+    refuse_sync(trainer.args)
+    reference = OffloadedReference(engine, trainer.temperature)
+    program = engine.of(PassKind.REFERENCE).program
+    if getattr(trainer, "_is_vlm", False):
+        raise ConfigError("the policy reads images, which the offloaded reference cannot: keep beta=0.0")
+    prompt = longest_prompt(trainer)
+    if prompt + trainer.max_completion_length > program.max_tokens:
+        raise ConfigError(
+            f"the longest prompt has {prompt} tokens, max_completion_length is {trainer.max_completion_length}, and "
+            f"the reference was compiled for max_tokens={program.max_tokens}: compile it with "
+            f"max_tokens={prompt + trainer.max_completion_length}, or shorten one of them"
+        )
+    if any(isinstance(op, Embed) and op.index == "position" for op in program.ops):
+        warn(
+            "the reference has learnt positions: it counts them from a prompt's first token, the policy from the "
+            "padding before it, so their log-probabilities differ wherever prompts of a batch differ in length"
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    if vocabulary != program.vocabulary:
+        raise ConfigError(
+            f"the policy has {vocabulary} tokens and the compiled reference {program.vocabulary}: the reference must "
+            "be compiled from the model that training starts from"
+        )
+    return reference
+
+
+def longest_prompt(trainer: Any, rows: int = 100_000) -> int:
+    """Return the tokens of the longest prompt, at least 1: of those with the most characters in the first rows.
+
+    Args:
+        trainer: With a ``train_dataset``. A stream, or an environment that writes the prompts, is not read.
+        rows: How many are looked at.
+    """
+    data = trainer.train_dataset
+    if (
+        not hasattr(data, "__len__")
+        or "prompt" not in data.column_names
+        or getattr(trainer, "environment_factories", None)
+    ):
+        return 1
+    prompts = sorted(data[: min(len(data), rows)]["prompt"], key=lambda prompt: len(str(prompt)))[-16:]
+    return max([1, *(len(ids) for ids in trainer._tokenize_prompts(prompts)[0])])
+
+
+def refuse_sync(args: Any) -> None:
+    """Raise where the reference is to follow the policy.
+
+    Raises:
+        ConfigError: ``sync_ref_model`` is set.
+    """
+    if getattr(args, "sync_ref_model", False):
+        raise ConfigError(
+            "sync_ref_model=True mixes the policy into the reference's parameters every ref_model_sync_steps, and an "
+            "offloaded reference has none in the trainer: the device would go on with the old weights. Set "
+            "sync_ref_model=False, or keep the reference in the trainer"
+        )
+
+
+def _library_class(trainer: Any) -> type[Any]:
+    """Return TRL's own class of a trainer."""
+    for cls in type(trainer).__mro__:
+        if cls.__module__.startswith("trl."):
+            return cls
+    raise ConfigError(f"{type(trainer).__name__} is no trainer of TRL: give a GRPOTrainer or an RLOOTrainer")

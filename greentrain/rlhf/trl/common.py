@@ -1,0 +1,198 @@
+"""What the offloading trainers share: when passes begin, which phase it is, what is logged."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from greentrain.callbacks.transformers import GreenCallback
+from greentrain.errors import ConfigError
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.stream import Stream
+from greentrain.rlhf.trl.attach import check_reference, refuse_sync
+from greentrain.rlhf.trl.figures import Figures
+from greentrain.rlhf.trl.observer import observed
+from greentrain.rlhf.trl.reward import OffloadedReward
+from greentrain.rlhf.trl.rows import IGNORED, key_of
+from greentrain.rlhf.trl.versions import check_contract
+from greentrain.types import Phase
+
+_ALL = 2**31
+
+
+class OffloadMode(StrEnum):
+    """When a pass begins, and when it is waited for. On exact devices the weights are the same in all, bit for bit."""
+
+    EAGER = "eager"
+    """Where TRL has it: the reference, then the reward, each waited for."""
+    LATE = "late"
+    """Rewards begin when the completions are there; log-probabilities are waited for where they are read."""
+    STREAM = "stream"
+    """As late, and what has ended begins while the rest is still generated."""
+
+
+class Offloading:
+    """Mixed into a trainer of TRL, before it.
+
+    Args:
+        *args: Of the trainer.
+        engine: With a reference pass, unless ``args.beta`` is 0.
+        mode: An :class:`OffloadMode`.
+        ahead: ``stream``: how many hand-ins of ended rollouts may be under way; more wait and go together.
+        **kwargs: Of the trainer.
+
+    Raises:
+        ConfigError: The trainer cannot be offloaded; the message says why and what to do.
+    """
+
+    _library: type[Any]
+    _config: str
+    _completions_at: int
+    """Where ``_generate`` returns the completions."""
+
+    def __init__(
+        self,
+        *args: Any,
+        engine: OffloadEngine,
+        mode: OffloadMode | str = OffloadMode.LATE,
+        ahead: int = 2,
+        **kwargs: Any,
+    ) -> None:
+        if mode not in tuple(OffloadMode):
+            raise ConfigError(f"mode={mode!r}: choose one of {', '.join(OffloadMode)}")
+        if ahead < 1:
+            raise ConfigError(f"ahead={ahead}: at least 1 hand-in must be able to be under way")
+        check_contract(self._library)
+        config = inspect.signature(self._library).bind_partial(*args, **kwargs).arguments.get("args")
+        if config is None:
+            raise ConfigError(f"give args={self._config}(...): its beta says whether there is a reference at all")
+        refuse_sync(config)
+        beta, config.beta = config.beta, 0.0  # with beta the trainer would load a reference model of its own
+        try:
+            super().__init__(*args, **kwargs)
+        finally:
+            config.beta = beta
+        self.engine = engine
+        self.offload_mode = OffloadMode(mode)
+        self._ahead = ahead
+        self._stream: Stream | None = None
+        self._prompts: list[Any] | None = None
+        trainer: Any = self
+        trainer.beta = beta
+        self.ref_model: Any = check_reference(trainer, engine) if beta else None
+        if self.offload_mode is OffloadMode.STREAM:
+            _refuse_stream(trainer)
+        self._rewards = [one for one in trainer.reward_funcs if isinstance(one, OffloadedReward)]
+        self._reference_figures = Figures(engine, [PassKind.REFERENCE] if beta else [])
+        self._reward_figures = [Figures(one.engine, [PassKind.REWARD]) for one in self._rewards[:1]]
+
+    # -- what TRL calls ----------------------------------------------------------------------------------------
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        late = self._late
+        self._stream = Stream(self.engine, PassKind.REFERENCE, sequences=_ALL) if late and self.ref_model else None
+        self._prompts = prompts
+        with self._phase(Phase.GENERATE):
+            made = super()._generate(prompts)  # type: ignore[misc]
+        if late:
+            completions = made[self._completions_at]
+            for reward in self._rewards:
+                reward.prefetch(prompts, completions)
+        return made
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._late or self.offload_mode is not OffloadMode.STREAM:
+            return super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+        trainer: Any = self
+        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        with observed(model, trainer.eos_token_ids, self._ended):
+            return super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        with self._phase(Phase.REWARD):
+            return super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, with ``offload/<pass>/hidden``, ``busy_s``, ``wait_s`` and ``redone``: of this process, a step."""
+        trainer: Any = self
+        if trainer.model.training:
+            for figures in (self._reference_figures, *self._reward_figures):
+                logs.update(figures.since(trainer.state.global_step))
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+    # -- what the trainers use ---------------------------------------------------------------------------------
+
+    @property
+    def _late(self) -> bool:
+        """True where passes may overlap: in training. An evaluation takes each number at once."""
+        trainer: Any = self
+        return self.offload_mode is not OffloadMode.EAGER and bool(trainer.model.training)
+
+    def _begin(self, prompts: Any, completions: Any) -> Callable[[], torch.Tensor]:
+        """Hand in the reference pass of padded prompts and completions.
+
+        Args:
+            prompts: ids and mask.
+            completions: ids and mask.
+
+        Returns:
+            Waits for the log-probabilities of the completions [sequences, tokens].
+        """
+        assert self.ref_model is not None
+        ids = torch.cat([prompts[0], completions[0]], dim=1)
+        mask = torch.cat([prompts[1], completions[1]], dim=1)
+        return self._begin_padded(ids, mask, completions[0].size(1))
+
+    def _begin_padded(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> Callable[[], torch.Tensor]:
+        assert self.ref_model is not None
+        labels = ids.masked_fill(mask == 0, IGNORED)
+        labels[:, :-keep] = IGNORED
+        pending = self.ref_model.submit(ids, mask, labels, stream=self._stream)
+
+        def wait() -> torch.Tensor:
+            with self._phase(Phase.REFERENCE):
+                every = pending.result()
+            return every[:, -keep:]
+
+        return wait
+
+    def _phase(self, phase: Phase) -> AbstractContextManager[Any]:
+        """Return the block of a phase of the GreenCallback's session, where the trainer has one."""
+        trainer: Any = self
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, GreenCallback):
+                return callback.session.phase(phase.value)
+        return contextlib.nullcontext()
+
+    def _ended(self, rows: Mapping[int, tuple[list[int], list[int]]]) -> None:
+        """Begin with rollouts that have ended."""
+        trainer: Any = self
+        prompts = [(self._prompts or [])[i] for i in rows]
+        texts = trainer.processing_class.batch_decode([ids for _, ids in rows.values()], skip_special_tokens=True)
+        talks = not isinstance(prompts[0], str)
+        answers = [[{"role": "assistant", "content": text}] for text in texts] if talks else texts
+        for reward in self._rewards:
+            reward.prefetch(prompts, answers, ahead=self._ahead)
+        if self._stream is None:
+            return
+        for prompt_ids, ids in rows.values():
+            whole = [*prompt_ids, *ids]
+            self._stream.add(key_of(whole, len(prompt_ids)), whole, prompt_tokens=len(prompt_ids))
+        if self._stream.under_way < self._ahead:
+            self._stream.flush()
+
+
+def _refuse_stream(trainer: Any) -> None:
+    for name, why in (
+        ("use_vllm", "vLLM generates elsewhere"),
+        ("use_transformers_continuous_batching", "continuous batching has no criterion that sees rows end"),
+        ("rollout_func", "a rollout_func generates by itself"),
+        ("tools", "a tool's answer lengthens what has ended"),
+    ):
+        if getattr(trainer, name, None):
+            raise ConfigError(f"mode='stream' with {name}: {why}; use mode='late'")

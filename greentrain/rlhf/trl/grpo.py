@@ -1,0 +1,73 @@
+"""GRPO with reward and reference passes beside generation and training."""
+
+from typing import Any
+
+import torch
+
+from greentrain._imports import try_import
+from greentrain.rlhf.trl.common import Offloading
+from greentrain.rlhf.trl.late import LateBatch
+from greentrain.types import Phase
+
+with try_import("trl") as _imports:
+    from trl.trainer.grpo_trainer import GRPOTrainer
+_imports.check()
+
+_KEY = "ref_per_token_logps"
+
+
+class OffloadGRPOTrainer(Offloading, GRPOTrainer):
+    """A GRPOTrainer that waits for the reference only between the policy's forward and its loss.
+
+    The reference passes are handed in after TRL has shuffled the rollouts, micro-batch by micro-batch in the order in
+    which the losses read them. DAPO, Dr. GRPO and the other ``loss_type`` read them the same way. With
+    ``num_iterations`` above 1 the first iteration waits and the others have the numbers. Rewards cannot come later
+    than TRL asks for them without a copy of its advantages, and on a device that runs one pass after the other that
+    wins nothing: the reference behind them would wait as much longer.
+
+    With PEFT the reference is the frozen model on the device instead of a forward with the adapter switched off: that
+    saves no memory, since the base model is there anyhow, but a forward's time and energy on the trainer.
+
+    Takes the arguments of GRPOTrainer and of :class:`Offloading`::
+
+        OffloadGRPOTrainer(model, reward, GRPOConfig("out", beta=0.04), data, engine=engine, mode="late")
+    """
+
+    _library = GRPOTrainer
+    _config = "GRPOConfig"
+    _completions_at = 3
+    _due = False
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.ref_model is None or model is not self.ref_model:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        if not self._late:
+            with self._phase(Phase.REFERENCE):
+                return super()._get_per_token_logps_and_entropies(
+                    model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+                )
+        self._due = True  # NaN: whoever reads it before it is replaced sees that
+        return torch.full((len(input_ids), 1), torch.nan, device=input_ids.device), None, None
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        inputs = super()._prepare_inputs(generation_batch)
+        if not self._due:
+            return inputs
+        self._due = False
+        if self._stream is not None:
+            self._stream.flush()
+        batches: Any = self._buffered_inputs
+        first = self._step % len(batches)
+        for i in (*range(first, len(batches)), *range(first)):
+            batches[i] = self._late_reference(batches[i])
+        return batches[first]
+
+    def _late_reference(self, batch: dict[str, Any]) -> LateBatch:
+        wait = self._begin(
+            (batch["prompt_ids"], batch["prompt_mask"]), (batch["completion_ids"], batch["completion_mask"])
+        )
+        return LateBatch(batch, {_KEY: wait})

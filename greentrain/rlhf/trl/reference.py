@@ -1,0 +1,142 @@
+"""A reference model that is none: its log-probabilities come from an offload device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.batch import Result
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.stream import Stream
+from greentrain.rlhf.ticket import Ticket
+from greentrain.rlhf.trl.rows import Rows
+
+_HARMLESS = {"use_cache", "output_router_logits"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceOutput:
+    """What TRL reads of a reference's forward."""
+
+    log_probs: torch.Tensor
+    """Of the next token [sequences, tokens - 1], 0 where the label is ignored."""
+    entropy: None = None
+    aux_loss: None = None
+
+
+class Pending:
+    """Log-probabilities that are under way."""
+
+    def __init__(self, rows: Rows, get: Callable[[], Sequence[npt.NDArray[np.float32]]], device: torch.device) -> None:
+        self._rows = rows
+        self._get = get
+        self._device = device
+
+    def result(self) -> torch.Tensor:
+        """Wait for them: float32 [sequences, tokens - 1] on the trainer's device, 0 where the label is ignored.
+
+        Raises:
+            OffloadError: The device failed and there is no other.
+        """
+        return self._rows.spread(self._get()).to(self._device)
+
+
+class OffloadedReference(torch.nn.Module):
+    """Stands where TRL keeps its ``ref_model``; has no parameters.
+
+    Positions count from a sequence's first token. A model with learnt positions that TRL feeds left-padded rows, as
+    GPT-2, sees others there.
+
+    Args:
+        engine: With a reference pass.
+        temperature: Of the trainer; None: not checked here.
+
+    Raises:
+        ConfigError: There is no reference pass, it has no log-probabilities, or it was compiled for another
+            temperature.
+    """
+
+    def __init__(self, engine: OffloadEngine, temperature: float | None = None) -> None:
+        super().__init__()
+        self.engine = engine
+        frozen = engine.of(PassKind.REFERENCE)
+        if frozen.program.labels:
+            raise ConfigError(
+                f"the reference pass returns {frozen.program.labels} scores a sequence: compile the language model, "
+                "not a sequence classifier"
+            )
+        if temperature is not None and temperature != frozen.temperature:
+            raise ConfigError(
+                f"the policy samples at temperature {temperature}, and the reference pass was placed with "
+                f"{frozen.temperature}: compile(..., temperature={temperature}) and place(..., "
+                f"temperature={temperature}), since TRL divides both models' logits by it"
+            )
+
+    def submit(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor,
+        *,
+        stream: Stream | None = None,
+    ) -> Pending:
+        """Hand in a padded batch.
+
+        Args:
+            input_ids: [sequences, tokens].
+            attention_mask: The same shape, 0 at padding.
+            labels: The same shape, -100 where no log-probability is wanted.
+            stream: Where some of the sequences may be under way already, by ``rows.key_of``.
+
+        Raises:
+            BatchError: A sequence does not fit the model.
+        """
+        rows = Rows.of(input_ids, attention_mask, labels)
+        keys = rows.keys
+        known = [i for i, key in enumerate(keys) if stream is not None and key in stream]
+        fresh = sorted(set(range(len(keys))) - set(known))
+        ticket = self.engine.submit(PassKind.REFERENCE, rows.batch(fresh)) if fresh else None
+
+        def get() -> list[npt.NDArray[np.float32]]:
+            streamed = stream.result([keys[i] for i in known]) if stream is not None and known else None
+            found = dict(zip(known, _logprobs(streamed), strict=True)) | dict(
+                zip(fresh, _logprobs(_result(ticket)), strict=True)
+            )
+            return [found[i] for i in range(len(keys))]
+
+        return Pending(rows, get, input_ids.device)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        fused_lm_head: bool = False,
+        **others: Any,
+    ) -> ReferenceOutput:
+        """Compute log-probabilities as a model under TRL's fused head does, and wait for them.
+
+        Raises:
+            ConfigError: Called in a way that TRL 1.15 and 1.16 do not, or with images.
+        """
+        strange = sorted(name for name, value in others.items() if value is not None and name not in _HARMLESS)
+        if attention_mask is None or labels is None or not fused_lm_head or strange:
+            given = f"with {', '.join(strange)}" if strange else "without attention_mask, labels or fused_lm_head=True"
+            raise ConfigError(
+                f"the offloaded reference was called {given}: it reads padded token ids alone, so images, packed "
+                "sequences and other inputs need a reference in the trainer"
+            )
+        return ReferenceOutput(log_probs=self.submit(input_ids, attention_mask, labels).result())
+
+
+def _result(ticket: Ticket | None) -> Result | None:
+    return None if ticket is None else ticket.result()
+
+
+def _logprobs(result: Result | None) -> Sequence[npt.NDArray[np.float32]]:
+    return () if result is None or result.logprobs is None else result.logprobs

@@ -1,0 +1,141 @@
+"""A reward function of TRL whose model runs on an offload device."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from greentrain._imports import try_import
+from greentrain.errors import ConfigError
+from greentrain.harmless import once, warn
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.stream import Stream
+from greentrain.rlhf.text import TextEncoder
+from greentrain.rlhf.trl.rows import key_of
+
+with try_import("trl") as _imports:
+    from trl.data_utils import apply_chat_template, is_conversational
+
+_ALL = 2**31
+"""A stream hands in when it is told to, not after so many sequences."""
+
+
+class OffloadedReward:
+    """Scores completions for GRPO, RLOO and online DPO: one of their ``reward_funcs``, alone or among others.
+
+    Plain prompts are scored as prompt and completion in one text. Conversational ones go through the chat template of
+    the reward model's tokenizer and then get no special tokens, which the template has written. TRL gives its own
+    reward models no special tokens in either case: ``TextEncoder(..., special_tokens=False)`` does the same here.
+
+    A score that is no finite number becomes None, which TRL leaves out of its mean.
+
+    Args:
+        engine: With a reward pass.
+        text: How the reward model reads texts.
+        label: Which score of a sequence; may be left out where there is one.
+        name: What TRL's logs call it.
+        chat_template_kwargs: For the reward model's chat template.
+
+    Raises:
+        ConfigError: There is no reward pass, or it does not have that score.
+        MissingExtraError: TRL is not installed.
+    """
+
+    def __init__(
+        self,
+        engine: OffloadEngine,
+        text: TextEncoder,
+        *,
+        label: int | None = None,
+        name: str = "offloaded_reward",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        _imports.check()
+        self.__name__ = name
+        self.engine = engine
+        program = engine.of(PassKind.REWARD).program
+        if not program.labels:
+            raise ConfigError(
+                "the reward pass returns log-probabilities, not scores: compile a sequence-classification model"
+            )
+        if label is None and program.labels > 1:
+            raise ConfigError(
+                f"the reward model has {program.labels} scores a sequence: say which one is the reward by "
+                f"label=0 to {program.labels - 1}"
+            )
+        if label is not None and not 0 <= label < program.labels:
+            raise ConfigError(f"label={label}: the reward model has {program.labels} scores, 0 to {program.labels - 1}")
+        if text.max_tokens > program.max_tokens:
+            raise ConfigError(
+                f"texts are cut after {text.max_tokens} tokens, and the reward model was compiled for "
+                f"{program.max_tokens}: compile it with max_tokens={text.max_tokens}, or cut earlier"
+            )
+        self._label = label or 0
+        self._text = text
+        self._templated = TextEncoder(text.tokenizer, text.max_tokens, special_tokens=False)
+        self._template_kwargs = dict(chat_template_kwargs or {})
+        self._stream: Stream | None = None
+        self._tell = once(warn)
+
+    def prefetch(self, prompts: Sequence[Any], completions: Sequence[Any], *, ahead: int | None = None) -> None:
+        """Hand in completions whose scores will be asked for; what is not asked for in the end is forgotten.
+
+        Args:
+            prompts: As TRL gives them.
+            completions: As TRL gives them.
+            ahead: Hold them back while so many hand-ins are under way, to go together; None: do not.
+        """
+        if self._stream is None:
+            self._stream = Stream(self.engine, PassKind.REWARD, sequences=_ALL)
+        for ids in self.ids(prompts, completions):
+            self._stream.add(key_of(ids), ids)
+        if ahead is None or self._stream.under_way < ahead:
+            self._stream.flush()
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
+    ) -> list[float | None]:
+        """Return a score a completion, in order."""
+        rows = self.ids(prompts, completions)
+        stream, self._stream = self._stream or Stream(self.engine, PassKind.REWARD, sequences=_ALL), None
+        try:
+            for ids in rows:
+                stream.add(key_of(ids), ids)
+            scores = stream.result([key_of(ids) for ids in rows]).scores
+        finally:
+            stream.cancel()
+        if scores is None:
+            return [None] * len(rows)
+        return [score if math.isfinite(score) else None for score in scores[:, self._label].tolist()]
+
+    def ids(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[list[int]]:
+        """Return the token ids that the reward model gets of each completion.
+
+        Raises:
+            ConfigError: The prompts are conversations, and the reward model's tokenizer has no chat template.
+        """
+        if not prompts:
+            return []
+        text, tokenizer = self._text, self._text.tokenizer
+        if is_conversational({"prompt": prompts[0]}):
+            if getattr(tokenizer, "chat_template", None) is None:
+                raise ConfigError(
+                    "the prompts are conversations and the reward model's tokenizer has no chat template: set "
+                    "tokenizer.chat_template, or use prompts that are plain texts"
+                )
+            text = self._templated
+            texts = [
+                apply_chat_template({"messages": [*prompt, *answer]}, tokenizer, **self._template_kwargs)["text"]
+                for prompt, answer in zip(prompts, completions, strict=True)
+            ]
+        else:
+            texts = [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
+        rows = text.ids(texts)
+        full = sum(len(row) >= text.max_tokens for row in rows)
+        if full:
+            self._tell(
+                f"{full} of {len(rows)} texts fill the reward model's {text.max_tokens} tokens and may have lost some "
+                f"on the {getattr(tokenizer, 'truncation_side', 'right')}; compile it for more, or set "
+                "tokenizer.truncation_side"
+            )
+        return rows

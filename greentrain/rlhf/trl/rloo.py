@@ -1,0 +1,50 @@
+"""RLOO with reward and reference passes beside the policy's."""
+
+from typing import Any
+
+from greentrain._imports import try_import
+from greentrain.rlhf.trl.common import Offloading
+from greentrain.rlhf.trl.late import LateTensor
+from greentrain.rlhf.trl.rows import key_of
+from greentrain.types import Phase
+
+with try_import("trl") as _imports:
+    from trl.trainer.rloo_trainer import RLOOTrainer
+_imports.check()
+
+
+class OffloadRLOOTrainer(Offloading, RLOOTrainer):
+    """An RLOOTrainer whose reference pass begins with the rollouts and is waited for where the KL is formed.
+
+    RLOO puts the KL into the reward, so it is due before the advantages: what the passes run beside is the policy's
+    forward for the old log-probabilities, and the rest of generation with ``mode="stream"``.
+
+    Takes the arguments of RLOOTrainer and of :class:`Offloading`.
+    """
+
+    _library = RLOOTrainer
+    _config = "RLOOConfig"
+    _completions_at = 2
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        made = super()._generate(prompts)
+        if self._stream is not None:
+            for prompt_ids, ids in zip(made[0], made[1], strict=True):
+                whole = [*prompt_ids, *ids]
+                self._stream.add(key_of(whole, len(prompt_ids)), whole, prompt_tokens=len(prompt_ids))
+            self._stream.flush()
+        return made
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.ref_model is None or model is not self.ref_model:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        if self._late:
+            return LateTensor(self._begin_padded(input_ids, attention_mask, logits_to_keep)), None, None
+        with self._phase(Phase.REFERENCE):
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )

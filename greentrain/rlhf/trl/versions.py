@@ -1,0 +1,152 @@
+"""What the adapters take for granted of TRL, and whether the installed version keeps to it.
+
+A landmark is a thing that a method does; their order in the source is what the barrier rests on. They are read with
+``ast``, so a version that was never seen is judged by what it says, not by its number.
+"""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from greentrain.errors import ConfigError
+from greentrain.harmless import once, warn
+
+VERSIONS = ("1.15", "1.16")
+"""Whose trainers were read and tried."""
+
+_FORWARD = "call self._get_per_token_logps_and_entropies"
+_REFERENCE = f"{_FORWARD} ref_model"
+_READ = "read ref_per_token_logps"
+_LOGPROBS = {
+    "_get_per_token_logps_and_entropies": ("call model fused_lm_head labels", "attribute log_probs"),
+    "_prepare_inputs": (
+        "call self._generate_and_score_completions", "call shuffle_sequence_dict", "call split_tensor_dict",
+        "store self._buffered_inputs", "read self._buffered_inputs",
+    ),
+    "_generate_single_turn": ("call unwrapped_model.generate",),
+    "_calculate_rewards": ("call reward_func completion_ids completions prompts",),
+}  # fmt: skip
+CONTRACTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "GRPOTrainer": {
+        **_LOGPROBS,
+        "_compute_loss": (_FORWARD, "read advantages", _READ),
+        "_generate_and_score_completions": ("call self._generate", _REFERENCE, "call self._calculate_rewards"),
+    },
+    "RLOOTrainer": {
+        **_LOGPROBS,
+        "_generate_and_score_completions": (
+            "call self._generate", _FORWARD, _REFERENCE, "call self._calculate_rewards", "use ref_per_token_logps",
+        ),
+    },
+    "DPOTrainer": {
+        "_precompute_ref_logps": ("read self._precompute_model_hash", "call self.compute_ref_log_probs"),
+        "compute_ref_log_probs": ("call model fused_lm_head labels", "attribute log_probs"),
+    },
+    "KTOTrainer": {
+        "_precompute_ref_logps": ("read self._precompute_model_hash", "call self.compute_ref_log_probs"),
+        "compute_ref_log_probs": ("call model fused_lm_head labels", "attribute log_probs"),
+    },
+}  # fmt: skip
+"""By class and method, landmarks in the order in which they must stand."""
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "_get_per_token_logps_and_entropies": ("self", "model", "input_ids", "attention_mask", "logits_to_keep"),
+    "_prepare_inputs": ("self", "generation_batch"),
+    "_generate": ("self", "prompts"),
+    "_compute_loss": ("self", "model", "inputs"),
+    "compute_ref_log_probs": ("self", "model", "inputs"),
+    "_precompute_ref_logps": ("self", "dataset", "name", "batch_size"),
+}
+"""First parameters of the methods that are overridden or called."""
+
+_tell = once(warn)
+
+
+def check_contract(trainer: type[Any]) -> None:
+    """Check a class of the installed TRL.
+
+    Raises:
+        ConfigError: It does something else than the adapters take for granted.
+    """
+    found = version("trl")
+    sources = {
+        name: textwrap.dedent(inspect.getsource(inspect.unwrap(method)))
+        for name, method in inspect.getmembers(trainer, inspect.isfunction)
+        if name in CONTRACTS[trainer.__name__] or name in PARAMETERS
+    }
+    if wrong := breaches(trainer.__name__, sources):
+        raise ConfigError(
+            f"{trainer.__name__} of trl {found} differs from what was read of {', '.join(VERSIONS)}: "
+            f"{'; '.join(wrong)}. Install trl>=1.15,<1.17, or keep the reference in the trainer"
+        )
+    if not found.startswith(tuple(f"{known}." for known in VERSIONS)):
+        _tell(
+            f"trl {found} was never tried, only {' and '.join(VERSIONS)}; its {trainer.__name__} reads as they do, so "
+            "the offload is used: compare a few steps with mode='eager'"
+        )
+
+
+def breaches(trainer: str, sources: Mapping[str, str]) -> list[str]:
+    """Return what a class does not do, in words.
+
+    Args:
+        trainer: Name of the class.
+        sources: Of its methods, by name.
+    """
+    wrong = []
+    for name, wanted in CONTRACTS[trainer].items():
+        if name not in sources:
+            wrong.append(f"there is no {name}")
+            continue
+        left = iter(landmarks(sources[name]))
+        for landmark in wanted:
+            if landmark not in left:
+                wrong.append(f"{name} does not '{landmark}' where it did")
+                break
+    if trainer == "GRPOTrainer" and "_compute_loss" in sources:
+        order = list(landmarks(sources["_compute_loss"]))
+        if _READ in order and _FORWARD in order and order.index(_READ) < order.index(_FORWARD):
+            wrong.append("_compute_loss reads the reference before the policy's forward")
+    for name, wanted in PARAMETERS.items():
+        if name in sources and (given := _parameters(sources[name])[: len(wanted)]) != wanted:
+            wrong.append(f"{name} takes {', '.join(given)} instead of {', '.join(wanted)}")
+    return wrong
+
+
+def landmarks(source: str) -> Iterator[str]:
+    """Yield the landmarks of a method's source, in order."""
+    tree = ast.parse(source)
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset, -(n.end_col_offset or 0))):
+        yield from _landmarks(node)
+
+
+def _landmarks(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Call):
+        called = ast.unparse(node.func)
+        yield f"call {called}"
+        if node.args and isinstance(first := node.args[0], ast.Attribute) and first.attr == "ref_model":
+            yield f"call {called} ref_model"
+        names = sorted(word.arg for word in node.keywords if word.arg in _WORDS)
+        if names:
+            yield f"call {called} {' '.join(name for name in names if name)}"
+    elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        if ast.unparse(node.value) == "inputs":
+            yield f"read {node.slice.value!s}"
+    elif isinstance(node, ast.Attribute):
+        kind = "store" if isinstance(node.ctx, ast.Store) else "read"
+        yield f"{kind} {ast.unparse(node)}"
+        yield f"attribute {node.attr}"
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield f"use {node.id}"
+
+
+_WORDS = {"labels", "fused_lm_head", "prompts", "completions", "completion_ids"}
+
+
+def _parameters(source: str) -> tuple[str, ...]:
+    function = ast.parse(source).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return tuple(argument.arg for argument in (*function.args.posonlyargs, *function.args.args))

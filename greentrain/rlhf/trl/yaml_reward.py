@@ -1,0 +1,125 @@
+"""An offloaded reward from a recipe alone.
+
+Example::
+
+    # trl grpo --config recipe.yaml
+    env: {GREENTRAIN_OFFLOAD: offload.yaml}
+    reward_funcs: [greentrain.rlhf.trl.yaml_reward.offloaded_reward]
+
+``offload.yaml`` is as in ``greentrain.rlhf.settings``. Each process of a launch opens the device for itself: a card
+that several of them share goes behind ``device: {name: remote}``.
+"""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from greentrain.errors import ConfigError
+from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.opening import Offload
+from greentrain.rlhf.settings import OffloadSettings
+from greentrain.rlhf.trl.reward import OffloadedReward
+
+VARIABLE = "GREENTRAIN_OFFLOAD"
+"""Environment variable with the path of the settings."""
+LABEL = "GREENTRAIN_OFFLOAD_LABEL"
+"""Environment variable that says which score is the reward, where a model has several."""
+
+
+class _Opened:
+    """The device and model of this process, from the first reward to the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offload: Offload | None = None
+        self._reward: OffloadedReward | None = None
+
+    def reward(self) -> OffloadedReward:
+        with self._lock:
+            if self._reward is None:
+                self._offload = Offload(settings())
+                atexit.register(self.close)
+                self._reward = OffloadedReward(
+                    self._offload.engine, self._offload.text[PassKind.REWARD], label=_label()
+                )
+            return self._reward
+
+    def close(self) -> None:
+        with self._lock:
+            atexit.unregister(self.close)
+            if self._offload is not None:
+                self._offload.close()
+            self._offload = self._reward = None
+
+
+_opened = _Opened()
+
+
+def settings() -> OffloadSettings:
+    """Read the settings that the environment names, without opening anything.
+
+    Raises:
+        ConfigError: The variable is not set, or the settings are wrong or hold no reward with a tokenizer.
+    """
+    path = os.environ.get(VARIABLE)
+    if not path:
+        raise ConfigError(
+            f"{VARIABLE} is not set: give the path of the offload's settings, in the recipe as env: "
+            f"{{{VARIABLE}: offload.yaml}}"
+        )
+    found = OffloadSettings.load(path)
+    if found.reward is None:
+        raise ConfigError(f"{path} (from {VARIABLE}) has no reward: name the model's folder as reward: {{model: ...}}")
+    folder = found.reward.model
+    if not any(os.path.exists(os.path.join(folder, name)) for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ConfigError(
+            f"reward.model is {folder!r} (in {path}, from {VARIABLE}), which holds no tokenizer: save the tokenizer "
+            "into the model's folder"
+        )
+    _label()
+    return found
+
+
+def close() -> None:
+    """Close the device of this process; the end of the process does so too. The next reward opens it again."""
+    _opened.close()
+
+
+async def async_offloaded_reward(
+    prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
+) -> list[float | None]:
+    """Score completions beside the recipe's other asynchronous reward functions, which TRL runs together.
+
+    TRL starts these behind all plain functions: where the others are plain, ``offloaded_reward`` is as fast.
+    """
+    return await asyncio.to_thread(_score, prompts, completions, **columns)
+
+
+def _score(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    """Score completions; the first call opens the device."""
+    return _opened.reward()(prompts, completions, **columns)
+
+
+_score.__name__ = _score.__qualname__ = "offloaded_reward"
+
+if TYPE_CHECKING:
+    offloaded_reward = _score
+
+
+def __getattr__(name: str) -> Any:
+    if name != "offloaded_reward":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    settings()  # TRL looks functions up before it loads a model: what is wrong is said then
+    return _score
+
+
+def _label() -> int | None:
+    text = os.environ.get(LABEL)
+    if not text:
+        return None
+    if not text.isdigit():
+        raise ConfigError(f"{LABEL}={text!r}: give the number of the score that is the reward, from 0")
+    return int(text)
