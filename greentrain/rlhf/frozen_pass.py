@@ -7,6 +7,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.program import Program
 from greentrain.rlhf.kinds import PassKind, Place
+from greentrain.rlhf.microbatch import PartSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +35,16 @@ class FrozenPass:
     """Where the pass is redone if the device fails, and where a scheduler may keep it."""
     sequences: int | None = None
     """Sequences that the device takes best at a time; None: all."""
+    part_size: PartSize | None = None
+    """Finds that number while the device works, in the place of ``sequences``."""
     temperature: float = 1.0
     """By which the logits were divided when the model was compiled."""
 
     def __post_init__(self) -> None:
         if self.sequences is not None and self.sequences < 1:
             raise ConfigError(f"sequences={self.sequences} of the {self.kind} pass: give at least 1, or None for all")
+        if self.sequences is not None and self.part_size is not None:
+            raise ConfigError(f"the {self.kind} pass has sequences={self.sequences} and a part_size: give one of them")
 
     def at(self, place: Place) -> Placement:
         """Return the placement.
@@ -66,6 +71,7 @@ def place(
     *,
     home: OffloadDevice | None = None,
     sequences: int | None = None,
+    part_size: PartSize | None = None,
     temperature: float = 1.0,
 ) -> FrozenPass:
     """Load a compiled model where its pass may run.
@@ -76,12 +82,13 @@ def place(
         device: The offload device.
         home: Where the pass is redone if the device fails; without it a failure reaches the training.
         sequences: As in :class:`FrozenPass`.
+        part_size: The same.
         temperature: With which the artifact was compiled.
 
     Raises:
         ArtifactError: A device cannot run it.
         DeviceError: A device failed, or has no room.
-        ConfigError: ``sequences`` is below 1.
+        ConfigError: ``sequences`` is below 1, or both it and ``part_size`` are given.
     """
     return FrozenPass(
         kind=kind,
@@ -89,5 +96,6 @@ def place(
         device=Placement(device=device, handle=device.load(artifact)),
         home=None if home is None else Placement(device=home, handle=home.load(artifact)),
         sequences=sequences,
+        part_size=part_size,
         temperature=temperature,
     )

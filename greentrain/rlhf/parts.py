@@ -1,10 +1,11 @@
 """Batches in parts, and results put together again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.program import Program
 
 
 def part(batch: Batch, rows: Sequence[int]) -> Batch:
@@ -16,13 +17,21 @@ def part(batch: Batch, rows: Sequence[int]) -> Batch:
     )
 
 
-def parts(batch: Batch, sequences: int | None) -> Iterator[Batch]:
-    """Cut a batch after every so many sequences; None: not at all."""
-    if sequences is None or sequences >= len(batch.ids):
-        yield batch
-        return
-    for start in range(0, len(batch.ids), sequences):
-        yield part(batch, range(start, min(start + sequences, len(batch.ids))))
+def parts(batch: Batch, sequences: int | Callable[[int], int] | None) -> Iterator[Batch]:
+    """Cut a batch.
+
+    Args:
+        batch: Sequences.
+        sequences: Of each part; or what says of how many that are left the next part takes; None: all.
+    """
+    total = len(batch.ids)
+    start = 0
+    while start < total:
+        left = total - start
+        asked = left if sequences is None else sequences if isinstance(sequences, int) else sequences(left)
+        taken = max(1, min(asked, left))
+        yield batch if taken == total else part(batch, range(start, start + taken))
+        start += taken
 
 
 def joined(results: Sequence[Result]) -> Result:
@@ -51,3 +60,17 @@ def rows_of(result: Result, rows: Sequence[int]) -> Result:
         rows=0,
         notes=result.notes,
     )
+
+
+def fault_of(result: Result, batch: Batch, program: Program) -> str:
+    """Say why a result cannot be that of a batch; empty where it can."""
+    if program.labels:
+        shape = None if result.scores is None else result.scores.shape
+        if result.scores is None or shape != (len(batch.ids), program.labels):
+            return f"scores of shape {shape} instead of {(len(batch.ids), program.labels)}"
+        return "" if np.isfinite(result.scores).all() else "scores that are not finite"
+    prompts = batch.prompt_tokens or (1,) * len(batch.ids)
+    wanted = [(len(ids) - max(prompt, 1),) for ids, prompt in zip(batch.ids, prompts, strict=True)]
+    if result.logprobs is None or [row.shape for row in result.logprobs] != wanted:
+        return "log-probabilities of other numbers of tokens than the batch has"
+    return "" if all(np.isfinite(row).all() for row in result.logprobs) else "log-probabilities that are not finite"

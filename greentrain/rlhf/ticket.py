@@ -1,93 +1,92 @@
 """What a submitted pass is known by, until its result is needed."""
 
+import itertools
 import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 
 from greentrain.fpga_backend.batch import Result
-from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
+from greentrain.rlhf.desk import Desk
+from greentrain.rlhf.errors import PassTimeoutError
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.parts import joined
-from greentrain.rlhf.stats import PassStats
+from greentrain.rlhf.run import Run
 
 
 class Ticket:
-    """The result of a pass, now or later. Made by ``OffloadEngine.submit``; any thread may ask.
+    """The result of a pass, now or later. Made by ``OffloadEngine.submit``; any thread may ask, any number of times.
 
     Args:
         kind: Of the pass.
-        futures: Of its parts, in order.
-        timeout_s: How long :meth:`result` waits where it is not told.
-        late: Called with the numbers of the parts that did not come in time; returns True if they come from
-            elsewhere now.
-        count: Where waiting and computing are added up.
+        runs: Its parts, in order.
+        desk: Of the engine.
     """
 
-    def __init__(
-        self,
-        kind: PassKind,
-        futures: Sequence[Future[Result]],
-        *,
-        timeout_s: float | None,
-        late: Callable[[Sequence[int]], bool],
-        count: Callable[[PassStats], None],
-    ) -> None:
+    def __init__(self, kind: PassKind, runs: Sequence[Run], desk: Desk) -> None:
         self.kind = kind
-        self._futures = list(futures)
-        self._timeout_s = timeout_s
-        self._late = late
-        self._count = count
+        self._runs = tuple(runs)
+        self._desk = desk
         self._lock = threading.Lock()
-        self._counted = False
+        self._result: Result | None = None
 
     def done(self) -> bool:
         """Return True if :meth:`result` would not wait."""
-        return all(future.done() for future in self._futures)
+        return all(run.outer.done() for run in self._runs)
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the result: the barrier.
 
         Args:
-            timeout_s: How long (s); None: as the engine was told.
+            timeout_s: How long (s); None: as the engine was told. After that the device counts as hanging until it
+                answers, and what it has is redone at home, for which the engine's time is waited.
 
         Raises:
-            PassTimeoutError: It did not come, and there is no other place to get it from.
+            PassTimeoutError: It did not come, and there is no other place to get it from. It may be asked for again.
             PassCancelledError: The pass was cancelled.
             OffloadError: What went wrong on the device, where there is no other.
         """
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        begun_s = time.perf_counter()
-        try:
-            self._wait(limit_s)
-            return self._taken()
-        finally:
-            self._count(PassStats(wait_s=time.perf_counter() - begun_s))
+        self._desk.check_process()
+        if not self.done():
+            with self._desk.counts.waiting(self.kind):
+                self._wait(self._desk.timeout_s if timeout_s is None else timeout_s)
+        with self._lock:
+            if self._result is None:
+                for run in self._runs:
+                    if run.outer.done() and (error := run.outer.exception()) is not None:
+                        raise error
+                self._result = joined([run.outer.result() for run in self._runs])
+            return self._result
 
     def cancel(self) -> bool:
         """Cancel what has not begun to run; return True if nothing had. What runs, runs to its end."""
-        return all([future.cancel() for future in self._futures])
+        return all([run.cancel() for run in self._runs])
+
+    def when_done(self, callback: "Callable[[Ticket], object]") -> None:
+        """Call back once, when :meth:`result` would not wait: now, or from the device's thread, which must not wait."""
+        done = itertools.count(1)
+
+        def one(_: "Future[Result]") -> None:
+            if next(done) == len(self._runs):
+                callback(self)
+
+        for run in self._runs:
+            run.outer.add_done_callback(one)
 
     def _wait(self, limit_s: float | None) -> None:
-        left = wait(self._futures, limit_s).not_done
-        if not left:
-            return
-        late = [i for i, future in enumerate(self._futures) if future in left]
-        if self._late(late):
-            left = wait(self._futures, limit_s).not_done
+        left = self._left(limit_s)
+        if left and limit_s is not None and self._desk.late(left, limit_s):
+            limit_s = self._desk.timeout_s
+            left = self._left(limit_s)
         if left:
             raise PassTimeoutError(
-                f"{len(left)} of {len(self._futures)} parts of a {self.kind} pass did not come within {limit_s} s: "
+                f"{len(left)} of {len(self._runs)} parts of a {self.kind} pass did not come within {limit_s} s: "
                 "the device hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
             )
 
-    def _taken(self) -> Result:
-        try:
-            result = joined([future.result() for future in self._futures])
-        except CancelledError as error:
-            raise PassCancelledError(f"the {self.kind} pass was cancelled before it ran") from error
-        with self._lock:
-            first, self._counted = not self._counted, True
-        if first:
-            self._count(PassStats(busy_s=result.run_s))
-        return result
+    def _left(self, limit_s: float | None) -> list[Run]:
+        """Wait; return what is not done, or nothing where a part has failed for good."""
+        futures = [run.outer for run in self._runs]
+        done, not_done = wait(futures, limit_s, return_when=FIRST_EXCEPTION)
+        if any(future.exception() is not None for future in done):
+            return []
+        return [run for run in self._runs if run.outer in not_done]

@@ -1,0 +1,299 @@
+"""Whatever a device does, the pass has the bits that it has without the fault, or the error where it is needed."""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.fpga_backend.emulator.engine import Engine
+from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError, QueueFullError
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
+from greentrain.rlhf.frozen_pass import place
+from greentrain.rlhf.kinds import PassKind, Place
+from greentrain.rlhf.stats import PassStats
+from greentrain.rlhf.ticket import Ticket
+from greentrain.testing.flaky_device import Fault, Flaky
+from greentrain.testing.offload_models import encoder
+from greentrain.testing.paced_device import Paced
+from tests.rlhf.engine.conftest import Closing
+
+REWARD = PassKind.REWARD
+BATCH = Batch.of([[1, 2, 3], [4, 5, 6, 7, 8], [9, 10]])
+Scores = npt.NDArray[np.float32]
+
+
+def scores(found: Result) -> Scores:
+    assert found.scores is not None
+    return found.scores
+
+
+@pytest.fixture(scope="module")
+def wanted(reward: Artifact) -> Scores:
+    return scores(Engine(reward).run(BATCH))
+
+
+@pytest.fixture
+def made(reward: Artifact, closing: Closing) -> Callable[..., tuple[OffloadEngine, Flaky]]:
+    """An engine with a device of given faults, and a home."""
+
+    def make(faults: dict[int, Fault], *, home: bool = True, **options: object) -> tuple[OffloadEngine, Flaky]:
+        device, at_home = Flaky(Emulator(), faults), Emulator() if home else None
+        closing(device, *([at_home] if at_home else []))
+        options = {"timeout_s": 20.0, **options}
+        return OffloadEngine([place(REWARD, reward, device, home=at_home)], **options), device  # type: ignore[arg-type]
+
+    return make
+
+
+Made = Callable[..., tuple[OffloadEngine, Flaky]]
+
+
+def stats(engine: OffloadEngine) -> PassStats:
+    return engine.stats()[REWARD]
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.FAILS, Fault.REFUSED, Fault.DIES, Fault.NAN, Fault.SHORT, Fault.CANCELLED], ids=lambda f: f.name
+)
+def test_a_fault_is_redone_at_home_and_the_device_used_again(made: Made, wanted: Scores, fault: Fault) -> None:
+    engine, device = made({1: fault, 3: fault})
+    with pytest.warns(UserWarning, match="redone on emulator, with the same bits") as told:
+        for _ in range(5):
+            assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    assert len(told) == 1
+    found = stats(engine)
+    # a device that cancels by itself may have computed the batch before
+    redone = found.redone if fault is Fault.CANCELLED else 2
+    assert (found.redone, found.at_home, found.calls, found.sequences) == (redone, redone, 5, 15)
+    assert device.submitted == 5
+
+
+def test_a_lost_device_is_not_asked_again(made: Made, wanted: Scores) -> None:
+    engine, device = made({2: Fault.LOST})
+    with pytest.warns(UserWarning, match="is lost .*its reward pass is redone on emulator.*and so is what") as told:
+        tickets = [engine.submit(REWARD, BATCH) for _ in range(6)]
+        assert all(np.array_equal(scores(ticket.result()), wanted) for ticket in tickets)
+    before = device.submitted
+    with warnings.catch_warnings(record=True) as more:
+        assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    assert len(told) == 1
+    assert more == []
+    assert device.submitted == before
+
+
+def test_a_device_that_fails_again_and_again_is_asked_seldom(made: Made, wanted: Scores) -> None:
+    engine, device = made(dict.fromkeys(range(1000), Fault.FAILS))
+    with pytest.warns(UserWarning, match="redone"):
+        for _ in range(60):
+            assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    assert 3 <= device.submitted <= 8
+    device.faults.clear()
+    for _ in range(70):  # its rest, then again and again
+        engine.submit(REWARD, BATCH).result()
+    assert stats(engine).at_home < 130
+    asked = device.submitted
+    for _ in range(5):
+        engine.submit(REWARD, BATCH).result()
+    assert device.submitted == asked + 5
+
+
+def test_a_device_that_hangs_is_left_until_it_answers(made: Made, wanted: Scores) -> None:
+    """Everything behind the batch that hangs goes home with it, and what comes goes there at once."""
+    engine, device = made({1: Fault.HANGS}, timeout_s=0.5)
+    assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    tickets = [engine.submit(REWARD, BATCH) for _ in range(4)]
+    begun_s = time.monotonic()
+    with pytest.warns(UserWarning, match="no answer within 0.5 s.*redone") as told:
+        assert all(np.array_equal(scores(found), wanted) for found in engine.barrier(tickets))
+    asked = device.submitted
+    assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    assert time.monotonic() - begun_s < 1.5, "one time-out for all of them"
+    assert len(told) == 1
+    assert device.submitted == asked
+    assert (stats(engine).redone, stats(engine).at_home) == (4, 5)
+    device.go_on()
+    end_s = time.monotonic() + 10
+    while device.submitted == asked and time.monotonic() < end_s:
+        assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    assert device.submitted > asked
+
+
+def test_without_a_home_a_device_that_hangs_is_an_error_and_the_ticket_lives_on(made: Made, wanted: Scores) -> None:
+    engine, device = made({0: Fault.HANGS}, home=False)
+    ticket = engine.submit(REWARD, BATCH)
+    with pytest.raises(PassTimeoutError, match=r"1 of 1 parts of a reward pass did not come within 0.05 s.*a home"):
+        ticket.result(0.05)
+    assert not ticket.done()
+    device.go_on()
+    assert np.array_equal(scores(ticket.result()), wanted)
+
+
+def test_submit_without_room_gives_up_a_device_that_hangs(made: Made, wanted: Scores) -> None:
+    engine, _ = made({0: Fault.HANGS}, depth=2, timeout_s=0.2)
+    first = [engine.submit(REWARD, BATCH) for _ in range(2)]
+    with pytest.warns(UserWarning, match="no answer"):
+        third = engine.submit(REWARD, BATCH)
+    assert all(np.array_equal(scores(found), wanted) for found in engine.barrier([*first, third]))
+    alone, _ = made({0: Fault.HANGS}, depth=1, timeout_s=0.2, home=False)
+    alone.submit(REWARD, BATCH)
+    with pytest.raises(PassTimeoutError, match=r"1 parts are under way and none ended within 0\.2 s"):
+        alone.submit(REWARD, BATCH)
+
+
+def test_without_a_home_the_error_comes_where_the_result_is_needed(made: Made, wanted: Scores) -> None:
+    engine, _ = made({0: Fault.FAILS, 1: Fault.NAN, 2: Fault.REFUSED}, home=False)
+    for match in ("injected fault of batch 0", "scores that are not finite"):
+        ticket = engine.submit(REWARD, BATCH)
+        for _ in range(2):
+            with pytest.raises(DeviceError, match=match):
+                ticket.result()
+    with pytest.raises(DeviceError, match="refusal"):
+        engine.submit(REWARD, BATCH)
+    assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    assert stats(engine).redone == 0
+
+
+def test_both_places_fail(reward: Artifact, closing: Closing) -> None:
+    """The error is home's, and names the device's as its cause; the room is free again."""
+    device, home = (Flaky(Emulator(), dict.fromkeys(range(9), fault)) for fault in (Fault.FAILS, Fault.NAN))
+    closing(device, home)
+    engine = OffloadEngine([place(REWARD, reward, device, home=home)], depth=1)
+    with pytest.warns(UserWarning, match="redone"):
+        for _ in range(2):
+            with pytest.raises(DeviceError, match="not finite") as caught:
+                engine.submit(REWARD, BATCH).result()
+            assert "injected fault" in str(caught.value.__cause__)
+
+
+def test_what_is_kept_at_home_and_fails_there_runs_on_the_device(
+    reward: Artifact, closing: Closing, wanted: Scores
+) -> None:
+    device, home = Emulator(), Flaky(Emulator(), {0: Fault.FAILS})
+    closing(device, home)
+    engine = OffloadEngine([place(REWARD, reward, device, home=home)])
+    with pytest.warns(UserWarning, match="flaky emulator failed .* redone on emulator"):
+        assert np.array_equal(scores(engine.submit(REWARD, BATCH, at=Place.HOME).result()), wanted)
+    assert np.array_equal(scores(engine.submit(REWARD, BATCH, at=Place.HOME).result()), wanted)
+    assert (stats(engine).redone, stats(engine).at_home) == (1, 1)
+
+
+def test_wrong_batches_raise_at_submit_and_take_no_room(made: Made, wanted: Scores) -> None:
+    engine, device = made({}, depth=1)
+    for wrong in (Batch.of([[1, 2], [999]]), Batch.of([]), [[1, 2]]):
+        with pytest.raises(BatchError):
+            engine.submit(REWARD, wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no critic pass, only reward"):
+        engine.submit(PassKind.CRITIC, BATCH)
+    assert device.submitted == 0
+    assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    assert stats(engine).calls == 1
+
+
+def test_a_wrong_sequence_is_named_by_its_place_in_the_batch(reward: Artifact, closing: Closing) -> None:
+    device = Emulator()
+    closing(device)
+    engine = OffloadEngine([place(REWARD, reward, device, sequences=1)])
+    with pytest.raises(BatchError, match="sequence 2 holds token id 999"):
+        engine.submit(REWARD, Batch.of([[1], [2], [999]]))
+    homeless = OffloadEngine([place(REWARD, reward, device)])
+    with pytest.raises(ConfigError, match="has no home"):
+        homeless.submit(REWARD, BATCH, at=Place.HOME)
+
+
+def test_closing_the_device_sends_what_waits_home(reward: Artifact, closing: Closing, wanted: Scores) -> None:
+    """More parts than home's queue takes at once, and the thread that closes does not wait for them."""
+    device, home = Paced(Emulator(depth=99), s_per_sequence=0.05), Paced(Emulator(), s_per_sequence=0.02, depth=2)
+    closing(device, home)
+    engine = OffloadEngine([place(REWARD, reward, device, home=home, sequences=1)])
+    tickets = [engine.submit(REWARD, BATCH) for _ in range(8)]
+    with pytest.warns(UserWarning, match="is lost"):
+        begun_s = time.monotonic()
+        device.close()
+        assert time.monotonic() - begun_s < 0.3
+        assert all(np.array_equal(scores(ticket.result()), wanted) for ticket in tickets)
+    assert stats(engine).redone > 8
+
+
+def test_without_a_home_a_closed_device_is_lost(made: Made) -> None:
+    engine, device = made({0: Fault.HANGS}, home=False)
+    tickets = [engine.submit(REWARD, BATCH) for _ in range(3)]
+    device.close()
+    for ticket in tickets:
+        with pytest.raises(DeviceLostError):
+            ticket.result()
+    with pytest.raises(DeviceLostError, match="closed"):
+        engine.submit(REWARD, BATCH)
+
+
+def test_cancel(made: Made, wanted: Scores) -> None:
+    engine, device = made({0: Fault.HANGS}, depth=4)
+    running, waiting, kept = (engine.submit(REWARD, BATCH) for _ in range(3))
+    time.sleep(0.05)
+    assert waiting.cancel()
+    assert waiting.cancel()
+    assert not running.cancel()
+    with pytest.raises(PassCancelledError, match="reward pass was cancelled"):
+        waiting.result()
+    device.go_on()
+    for ticket in (running, kept):
+        assert np.array_equal(scores(ticket.result()), wanted)
+        assert not ticket.cancel()
+    tickets = [engine.submit(REWARD, BATCH) for _ in range(20)]  # all room is there again
+    assert all(np.array_equal(scores(ticket.result()), wanted) for ticket in tickets)
+
+
+def test_a_callback_may_submit_and_does_not_wait_for_room(made: Made, wanted: Scores) -> None:
+    engine, _ = made({}, depth=1)
+    found: list[Ticket | BaseException] = []
+    ended = threading.Event()
+
+    def again(ticket: Ticket) -> None:
+        for _ in range(2):
+            try:
+                found.append(engine.submit(REWARD, BATCH))
+            except BaseException as error:
+                found.append(error)
+        ended.set()
+
+    engine.submit(REWARD, BATCH).when_done(again)
+    assert ended.wait(10)
+    ticket, error = found
+    assert isinstance(ticket, Ticket) and np.array_equal(scores(ticket.result()), wanted)
+    assert isinstance(error, QueueFullError) and "callback" in str(error)
+    later = engine.submit(REWARD, BATCH)
+    called: list[Ticket] = []
+    later.result()
+    later.when_done(called.append)
+    assert called == [later]
+
+
+def test_new_weights_reach_both_places(made: Made, wanted: Scores, closing: Closing) -> None:
+    """What is under way keeps the old ones; a place that does not take them is not used until it takes later ones."""
+    engine, device = made({2: Fault.FAILS})
+    other = encoder(seed=5, layers=1, types=0)
+    changed = scores(Engine(other).run(BATCH))
+    before = engine.submit(REWARD, BATCH)
+    engine.replace(REWARD, other)
+    assert np.array_equal(scores(before.result()), wanted)
+    assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), changed)
+    with pytest.warns(UserWarning, match="redone"):
+        assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), changed)
+    device.lose("gone")
+    with pytest.warns(UserWarning, match=r"did not take new weights of the reward pass \(gone\)"):
+        engine.replace(REWARD, encoder(layers=1, types=0))
+    assert np.array_equal(scores(engine.submit(REWARD, BATCH).result()), wanted)
+    alone, device = made({}, home=False)
+    device.lose("gone")
+    with pytest.raises(DeviceLostError):
+        alone.replace(REWARD, other)
+    with pytest.raises(DeviceError, match="did not take the last weights"):
+        alone.submit(REWARD, BATCH)
