@@ -156,6 +156,10 @@ class ServeClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        if hasattr(self, "_idle"):  # the arguments were right
+            self.close()
+
     def _all(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
         some = [list(items[i : i + self._batch]) for i in range(0, len(items), self._batch)]
         if len(some) <= 1 or self._parallel == 1:

@@ -1,0 +1,176 @@
+"""The client against a server that does what it is told, and against the real one."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from greentrain.errors import ConfigError
+from greentrain.rlhf.client import ServeClient, ServeError
+from tests.rlhf.frameworks.conftest import Served
+
+Answer = tuple[int, dict[str, str], Any]
+
+
+class Scripted(ThreadingHTTPServer):
+    """Gives prepared answers in turn, then echoes lengths as rewards; remembers what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.answers: list[Answer] = []
+        self.asked: list[tuple[str, str | None, Any]] = []
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Scripted
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append((self.path, self.headers["authorization"], body))
+        echo: Answer = (200, {}, {"rewards": [float(len(text)) for text in body.get("query", [])]})
+        status, headers, answer = self.server.answers.pop(0) if self.server.answers else echo
+        if status == 0:
+            self.close_connection = True
+            return
+        content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    with Scripted() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_the_real_server_gives_the_bits_of_its_device_in_order(served: Served) -> None:
+    texts = [f"rollout {i} of many" for i in range(7)]
+    ids = [[2 + (7 * i + j) % 90 for j in range(2 + i)] for i in range(7)]
+    with ServeClient(batch=2, parallel=3) as client:
+        assert client.rewards(texts) == client.classify(texts) == served.rewards(texts)
+        assert client.logprobs(ids) == served.logprobs(ids)
+        assert not client.rewards([]) and not client.logprobs([])
+        assert client.health()
+        with pytest.raises(ServeError, match=r"400.*temperature.*compiled with"):
+            client.logprobs(ids, temperature=0.7)
+        with pytest.raises(ConfigError, match="sequence 1 of 2"):
+            client.logprobs([[1], []])
+    with (
+        ServeClient(served.url, token="x" * 20) as stranger,
+        pytest.raises(ServeError, match=r"401.*GREENTRAIN_TOKEN"),
+    ):
+        stranger.rewards(texts)
+
+
+def test_what_may_be_better_next_time_is_asked_again(scripted: Scripted) -> None:
+    scripted.answers = [(503, {"Retry-After": "0"}, {}), (500, {}, b"oops"), (0, {}, None)]
+    with ServeClient(scripted.url, back_off_s=0.001) as client:
+        assert client.rewards(["abc"]) == [3.0]
+    assert len(scripted.asked) == 4
+
+
+def test_an_idle_connection_that_was_closed_is_no_failure(scripted: Scripted) -> None:
+    with ServeClient(scripted.url, tries=1) as client:
+        assert client.rewards(["a"]) == [1.0]
+        scripted.answers = [(0, {}, None)]  # the kept connection ends without an answer
+        assert client.rewards(["ab"]) == [2.0]
+
+
+def test_the_next_server_is_asked_where_one_is_down(scripted: Scripted, closed_port: str) -> None:
+    with ServeClient(f"{closed_port},{scripted.url}", back_off_s=0.0) as client:
+        assert client.rewards(["abcd"]) == [4.0]
+
+
+def test_no_number_is_made_up(scripted: Scripted) -> None:
+    for answer, says in (
+        ((200, {}, {"rewards": [1.0, 2.0]}), "2 numbers for 1"),
+        ((200, {}, {"rewards": [None]}), "None for sequence 0"),
+        ((200, {}, b'{"rewards": [NaN]}'), "nan for sequence 0"),
+        ((200, {}, {"rewards": [True]}), "True for sequence 0"),
+        ((200, {}, {}), "None for sequence 0"),
+        ((200, {}, []), "list"),
+        ((200, {}, b"<html>"), "JSON"),
+        ((422, {}, {"detail": "unfit"}), "422.*unfit"),
+        ((413, {}, {}), "smaller batch"),
+    ):
+        scripted.answers = [answer]
+        with ServeClient(scripted.url) as client, pytest.raises(ServeError, match=says):
+            client.rewards(["a"])
+    entry = {"7": {"logprob": -1.0}}
+    for choices in (
+        [],
+        [{"index": 0, "prompt_logprobs": [None, entry]}],  # too few
+        [{"index": 0, "prompt_logprobs": [None, entry, entry]}],  # another token's
+        [{"index": 1, "prompt_logprobs": [None, entry, {"8": {"logprob": -1.0}}]}],
+        [{"index": 0}],
+    ):
+        scripted.answers = [(200, {}, {"choices": choices})]
+        with ServeClient(scripted.url) as client, pytest.raises(ServeError, match="tokens sent"):
+            client.logprobs([[3, 7, 8]])
+
+
+def test_a_server_that_is_down_is_named_with_the_remedy(closed_port: str) -> None:
+    with (
+        ServeClient(closed_port, tries=2, back_off_s=0.0) as client,
+        pytest.raises(ServeError, match=rf"2 times at {closed_port}.*greentrain serve.*No number"),
+    ):
+        client.rewards(["a"])
+
+
+def test_a_server_that_is_silent_is_given_up(scripted: Scripted) -> None:
+    scripted.answers = [(200, {"Content-Length": "1000"}, b"{")]
+    with (
+        ServeClient(scripted.url, tries=1, timeout_s=0.05) as client,
+        pytest.raises(ServeError, match="Timeout"),
+    ):
+        client.rewards(["a"])
+
+
+def test_where_address_and_token_come_from(scripted: Scripted, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("from a file\n")
+    monkeypatch.setenv("GREENTRAIN_TOKEN_FILE", str(tmp_path / "token"))
+    host = scripted.url.removeprefix("http://")
+    for made in (
+        ServeClient(scripted.url),
+        ServeClient(f"http://any:in-url@{host}"),
+        ServeClient(scripted.url, token="given"),
+    ):
+        with made:
+            made.rewards(["a"])
+    assert [token for _, token, _ in scripted.asked] == ["Bearer from a file", "Bearer in-url", "Bearer given"]
+    monkeypatch.setenv("GREENTRAIN_TOKEN_FILE", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="GREENTRAIN_TOKEN_FILE"):
+        ServeClient(scripted.url)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "GREENTRAIN_URL"),
+        ({"url": "127.0.0.1:8700"}, "no address"),
+        ({"url": "ftp://any:secret@x"}, "url='x'"),
+        ({"url": "http://x", "tries": 0}, "tries=0"),
+        ({"url": "http://x", "batch": 0}, "batch=0"),
+        ({"url": "http://x", "timeout_s": 0.0}, "timeout_s=0.0"),
+    ],
+)
+def test_wrong_settings_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ServeClient(**options)
