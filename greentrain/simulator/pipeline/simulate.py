@@ -1,0 +1,151 @@
+"""A step in each mode: time, bubble, useful and wasted joules, grams, and the most that physics allows."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from greentrain.policy.offload.stages import Hardware, Plan, Stage, Where, label
+from greentrain.policy.offload.timeline import Timeline, timeline
+from greentrain.simulator.pipeline.figure import Origin
+from greentrain.simulator.pipeline.modes import Mode, Setting, plan_of, shape_of
+from greentrain.simulator.pipeline.table import PipelineTable
+from greentrain.units import grams
+
+NO_PUE: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """What a joule emits."""
+
+    g_per_kwh: float | None = None
+    """None: nobody said, so grams are unknown."""
+    pue: float = NO_PUE
+    source: str = ""
+
+    def grams(self, energy_j: float | None) -> float | None:
+        """Return the grams of IT joules, PUE included; None where one of them is unknown."""
+        if energy_j is None or self.g_per_kwh is None:
+            return None
+        return grams(energy_j * self.pue, self.g_per_kwh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A step in one mode."""
+
+    mode: Mode
+    cards: int
+    plan: Plan
+    line: Timeline
+    base_s: float
+    """The step with everything on the GPUs (s)."""
+    cap: float
+    """The most that moving these passes can speed up the step, by Amdahl's law."""
+    g: float | None
+    """Grams of a step, PUE included; None where nobody knows."""
+    origins: tuple[Origin, ...]
+    """What the figures rest on, the surest first; they themselves are modelled."""
+
+    @property
+    def speedup(self) -> float:
+        """Against everything on the GPUs."""
+        return self.base_s / self.line.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens a second."""
+        return self.line.tokens / self.line.step_s
+
+    @property
+    def g_per_mtoken(self) -> float | None:
+        """Grams a million output tokens; None where nobody knows."""
+        return None if self.g is None else 1e6 * self.g / self.line.tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types; what is unknown is null."""
+        line = self.line
+        return {
+            "mode": str(self.mode),
+            "on_policy": self.mode is not Mode.OFF_POLICY,
+            "cards": self.cards,
+            "plan": {str(stage): str(where) for stage, where in self.plan.items()},
+            "step_s": line.step_s,
+            "speedup": self.speedup,
+            "cap": self.cap,
+            "tokens_per_s": self.tokens_per_s,
+            "bubble": line.bubble,
+            "busy_s": _named(line.busy_s),
+            "idle_s": _named(line.idle_s),
+            "waits_s": {str(stage): wait_s for stage, wait_s in line.waits_s.items()},
+            "hidden_s": line.hidden_s,
+            "stage_j": {f"{stage} on {where}": energy_j for (stage, where), energy_j in line.stage_j.items()},
+            "idle_j": _named(line.idle_j),
+            "useful_j": line.useful_j,
+            "wasted_j": line.wasted_j,
+            "energy_j": line.energy_j,
+            "j_per_token": line.j_per_token,
+            "g": self.g,
+            "g_per_mtoken": self.g_per_mtoken,
+            "origins": [str(origin) for origin in self.origins],
+        }
+
+
+def simulate(
+    table: PipelineTable,
+    mode: Mode,
+    setting: Setting | None = None,
+    grid: Grid | None = None,
+    *,
+    plan: Plan | None = None,
+    card_stays: bool = False,
+) -> Outcome:
+    """Return a step.
+
+    Args:
+        table: What its stages take.
+        mode: How the training waits.
+        setting: Cards, and how rollouts finish.
+        grid: What a joule emits.
+        plan: Where stages run, in place of the mode's own.
+        card_stays: The cards are powered whatever the plan, so even the GPU mode pays for them.
+
+    Raises:
+        ConfigError: The cards cannot be shared out, or the plan cannot be carried out.
+    """
+    setting, grid = setting or Setting(), grid or Grid()
+    where = plan_of(table, mode) if plan is None else plan
+    line = timeline(table.cost_table(setting.cards, card_stays=card_stays), where, shape_of(table, mode, setting))
+    return Outcome(
+        mode=mode,
+        cards=setting.cards if line.busy_s[Hardware.OFFLOAD] or card_stays else 0,
+        plan=where,
+        line=line,
+        base_s=table.step_s,
+        cap=amdahl(table, [stage for stage, place in where.items() if place is not Where.GPU]),
+        g=grid.grams(line.energy_j),
+        origins=table.origins(where),
+    )
+
+
+def best(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the outcome of least joules a step; of least time where any joules are unknown."""
+    found = list(outcomes)
+    if any(outcome.line.energy_j is None for outcome in found):
+        return min(found, key=lambda outcome: outcome.line.step_s)
+    return min(found, key=lambda outcome: (outcome.line.energy_j or 0.0, outcome.line.step_s))
+
+
+def amdahl(table: PipelineTable, passes: Iterable[Stage]) -> float:
+    """Return the speed-up if these passes cost no time at all: no device and no schedule goes beyond it."""
+    left_s = table.step_s - sum(table.rows[stage].gpu_s.value for stage in set(passes) if stage in table.rows)
+    return table.step_s / left_s
+
+
+def said(outcome: Outcome) -> str:
+    """Return the plan in a few words."""
+    return label(outcome.plan)
+
+
+def _named(values: Mapping[Hardware, Any]) -> dict[str, Any]:
+    return {str(hardware): value for hardware, value in values.items()}
