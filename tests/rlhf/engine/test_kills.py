@@ -1,0 +1,74 @@
+"""Workers and servers that are killed while passes run: every number is right, and the run goes on.
+
+GREENTRAIN_KILLS=20 kills as often as the proof of the whole asks for; so does benchmarks/rlhf_kills.py.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.rlhf_kills import run
+from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.fpga_backend.emulator.engine import Engine
+from greentrain.fpga_backend.remote.client import RemoteDevice
+from greentrain.fpga_backend.remote.connection import Patience
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.frozen_pass import place
+from greentrain.rlhf.kinds import PassKind
+from greentrain.testing.xrt_noop import LIBRARIES, SHIM, noop_device
+from tests.rlhf.engine.conftest import Closing
+
+KILLS = int(os.environ.get("GREENTRAIN_KILLS", "3"))
+QUICK = Patience(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.3, hold_s=0.1, poll_s=0.05)
+TOKEN = "a-token-of-a-test-that-nobody-else-has"
+
+
+@pytest.mark.skipif(
+    not (LIBRARIES / SHIM).exists() or shutil.which("g++") is None,
+    reason="needs XRT's no-op emulation (Debian 12: apt-get install libxrt1) and g++",
+)
+def test_a_worker_of_the_whole_xrt_chain_killed_at_random(tmp_path: Path) -> None:
+    seed = int(os.environ.get("GREENTRAIN_SEED", random.randrange(2**31)))
+    print(f"GREENTRAIN_SEED={seed}")
+    with noop_device(tmp_path, restarts=KILLS + 1) as device:
+        found = run(device, kills=KILLS, seed=seed)
+    assert (found.rounds, found.replaced, found.wrong) == (KILLS, KILLS, 0)
+    assert len(found.warnings) <= 1
+
+
+def test_a_server_that_is_killed(reward: Artifact, closing: Closing, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN, encoding="ascii")
+    command = [sys.executable, "-m", "greentrain.fpga_backend.remote", "emulator", "--token-file", str(token)]
+    batch = Batch.of([[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]])
+    wanted = Engine(reward).run(batch).scores
+    assert wanted is not None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().split()[-1]
+            device, home = RemoteDevice(url, token=TOKEN, patience=QUICK), Emulator()
+            closing(device, home)
+            engine = OffloadEngine([place(PassKind.REWARD, reward, device, home=home, sequences=1)])
+            with pytest.warns(UserWarning, match="emulator at 127.0.0.1.* is lost .* with the same bits") as told:
+                tickets = [engine.submit(PassKind.REWARD, batch) for _ in range(4)]
+                server.kill()
+                tickets += [engine.submit(PassKind.REWARD, batch) for _ in range(4)]
+                for ticket in tickets:
+                    scores = ticket.result().scores
+                    assert scores is not None and np.array_equal(scores, wanted)
+            assert len(told) == 1
+            begun_s = time.monotonic()
+            engine.submit(PassKind.REWARD, batch).result()
+            assert time.monotonic() - begun_s < QUICK.lost_s
+        finally:
+            server.kill()
