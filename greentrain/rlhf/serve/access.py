@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from greentrain.errors import ConfigError
-from greentrain.rlhf.serve.refusal import Refusal
 
 SHORTEST = 16
 """Characters of a token."""
@@ -38,6 +37,11 @@ class Access:
             )
         self._token = None if token is None else token.encode("ascii")
 
+    @property
+    def is_open(self) -> bool:
+        """True if no token is asked for."""
+        return self._token is None
+
     def allows(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
         """Return True if a request with these headers (names in lower case) may be answered."""
         found = dict(headers)
@@ -45,16 +49,6 @@ class Access:
             name = found.get(b"host", b"").decode("latin-1")
             return name.rpartition(":")[0] in LOCAL_NAMES or name in LOCAL_NAMES
         return hmac.compare_digest(_given(found.get(b"authorization", b"")), self._token)
-
-    def refusal(self) -> Refusal:
-        """Return what a request hears that is not allowed."""
-        if self._token is None:
-            return Refusal(403, "without a token the server answers only requests to localhost or 127.0.0.1")
-        return Refusal(
-            401,
-            "send the server's token: Authorization: Bearer TOKEN, or http://any:TOKEN@host in the URL",
-            {"WWW-Authenticate": 'Bearer, Basic realm="greentrain"'},
-        )
 
 
 def token_of(file: Path) -> str:

@@ -60,7 +60,7 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         if scope["path"] != OPEN and not self._access.allows(scope["headers"]):
-            raise self._access.refusal()
+            raise _not_allowed(self._access)
         if int(headers.get(b"content-length", b"0")) > self._limits.body_bytes:
             raise self._too_large()
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -136,6 +136,16 @@ class _Answer:
             self.begun = True
             self.status = str(message["status"])
         await self._send(message)
+
+
+def _not_allowed(access: Access) -> Refusal:
+    if access.is_open:
+        return Refusal(403, "without a token the server answers only requests to localhost or 127.0.0.1")
+    return Refusal(
+        401,
+        "send the server's token: Authorization: Bearer TOKEN, or http://any:TOKEN@host in the URL",
+        {"WWW-Authenticate": 'Bearer, Basic realm="greentrain"'},
+    )
 
 
 async def _until_gone(receive: Receive) -> None:

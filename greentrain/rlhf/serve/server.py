@@ -124,6 +124,15 @@ class Server:
         self.close()
 
 
+def check_installed() -> None:
+    """Raise if a server cannot be made.
+
+    Raises:
+        MissingExtraError: FastAPI, uvicorn or prometheus_client is not installed.
+    """
+    _imports.check()
+
+
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     if not 0 <= port <= 65535:
         raise ConfigError(f"port is {port}; it must be between 0 and 65535")
