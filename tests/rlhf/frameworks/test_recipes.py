@@ -55,7 +55,7 @@ def test_unknown_keys_are_found(tmp_path: Path) -> None:
     assert check_configs.unknown_verl(tmp_path, given) == ["algorithm.lamb", "+algorithm.lam"]
     write(
         "openrlhf/cli/train_ppo_ray.py",
-        'p.add_argument("--ref.num_nodes")\nfor x in ("actor", "critic"):\n    p.add_argument(f"--{x}.lr", type=float)\n',
+        'p.add_argument("--ref.num_nodes")\nfor x in ("actor", "critic"):\n    p.add_argument(f"--{x}.lr")\n',
     )
     given = ["ref.num_nodes", "critic.lr", "reward.lr"]
     assert check_configs.unknown_openrlhf(tmp_path, given) == ["reward.lr"]
