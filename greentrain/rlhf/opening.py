@@ -40,17 +40,18 @@ class Offload:
         with contextlib.ExitStack() as opened:
             self.device = _opened(self.settings.device, "device", opened)
             self.home = None if self.settings.home is None else _opened(self.settings.home, "home", opened)
+            artifacts = {kind: compiled(kind, given) for kind, given in self.settings.passes.items()}
             self.text: Mapping[PassKind, TextEncoder] = {
                 kind: encoder
                 for kind, given in self.settings.passes.items()
-                if (encoder := text_encoder(given)) is not None
+                if (encoder := text_encoder(given, artifacts[kind].program.max_tokens)) is not None
             }
             """How each pass reads texts, where its folder has a tokenizer."""
             self.engine = OffloadEngine(
                 [
                     place(
                         kind,
-                        compiled(kind, given),
+                        artifacts[kind],
                         self.device,
                         home=self.home,
                         sequences=given.sequences,
@@ -107,13 +108,13 @@ def compiled(kind: PassKind, given: PassSettings) -> Artifact:
     )
 
 
-def text_encoder(given: PassSettings) -> TextEncoder | None:
-    """Return the tokenizer of a folder; None where it has none."""
+def text_encoder(given: PassSettings, max_tokens: int) -> TextEncoder | None:
+    """Return the tokenizer of a folder, which cuts texts where the compiled model ends; None where it has none."""
     folder = Path(given.model)
     if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
     _imports.check()
-    return TextEncoder(AutoTokenizer.from_pretrained(folder, local_files_only=True), given.max_tokens)
+    return TextEncoder(AutoTokenizer.from_pretrained(folder, local_files_only=True), max_tokens)
 
 
 def _opened(given: DeviceSettings, role: str, opened: contextlib.ExitStack) -> OffloadDevice:
