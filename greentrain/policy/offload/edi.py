@@ -107,13 +107,14 @@ class EdiMatrix:
         key = reading.stage, reading.hardware
         old = self._cells.get(key, EdiCell())
         seen = old.count + old.unknown
+        idle_j = None if reading.active_j is None else reading.idle_j  # both, or the sum would mix steps
         self._cells[key] = replace(
             old,
             count=old.count + (reading.active_j is not None),
             unknown=old.unknown + (reading.active_j is None),
             s_per_token=self._mean(old.s_per_token if seen else None, reading.busy_s / reading.tokens, seen),
             active_j_per_token=self._next(old.active_j_per_token, reading.active_j, reading.tokens, old.count),
-            idle_j_per_token=self._next(old.idle_j_per_token, reading.idle_j, reading.tokens, seen),
+            idle_j_per_token=self._next(old.idle_j_per_token, idle_j, reading.tokens, old.count),
             provenance=self._provenance(old, reading),
         )
 

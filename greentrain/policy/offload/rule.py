@@ -1,8 +1,9 @@
 """``edi-rule``: the stages with the lowest measured Energy Density Index leave, as far as latency and idle power allow.
 
-Stages are ranked by what each saves on the offload device. The device is kept for all of them together, so its idle
-power is charged to the first one, then to the first two, and so on: none may pay alone where all do. One with which
-the step would be too long is passed over. The cheapest of these few plans wins if it beats the one in force by a margin.
+Stages are ranked by what each saves on the offload device, in all and by the second that it takes there. The device is
+kept for all of them together, so its idle power is charged to the first one, then to the first two, and so on: none may
+pay alone where all do. One with which the step would be too long is passed over. The cheapest of these plans wins if it
+beats the one in force by a margin.
 
 ``edi-published`` is the published threshold, each stage for itself: lower active index on the device, and a duration
 below one forward of the batch. It neither sees idle power nor that stages share a device.
@@ -87,24 +88,28 @@ class EdiPublished:
 def candidates(view: View) -> list[Plan]:
     """Return all on the GPU, then the plans that move the best stage, the two best, and so on, within the bound.
 
+    Ranked by joules saved, and once more by joules saved for each second of the device, which is what they compete for.
     A stage with which the step would be too long is passed over.
     """
-    ranked = sorted((s for s in view.table.movable if view.known(s)), key=lambda s: _saving(view, s), reverse=True)
-    found: list[Plan] = [all_gpu(view.table)]
-    on_gpu = view.step(found[0])
-    for stage in ranked:
-        plan = {**found[-1], stage: view.away}
-        if view.objective.allows(view.step(plan), on_gpu):
-            found.append(plan)
-    return found
+    gpu = all_gpu(view.table)
+    on_gpu = view.step(gpu)
+    saved = {stage: _saving(view, stage) for stage in view.table.movable if view.known(stage)}
+    taken_s = {stage: max(view.table.cost(stage, Where.CONCURRENT).duration_s, 1e-9) for stage in saved}
+    found: dict[str, Plan] = {label(gpu): gpu}
+    for rank in (saved, {stage: joules / taken_s[stage] for stage, joules in saved.items()}):
+        last = gpu
+        for stage in sorted(rank, key=rank.__getitem__, reverse=True):
+            plan = {**last, stage: view.away}
+            if view.objective.allows(view.step(plan), on_gpu):
+                last = found[label(plan)] = plan
+    return list(found.values())
 
 
 def _saving(view: View, stage: Stage) -> float:
     """Joules a token that the stage saves on the device, before anything idle; its GPU time at its price."""
     gpu, away = _active(view, stage, Hardware.GPU), _active(view, stage, Hardware.OFFLOAD)
-    freed_w = view.objective.time_w
     freed_s = view.table.cost(stage, Where.GPU).duration_s / view.table.tokens
-    return (gpu or 0.0) - (away or 0.0) + freed_w * freed_s
+    return (gpu or 0.0) - (away or 0.0) + view.objective.time_w * freed_s
 
 
 def _active(view: View, stage: Stage, hardware: Hardware) -> float | None:

@@ -46,7 +46,7 @@ class Where(StrEnum):
         return Hardware.GPU if self is Where.GPU else Hardware.OFFLOAD
 
 
-MOVABLE: Final = (Stage.CRITIC, Stage.REFERENCE, Stage.REWARD)
+MOVABLE: Final[tuple[Stage, ...]] = (Stage.CRITIC, Stage.REFERENCE, Stage.REWARD)
 """Stages that may leave the GPU, in the order in which a training computes them. Generation and training hold the
 moving weights and stay."""
 

@@ -82,8 +82,8 @@ class View:
 
     @property
     def away(self) -> Where:
-        """How a stage leaves the GPU: beside the training where that is possible."""
-        return Where.CONCURRENT if Where.CONCURRENT in self.wheres else Where.SEQUENTIAL
+        """How a stage leaves the GPU: beside the training where that is possible; GPU where it cannot leave."""
+        return max(self.wheres, key=tuple(Where).index)
 
     @property
     def kept(self) -> Plan:
