@@ -38,6 +38,8 @@ class Batch:
     ) -> "Batch":
         """Return a batch of anything numpy can read as sequences of integers: lists, arrays, CPU tensors.
 
+        What is int32 already is not copied: leave it as it is until the result is there.
+
         Raises:
             BatchError: A sequence is not one-dimensional, or not of integers.
         """
@@ -154,7 +156,7 @@ def _row(row: Any, place: str) -> Ids:
         raise BatchError(f"{place} is of {array.dtype}; token ids and types are integers")
     if array.size and (array.min() < -(2**31) or array.max() >= 2**31):
         raise BatchError(f"{place} holds a value beyond 32 bits")
-    return array.astype(np.int32)
+    return array.astype(np.int32, copy=False)
 
 
 def _integers(rows: tuple[Ids, ...], name: str) -> None:

@@ -35,7 +35,7 @@ class Run:
         self._at = at
         self._tried = {at}
         self._inner: Future[Result] | None = None
-        self._why: Exception | None = None
+        self._why: Exception | None = None  # it is not where it was tried first
         self._cancelling = False
         self._settled = False
 
@@ -209,6 +209,7 @@ class Run:
                 return False
             self._settled = True
             inner, self._inner = self._inner, None
+            why, self._why = self._why, None  # whose traceback holds the batch
             batch, self._batch = self._batch, None
         if inner is not None and not inner.done():
             inner.cancel()
@@ -216,8 +217,8 @@ class Run:
         if batch is not None and result is not None and place is not None:
             self._desk.worked(self.kind, place, len(batch.ids), batch.tokens, result)
         if error is not None:
-            if self._why is not None and error.__cause__ is None and error is not self._why:
-                error.__cause__ = self._why  # what came first
+            if why is not None and error.__cause__ is None and error is not why:
+                error.__cause__ = why
             self.outer.set_exception(error)
         elif result is not None:
             self.outer.set_result(result)
