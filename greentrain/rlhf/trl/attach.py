@@ -106,7 +106,7 @@ def refuse_sync(args: Any) -> None:
         )
 
 
-def _library_class(trainer: Any) -> type[Any]:
+def _library_class(trainer: Any) -> Any:
     """Return TRL's own class of a trainer."""
     for cls in type(trainer).__mro__:
         if cls.__module__.startswith("trl."):

@@ -17,6 +17,7 @@ from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.trl.attach import check_reference, refuse_sync
 from greentrain.rlhf.trl.figures import Figures
 from greentrain.rlhf.trl.observer import observed
+from greentrain.rlhf.trl.reference import Pending
 from greentrain.rlhf.trl.reward import OffloadedReward
 from greentrain.rlhf.trl.rows import IGNORED, key_of
 from greentrain.rlhf.trl.versions import check_contract
@@ -50,7 +51,7 @@ class Offloading:
         ConfigError: The trainer cannot be offloaded; the message says why and what to do.
     """
 
-    _library: type[Any]
+    _library: Any
     _config: str
     _completions_at: int
     """Where ``_generate`` returns the completions."""
@@ -152,7 +153,7 @@ class Offloading:
         assert self.ref_model is not None
         labels = ids.masked_fill(mask == 0, IGNORED)
         labels[:, :-keep] = IGNORED
-        pending = self.ref_model.submit(ids, mask, labels, stream=self._stream)
+        pending: Pending = self.ref_model.submit(ids, mask, labels, stream=self._stream)
 
         def wait() -> torch.Tensor:
             with self._phase(Phase.REFERENCE):

@@ -35,7 +35,7 @@ class Precomputing:
         ConfigError: The trainer cannot be offloaded; the message says why and what to do.
     """
 
-    _library: type[Any]
+    _library: Any
     _precompute_model_hash: str | None
 
     def __init__(self, *args: Any, engine: OffloadEngine, **kwargs: Any) -> None:

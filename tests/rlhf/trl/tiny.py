@@ -38,7 +38,8 @@ def tokenizer() -> Any:
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.decoder = decoders.Fuse()
     special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", chat_template=TEMPLATE, **special)
+    make: Any = PreTrainedTokenizerFast
+    return make(tokenizer_object=made, padding_side="left", chat_template=TEMPLATE, **special)
 
 
 def policy(hidden: int = 64, layers: int = 2) -> Any:
@@ -71,9 +72,10 @@ def reward_model(labels: int = 1) -> Any:
         num_attention_heads=4,
         max_position_embeddings=MAX_TOKENS,
         pad_token_id=0,
-        num_labels=labels,
     )
-    return BertForSequenceClassification(config).eval()
+    config.num_labels = labels
+    model: Any = BertForSequenceClassification(config)
+    return model.eval()
 
 
 def artifacts() -> Mapping[PassKind, Artifact]:

@@ -1,0 +1,168 @@
+"""Whole trainings: the weights are the same bits however the passes overlap."""
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+
+from greentrain import GreenSession
+from greentrain.callbacks.transformers import GreenCallback
+from greentrain.fpga_backend.devices.null_device import NullDevice
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.frozen_pass import place
+from greentrain.rlhf.kinds import PassKind
+from tests.flat_meter import FlatMeter
+from tests.rlhf.trl import tiny
+from tests.rlhf.trl.runs import MODES, trainer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
+]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def parts() -> Iterator[tuple[Any, Any]]:
+    """Compiled models and a device, in a process that does not walk all libraries' objects behind each training."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    device = Emulator()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
+        yield tiny.artifacts(), device
+    gc.unfreeze()
+    device.close()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[subprocess.Popen[bytes]]]]:
+    """Two ranks that train in each mode while the other tests run."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "HF_HUB_OFFLINE": "1",
+    }
+    made = []
+    for rank in "01":
+        variables = os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.rlhf.trl.runs", str(folder)]
+        with (folder / f"log{rank}").open("wb") as log:
+            made.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log))
+    yield folder, made
+    for process in made:
+        process.kill()
+        process.wait()
+
+
+def trained(*args: Any, **options: Any) -> Any:
+    made = trainer(*args, **options)
+    made.train()
+    return made
+
+
+def test_grpo_trains_to_the_same_bits_in_every_mode(ranks: Any, parts: Any, tmp_path: Path) -> None:
+    more = {"num_iterations": 2, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 3}
+    runs = {
+        mode: trained("grpo", mode, tmp_path, *parts, arguments={"eval_dataset": tiny.prompts(4)}, **more)
+        for mode in MODES
+    }
+    assert len({tiny.digest(run) for run in runs.values()}) == 1
+    for key in ("kl", "eval_kl", "reward", "eval_reward"):
+        logged = {mode: [log[key] for log in run.state.log_history if key in log] for mode, run in runs.items()}
+        assert logged["sequential"] and len({tuple(values) for values in logged.values()}) == 1, key
+    calls = {mode: run.ref_model.engine.stats()[PassKind.REFERENCE].calls for mode, run in runs.items()}
+    assert calls["late"] == calls["eager"] == calls["sequential"] < calls["stream"]
+    logs = [log for log in runs["late"].state.log_history if "offload/reference/busy_s" in log]
+    assert {"offload/reference/wait_s", "offload/reference/redone", "offload/reward/busy_s"} <= set(logs[0])
+    assert all(0 <= log["offload/reference/hidden"] <= 1 for log in logs)
+
+
+def test_rloo_trains_to_the_same_bits_in_every_mode(parts: Any, tmp_path: Path) -> None:
+    assert len({tiny.digest(trained("rloo", mode, tmp_path, *parts)) for mode in MODES}) == 1
+
+
+def test_conversations_adapters_and_other_rewards_are_streamed(parts: Any, tmp_path: Path) -> None:
+    talks = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in tiny.prompts()["prompt"]]})
+    digests, phases = set(), {}
+    for mode in ("sequential", "stream"):
+        session = GreenSession({"run": {"dir": str(tmp_path / "runs")}}, meter=FlatMeter())
+        arguments = {
+            "train_dataset": talks,
+            "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]),
+            "callbacks": [GreenCallback(session)],
+        }
+        made = trainer("grpo", mode, tmp_path, *parts, arguments=arguments, mask_truncated_completions=True)
+        made.reward_funcs.append(every_third)
+        made.reward_func_names.append("every_third")
+        made.reward_processing_classes.append(None)
+        made.reward_weights = torch.ones(2)
+        made.train()
+        assert "ref" not in made.model.peft_config
+        digests.add(tiny.digest(made))
+        phases[mode] = set(session.totals().by_phase)
+    assert len(digests) == 1
+    assert {"generate", "reward", "reference"} <= phases["stream"]
+
+
+def every_third(completions: Any, **columns: Any) -> list[float | None]:
+    return [float(len(one[0]["content"])) if i % 3 else None for i, one in enumerate(completions)]
+
+
+def test_a_resumed_run_ends_with_the_same_bits(parts: Any, tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3}
+    trained("grpo", "late", tmp_path, *parts, **saving)
+    resumed = set()
+    for mode in ("sequential", "late"):
+        made = trainer("grpo", mode, tmp_path, *parts, max_steps=4)
+        made.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+        resumed.add(tiny.digest(made))
+    assert len(resumed) == 1
+
+
+def test_a_broken_device_costs_a_warning_and_no_bit(parts: Any, tmp_path: Path) -> None:
+    compiled, home = parts
+    broken = NullDevice()
+    passes = [
+        place(kind, one, broken, home=home, temperature=tiny.TEMPERATURE if kind is PassKind.REFERENCE else 1.0)
+        for kind, one in compiled.items()
+    ]
+    failing = OffloadEngine(passes)
+    arguments = {"reward_funcs": tiny.reward(failing)}
+    made = trainer("grpo", "late", tmp_path, *parts, arguments=arguments)
+    made.ref_model.engine = made.engine = failing
+    with pytest.warns(UserWarning, match="redone"):
+        made.train()
+    broken.close()
+    assert failing.stats()[PassKind.REFERENCE].redone
+    assert tiny.digest(made) == tiny.digest(trained("grpo", "sequential", tmp_path, *parts))
+
+
+def test_two_ranks_train_to_the_same_bits_in_every_mode(ranks: Any) -> None:
+    folder, processes = ranks
+    for rank, process in enumerate(processes):
+        assert process.wait(240) == 0, (folder / f"log{rank}").read_text()[-2000:]
+    first, second = (json.loads((folder / f"rank{rank}.json").read_text()) for rank in "01")
+    assert first == second
+    for algorithm in ("grpo", "rloo"):
+        assert len({value for name, value in first.items() if name.startswith(algorithm)}) == 1
