@@ -19,6 +19,7 @@ from greentrain.simulator.pipeline.break_even import Footprint, footprint
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.published import NAME, published
 from greentrain.simulator.pipeline.roofline_table import Work, with_models
+from greentrain.simulator.pipeline.sensitivity import batch_sized
 from greentrain.simulator.pipeline.simulate import Grid
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.table_file import read_table
@@ -56,6 +57,8 @@ class Wanted:
     card_idle_w: str | None = None
     gpu_idle_w: str | None = None
     micro_batches: int | None = None
+    batch: float = 1.0
+    """So many times the rollouts of the table."""
 
 
 def open_table(wanted: Wanted) -> PipelineTable:
@@ -66,6 +69,8 @@ def open_table(wanted: Wanted) -> PipelineTable:
         RunFolderError: The run folder cannot be read.
     """
     table = _base(wanted)
+    if wanted.card is not None:  # the model of the card is asked for the larger batch
+        table = batch_sized(table, wanted.batch)
     changed: dict[str, Any] = {}
     if wanted.micro_batches is not None:
         bound("--micro-batches", wanted.micro_batches, 1, 1e6)
@@ -82,7 +87,7 @@ def open_table(wanted: Wanted) -> PipelineTable:
             for stage, row in table.rows.items()
         }
         table = dataclasses.replace(table, rows=rows)
-    return table
+    return table if wanted.card is not None else batch_sized(table, wanted.batch)
 
 
 def open_grid(grid: str | None, pue: float = 1.0) -> Grid:
@@ -189,7 +194,7 @@ def _modelled(table: PipelineTable, wanted: Wanted) -> PipelineTable:
     if not wanted.models:
         raise ConfigError("--card needs to know what runs on it: --reward-model, --reference-model (minilm, a folder)")
     choice("--precision", wanted.precision, tuple(PRECISIONS))
-    sequences = wanted.sequences or table.sequences
+    sequences = table.sequences if wanted.sequences is None else max(1, round(wanted.sequences * wanted.batch))
     if sequences is None:
         raise ConfigError(f"{table.name} does not say how many rollouts a step has: give --sequences")
     length = wanted.length or round(table.tokens / sequences)

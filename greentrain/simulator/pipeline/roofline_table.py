@@ -143,13 +143,25 @@ def with_models(
             gpu_s, gpu_w = gpu_figures(subject, gpu, table.gpus, work, mfu)
             rows[stage] = dataclasses.replace(rows[stage], gpu_s=gpu_s, gpu_w=gpu_w)
     passes = {stage: card_figures(subject, card, work, precision) for stage, subject in models.items()}
+    floors = [_floor(stage, subject, card, work) for stage, subject in models.items()] if precision == "int8" else []
     kind = card.kind("idle_power_w")
     idle = Figure(
         value=card.value("idle_power_w"),
         origin=Origin.MEASURED if kind == "measured" else Origin.ASSUMED if kind == "assumed" else Origin.MODELLED,
         source=card.idle_power_w.source if card.idle_power_w is not None else "",
     )
-    return dataclasses.replace(table, rows=rows).with_card(passes, card=card.name, card_idle_w=idle)
+    return dataclasses.replace(table, rows=rows).with_card(
+        passes, card=card.name, card_idle_w=idle, notes=(*table.notes, *floors)
+    )
+
+
+def _floor(stage: Stage, subject: Subject, card: CardSpec, work: Work) -> str:
+    least = card_bound(subject, card, work)
+    return (
+        f"No design takes less for {stage} ({subject.name}) on one {card.name} than {least.dsp_s:.3g} s, every DSP "
+        f"slice in every clock at {card.value('clock_hz') / 1e6:g} MHz, nor than {least.memory_s:.3g} s to read the "
+        f"weights once: {least.tokens_per_s:,.0f} tokens/s at most."
+    )
 
 
 def _products(ops: object) -> list[Linear | LogProb]:

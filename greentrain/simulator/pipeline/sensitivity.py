@@ -79,6 +79,8 @@ def batch_sized(table: PipelineTable, factor: float) -> PipelineTable:
         ConfigError: The factor is not positive.
     """
     bound("size of the batch", factor, 1e-6, 1e6)
+    if factor == 1:
+        return table
     rows = {stage: _scaled(row, factor, f"{factor:g} x the rollouts") for stage, row in table.rows.items()}
     sequences = None if table.sequences is None else max(1, round(table.sequences * factor))
     return dataclasses.replace(table, rows=rows, tokens=table.tokens * factor, sequences=sequences)

@@ -81,7 +81,7 @@ def from_mapping(data: Any, where: str, *, tokens: float | None = None) -> Pipel
         ConfigError: Something in it is wrong.
     """
     top = _section(data, _TOP, where)
-    reader = _Reader(where, kind=str(top.get("kind", "")), source=str(top.get("source", "")))
+    reader = _Reader(where, kind=str(top.get("kind") or ""), source=str(top.get("source") or ""))
     gpu = _section(top.get("gpu") or {}, _GPU, f"{where}: gpu")
     card = _section(top.get("card") or {}, _CARD, f"{where}: card")
     stages = _section(top.get("stages") or {}, tuple(Stage), f"{where}: stages")

@@ -1,5 +1,6 @@
 """A table from what was measured: the ledger of a run with phases, and the statistics of an offload engine."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +45,7 @@ def table_of_run(folder: Path, *, tokens: float | None = None) -> PipelineTable:
         ConfigError: It has no steps, no tokens, or no phases of generation and training.
     """
     record = read_run(folder)
-    by_rank = [rank.totals for rank in record.ranks]
+    by_rank = [dataclasses.replace(rank, carried=Totals()).totals for rank in record.ranks]
     job = Totals.of_job(by_rank)
     steps = sum(rank.steps for rank in by_rank)
     if not steps:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from greentrain.policy.offload.stages import Hardware, Stage, Where
 from greentrain.report import units_text
-from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, caps, published_figures
+from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, caps, published_figures
 from greentrain.simulator.pipeline.break_even import BreakEven
 from greentrain.simulator.pipeline.modes import Mode
 from greentrain.simulator.pipeline.scaling import Scaled
@@ -74,6 +74,7 @@ def varied(table: PipelineTable, over: str, points: Sequence[Point], notes: Sequ
 
 def scaled(rows: Sequence[Scaled]) -> RenderableType:
     """Return T(N)."""
+    title = f"Strong scaling, the same step on more GPUs; cards: {rows[0].away.cards}, {rows[0].away.mode}"
     shown = _table(("GPUs",), ("T(N) s", "efficiency", "all-reduce s", "with cards s", "x", "J/token", "with cards"))
     for row in rows:
         shown.add_row(
@@ -86,7 +87,7 @@ def scaled(rows: Sequence[Scaled]) -> RenderableType:
             _number(row.home.line.j_per_token),
             _number(row.away.line.j_per_token),
         )
-    return shown
+    return Group(Text(title, style="italic"), shown)
 
 
 def figures(outcome: Outcome) -> tuple[str, ...]:
@@ -120,7 +121,11 @@ def physics(table: PipelineTable) -> list[str]:
         f"At most, by Amdahl: x{cap.speedup:.2f} if {', '.join(cap.passes)} took no time ({cap.share:.0%} of the step)."
         for cap in caps(table)
     ]
-    heads = [figure.said for figure in published_figures() if figure.verdict == NOT_REPRODUCED]
+    found = published_figures()
+    refuted = next((figure for figure in found if figure.verdict == REFUTED), None)
+    if refuted is not None:
+        lines.append(f"{refuted.said}: {refuted.verdict}; it {refuted.why}.")
+    heads = [figure.said for figure in found if figure.verdict == NOT_REPRODUCED]
     if heads:
         lines.append(f"{', '.join(heads)}: {NOT_REPRODUCED}; no conditions were given under which to check them.")
     return lines

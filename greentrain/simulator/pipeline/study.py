@@ -1,0 +1,270 @@
+"""What the command line asks for, and its answers: for people, for programs, and as a picture."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from greentrain.config_values import choice
+from greentrain.errors import ConfigError
+from greentrain.policy.offload.stages import Stage
+from greentrain.simulator.pipeline import picture, text
+from greentrain.simulator.pipeline.bounds import caps, published_figures
+from greentrain.simulator.pipeline.break_even import BreakEven, Footprint, break_even
+from greentrain.simulator.pipeline.figure import Figure
+from greentrain.simulator.pipeline.modes import CHUNKS, Mode, Setting
+from greentrain.simulator.pipeline.opening import Wanted, open_footprint, open_grid, open_table
+from greentrain.simulator.pipeline.scaling import Link, Scaled, scale
+from greentrain.simulator.pipeline.sensitivity import Point, over_grids, point, reward_sized
+from greentrain.simulator.pipeline.simulate import Grid, Outcome, best, simulate
+from greentrain.simulator.pipeline.steady import step_ends
+from greentrain.simulator.pipeline.table import PipelineTable
+from greentrain.simulator.pipeline.waterfall import waterfall
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+    from rich.console import RenderableType
+
+REWARD_MODEL: Final = "reward-model"
+BATCH: Final = "batch"
+GRID: Final = "grid"
+OVER: Final[Mapping[str, str]] = {REWARD_MODEL: "reward model", BATCH: "x the batch", GRID: "g/kWh"}
+"""What can be varied, and what it is in."""
+FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+MODELS: Final = ("minilm", "bert-base", "qwen2-0.5b", "llama-3-8b")
+GRIDS: Final = (20.0, 50.0, 100.0, 200.0, 400.0, 800.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A table, and how its steps are run and priced."""
+
+    wanted: Wanted
+    chunks: int = CHUNKS
+    kl_in_reward: bool = False
+    card_stays: bool = False
+    grid: str | None = None
+    pue: float = 1.0
+    embodied_kg: str | None = None
+
+    def setting(self, cards: int) -> Setting:
+        """Return how steps are run with so many cards."""
+        return Setting(cards=cards, chunks=self.chunks, kl_in_reward=self.kl_in_reward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """To one question."""
+
+    document: Mapping[str, Any]
+    """In plain JSON types."""
+    shown: "Sequence[RenderableType]"
+    draw: "Callable[[], Picture]" = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    table: PipelineTable
+    grid: Grid
+    made: Footprint | None
+
+    @classmethod
+    def of(cls, asked: Asked) -> "_Opened":
+        table = open_table(asked.wanted)
+        return cls(table=table, grid=open_grid(asked.grid, asked.pue), made=open_footprint(table, asked.embodied_kg))
+
+    def paid(self, home: Outcome, away: Outcome) -> BreakEven | None:
+        return None if self.made is None else break_even(home, away, self.made)
+
+
+def answer_modes(
+    asked: Asked, modes: Sequence[Mode], cards: Sequence[int], *, steps: int = 1, gpus: Sequence[int] = (),
+    link: Link | None = None,
+) -> Answer:  # fmt: skip
+    """Return a step in several modes.
+
+    Args:
+        asked: The table.
+        modes: In this order.
+        cards: Numbers of cards.
+        steps: In a row, for the mean.
+        gpus: Numbers of GPUs for T(N); needs ``link``.
+        link: Between GPUs.
+
+    Raises:
+        ConfigError: Something of the input is wrong.
+    """
+    opened = _Opened.of(asked)
+    table, grid = opened.table, opened.grid
+    found = [
+        simulate(table, mode, asked.setting(number), grid, card_stays=asked.card_stays)
+        for number in cards
+        for mode in modes
+        if mode is not Mode.GPU or number == cards[0] or asked.card_stays
+    ]
+    means = [step_ends(table, one.mode, steps, asked.setting(one.cards or cards[0]))[-1] / steps for one in found]
+    home = simulate(table, Mode.GPU, asked.setting(cards[0]), grid, card_stays=asked.card_stays)
+    away = best([outcome for outcome in found if outcome.plan != home.plan] or found)
+    paid = opened.paid(home, away)
+    scaled = scale(table, gpus, link, away.mode, asked.setting(away.cards or cards[0]), grid) if gpus and link else ()
+    notes = [f"Least joules with cards: {away.mode}, {away.cards} of them.", *text.paid_lines(table.card, paid, grid)]
+    if steps > 1:
+        told = ", ".join(f"{one.mode} {mean:.3g}" for one, mean in zip(found, means, strict=True))
+        notes.insert(0, f"Mean of {steps} steps in a row (s): {told}.")
+    if Mode.OFF_POLICY in modes:
+        notes.insert(0, "+ off-policy is another algorithm: advantages one step old, and other weights.")
+    return Answer(
+        document={
+            **_document(table, asked, grid),
+            "outcomes": [
+                {**one.to_dict(), "steps": steps, "mean_step_s": mean} for one, mean in zip(found, means, strict=True)
+            ],
+            **_physics(table),
+            "break_even": None if paid is None else {"mode": str(away.mode), **paid.to_dict()},
+            "scaling": [_scaled(row) for row in scaled],
+        },
+        shown=[text.simulated(table, found, notes), *([text.scaled(scaled)] if scaled else [])],
+        draw=lambda: picture.draw_bars(
+            table, [f"{one.mode}, {one.cards}" if one.cards else str(one.mode) for one in found], found
+        ),
+    )
+
+
+def answer_waterfall(asked: Asked, cards: int) -> Answer:
+    """Return an ablation.
+
+    Raises:
+        ConfigError: Something of the input is wrong.
+    """
+    opened = _Opened.of(asked)
+    table, grid = opened.table, opened.grid
+    rows = waterfall(table, asked.setting(cards), grid, card_stays=asked.card_stays)
+    paid = opened.paid(rows[0].outcome, rows[-2].outcome)
+    return Answer(
+        document={
+            **_document(table, asked, grid),
+            "rows": [row.to_dict() for row in rows],
+            **_physics(table),
+            "break_even": None if paid is None else {"mode": str(rows[-2].outcome.mode), **paid.to_dict()},
+        },
+        shown=[text.fallen(table, rows, text.paid_lines(table.card, paid, grid))],
+        draw=lambda: picture.draw_bars(table, [row.name for row in rows], [row.outcome for row in rows]),
+    )
+
+
+def answer_sensitivity(asked: Asked, over: str, values: Sequence[str], mode: Mode, cards: int) -> Answer:
+    """Return how a mode moves with something.
+
+    Args:
+        asked: The table.
+        over: A key of ``OVER``.
+        values: Factors of the reward model or the batch, names of models where a card is modelled, or g/kWh; none: the
+            usual ones.
+        mode: How the training waits.
+        cards: How many.
+
+    Raises:
+        ConfigError: Something of the input is wrong.
+    """
+    choice("--over", over, tuple(OVER))
+    by_model = over == REWARD_MODEL and asked.wanted.card is not None
+    names = values or (MODELS if by_model else ())
+    if by_model:
+        models = {**asked.wanted.models, Stage.REWARD: names[0]}
+        asked = dataclasses.replace(asked, wanted=dataclasses.replace(asked.wanted, models=models))
+    opened = _Opened.of(asked)
+    table, grid, setting = opened.table, opened.grid, asked.setting(cards)
+
+    def seen(value: float | str, one: PipelineTable) -> Point:
+        return point(value, one, mode, setting, grid, opened.made)
+
+    if by_model:
+        points = [
+            seen(name, open_table(_with(asked.wanted, models={**asked.wanted.models, Stage.REWARD: name})))
+            for name in names
+        ]
+    elif over == GRID:
+        points = list(over_grids(table, _numbers(values, GRIDS), mode, setting, grid, opened.made))
+    elif over == BATCH:
+        points = [seen(x, open_table(_with(asked.wanted, batch=x))) for x in _numbers(values, FACTORS)]
+    else:
+        points = [seen(x, reward_sized(table, x)) for x in _numbers(values, FACTORS)]
+    notes = [f"With card: mode {mode}, {cards} of them. best: what a scheduler would do, by joules."]
+    if opened.made is None:
+        notes.append(f"Embodied carbon of {table.card} is unknown (--embodied-kg), and so is the break-even.")
+    else:
+        notes.append(f"Making a card: {opened.made.low_kg:g} to {opened.made.high_kg:g} kg ({opened.made.source}).")
+    if over != GRID:
+        notes.append(f"Grid: {grid.source}, PUE {grid.pue:g}." if grid.source else "Grid: unknown (--grid).")
+    return Answer(
+        document={
+            **_document(table, asked, grid),
+            "over": over,
+            "mode": str(mode),
+            "points": [found.to_dict() for found in points],
+        },
+        shown=[text.varied(table, OVER[over], points, notes)],
+        draw=lambda: picture.draw_points(table, OVER[over], points),
+    )
+
+
+def _with(wanted: Wanted, **changed: Any) -> Wanted:
+    return dataclasses.replace(wanted, **changed)
+
+
+def _numbers(values: Sequence[str], usual: Sequence[float]) -> Sequence[float]:
+    try:
+        return [float(value) for value in values] or usual
+    except ValueError:
+        raise ConfigError(f"--values {','.join(values)}: numbers, as in 0.5,1,2") from None
+
+
+def _document(table: PipelineTable, asked: Asked, grid: Grid) -> dict[str, Any]:
+    return {
+        "table": {
+            "name": table.name,
+            "tokens": table.tokens,
+            "sequences": table.sequences,
+            "micro_batches": table.micro_batches,
+            "forward_share": _figure(table.forward_share),
+            "old_share": _figure(table.old_share),
+            "gpu": table.gpu,
+            "gpus": table.gpus,
+            "gpu_idle_w": _figure(table.gpu_idle_w),
+            "card": table.card,
+            "card_idle_w": _figure(table.card_idle_w),
+            "stages": {
+                str(stage): {
+                    name: _figure(getattr(row, name)) for name in ("gpu_s", "gpu_w", "card_s", "card_w")
+                }
+                for stage, row in table.rows.items()
+            },
+            "notes": list(table.notes),
+        },
+        "provenance": "modelled",
+        "chunks": asked.chunks,
+        "kl_in_reward": asked.kl_in_reward,
+        "card_stays": asked.card_stays,
+        "grid": {"g_per_kwh": grid.g_per_kwh, "pue": grid.pue, "source": grid.source},
+    }  # fmt: skip
+
+
+def _physics(table: PipelineTable) -> dict[str, Any]:
+    return {
+        "caps": [cap.to_dict() for cap in caps(table)],
+        "published": [figure.to_dict() for figure in published_figures()],
+    }
+
+
+def _figure(figure: Figure | None) -> dict[str, Any] | None:
+    return None if figure is None else {"value": figure.value, "kind": str(figure.origin), "source": figure.source}
+
+
+def _scaled(row: Scaled) -> dict[str, Any]:
+    return {
+        "gpus": row.gpus,
+        "comm_s": row.comm_s,
+        "efficiency": row.efficiency,
+        "home": row.home.to_dict(),
+        "away": row.away.to_dict(),
+    }
