@@ -56,6 +56,10 @@ def build(cls: type[T], data: Mapping[str, Any], where: str) -> T:
                 f"unknown key {where}{key}; known here: {', '.join(sorted(hints))}{nearest(str(key), hints)}"
             )
         values[key] = _convert(hints[key], value, where + str(key))
+    for needed in dataclasses.fields(cls):  # type: ignore[arg-type]
+        without = needed.default is dataclasses.MISSING and needed.default_factory is dataclasses.MISSING
+        if without and needed.init and needed.name not in values:
+            raise ConfigError(f"{where}{needed.name} is missing, and there is no default for it")
     return cls(**values)
 
 
@@ -82,6 +86,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 
 
 def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
+    if hint is Any:  # checked by whoever it is handed to
+        return value
     origin = typing.get_origin(hint) or hint
     if typing.get_args(hint)[:1] == (tuple[int, str],) and isinstance(value, (list, tuple, Mapping)):
         pairs = list(value.items()) if isinstance(value, Mapping) else value
