@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import FastAPI, Security
+from fastapi import APIRouter, FastAPI, Security
 from fastapi.responses import JSONResponse, Response
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
@@ -30,6 +30,7 @@ from greentrain.rlhf.text import TextEncoder
 
 ASKING_S = 5.0
 """How long a device may take to say how it is."""
+Answered = TypeVar("Answered")
 GUARDED = (401, 403, 408, 413, 415, 500, 503, 504)
 
 
@@ -147,48 +148,57 @@ def application(
         redoc_url=None,
         lifespan=lifespan,
         responses=refusal.documented(*GUARDED),
-        dependencies=[Security(HTTPBearer(auto_error=False))] if token is not None else [],
         exception_handlers={
             Refusal: _refused,
             HTTPException: _unknown,
             Exception: _broken,
         },
     )
+    secured = [] if token is None else [Security(HTTPBearer(auto_error=False))]  # for the document: the guard looks
     if reward := scorers.get(PassKind.REWARD):
-        routes.include_router(openrlhf.routes(reward))
-        routes.include_router(pooling.routes(reward))
+        routes.include_router(openrlhf.routes(reward), dependencies=secured)
+        routes.include_router(pooling.routes(reward), dependencies=secured)
     if reference := scorers.get(PassKind.REFERENCE):
-        routes.include_router(completions.routes(reference))
-    _common(routes, engine, scorers, metrics, aside[1])
+        routes.include_router(completions.routes(reference), dependencies=secured)
+    routes.include_router(_about(scorers, metrics, _Asking(aside[1])), dependencies=secured)
+    routes.include_router(_health(engine, _Asking(aside[1])))
     metrics.routes = frozenset(routes.openapi()["paths"])
     guarded = Guard(routes, access=Access(token), limits=limits, seen=metrics.request)
     made = Application(guarded=guarded, routes=routes, metrics=metrics, coalescers=coalescers, threads=aside)
     return made
 
 
-def _common(
-    routes: FastAPI,
-    engine: OffloadEngine,
-    scorers: Mapping[PassKind, Scorer],
-    metrics: Metrics,
-    asking: ThreadPoolExecutor,
-) -> None:
-    async def asked(question: Any) -> Any:
-        """Ask devices in a thread: a remote one may take its time."""
+class _Asking:
+    """Asks devices in a thread: a remote one may take its time."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+
+    async def __call__(self, question: Callable[[], Answered]) -> Answered:
         try:
             async with asyncio.timeout(ASKING_S):
-                return await asyncio.get_running_loop().run_in_executor(asking, question)
+                return await asyncio.get_running_loop().run_in_executor(self._thread, question)
         except TimeoutError:
             raise refusal.busy(f"a device did not say within {ASKING_S:g} s how it is") from None
 
-    @routes.get("/health", response_model=Health)
+
+def _health(engine: OffloadEngine, ask: _Asking) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health", response_model=Health)
     async def health() -> JSONResponse:
         """Whether each pass has a device that can be used."""
-        if down := await asked(lambda: _down(engine)):
+        if down := await ask(lambda: _down(engine)):
             raise refusal.busy(down)
         return JSONResponse({"status": "ok"})
 
-    @routes.get("/v1/models", response_model=Models)
+    return router
+
+
+def _about(scorers: Mapping[PassKind, Scorer], metrics: Metrics, ask: _Asking) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models", response_model=Models)
     async def models() -> JSONResponse:
         """The passes, as OpenAI lists models."""
         data = [
@@ -203,14 +213,16 @@ def _common(
         ]
         return JSONResponse({"object": "list", "data": data})
 
-    @routes.get(
+    @router.get(
         "/metrics",
         response_class=Response,
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     )
     async def scraped() -> Response:
         """Everything for Prometheus."""
-        return Response(await asked(metrics.text), media_type="text/plain; version=1.0.0; charset=utf-8")
+        return Response(await ask(metrics.text), media_type="text/plain; version=1.0.0; charset=utf-8")
+
+    return router
 
 
 def _down(engine: OffloadEngine) -> str:

@@ -136,7 +136,11 @@ def check_installed() -> None:
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     if not 0 <= port <= 65535:
         raise ConfigError(f"port is {port}; it must be between 0 and 65535")
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"host {host!r} is no address of this machine: {error}") from error
+    family, _, _, _, address = found[0]
     return family, (str(address[0]), int(address[1]))
 
 
@@ -146,7 +150,7 @@ def _listening(family: socket.AddressFamily, address: tuple[str, int]) -> socket
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(BACKLOG)
-    except BaseException:
+    except OSError as error:
         made.close()
-        raise
+        raise OSError(error.errno, f"{address[0]}:{address[1]} cannot be listened at: {error.strerror}") from error
     return made
