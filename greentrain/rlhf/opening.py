@@ -4,28 +4,27 @@ import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
-from greentrain._imports import try_import
+from greentrain.config_values import nearest
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.artifact import Artifact, load
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.discovery import devices
 from greentrain.fpga_backend.errors import OffloadError
-from greentrain.fpga_backend.program import ActivationBits
 from greentrain.rlhf.engine import OffloadEngine
-from greentrain.rlhf.frozen_pass import place
+from greentrain.rlhf.frozen_pass import FrozenPass, place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.settings import DeviceSettings, OffloadSettings, PassSettings
+from greentrain.rlhf.microbatch import BestPartSize
+from greentrain.rlhf.models import compiled, text_encoder
+from greentrain.rlhf.settings import DeviceSettings, OffloadSettings
 from greentrain.rlhf.text import TextEncoder
 from greentrain.types import PowerMeter
-
-with try_import("transformers") as _imports:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 
 class Offload:
     """An engine with all that belongs to it. A context manager: on its way out it closes the devices.
+
+    What is set up wrongly fails here, before the training; a device that fails later costs a warning.
 
     Args:
         source: Settings, a mapping, or the path of a YAML file.
@@ -33,35 +32,20 @@ class Offload:
     Raises:
         ConfigError: Settings are wrong, or a model is not where they say.
         OffloadError: A device cannot be opened, or a model cannot be compiled or loaded.
+        MissingExtraError: What a device or a model needs is not installed.
     """
 
     def __init__(self, source: "str | Path | Mapping[str, Any] | OffloadSettings") -> None:
-        self.settings = OffloadSettings.load(source)
+        self.settings = given = OffloadSettings.load(source)
         with contextlib.ExitStack() as opened:
-            self.device = _opened(self.settings.device, "device", opened)
-            self.home = None if self.settings.home is None else _opened(self.settings.home, "home", opened)
-            artifacts = {kind: compiled(kind, given) for kind, given in self.settings.passes.items()}
-            self.text: Mapping[PassKind, TextEncoder] = {
-                kind: encoder
-                for kind, given in self.settings.passes.items()
-                if (encoder := text_encoder(given, artifacts[kind].program.max_tokens)) is not None
-            }
+            self.device = _opened(given.device, "device", opened)
+            self.home = None if given.home is None else _opened(given.home, "home", opened)
+            passes = [self._placed(kind) for kind in given.passes]
+            encoders = {one.kind: text_encoder(given.passes[one.kind], one.program.max_tokens) for one in passes}
+            self.text: Mapping[PassKind, TextEncoder] = {k: found for k, found in encoders.items() if found is not None}
             """How each pass reads texts, where its folder has a tokenizer."""
             self.engine = OffloadEngine(
-                [
-                    place(
-                        kind,
-                        artifacts[kind],
-                        self.device,
-                        home=self.home,
-                        sequences=given.sequences,
-                        temperature=given.temperature,
-                    )
-                    for kind, given in self.settings.passes.items()
-                ],
-                depth=self.settings.depth,
-                timeout_s=self.settings.timeout_s,
-                sequential=self.settings.sequential,
+                passes, depth=given.depth, timeout_s=given.timeout_s, sequential=given.sequential
             )
             self._opened = opened.pop_all()
 
@@ -82,49 +66,23 @@ class Offload:
     ) -> None:
         self.close()
 
-
-def compiled(kind: PassKind, given: PassSettings) -> Artifact:
-    """Return the compiled model of a folder.
-
-    Raises:
-        ConfigError: There is no such folder.
-        ArtifactError: The compiled model is torn.
-        UnsupportedModelError: The model cannot be compiled.
-    """
-    folder = Path(given.model)
-    if not folder.is_dir():
-        raise ConfigError(f"{kind}.model is {given.model!r}, which is no folder: save the model there first")
-    if not (folder / "config.json").exists():
-        return load(folder)
-    _imports.check()
-    from greentrain.fpga_backend.compiler import compile as compile_model
-
-    family: Any = AutoModelForSequenceClassification if kind is PassKind.REWARD else AutoModelForCausalLM
-    return compile_model(
-        family.from_pretrained(folder, local_files_only=True),
-        max_tokens=given.max_tokens,
-        activation_bits=cast(ActivationBits, given.activation_bits),
-        temperature=given.temperature,
-    )
-
-
-def text_encoder(given: PassSettings, max_tokens: int) -> TextEncoder | None:
-    """Return the tokenizer of a folder, which cuts texts where the compiled model ends; None where it has none."""
-    folder = Path(given.model)
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
-        return None
-    _imports.check()
-    return TextEncoder(AutoTokenizer.from_pretrained(folder, local_files_only=True), max_tokens)
+    def _placed(self, kind: PassKind) -> FrozenPass:
+        given = self.settings.passes[kind]
+        cut: dict[str, Any] = (
+            {"sequences": given.sequences} if not isinstance(given.sequences, str) else {"part_size": BestPartSize()}
+        )
+        artifact = compiled(kind, given, cache=self.settings.cache)
+        return place(kind, artifact, self.device, home=self.home, temperature=given.temperature, **cut)
 
 
 def _opened(given: DeviceSettings, role: str, opened: contextlib.ExitStack) -> OffloadDevice:
     known = devices()
     if given.name not in known:
-        raise ConfigError(f"{role}.name is {given.name!r}; installed: {', '.join(known)}")
+        raise ConfigError(f"{role}.name is {given.name!r}; installed: {', '.join(known)}{nearest(given.name, known)}")
     try:
-        device = known[given.name](**given.options)
+        device = known[given.name](**given.arguments(role))
     except (TypeError, ValueError) as error:
-        if isinstance(error, OffloadError):
+        if isinstance(error, OffloadError | ConfigError):
             raise
         raise ConfigError(f"{role}.options of {given.name}: {error}") from error
     opened.callback(device.close)

@@ -2,20 +2,29 @@
 
 device: {name: emulator}
 home: {name: torch, options: {device: cuda, dtype: bf16}}
-reward: {model: path/to/reward-model, max_tokens: 512}
+reward: {model: path/to/reward-model, max_tokens: 512, sequences: auto}
 reference: {model: path/to/policy, max_tokens: 1024, activation_bits: 16}
+cache: true
+
+A device on another machine, its token not in this file:
+
+device: {name: remote, options: {url: "https://10.0.0.7:8765", token: {file: token.txt}}}
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
-from greentrain.config_values import bound, build, choice
+from greentrain.config_values import bound, build, choice, nearest
 from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
+
+AUTO: Final = "auto"
+SIDES: Final = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,55 +34,96 @@ class DeviceSettings:
     name: str = "emulator"
     """One of ``greentrain fpga devices``."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of its constructor."""
+    """Of its constructor. ``{file: path}`` is the text of a file, ``{env: NAME}`` that of an environment variable."""
+
+    def arguments(self, where: str) -> dict[str, Any]:
+        """Return the options, with what is in files and variables put in.
+
+        Raises:
+            ConfigError: A file or variable is not there.
+        """
+        return {name: _resolved(value, f"{where}.options.{name}") for name, value in self.options.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSettings:
-    """A frozen model."""
+    """A frozen model. Checked by :class:`OffloadSettings`, which knows its name."""
 
-    model: str
+    model: str = ""
     """Folder of a Hugging Face model, or of a compiled one."""
     max_tokens: int = 512
     """Longest sequence, prompt included; a compiled model has its own."""
     activation_bits: int = 8
     """8 or 16; a compiled model has its own."""
     temperature: float = 1.0
-    """Of a reference: the policy's sampling temperature."""
-    sequences: int | None = None
-    """Sequences a part; None: the whole batch at once."""
+    """Of a reference: the policy's sampling temperature; of a compiled one, that which it was compiled with."""
+    sequences: int | str | None = None
+    """Sequences a part; ``auto``: what the device is measured to take best; None: the whole batch at once."""
+    truncation: str | None = None
+    """From which side a text that is too long loses tokens, ``left`` or ``right``; None: the tokenizer's own."""
 
-    def __post_init__(self) -> None:
-        bound("max_tokens", self.max_tokens, 2, 8192)
-        choice("activation_bits", str(self.activation_bits), ("8", "16"))
-        bound("temperature", self.temperature, 1e-3, 1e3)
-        if self.sequences is not None:
-            bound("sequences", self.sequences, 1, 65536)
+    def check(self, kind: PassKind) -> None:
+        """Check each value.
+
+        Raises:
+            ConfigError: Names the key, the value, its bounds and what to do.
+        """
+        if not self.model:
+            raise ConfigError(f"{kind}.model is missing: give the folder of the frozen model")
+        bound(f"{kind}.max_tokens", self.max_tokens, 2, 8192)
+        choice(f"{kind}.activation_bits", str(self.activation_bits), ("8", "16"))
+        bound(f"{kind}.temperature", self.temperature, 1e-3, 1e3)
+        if kind is not PassKind.REFERENCE and self.temperature != 1.0:
+            raise ConfigError(
+                f"{kind}.temperature is {self.temperature:g}: scores have none; it is the reference's, leave it out"
+            )
+        if isinstance(self.sequences, int):
+            bound(f"{kind}.sequences", self.sequences, 1, 65536)
+        elif self.sequences is not None and self.sequences != AUTO:
+            raise ConfigError(
+                f"{kind}.sequences is {self.sequences!r}; give a number of sequences, auto, or leave it out"
+            )
+        if self.truncation is not None:
+            choice(f"{kind}.truncation", self.truncation, SIDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """The whole."""
+    """The whole.
+
+    Raises:
+        ConfigError: A value is out of its bounds, or no pass is given.
+    """
 
     device: DeviceSettings = field(default_factory=DeviceSettings)
     home: DeviceSettings | None = None
     """Where passes are redone if the device fails; None: nowhere, the training then gets the error."""
     reward: PassSettings | None = None
     reference: PassSettings | None = None
+    critic: PassSettings | None = None
+    step_reward: PassSettings | None = None
     depth: int = 64
+    """Parts of batches that may be under way at a time."""
     timeout_s: float = 600.0
+    """How long the training waits for a result before it is redone at home (s)."""
     sequential: bool = False
+    """Wait for each pass where it is submitted."""
+    cache: bool = False
+    """Keep compiled models in ``$GREENTRAIN_CACHE_DIR``, and take them from there where nothing has changed."""
 
     def __post_init__(self) -> None:
-        if self.reward is None and self.reference is None:
-            raise ConfigError("neither reward nor reference is given: name the model of at least one of them")
+        if not self.passes:
+            kinds = ", ".join(PassKind)
+            raise ConfigError(f"no pass is given: name the model of at least one of {kinds}, as reward: {{model: ...}}")
+        for kind, given in self.passes.items():
+            given.check(kind)
         bound("depth", self.depth, 1, 65536)
         bound("timeout_s", self.timeout_s, 1e-3, 1e9)
 
     @property
     def passes(self) -> Mapping[PassKind, PassSettings]:
         """The passes that are given."""
-        every = {PassKind.REWARD: self.reward, PassKind.REFERENCE: self.reference}
+        every = {kind: getattr(self, kind.value) for kind in PassKind}
         return {kind: given for kind, given in every.items() if given is not None}
 
     @classmethod
@@ -87,6 +137,8 @@ class OffloadSettings:
             return source
         if isinstance(source, Mapping):
             return build(cls, source, where="")
+        if not isinstance(source, str | Path):
+            raise ConfigError(f"{source!r} is a {type(source).__name__}: give a mapping, or the path of a YAML file")
         try:
             found = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -97,3 +149,22 @@ class OffloadSettings:
             return build(cls, found, where="")
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
+
+
+def _resolved(value: Any, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1:
+        ((source, name),) = value.items()
+        try:
+            if source == "file":
+                return Path(str(name)).read_text(encoding="utf-8").strip()
+            if source == "env":
+                return os.environ[str(name)]
+        except KeyError:
+            raise ConfigError(f"{where} is of the environment variable {name}, which is not set: set it") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where} is of the file {name}, which cannot be read: {error}") from error
+    known = ("file", "env")
+    hint = nearest(next(iter(map(str, value)), ""), known)
+    raise ConfigError(f"{where} is {dict(value)!r}; a mapping has one key, {' or '.join(known)}{hint}")

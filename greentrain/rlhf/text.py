@@ -1,35 +1,78 @@
 """Texts as a reward model reads them."""
 
+import copy
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.errors import BatchError
 
 
 class TextEncoder:
-    """Tokenizes texts for one model.
+    """Tokenizes texts for one model. Any thread may call.
 
     Args:
         tokenizer: Of transformers.
-        max_tokens: Longer texts lose tokens on the tokenizer's truncation side.
+        max_tokens: Longer texts lose tokens.
         special_tokens: Add what the tokenizer puts around a text. TRL's reward models get none.
+        truncation: On which side they lose them; None: on the tokenizer's. The tokenizer stays as it is.
+
+    Raises:
+        ConfigError: ``max_tokens`` leaves no room beside the special tokens.
     """
 
-    def __init__(self, tokenizer: Any, max_tokens: int, *, special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_tokens: int,
+        *,
+        special_tokens: bool = True,
+        truncation: Literal["left", "right"] | None = None,
+    ) -> None:
+        if truncation is not None and truncation != tokenizer.truncation_side:
+            tokenizer = copy.deepcopy(tokenizer)
+            tokenizer.truncation_side = truncation
+        around = tokenizer.num_special_tokens_to_add() if special_tokens else 0
+        if max_tokens <= around:
+            raise ConfigError(
+                f"max_tokens={max_tokens}: the tokenizer puts {around} tokens around each text; give more"
+            )
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.special_tokens = special_tokens
+        self._lock = threading.Lock()  # a fast tokenizer holds the truncation of the call that runs
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, at least one and at most ``max_tokens``."""
-        encoded = self.tokenizer(
-            list(texts), add_special_tokens=self.special_tokens, truncation=True, max_length=self.max_tokens
-        )
+        """Return the token ids of each text, at least one and at most ``max_tokens``.
+
+        An empty text of a tokenizer that puts nothing around it becomes one token of padding, or, where there is none,
+        of the end.
+
+        Raises:
+            BatchError: There is something else than text among them.
+        """
+        if isinstance(texts, str):
+            raise BatchError("texts is one text: give a list of texts")
+        given = list(texts)
+        for i, text in enumerate(given):
+            if not isinstance(text, str):
+                raise BatchError(
+                    f"texts[{i}] is a {type(text).__name__}, not a str: a conversation goes through the tokenizer's "
+                    "apply_chat_template first"
+                )
+        if not given:
+            return []
+        with self._lock:
+            encoded = self.tokenizer(
+                given, add_special_tokens=self.special_tokens, truncation=True, max_length=self.max_tokens
+            )
         rows: list[list[int]] = encoded["input_ids"]
         return [row or [self._nothing()] for row in rows]
 
     def batch(self, texts: Sequence[str]) -> Batch:
-        """Return texts as a batch."""
+        """Return texts as a batch. Raises as :meth:`ids` does."""
         return Batch.of(self.ids(texts))
 
     def _nothing(self) -> int:
