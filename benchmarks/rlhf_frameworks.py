@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         engine = OffloadEngine(
             [place(PassKind.REWARD, encoder(types=0), device), place(PassKind.REFERENCE, decoder(), device)]
         )
-        text = TextEncoder(_ForServer(), 64)
+        text = TextEncoder(_ForServer(), 64, special_tokens=False)
 
         def wanted(one: str) -> float:
             scores = engine.submit(PassKind.REWARD, text.batch([one])).result().scores

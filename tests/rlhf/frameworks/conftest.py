@@ -62,7 +62,7 @@ def engine() -> Iterator[OffloadEngine]:
 @pytest.fixture
 def served(engine: OffloadEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A server, named in the environment that its clients read."""
-    text = TextEncoder(Letters(), 64)
+    text = TextEncoder(Letters(), 64, special_tokens=False)
 
     def rewards(texts: Sequence[str]) -> list[float]:
         scores = engine.submit(PassKind.REWARD, text.batch(texts)).result().scores
