@@ -89,7 +89,7 @@ def test_a_port_that_is_taken_is_named(settings: Path) -> None:
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
     for text, words in (
         ("reward: {}", "reward.model is missing"),
-        ("{}", "neither reward nor reference"),
+        ("{}", "no pass is given"),
         ("[", "cannot be read"),
     ):
         file = tmp_path / "wrong.yaml"
