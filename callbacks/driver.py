@@ -43,6 +43,7 @@ class Driver:
         self._tokens = 0
         self._samples = 0
         self._undo: list[Callable[[], None]] = []
+        self._alone = 0
 
     def start(
         self,
@@ -161,10 +162,11 @@ class Driver:
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if counts and module.training and torch.is_grad_enabled():
                 self.add(kwargs if "input_ids" in kwargs else (*args, *kwargs.values()))
-            self.enter(Phase.FORWARD if module.training else Phase.EVAL)
+            if not self._alone:
+                self.enter(Phase.FORWARD if module.training else Phase.EVAL)
 
         def behind(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if module.training:
+            if module.training and not self._alone:
                 self.enter(after)
 
         self.undo(module.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -199,6 +201,16 @@ class Driver:
             yield
         finally:
             harmless(self.session.end)(phase.value, token or 0)
+
+    @contextlib.contextmanager
+    def alone(self, phase: Phase) -> Iterator[None]:
+        """Spend a block in a phase with all the forwards in it: what generates or scores is no training."""
+        self._alone += 1
+        try:
+            with self.nested(phase):
+                yield
+        finally:
+            self._alone -= 1
 
     def undo(self, action: Callable[[], None]) -> None:
         """Remember how to take off a hook."""

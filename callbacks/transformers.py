@@ -6,6 +6,7 @@ Example::
 """
 
 import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 from greentrain._imports import try_import
@@ -47,6 +48,10 @@ class GreenCallback(TrainerCallback, ExportableState):
         self._training = False
         self._seen_tokens = 0
         self._engine = False
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Return a block that is a phase with all the model's forwards in it, for trainers that generate or score."""
+        return self._driver.alone(phase)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.session.gears is not None:  # later, the Trainer has replaced the model's forward

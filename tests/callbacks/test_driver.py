@@ -102,6 +102,22 @@ def test_tap_counts_training_and_leaves_no_hook(recorder: Make) -> None:
     assert not model._forward_hooks and not model._forward_pre_hooks
 
 
+def test_forwards_of_a_phase_of_its_own_are_part_of_it(recorder: Make) -> None:
+    session, model = recorder(), TinyLM()
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    driver = Driver(session)
+    _start(driver)
+    driver.tap(model, counts=True, after=Phase.BACKWARD)
+    with torch.no_grad(), driver.alone(Phase.GENERATE):
+        model(ids, labels=ids)
+        model(ids, labels=ids)
+    model(ids, labels=ids)
+    driver.step()
+    driver.stop("finished")
+    assert session.entered == ["generate", "forward", "backward", "step"]
+    assert session.totals().tokens == 10
+
+
 def test_a_compiled_model_is_tapped_from_outside(
     recorder: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

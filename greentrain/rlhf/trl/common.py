@@ -167,7 +167,7 @@ class Offloading:
         trainer: Any = self
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, GreenCallback):
-                return callback.session.phase(phase.value)
+                return callback.phase(phase)
         return contextlib.nullcontext()
 
     def _ended(self, rows: Mapping[int, tuple[list[int], list[int]]]) -> None:
