@@ -1,0 +1,156 @@
+"""One training of rlhf_overlap.py: GRPO by TRL on a small random policy, in one mode of offloading."""
+
+import contextlib
+import hashlib
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import TrainerCallback
+
+from greentrain import GreenSession
+from greentrain.callbacks.transformers import GreenCallback
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.ledger import Totals
+from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.stats import PassStats
+from greentrain.testing.paced_device import Paced
+from recipes.common.rl_parts import small
+from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
+
+MODES: Final = ("sequential", "eager", "late", "stream")
+WARM_STEPS: Final = 2
+"""Not timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of the training."""
+
+    width: int = 256
+    layers: int = 4
+    new: int = 48
+    """Tokens of the longest completion."""
+    micro_batches: int = 4
+    """Of four rollouts, a step."""
+    steps: int = 10
+    s_per_sequence: float = 0.02
+    """Emulated time of a rollout in each of the two passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a training took."""
+
+    step_s: tuple[float, ...]
+    """Of the timed steps."""
+    steps: int
+    passes: Mapping[PassKind, PassStats]
+    totals: Totals
+    weights: str
+    """SHA-256 of all parameters."""
+    parameters: int
+
+    def phase_s(self, phase: str) -> float:
+        """Return what a phase took, a step (s)."""
+        return self.totals.phase_s.get(phase, 0.0) / self.steps
+
+    def phase_j(self, phase: str) -> float | None:
+        """Return what a phase used, a step (J); None where no device has a meter."""
+        return self.totals.by_phase.get(phase, 0.0) / self.steps if self.totals.by_device else None
+
+    @property
+    def useful_j(self) -> float | None:
+        """What a step used but for :attr:`wasted_j` (J)."""
+        wasted_j = self.wasted_j
+        return None if wasted_j is None else self.totals.energy_j / self.steps - wasted_j
+
+    @property
+    def wasted_j(self) -> float | None:
+        """What the trainer used while it stood at a barrier, a step (J): the waited share of the passes' phases.
+
+        None where no device has a meter.
+        """
+        if not self.totals.by_device:
+            return None
+        found = 0.0
+        for kind, sums in self.passes.items():
+            phase_s = self.totals.phase_s.get(str(kind), 0.0)
+            if phase_s > 0:
+                found += self.totals.by_phase.get(str(kind), 0.0) * min(1.0, sums.wait_s / phase_s)
+        return found / self.steps
+
+
+def trained(mode: str, size: Size, folder: Path, *, paced: bool) -> Trained:
+    """Train and return what it took; the same seed, so the same rollouts, each time.
+
+    Args:
+        mode: One of MODES.
+        size: Of models and training.
+        folder: For the run's files.
+        paced: On a device that sleeps for its emulated time; otherwise the emulator, which computes on this CPU.
+    """
+    parts = small(size.new, 1.0, width=size.width, layers=size.layers)
+    options = {
+        "output_dir": str(folder / "checkpoints"),
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "gradient_accumulation_steps": size.micro_batches,
+        "max_steps": size.steps,
+        "learning_rate": 1e-3,
+        "logging_steps": size.steps,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 7,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+    }
+    clock = _Clock()
+    sections = {"run": {"dir": str(folder), "name": mode, "report": False}}
+    with contextlib.closing(_device(size, paced)) as device, warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        engine = engine_of(parts, device, sequential=mode == "sequential")
+        green = GreenSession(sections, extra_meters=[device.meter])
+        trainer = trainer_of("grpo", parts, config_of("grpo", size.new, options), engine, mode, GreenCallback(green))
+        trainer.add_callback(clock)
+        trainer.log = lambda logs, *args: None
+        trainer.train()
+        passes = dict(engine.stats())
+    parameters = list(parts.policy.parameters())
+    found = hashlib.sha256()
+    for parameter in parameters:
+        found.update(parameter.detach().numpy().tobytes())
+    return Trained(
+        step_s=clock.steps_s[WARM_STEPS:] if len(clock.steps_s) > WARM_STEPS else clock.steps_s,
+        steps=size.steps,
+        passes=passes,
+        totals=green.totals(),
+        weights=found.hexdigest(),
+        parameters=sum(parameter.numel() for parameter in parameters),
+    )
+
+
+def _device(size: Size, paced: bool) -> OffloadDevice:
+    return Paced(Emulator(), s_per_sequence=size.s_per_sequence) if paced else Emulator()
+
+
+class _Clock(TrainerCallback):
+    """Times steps, from end to end: generation, scoring and training."""
+
+    def __init__(self) -> None:
+        self.steps_s: tuple[float, ...] = ()
+        self._last_s = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._last_s = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        now_s = time.perf_counter()
+        self.steps_s = (*self.steps_s, now_s - self._last_s)
+        self._last_s = now_s
