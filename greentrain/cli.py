@@ -1,7 +1,8 @@
-"""``greentrain doctor | measure | report | simulate | plan | launch | fpga``, the last four in ``greentrain.cli_*``.
+"""``greentrain doctor | measure | report | simulate | plan | launch | fpga | rlhf | serve``, from ``simulate`` on in
+``greentrain.cli_*``.
 
-Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate``, ``plan``
-and ``launch`` is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
+Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and all
+behind it is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from greentrain import cli_fpga, cli_launch, cli_schedule
+from greentrain import cli_fpga, cli_launch, cli_rlhf, cli_schedule, cli_serve
 from greentrain._version import __version__
 from greentrain.errors import GreenTrainError
 
@@ -143,6 +144,8 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 )(cli_launch.launch)
 app.add_typer(cli_fpga.app)
+app.add_typer(cli_rlhf.app)
+app.command()(cli_serve.serve)
 
 
 def _measure(command: list[str], config: Path | None, name: str | None) -> int:
