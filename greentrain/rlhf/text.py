@@ -34,7 +34,8 @@ class TextEncoder:
         if truncation is not None and truncation != tokenizer.truncation_side:
             tokenizer = copy.deepcopy(tokenizer)
             tokenizer.truncation_side = truncation
-        around = tokenizer.num_special_tokens_to_add() if special_tokens else 0
+        added = getattr(tokenizer, "num_special_tokens_to_add", None)  # which not everything that tokenizes has
+        around = added() if added is not None and special_tokens else 0
         if max_tokens <= around:
             raise ConfigError(
                 f"max_tokens={max_tokens}: the tokenizer puts {around} tokens around each text; give more"
