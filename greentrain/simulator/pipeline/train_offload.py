@@ -19,7 +19,6 @@ from greentrain.simulator.pipeline.tasks import TASKS
 from greentrain.simulator.train_carl import network_of
 
 with try_import("rl") as _imports:
-    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv
 
@@ -57,7 +56,7 @@ def train(*, steps: int = STEPS, seed: int = SEED, runs: int = RUNS) -> "PPO":
         "MlpPolicy",
         DummyVecEnv([PlacementEnv] * runs),
         learning_rate=lambda left: LEARNING_RATE * left,
-        policy_kwargs={"net_arch": list(HIDDEN), "activation_fn": torch.nn.Tanh},
+        policy_kwargs={"net_arch": list(HIDDEN)},  # with tanh, which is its default
         seed=seed,
         device="cpu",
         **PPO_SETTINGS,
@@ -102,7 +101,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
     agent = train(steps=arguments.steps, seed=arguments.seed)
     shrunk(network_of(agent, about(steps=arguments.steps, seed=arguments.seed))).save(arguments.output)
 
