@@ -1,6 +1,5 @@
 """Whole trainings: the weights are the same bits however the passes overlap."""
 
-import gc
 import json
 import os
 import socket
@@ -36,17 +35,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[tuple[Any, Any]]:
-    """Compiled models and a device, in a process that does not walk all libraries' objects behind each training."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Compiled models and a device."""
     device = Emulator()
-    gc.freeze()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)
-        yield tiny.artifacts(), device
-    gc.unfreeze()
+    yield tiny.artifacts(), device
     device.close()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
