@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from greentrain.fpga_backend.batch import Batch, Ids
+from greentrain.fpga_backend.errors import DeviceError
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve import refusal
@@ -191,7 +192,10 @@ class Coalescer:
 
     def _ask(self, rows: tuple[Ids, ...]) -> list[Row]:
         result: Any = self._engine.submit(self._kind, Batch(ids=rows)).result()
-        return list(result.scores if result.logprobs is None else result.logprobs)
+        found = list(result.scores if result.logprobs is None else result.logprobs)
+        if len(found) != len(rows):
+            raise DeviceError(f"the device returned {len(found)} rows for {len(rows)} sequences")
+        return found
 
 
 def _fail(entries: Sequence[_Entry], why: Refusal) -> None:

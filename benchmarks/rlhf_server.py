@@ -1,0 +1,224 @@
+"""Many clients of one server, a sequence a request: latency, requests/s, device batches, and every answer checked.
+
+    python benchmarks/rlhf_server.py                     # two minutes on two idle cores
+    python benchmarks/rlhf_server.py --quick             # few requests: to see that it runs
+    python benchmarks/rlhf_server.py --into docs/serve.md
+
+The clients are a process of their own, each with one connection, and ask again as soon as they are answered. Two
+devices: the emulator, which computes on the core that the server needs too, and a device that sleeps for a time a batch
+and a sequence, as a card computes while the CPU is free. Its times are assumed, not those of a card. Every answer is
+compared with the score of the same sequence computed directly, bit for bit.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+
+from benchmarks.metering import machine
+from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.emulator.device import Emulator
+from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.frozen_pass import place
+from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.server import Server
+from greentrain.testing.offload_models import encoder
+from greentrain.testing.paced_device import Paced
+
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+TOKENS: Final = 128
+"""Longest sequence; they have 16 to 128 tokens."""
+S_PER_BATCH: Final = 0.005
+S_PER_SEQUENCE: Final = 0.0002
+"""Of the device that sleeps."""
+DEVICES: Final[Mapping[str, Callable[[], OffloadDevice]]] = {
+    "emulator": Emulator,
+    "sleeps": lambda: Paced(Emulator(), s_per_batch=S_PER_BATCH, s_per_sequence=S_PER_SEQUENCE),
+}
+WAYS: Final[Mapping[str, Limits]] = {
+    "one by one": Limits(batch_sequences=1),
+    "coalesced": Limits(),
+    "coalesced, window 2 ms": Limits(window_s=0.002),
+    "coalesced, window 5 ms": Limits(window_s=0.005),
+    "coalesced, 2 in flight": Limits(in_flight=2),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One way, measured."""
+
+    device: str
+    way: str
+    clients: int
+    requests: int
+    requests_per_s: float
+    p50_s: float
+    p99_s: float
+    batches: int
+    wrong: int
+    """Answers that differ from the direct score in any bit, or did not come."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=128, help="at a time")
+    parser.add_argument("--requests", type=int, default=20, help="of each client")
+    parser.add_argument("--quick", action="store_true", help="two requests a client, two ways")
+    parser.add_argument("--into", type=Path, help="also put the table into this text, between its two marks")
+    args = parser.parse_args(argv)
+    if args.into is not None and args.quick:
+        parser.error("--into replaces the whole table, so it goes without --quick")
+    torch.set_num_threads(1)
+    rows = []
+    with _clients() as ask:
+        for device in DEVICES:
+            ways = list(WAYS)[:2] if args.quick else list(WAYS)
+            requests = 2 if args.quick else args.requests
+            with _engine(device) as (engine, sequences, wanted):
+                for clients, way in [(args.clients, way) for way in ways] + [(1, way) for way in ways[1:3]]:
+                    rows.append(_row(ask, engine, sequences, wanted, device, way, clients, requests))
+                    print(f"{rows[-1]}", file=sys.stderr)
+    text = markdown(rows, machine("benchmarks/rlhf_server.py"))
+    print(text)
+    if args.into is not None:
+        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    return int(any(row.wrong for row in rows))
+
+
+def markdown(rows: Sequence[Row], about: Mapping[str, str]) -> str:
+    """Return the table and where it was made."""
+    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines += [
+        "",
+        "| device | batches are made | clients | requests | requests/s | p50 ms | p99 ms | device batches | wrong |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row.device} | {row.way} | {row.clients} | {row.requests} | {row.requests_per_s:,.0f} "
+        f"| {1e3 * row.p50_s:.1f} | {1e3 * row.p99_s:.1f} | {row.batches} | {row.wrong} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+@contextmanager
+def _engine(device: str) -> Iterator[tuple[OffloadEngine, list[list[int]], list[float]]]:
+    """Yield an engine, sequences, and what it says of each directly."""
+    artifact = encoder(layers=4, hidden=128, heads=4, inner=512, vocabulary=1000, max_tokens=TOKENS)
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(1, 1000, int(rng.integers(16, TOKENS + 1))).tolist() for _ in range(512)]
+    opened = DEVICES[device]()
+    try:
+        engine = OffloadEngine([place(PassKind.REWARD, artifact, opened)])
+        scores = engine.submit(PassKind.REWARD, Batch.of(sequences)).result().scores
+        if scores is None:
+            raise RuntimeError("the encoder has no score head")
+        yield engine, sequences, scores[:, 0].tolist()
+    finally:
+        opened.close()
+
+
+def _row(
+    ask: Any,
+    engine: OffloadEngine,
+    sequences: Sequence[Sequence[int]],
+    wanted: Sequence[float],
+    device: str,
+    way: str,
+    clients: int,
+    requests: int,
+) -> Row:
+    """Measure one way."""
+    each = requests if clients > 1 else 10 * requests
+    with Server(engine, limits=WAYS[way]) as server:
+        ask.send((server.url, sequences, clients, 1))
+        ask.recv()  # connections, threads and caches are warm now
+        before = engine.stats()[PassKind.REWARD].calls
+        ask.send((server.url, sequences, clients, each))
+        took_s, found = ask.recv()
+        batches = engine.stats()[PassKind.REWARD].calls - before
+    seconds = [seconds for _, seconds, _ in found]
+    return Row(
+        device=device,
+        way=way,
+        clients=clients,
+        requests=clients * each,
+        requests_per_s=len(found) / took_s,
+        p50_s=float(np.percentile(seconds, 50)),
+        p99_s=float(np.percentile(seconds, 99)),
+        batches=batches,
+        wrong=clients * each - sum(answer == wanted[i] for i, _, answer in found),
+    )
+
+
+@contextmanager
+def _clients() -> Iterator[Any]:
+    """Yield a pipe to the process of the clients."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_asking, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        yield ours
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def _asking(pipe: Any) -> None:
+    while (work := pipe.recv()) is not None:
+        pipe.send(asyncio.run(_all(*work)))
+
+
+async def _all(
+    url: str, sequences: Sequence[Sequence[int]], clients: int, requests: int
+) -> tuple[float, list[tuple[int, float, float]]]:
+    """Return the time of all, and number of the sequence, seconds and score of each answer."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    begin = asyncio.Event()
+    bodies = [json.dumps({"input": row, "use_activation": False}).encode() for row in sequences]
+
+    async def one(number: int) -> list[tuple[int, float, float]]:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await begin.wait()
+        found = []
+        for turn in range(requests):
+            index = (number * requests + turn) % len(bodies)
+            begun_s = time.perf_counter()
+            head = "POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length:"
+            writer.write(f"{head} {len(bodies[index])}\r\n\r\n".encode() + bodies[index])
+            answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+            size = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            content = json.loads(await reader.readexactly(size))
+            score = content["data"][-1]["probs"][-1] if b" 200 " in answer[:16] else float("nan")
+            found.append((index, time.perf_counter() - begun_s, score))
+        writer.close()
+        return found
+
+    tasks = [asyncio.create_task(one(number)) for number in range(clients)]
+    await asyncio.sleep(0.2)
+    begun_s = time.perf_counter()
+    begin.set()
+    found = await asyncio.gather(*tasks)
+    return time.perf_counter() - begun_s, [item for some in found for item in some]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
