@@ -12,7 +12,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,9 +25,11 @@ URL_VARIABLE = "GREENTRAIN_URL"
 TOKEN_VARIABLE = "GREENTRAIN_TOKEN"
 TOKEN_FILE_VARIABLE = "GREENTRAIN_TOKEN_FILE"
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Sized)
 Answer = TypeVar("Answer")
 
+_LARGEST = 500_000
+"""Tokens or letters in a request: at most 7 bytes each as JSON, and a server takes 8 MiB."""
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers that may be better next time."""
 
@@ -161,7 +163,7 @@ class ServeClient:
             self.close()
 
     def _all(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
-        some = [list(items[i : i + self._batch]) for i in range(0, len(items), self._batch)]
+        some = list(_cut(items, self._batch))
         if len(some) <= 1 or self._parallel == 1:
             return _joined(map(ask, some))
         with ThreadPoolExecutor(min(self._parallel, len(some)), thread_name_prefix="greentrain-client") as threads:
@@ -317,6 +319,20 @@ def _numbers(found: Sequence[Any], count: int, route: str) -> list[float]:
         if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
             raise ServeError(f"{route} answered {number!r} for sequence {i} of {count}, which is no finite number")
     return [float(number) for number in found]
+
+
+def _cut(items: Sequence[Item], batch: int) -> Iterator[list[Item]]:
+    """Yield requests: so many items at most, and no longer than a server takes if one alone is not."""
+    some: list[Item] = []
+    size = 0
+    for item in items:
+        if some and (len(some) == batch or size + len(item) > _LARGEST):
+            yield some
+            some, size = [], 0
+        some.append(item)
+        size += len(item)
+    if some:
+        yield some
 
 
 def _joined(parts: Iterable[list[Answer]]) -> list[Answer]:

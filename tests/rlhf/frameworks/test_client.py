@@ -86,6 +86,13 @@ def test_what_may_be_better_next_time_is_asked_again(scripted: Scripted) -> None
     assert len(scripted.asked) == 4
 
 
+def test_requests_stay_below_what_a_server_takes(scripted: Scripted) -> None:
+    texts = ["a", "b" * 300_000, "c" * 300_000, "d" * 600_000, "e", "f", "g"]
+    with ServeClient(scripted.url, batch=3, parallel=1) as client:
+        assert client.rewards(texts) == [float(len(text)) for text in texts]
+    assert [len(body["query"]) for _, _, body in scripted.asked] == [2, 1, 1, 3]
+
+
 def test_an_idle_connection_that_was_closed_is_no_failure(scripted: Scripted) -> None:
     with ServeClient(scripted.url, tries=1) as client:
         assert client.rewards(["a"]) == [1.0]
