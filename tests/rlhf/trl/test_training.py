@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from datasets import Dataset
 from peft import LoraConfig
 
@@ -158,3 +159,32 @@ def test_two_ranks_train_to_the_same_bits_in_every_mode(ranks: Any) -> None:
     assert first == second
     for algorithm in ("grpo", "rloo"):
         assert len({value for name, value in first.items() if name.startswith(algorithm)}) == 1
+
+
+@pytest.mark.skipif("GREENTRAIN_TRL_CLI" not in os.environ, reason="half a minute: set GREENTRAIN_TRL_CLI=1")
+def test_trls_own_command_runs_a_recipe_with_an_offloaded_reward(tmp_path: Path) -> None:
+    tokens = tiny.tokenizer()
+    for name, model in (("policy", tiny.policy()), ("reward", tiny.reward_model())):
+        model.save_pretrained(tmp_path / name)
+        tokens.save_pretrained(tmp_path / name)
+    tiny.prompts().to_json(tmp_path / "prompts.jsonl")
+    (tmp_path / "offload.yaml").write_text("reward: {model: reward, max_tokens: 64}", encoding="utf-8")
+    options = tiny.options(tmp_path, beta=0.0, max_steps=2)
+    recipe = options | {
+        "env": {"GREENTRAIN_OFFLOAD": "offload.yaml", "HF_HUB_OFFLINE": "1"},
+        "model_name_or_path": "policy",
+        "datasets": [{"path": "json", "data_files": "prompts.jsonl"}],
+        "reward_funcs": ["greentrain.rlhf.trl.yaml_reward.offloaded_reward"],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("trl")), "grpo", "--config", "recipe.yaml"]
+
+    def run() -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+
+    good = run()
+    assert good.returncode == 0, good.stderr[-2000:]
+    assert "rewards/offloaded_reward/mean" in good.stdout + good.stderr
+    (tmp_path / "offload.yaml").unlink()
+    bad = run()
+    assert bad.returncode != 0 and "offload.yaml cannot be read" in bad.stderr
