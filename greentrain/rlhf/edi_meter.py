@@ -1,0 +1,298 @@
+"""From timestamps and meters to the Energy Density Index of a step.
+
+The training thread only notes when stages began and ended. Their joules are looked up later, when the sensors have
+reported past the step: the GPU's side from the session, which is everything it measures but the offload devices, and
+the offload devices' from the session too, or from the devices themselves where it does not read them.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.policy.offload.edi import EdiMatrix, EdiReading
+from greentrain.policy.offload.stages import Hardware, Stage, worst
+from greentrain.session import GreenSession
+from greentrain.types import Provenance
+
+PATIENCE_S: Final = 10.0
+"""A window that the sensors have not reported on after this long is unknown (s)."""
+_READINGS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joules:
+    """Energy of one hardware in a window."""
+
+    energy_j: float | None
+    provenance: Provenance
+
+
+UNKNOWN: Final = Joules(energy_j=None, provenance=Provenance.MISSING)
+
+
+class EnergySource(Protocol):
+    """Where the joules of a window come from."""
+
+    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, Joules] | None:
+        """Return the joules between two ``time.monotonic()`` times; None where they will be known later."""
+        ...
+
+    def read(self) -> None:
+        """Read what must be read now to be known later; called at every step."""
+        ...
+
+
+class SessionEnergy:
+    """Joules of a session and of offload devices.
+
+    Args:
+        session: Measures the GPU's side; None: nobody knows it.
+        devices: Offload devices. Those that are in the session as ``extra_meters`` are read from there.
+    """
+
+    def __init__(self, session: GreenSession | None, devices: Sequence[OffloadDevice]) -> None:
+        self._session = session
+        self._devices = {device.probe().uid: device for device in devices}
+        self._curves: dict[str, deque[tuple[float, float]]] = {uid: deque(maxlen=_READINGS) for uid in self._devices}
+        self._origins: dict[str, Provenance] = {}
+
+    def read(self) -> None:
+        """Read the offload devices that the session does not."""
+        known = self._sensors()
+        for uid, device in self._devices.items():
+            if uid in known:
+                continue
+            reading = device.energy()
+            if reading.energy_j is not None:
+                self._origins[uid] = reading.provenance
+                self._curves[uid].append((time.monotonic(), reading.energy_j))
+
+    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, Joules] | None:
+        """Return joules by hardware; None while the sensors have not reported so far."""
+        known = self._sensors()
+        found: Mapping[str, float] | None = {}
+        if self._session is not None and known:
+            found = self._session.energy(t0_s, t1_s)
+            if found is None and time.monotonic() - t1_s < PATIENCE_S:
+                return None
+        gpu = {uid: joules for uid, joules in (found or {}).items() if uid not in self._devices}
+        origins = [known[uid] for uid in gpu if uid in known]
+        away = [self._of_device(uid, found, known, t0_s, t1_s) for uid in self._devices]
+        return {
+            Hardware.GPU: Joules(energy_j=sum(gpu.values()), provenance=worst(*origins)) if gpu else UNKNOWN,
+            Hardware.OFFLOAD: _sum(away),
+        }
+
+    def _of_device(
+        self, uid: str, found: Mapping[str, float] | None, known: Mapping[str, Provenance], t0_s: float, t1_s: float
+    ) -> Joules:
+        if uid in known:
+            return UNKNOWN if found is None or uid not in found else _joules(found[uid], known[uid])
+        curve = self._curves[uid]
+        if len(curve) < 2 or curve[0][0] > t0_s or curve[-1][0] < t1_s:
+            return UNKNOWN
+        t_s, energy_j = zip(*curve, strict=True)
+        low_j, high_j = np.interp([t0_s, t1_s], t_s, energy_j)
+        return _joules(float(high_j - low_j), self._origins[uid])
+
+    def _sensors(self) -> Mapping[str, Provenance]:
+        run = None if self._session is None else self._session.active()
+        return {} if run is None else {s.device.uid: s.provenance for s in run.sensors}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of the training thread."""
+
+    stage: Stage
+    t0_s: float
+    t1_s: float
+    waits: bool = False
+    """True: the GPU stood still for the stage; False: it computed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What is known of a step when it ends."""
+
+    t0_s: float
+    t1_s: float
+    tokens: float
+    """Output tokens."""
+    windows: Sequence[Window]
+    """In the order in which they ended; a window lies in another one, or beside it."""
+    offload_s: Mapping[Stage, float] = field(default_factory=dict)
+    """Time that offload devices computed each stage (s)."""
+
+
+class EdiMeter:
+    """Turns steps into readings of an EDI matrix, and into idle watts.
+
+    Time that no window covers counts as generation: no pass hides behind it unless it streams.
+
+    Args:
+        source: Of the joules.
+        matrix: Is updated.
+    """
+
+    def __init__(self, source: EnergySource, matrix: EdiMatrix) -> None:
+        self.matrix = matrix
+        self._source = source
+        self._pending: deque[StepRecord] = deque(maxlen=1024)
+        self._gpu_idle = _Watts()
+        self._card_idle = _Watts()
+
+    def add(self, record: StepRecord) -> None:
+        """Take a step, and book those whose joules are known by now."""
+        self._source.read()
+        self._pending.append(record)
+        self.settle()
+
+    def settle(self) -> None:
+        """Book the steps whose joules are known by now, in order."""
+        while self._pending and self._book(self._pending[0]):
+            self._pending.popleft()
+
+    @property
+    def gpu_idle(self) -> tuple[float | None, Provenance]:
+        """Draw of the GPU's side while it stands still (W), and where that is from."""
+        return self._gpu_idle.value
+
+    @property
+    def card_idle(self) -> tuple[float | None, Provenance]:
+        """Draw of the offload devices together in steps without a pass (W), and where that is from."""
+        return self._card_idle.value
+
+    def _book(self, record: StepRecord) -> bool:
+        whole = self._source.between(record.t0_s, record.t1_s)
+        if whole is None:
+            return False
+        spans = _exclusive(record, lambda t0_s, t1_s: self._source.between(t0_s, t1_s))
+        if spans is None:
+            return False
+        self._note_idle(record, whole[Hardware.OFFLOAD], spans)
+        for stage, span in spans.computed.items():
+            self._update(stage, Hardware.GPU, record.tokens, span.seconds, span.joules, 0.0)
+        busy_s = sum(record.offload_s.values())
+        for stage, own_s in record.offload_s.items():
+            if own_s > 0:
+                self._book_away(record, stage, own_s, busy_s, whole[Hardware.OFFLOAD], spans)
+        return True
+
+    def _note_idle(self, record: StepRecord, card: Joules, spans: "_Spans") -> None:
+        seconds = sum(span.seconds for span in spans.waited.values())
+        joules = _sum([span.joules for span in spans.waited.values()])
+        if seconds > 0 and joules.energy_j is not None:
+            self._gpu_idle.add(joules.energy_j, seconds, joules.provenance)
+        if not any(record.offload_s.values()) and card.energy_j is not None:
+            self._card_idle.add(card.energy_j, record.t1_s - record.t0_s, card.provenance)
+
+    def _book_away(
+        self, record: StepRecord, stage: Stage, own_s: float, busy_s: float, card: Joules, spans: "_Spans"
+    ) -> None:
+        idle_w, idle_from = self.card_idle
+        wait = spans.waited.get(stage, _Span())
+        gpu_idle_w, gpu_from = self.gpu_idle
+        active_j = idle_j = None
+        if card.energy_j is not None and idle_w is not None:
+            kept_j = min(card.energy_j, idle_w * max(0.0, record.t1_s - record.t0_s - busy_s))
+            active_j = (card.energy_j - kept_j) * own_s / busy_s
+            wait_j = gpu_idle_w * wait.seconds if gpu_idle_w is not None else (None if wait.seconds > 0 else 0.0)
+            idle_j = None if wait_j is None else kept_j * own_s / busy_s + wait_j
+        origins = worst(card.provenance, idle_from, gpu_from if wait.seconds > 0 else Provenance.MEASURED)
+        joules = Joules(energy_j=active_j, provenance=origins)
+        self._update(stage, Hardware.OFFLOAD, record.tokens, own_s, joules, idle_j)
+
+    def _update(
+        self, stage: Stage, hardware: Hardware, tokens: float, busy_s: float, active: Joules, idle_j: float | None
+    ) -> None:
+        self.matrix.update(
+            EdiReading(
+                stage=stage,
+                hardware=hardware,
+                tokens=tokens,
+                busy_s=busy_s,
+                active_j=active.energy_j,
+                idle_j=idle_j,
+                provenance=active.provenance,
+            )
+        )
+
+
+@dataclass(slots=True)
+class _Span:
+    seconds: float = 0.0
+    joules: Joules = Joules(energy_j=0.0, provenance=Provenance.MEASURED)
+
+    def plus(self, seconds: float, joules: Joules) -> "_Span":
+        return _Span(self.seconds + seconds, _sum([self.joules, joules]))
+
+    def less(self, other: "_Span") -> "_Span":
+        mine, theirs = self.joules.energy_j, other.joules.energy_j
+        left = None if mine is None or theirs is None else max(0.0, mine - theirs)
+        origin = worst(self.joules.provenance, other.joules.provenance)
+        return _Span(max(0.0, self.seconds - other.seconds), Joules(energy_j=left, provenance=origin))
+
+
+@dataclass(slots=True)
+class _Spans:
+    computed: dict[Stage, _Span]
+    waited: dict[Stage, _Span]
+
+
+def _exclusive(
+    record: StepRecord, between: Callable[[float, float], Mapping[Hardware, Joules] | None]
+) -> _Spans | None:
+    """Return time and GPU joules of each stage without what lies within its windows; None if not known yet."""
+    whole = Window(stage=Stage.GENERATE, t0_s=record.t0_s, t1_s=record.t1_s)
+    spans = _Spans({}, {})
+    inner: list[tuple[Window, _Span]] = []  # ended, and not yet inside another one
+    for window in (*record.windows, whole):
+        found = between(window.t0_s, window.t1_s)
+        if found is None:
+            return None
+        full = _Span().plus(window.t1_s - window.t0_s, found[Hardware.GPU])
+        own = full
+        while inner and inner[-1][0].t0_s >= window.t0_s:
+            own = own.less(inner.pop()[1])
+        inner.append((window, full))
+        into = spans.waited if window.waits else spans.computed
+        into[window.stage] = into.get(window.stage, _Span()).plus(own.seconds, own.joules)
+    return spans
+
+
+class _Watts:
+    """Mean power over all the time that was seen."""
+
+    def __init__(self) -> None:
+        self._joules = self._seconds = 0.0
+        self._origin = Provenance.MEASURED
+
+    def add(self, joules: float, seconds: float, origin: Provenance) -> None:
+        self._joules += joules
+        self._seconds += seconds
+        self._origin = worst(self._origin, origin)
+
+    @property
+    def value(self) -> tuple[float | None, Provenance]:
+        if self._seconds <= 0:
+            return None, Provenance.MISSING
+        return self._joules / self._seconds, self._origin
+
+
+def _joules(energy_j: float, origin: Provenance) -> Joules:
+    return UNKNOWN if origin is Provenance.MISSING else Joules(energy_j=max(0.0, energy_j), provenance=origin)
+
+
+def _sum(parts: Sequence[Joules]) -> Joules:
+    total = 0.0
+    for part in parts:
+        if part.energy_j is None:
+            return UNKNOWN
+        total += part.energy_j
+    return Joules(energy_j=total, provenance=worst(*(part.provenance for part in parts)))
