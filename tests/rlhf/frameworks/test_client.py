@@ -1,6 +1,8 @@
 """The client against a server that does what it is told, and against the real one."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -181,3 +183,13 @@ def test_where_address_and_token_come_from(scripted: Scripted, tmp_path: Any, mo
 def test_wrong_settings_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ServeClient(**options)
+
+
+def test_the_client_needs_the_standard_library_alone() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import greentrain.rlhf.client; "
+        "found = {name.split('.')[0] for name in set(sys.modules) - before} - {'greentrain'}; "
+        "print(sorted(found - sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
