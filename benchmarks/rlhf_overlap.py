@@ -4,8 +4,9 @@
     python benchmarks/rlhf_overlap.py --quick               # tiny: to see that it runs
     python benchmarks/rlhf_overlap.py --into docs/rlhf.md
 
-The policy trains on one thread. First the device sleeps for an emulated time a rollout, as a training process does
-while a card computes; then the exact emulator computes on the second core, which shares caches and memory.
+The policy trains on one thread. First the device sleeps for an emulated time a rollout and then says what the emulator
+computed in an earlier run of the same rollouts, so that this machine does nothing for it, as with a card. Then the
+emulator itself computes on the second core, which shares caches and memory with the first.
 """
 
 import argparse
@@ -25,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from benchmarks.metering import machine
-from benchmarks.rlhf_overlap_run import MODES, WARM_STEPS, Size, Trained, trained
+from benchmarks.rlhf_overlap_run import MODES, WARM_STEPS, Memory, Size, Trained, trained
 from greentrain.rlhf.kinds import PassKind
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
@@ -78,15 +79,21 @@ def markdown(found: Mapping[str, Runs], about: Mapping[str, str]) -> str:
 def _runs(size: Size, rounds: int, *, paced: bool) -> dict[str, list[Trained]]:
     """Train in every mode, round after round, so that a slow moment of the machine is not one mode's."""
     found: dict[str, list[Trained]] = {mode: [] for mode in MODES}
+    memory: Memory | None = {} if paced else None
+    if paced:
+        _trained("sequential", size, memory, "to fill the sleeping device's memory")
     for turn in range(rounds):
         for mode in MODES:
-            with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
-                done = trained(mode, size, Path(folder), paced=paced)
-            found[mode].append(done)
-            step_s = statistics.median(done.step_s)
-            device = PACED if paced else COMPUTED
-            _log(f"{device}, round {turn + 1}: {mode}, {step_s:.3f} s a step, {done.weights[:12]}")
+            found[mode].append(_trained(mode, size, memory, f"round {turn + 1}"))
     return found
+
+
+def _trained(mode: str, size: Size, memory: Memory | None, what: str) -> Trained:
+    with tempfile.TemporaryDirectory(prefix="overlap-") as folder:
+        done = trained(mode, size, Path(folder), memory)
+    device = COMPUTED if memory is None else PACED
+    _log(f"{device}, {what}: {mode}, {statistics.median(done.step_s):.3f} s a step, {done.weights[:12]}")
+    return done
 
 
 def _modes(runs: Runs) -> list[str]:
@@ -161,7 +168,7 @@ def _about(size: Size, runs: Runs, load: float) -> dict[str, str]:
         f" {rollouts} rollouts a step in {size.micro_batches} micro-batches, up to {size.new} new tokens; {size.steps}"
         f" steps, the first {WARM_STEPS} not timed",
         "the device that sleeps": f"{1000 * size.s_per_sequence:.0f} ms a rollout and pass, an assumed time, one pass"
-        " after the other; its numbers are the emulator's",
+        " after the other; its numbers are the emulator's, of an earlier run with the same rollouts",
         "energy": f"{origins}; of the trainer's process, the device's own is unknown",
     }
 

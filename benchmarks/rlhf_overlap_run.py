@@ -5,6 +5,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,10 +14,12 @@ from transformers import TrainerCallback
 
 from greentrain import GreenSession
 from greentrain.callbacks.transformers import GreenCallback
-from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.ledger import Totals
 from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.parts import joined, rows_of
 from greentrain.rlhf.stats import PassStats
 from greentrain.testing.paced_device import Paced
 from recipes.common.rl_parts import small
@@ -25,6 +28,9 @@ from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
 MODES: Final = ("sequential", "eager", "late", "stream")
 WARM_STEPS: Final = 2
 """Not timed."""
+
+Memory = dict[tuple[str, bytes, int], Result]
+"""Results of single sequences by model, tokens and prompt: the same alone and in any batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +91,40 @@ class Trained:
         return found / self.steps
 
 
-def trained(mode: str, size: Size, folder: Path, *, paced: bool) -> Trained:
+class Recalling(Emulator):
+    """An emulator that computes a sequence once, and later recalls what it was: as if another machine computed.
+
+    Args:
+        memory: Of this and later devices.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
+        """Return what is known at once, and compute the rest. Raises as :meth:`Emulator.submit` does."""
+        prompts = batch.prompt_tokens or (-1,) * len(batch.ids)
+        keys = [(handle.digest, ids.tobytes(), prompt) for ids, prompt in zip(batch.ids, prompts, strict=True)]
+        if all(key in self._memory for key in keys):
+            known: Future[Result] = Future()
+            known.set_result(joined([self._memory[key] for key in keys]))
+            return known
+        future = super().submit(handle, batch, wait_s=wait_s)
+        result = future.result()
+        self._memory.update({key: rows_of(result, [i]) for i, key in enumerate(keys)})
+        return future
+
+
+def trained(mode: str, size: Size, folder: Path, memory: Memory | None = None) -> Trained:
     """Train and return what it took; the same seed, so the same rollouts, each time.
 
     Args:
         mode: One of MODES.
         size: Of models and training.
         folder: For the run's files.
-        paced: On a device that sleeps for its emulated time; otherwise the emulator, which computes on this CPU.
+        memory: For a device that sleeps for its emulated time, where it knows what to answer; without it, the
+            emulator, which computes on this CPU.
     """
     parts = small(size.new, 1.0, width=size.width, layers=size.layers)
     options = {
@@ -113,7 +145,7 @@ def trained(mode: str, size: Size, folder: Path, *, paced: bool) -> Trained:
     }
     clock = _Clock()
     sections = {"run": {"dir": str(folder), "name": mode, "report": False}}
-    with contextlib.closing(_device(size, paced)) as device, warnings.catch_warnings():
+    with contextlib.closing(_device(size, memory)) as device, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         engine = engine_of(parts, device, sequential=mode == "sequential")
         green = GreenSession(sections, extra_meters=[device.meter])
@@ -136,8 +168,8 @@ def trained(mode: str, size: Size, folder: Path, *, paced: bool) -> Trained:
     )
 
 
-def _device(size: Size, paced: bool) -> OffloadDevice:
-    return Paced(Emulator(), s_per_sequence=size.s_per_sequence) if paced else Emulator()
+def _device(size: Size, memory: Memory | None) -> OffloadDevice:
+    return Emulator() if memory is None else Paced(Recalling(memory), s_per_sequence=size.s_per_sequence)
 
 
 class _Clock(TrainerCallback):
