@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from greentrain.errors import ConfigError
@@ -39,6 +40,10 @@ class UnderWay(Protocol):
         """Give it to the other place; return False if there is none."""
         ...
 
+    def cancel(self) -> bool:
+        """Cancel it where it has not begun to run; return True if so."""
+        ...
+
 
 class Desk:
     """One engine's. Any thread may call.
@@ -55,6 +60,7 @@ class Desk:
         self.timeout_s = timeout_s
         self.stale: set[tuple[PassKind, Place]] = set()
         """Where a pass has weights that it should not have any more."""
+        self._closed = False
         self._owner_pid = os.getpid()
         self._depth = depth
         self._room = threading.BoundedSemaphore(depth)
@@ -89,6 +95,16 @@ class Desk:
         if os.getpid() != self._owner_pid:
             raise DeviceLostError("a forked process has no engine: make one in it, or use the one of its parent there")
 
+    def close(self) -> None:
+        """Cancel what has not begun; what fails from now on is not redone, and no word is said about it."""
+        if os.getpid() != self._owner_pid:
+            return
+        self._closed = True
+        with self._lock:
+            left = list(self._under_way)
+        for part in left:
+            part.cancel()
+
     # Where
 
     def health(self, device: OffloadDevice) -> Health:
@@ -98,7 +114,7 @@ class Desk:
     def may(self, kind: PassKind, place: Place) -> bool:
         """Return True if a failed part may be given to a place."""
         what = self.of(kind)
-        if (place is Place.HOME and what.home is None) or (kind, place) in self.stale:
+        if self._closed or (place is Place.HOME and what.home is None) or (kind, place) in self.stale:
             return False
         health = self.health(what.at(place).device)
         return not health.lost and not health.hanging
@@ -191,7 +207,7 @@ class Desk:
         self.counts.add(kind, PassStats(busy_s=result.run_s, at_home=int(place is Place.HOME)))
         self.health(what.at(place).device).worked()
         if place is Place.DEVICE and what.part_size is not None:
-            what.part_size.ran(sequences, tokens, result.run_s)
+            self._harmless(partial(what.part_size.ran, sequences, tokens, result.run_s))
 
     def failed(self, kind: PassKind, place: Place, other: Place | None, error: Exception, sequences: int) -> None:
         """Count a failure, remember a device that is lost, and warn once of each kind of trouble."""
@@ -200,7 +216,7 @@ class Desk:
         if not isinstance(error, PassTimeoutError):  # which its health knows of already
             health.failed(error)
         if place is Place.DEVICE and what.part_size is not None:
-            what.part_size.failed(sequences)
+            self._harmless(partial(what.part_size.failed, sequences))
         if other is None:
             return
         self.counts.add(kind, PassStats(redone=1))
@@ -220,6 +236,12 @@ class Desk:
             self._told.add(key)
         if not told:
             warn(text)
+
+    def _harmless(self, hear: Callable[[], None]) -> None:
+        try:
+            hear()
+        except Exception as error:
+            self.tell("part size", f"the size of parts is not measured on: {error!r}")
 
     def _older_than(self, age_s: float) -> list[UnderWay]:
         now_s = time.monotonic()

@@ -149,6 +149,10 @@ class OffloadEngine:
                 name = desk.health(self.of(kind).at(place).device).info.name
                 desk.tell(f"{name} {kind}", f"{name} did not take new weights of the {kind} pass ({error})")
 
+    def close(self) -> None:
+        """Cancel what has not begun; what fails from now on is not redone. The devices stay open. Idempotent."""
+        self._desk.close()
+
     def stats(self) -> Mapping[PassKind, PassStats]:
         """Return sums by kind since the engine was made."""
         return self._desk.counts.all()

@@ -58,7 +58,7 @@ class Health:
 
     def failed(self, error: BaseException) -> None:
         """Note a failure."""
-        gone = isinstance(error, DeviceLostError) and not self._device.probe().available
+        gone = isinstance(error, DeviceLostError) and not self._available()
         with self._lock:
             self._lost = self._lost or gone
             self._another()
@@ -70,6 +70,12 @@ class Health:
             if self._hanging == 1:
                 self._another()
         late.add_done_callback(self._ended)
+
+    def _available(self) -> bool:
+        try:
+            return self._device.probe().available
+        except Exception:  # of a device that cannot even say so
+            return False
 
     def _another(self) -> None:
         self._failures += 1

@@ -47,6 +47,7 @@ class Offload:
             self.engine = OffloadEngine(
                 passes, depth=given.depth, timeout_s=given.timeout_s, sequential=given.sequential
             )
+            opened.callback(self.engine.close)
             self._opened = opened.pop_all()
 
     @property
@@ -55,7 +56,7 @@ class Offload:
         return tuple(device.meter for device in (self.device, self.home) if device is not None)
 
     def close(self) -> None:
-        """Close the devices. Idempotent."""
+        """Cancel what has not begun and close the devices. Idempotent."""
         self._opened.close()
 
     def __enter__(self) -> "Offload":

@@ -37,6 +37,7 @@ class Run:
         self._inner: Future[Result] | None = None
         self._why: Exception | None = None  # it is not where it was tried first
         self._cancelling = False
+        self._cancelled = False
         self._settled = False
 
     @property
@@ -64,14 +65,12 @@ class Run:
             if isinstance(error, BatchError) or patience_s == 0:
                 self._settle(error=error)
                 raise
-            self._next(place, error, patience_s)
+            self._at_once(place, error, patience_s)
         except Exception as error:
-            self._next(place, error, patience_s)
+            self._at_once(place, error, patience_s)
         except BaseException as error:
             self._settle(error=error)
             raise
-        if self.outer.done() and (failure := self.outer.exception()) is not None:
-            raise failure
 
     def settled(self, limit_s: float | None) -> None:
         """Wait until it is done; one that takes longer than ``limit_s`` at a place is given to the other, or left."""
@@ -97,7 +96,7 @@ class Run:
         """Cancel it where it has not begun to run; return True if so."""
         with self._lock:
             if self._settled:
-                return self._cancelling
+                return self._cancelled
             self._cancelling = True
             inner = self._inner
         if inner is None or inner.cancel():
@@ -136,6 +135,11 @@ class Run:
                 self._take(place, what, inner)
             except BaseException as error:  # who waits must hear of it
                 self._settle(error=error)
+
+    def _at_once(self, place: Place, error: Exception, patience_s: float | None) -> None:
+        self._next(place, error, patience_s)
+        if self.outer.done() and (failure := self.outer.exception()) is not None:
+            raise failure
 
     def _take(self, place: Place, what: FrozenPass, inner: "Future[Result]") -> None:
         batch = self._batch
@@ -208,20 +212,23 @@ class Run:
             if self._settled:
                 return False
             self._settled = True
+            self._cancelled = isinstance(error, PassCancelledError)
             inner, self._inner = self._inner, None
             why, self._why = self._why, None  # whose traceback holds the batch
             batch, self._batch = self._batch, None
-        if inner is not None and not inner.done():
-            inner.cancel()
-        self._desk.leave(self)
-        if batch is not None and result is not None and place is not None:
-            self._desk.worked(self.kind, place, len(batch.ids), batch.tokens, result)
-        if error is not None:
-            if why is not None and error.__cause__ is None and error is not why:
-                error.__cause__ = why
-            self.outer.set_exception(error)
-        elif result is not None:
-            self.outer.set_result(result)
+        try:
+            if inner is not None and not inner.done():
+                inner.cancel()
+            self._desk.leave(self)
+            if batch is not None and result is not None and place is not None:
+                self._desk.worked(self.kind, place, len(batch.ids), batch.tokens, result)
+        finally:
+            if error is not None:
+                if why is not None and error.__cause__ is None and error is not why:
+                    error.__cause__ = why
+                self.outer.set_exception(error)
+            elif result is not None:
+                self.outer.set_result(result)
         return True
 
     def __len__(self) -> int:

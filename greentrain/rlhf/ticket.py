@@ -79,7 +79,7 @@ class Ticket:
             left = self._left(limit_s)
         if left:
             raise PassTimeoutError(
-                f"{len(left)} of {len(self._runs)} parts of a {self.kind} pass did not come within {limit_s} s: "
+                f"{len(left)} of {len(self._runs)} parts of a {self.kind} pass did not come within {limit_s or 0:g} s: "
                 "the device hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
             )
 

@@ -1,6 +1,7 @@
 """A device around another one: the same models and numbers, and a queue of its own in between."""
 
 import os
+import threading
 import time
 from concurrent.futures import Future
 
@@ -28,6 +29,7 @@ class Wrapped:
         self._lane = Lane(f"greentrain-{name}-{self.info.uid}", depth)
         self._owner_pid = os.getpid()
         self._reason = ""
+        self._lock = threading.Lock()
         self._submitted = 0
 
     def deliver(self, number: int, batch: Batch, inner: "Future[Result]") -> Result:
@@ -65,7 +67,8 @@ class Wrapped:
         begun_s = time.monotonic()
         inner = self.inner.submit(handle, batch, wait_s=wait_s)
         left_s = None if wait_s is None else max(0.0, wait_s - (time.monotonic() - begun_s))
-        number, self._submitted = self._submitted, self._submitted + 1
+        with self._lock:
+            number, self._submitted = self._submitted, self._submitted + 1
         try:
             return self._lane.submit(lambda: self.deliver(number, batch, inner), left_s)
         except BaseException:

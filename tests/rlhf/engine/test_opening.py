@@ -2,6 +2,7 @@
 
 import copy
 import string
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,17 @@ def test_wrong_files_and_folders(folders: dict[str, str], tmp_path: Path) -> Non
     with pytest.raises(DeviceError, match=r"127\.0\.0\.1"):
         device = {"name": "remote", "options": {"url": "http://127.0.0.1:9", "token": TOKEN}}
         Offload({"device": device, "home": {"name": "emulator"}, "reward": {"model": folders["reward"]}})
+
+
+def test_closing_with_work_left_says_nothing(folders: dict[str, str]) -> None:
+    given = {"model": folders["reward"], "max_tokens": 64, "sequences": 1}
+    devices = {"device": {"name": "emulator"}, "home": {"name": "emulator"}}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with Offload({**devices, "reward": given}) as offload:
+            tickets = [offload.engine.submit(PassKind.REWARD, Batch.of([[1] * 64] * 4)) for _ in range(10)]
+    assert all(ticket.done() for ticket in tickets)
+    assert told == []
 
 
 @pytest.fixture(scope="module")
