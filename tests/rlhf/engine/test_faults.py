@@ -297,3 +297,19 @@ def test_new_weights_reach_both_places(made: Made, wanted: Scores, closing: Clos
         alone.replace(REWARD, other)
     with pytest.raises(DeviceError, match="did not take the last weights"):
         alone.submit(REWARD, BATCH)
+
+
+def test_a_closed_engine_redoes_nothing(made: Made) -> None:
+    engine, device = made({0: Fault.HANGS})
+    running, waiting = (engine.submit(REWARD, BATCH) for _ in range(2))
+    time.sleep(0.05)
+    engine.close()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        device.close()
+        with pytest.raises(DeviceLostError):
+            running.result()
+    assert told == []
+    with pytest.raises(PassCancelledError):
+        waiting.result()
+    assert stats(engine).redone == 0
