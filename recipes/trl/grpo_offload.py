@@ -13,6 +13,7 @@ card through XRT gives the same bits (docs/fpga.md). The lines marked "green" ar
 
 import argparse
 import contextlib
+import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -135,7 +136,16 @@ def report(trainer: Any, engine: OffloadEngine, green: GreenSession) -> list[str
     totals = green.totals()
     origins = ", ".join(f"{100 * j / totals.energy_j:.0f} % {name}" for name, j in totals.by_provenance.items() if j)
     phases = ", ".join(f"{name} {j:.1f} J" for name, j in totals.by_phase.items())
-    return [*lines, f"{phases} ({origins or 'no device has a meter'})", f"report: {green.report_path}"]
+    lines.append(f"{phases} ({origins or 'no device has a meter'})")
+    return [*lines, f"weights {weights_of(trainer.model)[:16]}; report: {green.report_path}"]
+
+
+def weights_of(model: torch.nn.Module) -> str:
+    """Return the SHA-256 of all parameters: the same in all modes, on devices that are exact."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().cpu().float().numpy().tobytes())
+    return found.hexdigest()
 
 
 if __name__ == "__main__":
