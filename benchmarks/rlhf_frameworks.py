@@ -3,8 +3,8 @@
     python benchmarks/rlhf_frameworks.py verl=../verl openrlhf=../OpenRLHF roll=../ROLL
 
 Nothing of a framework is installed: functions and classes are taken out of its files and run as they stand, with
-stand-ins for Ray, configuration files and GPUs. A case fails where the framework's own code and the adapter disagree on
-a number, a place in a tensor or an argument. What is not run: Ray, the GPUs, a training step.
+stand-ins for configuration files, GPUs and, but for OpenRLHF's actors, Ray. A case fails where the framework's own code
+and the adapter disagree on a number, a place in a tensor or an argument. What is not run: GPUs, a training step.
 """
 
 import contextlib

@@ -1,8 +1,12 @@
 """OpenRLHF's own code against ``openrlhf_reward`` and ``openrlhf_reference``: run by rlhf_frameworks.py."""
 
 import asyncio
+import importlib.util
 import inspect
 import logging
+import os
+import sys
+import tempfile
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +17,9 @@ import torch
 
 from benchmarks.rlhf_frameworks_common import Cases, Letters, Model, close, modules, padded, taken
 from greentrain.rlhf import openrlhf_reward
-from greentrain.rlhf.openrlhf_reference import OffloadReference
+from greentrain.rlhf.client import ServeClient
+from greentrain.rlhf.openrlhf_reference import OffloadReference, WithoutGpu
+from greentrain.rlhf.padding import padded_logprobs, unpadded
 
 
 def openrlhf(checkout: Path, url: str, wanted: Callable[[str], float], cases: Cases) -> None:
@@ -60,6 +66,8 @@ def openrlhf(checkout: Path, url: str, wanted: Callable[[str], float], cases: Ca
         side = "left" if left else "right"
         cases.row("openrlhf", f"Actor.forward through execute_batch, padding on the {side}", good)
     declared = taken(launcher, "ReferenceModelActor.forward", Optional=None)["ReferenceModelActor"]
+    if importlib.util.find_spec("ray"):
+        _through_ray(launcher, url, cases)
     cases.row(
         "openrlhf",
         "arguments of ReferenceModelActor.forward",
@@ -67,5 +75,32 @@ def openrlhf(checkout: Path, url: str, wanted: Callable[[str], float], cases: Ca
     )
 
 
+def _through_ray(launcher: Path, url: str, cases: Cases) -> None:
+    """Run our actor on a Ray without GPUs through OpenRLHF's own group of actors, which asks for one GPU each."""
+    with tempfile.TemporaryDirectory() as hidden:  # ray 2.60 fails on a package amdsmi without AMD's driver beside it
+        (Path(hidden) / "amdsmi.py").write_text("raise ImportError\n", encoding="utf-8")
+        path = os.pathsep.join([hidden, str(Path(__file__).resolve().parents[1])])
+        os.environ.update(RAY_AUTH_MODE="disabled", PYTHONPATH=path)
+        sys.path.insert(0, hidden)
+        ray: Any = importlib.import_module("ray")
+        methods = ("__init__", "_initiate_actors", "async_init_model_from_pretrained", "async_run_method_batch")
+        made = taken(launcher, *(f"RayActorGroup.{name}" for name in methods), ray=ray)["RayActorGroup"]
+        ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            group = made(1, 1, WithoutGpu(ray.remote(num_gpus=0)(OffloadReference)))
+            strategy = SimpleNamespace(args=SimpleNamespace(rollout=SimpleNamespace(temperature=1.0)))
+            ray.get(group.async_init_model_from_pretrained(strategy, "policy"))
+            ids, mask, response = padded(False)
+            given = {"sequences": [ids] * 4, "action_mask": [response[:, 1:]] * 4, "attention_mask": [mask] * 4}
+            found = ray.get(group.async_run_method_batch("forward", **given))[0]
+            with ServeClient(url) as client:
+                wanted = padded_logprobs(client.logprobs(unpadded(ids, mask)), mask) * response[:, 1:]
+            good = len(found) == 4 and all(torch.equal(one, wanted) for one in found)
+            cases.row("openrlhf", f"RayActorGroup on Ray {ray.__version__} without a GPU", good)
+        finally:
+            ray.shutdown()
+            sys.path.remove(hidden)
+
+
 def _arguments(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)
+    return [name for name in inspect.signature(function).parameters if not name.startswith("_ray_")]
