@@ -44,7 +44,8 @@ class Offloading:
         *args: Of the trainer.
         engine: With a reference pass, unless ``args.beta`` is 0.
         mode: An :class:`OffloadMode`.
-        ahead: ``stream``: how many hand-ins of ended rollouts may be under way; more wait and go together.
+        ahead: ``stream``: how many hand-ins of ended rollouts may be under way; more wait and go together. The
+            reference gets the device where no reward wants it.
         **kwargs: Of the trainer.
 
     Raises:
@@ -171,12 +172,14 @@ class Offloading:
         return contextlib.nullcontext()
 
     def _ended(self, rows: Mapping[int, tuple[list[int], list[int]]]) -> None:
-        """Begin with rollouts that have ended."""
+        """Begin with rollouts that have ended: the device scores first, since scores are due first."""
         trainer: Any = self
         prompts = [(self._prompts or [])[i] for i in rows]
-        texts = trainer.processing_class.batch_decode([ids for _, ids in rows.values()], skip_special_tokens=True)
-        talks = not isinstance(prompts[0], str)
-        answers = [[{"role": "assistant", "content": text}] for text in texts] if talks else texts
+        answers: list[Any] = trainer.processing_class.batch_decode(
+            [ids for _, ids in rows.values()], skip_special_tokens=True
+        )
+        if prompts and not isinstance(prompts[0], str):
+            answers = [[{"role": "assistant", "content": text}] for text in answers]
         for reward in self._rewards:
             reward.prefetch(prompts, answers, ahead=self._ahead)
         if self._stream is None:
@@ -184,7 +187,7 @@ class Offloading:
         for prompt_ids, ids in rows.values():
             whole = [*prompt_ids, *ids]
             self._stream.add(key_of(whole, len(prompt_ids)), whole, prompt_tokens=len(prompt_ids))
-        if self._stream.under_way < self._ahead:
+        if not self._stream.under_way and not any(reward.under_way for reward in self._rewards):
             self._stream.flush()
 
 

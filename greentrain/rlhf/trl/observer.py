@@ -10,7 +10,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from greentrain.harmless import harmless
 
 Told = Callable[[Mapping[int, tuple[list[int], list[int]]]], None]
-"""Gets prompt and completion ids of the rows that have just ended."""
+"""Gets, at each token, prompt and completion ids of the rows that have just ended."""
 
 
 class EndedRows(StoppingCriteria):
@@ -19,7 +19,7 @@ class EndedRows(StoppingCriteria):
     Args:
         prompt_mask: Of the prompts [sequences, tokens]; 0 marks padding.
         eos_token_ids: A row has ended with the first of them.
-        told: Called at a token at which rows ended. Rows that end by length are not told of: generation is over then.
+        told: Called at each token. Rows that end by length are not told of: generation is over then.
     """
 
     def __init__(self, prompt_mask: torch.Tensor, eos_token_ids: Sequence[int], told: Told) -> None:
@@ -39,8 +39,6 @@ class EndedRows(StoppingCriteria):
             return  # several sequences a prompt: not what TRL asks for
         fresh = torch.isin(input_ids[:, -1], self._eos) & ~self._ended
         numbers = fresh.nonzero()[:, 0].tolist()
-        if not numbers:
-            return
         self._ended |= fresh
         width = self._mask.shape[1]
         self._told({i: (input_ids[i, :width][self._mask[i]].tolist(), input_ids[i, width:].tolist()) for i in numbers})

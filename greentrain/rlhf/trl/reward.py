@@ -81,7 +81,7 @@ class OffloadedReward:
         """Hand in completions whose scores will be asked for; what is not asked for in the end is forgotten.
 
         Args:
-            prompts: As TRL gives them.
+            prompts: As TRL gives them; none hands in what was held back.
             completions: As TRL gives them.
             ahead: Hold them back while so many hand-ins are under way, to go together; None: do not.
         """
@@ -91,6 +91,11 @@ class OffloadedReward:
             self._stream.add(key_of(ids), ids)
         if ahead is None or self._stream.under_way < ahead:
             self._stream.flush()
+
+    @property
+    def under_way(self) -> int:
+        """How many hand-ins have no scores yet."""
+        return 0 if self._stream is None else self._stream.under_way
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any

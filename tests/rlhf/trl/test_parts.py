@@ -288,7 +288,7 @@ def test_rows_are_told_of_once_without_padding_and_a_fault_stops_nothing() -> No
     for tokens in ([8, 1], [9, 0], [1, 0]):
         grown = torch.cat([grown, torch.tensor(tokens)[:, None]], dim=1)
         assert not criterion(grown, None).any()
-    assert ended == [{1: ([6, 7], [1])}, {0: ([5], [8, 9, 1])}]
+    assert ended == [{1: ([6, 7], [1])}, {}, {0: ([5], [8, 9, 1])}]
     broken = EndedRows(torch.ones(1, 1, dtype=torch.long), [1], told_wrong)
     with pytest.warns(GreenTrainWarning, match="KeyError"):
         assert not broken(torch.tensor([[4, 1]]), None).any()
