@@ -191,7 +191,9 @@ class Coalescer:
                     entry.future.set_result(part)
 
     def _ask(self, rows: tuple[Ids, ...]) -> list[Row]:
-        result: Any = self._engine.submit(self._kind, Batch(ids=rows)).result()
+        home = self._engine.of(self._kind).home
+        limit_s = self._limits.request_s if home is None else self._limits.request_s / 2  # home needs time as well
+        result: Any = self._engine.submit(self._kind, Batch(ids=rows)).result(limit_s)
         found = list(result.scores if result.logprobs is None else result.logprobs)
         if len(found) != len(rows):
             raise DeviceError(f"the device returned {len(found)} rows for {len(rows)} sequences")

@@ -8,6 +8,7 @@ schema allows; for the same reason there are no log-probabilities of other token
 import math
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from pydantic import BaseModel, Field
 from greentrain.fpga_backend.batch import Ids
 from greentrain.rlhf.serve import refusal
 from greentrain.rlhf.serve.coalescer import Row
-from greentrain.rlhf.serve.json_body import Body, parsed, request_body
+from greentrain.rlhf.serve.json_body import Body, body_of, request_body
 from greentrain.rlhf.serve.pooling import Usage, usage
 from greentrain.rlhf.serve.refusal import Refusal
 from greentrain.rlhf.serve.scorer import Scorer
@@ -26,6 +27,9 @@ from greentrain.rlhf.serve.sequences import Sequences, listed
 
 LOWEST = -9999.0
 """What vLLM writes for a log-probability of minus infinity (entrypoints/serve, clamp_prompt_logprobs)."""
+
+MANY_TOKENS = 4096
+"""Whose answer takes long enough to write for others to notice."""
 
 
 class CompletionRequest(Body):
@@ -85,7 +89,7 @@ def routes(reference: Scorer) -> APIRouter:
     )
     async def completions(request: Request) -> JSONResponse:
         """Log-probabilities of the tokens of prompts, as of vLLM."""
-        asked = parsed(CompletionRequest, await request.body())
+        asked = await body_of(CompletionRequest, request)
         _check(asked, reference.temperature)
         ids = await reference.ids(listed(asked.prompt))
         found = await reference.rows(ids)
@@ -126,6 +130,19 @@ def _check(asked: CompletionRequest, temperature: float) -> None:
         value = getattr(asked, name)
         if value is not None and value != only:
             raise Refusal(400, f"{name} is {value}: this server scores prompts and does not generate; leave it away")
+
+
+def _answer(reference: Scorer, ids: Sequence[Ids], found: Sequence[Row]) -> JSONResponse:
+    return JSONResponse(
+        {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": str(reference.kind),
+            "choices": [_choice(i, row, logprobs) for i, (row, logprobs) in enumerate(zip(ids, found, strict=True))],
+            "usage": usage(ids),
+        }
+    )
 
 
 def _choice(index: int, row: Ids, logprobs: Row) -> dict[str, Any]:

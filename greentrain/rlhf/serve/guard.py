@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ from greentrain.rlhf.serve.refusal import Refusal
 
 OPEN = "/health"
 """Answered without a token: it says nothing but whether the server works."""
+MOST_DIGITS = 18
+"""Of a body's length."""
 GONE = "closed"
 """In the place of a status: the client went away before it was answered."""
 
@@ -42,8 +45,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun_s = time.perf_counter()
-        answer = _Answer(send)
+        answer = _Answer(send, functools.partial(self._seen, scope["path"]))
         body = bytearray()
         try:
             self._check(scope)
@@ -55,13 +57,14 @@ class Guard:
             pass
         finally:
             self._held_bytes -= len(body)
-            self._seen(scope["path"], answer.status, time.perf_counter() - begun_s)
+            answer.count()
 
     def _check(self, scope: Scope) -> None:
         headers = dict(scope["headers"])
         if scope["path"] != OPEN and not self._access.allows(scope["headers"]):
             raise _not_allowed(self._access)
-        if int(headers.get(b"content-length", b"0")) > self._limits.body_bytes:
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and (len(length) > MOST_DIGITS or int(length) > self._limits.body_bytes):
             raise self._too_large()
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and kind != b"application/json":
@@ -124,18 +127,28 @@ class _ClientGoneError(Exception):
 
 
 class _Answer:
-    """Remembers what was sent."""
+    """Remembers what was sent, and counts it before its last part is: who has read it finds it in the metrics."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, seen: Callable[[str, float], None]) -> None:
         self._send = send
+        self._seen: Callable[[str, float], None] | None = seen
+        self._begun_s = time.perf_counter()
+        self._status = GONE
         self.begun = False
-        self.status = GONE
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun = True
-            self.status = str(message["status"])
+            self._status = str(message["status"])
+        elif not message.get("more_body", False):
+            self.count()
         await self._send(message)
+
+    def count(self) -> None:
+        """Count the request, once."""
+        seen, self._seen = self._seen, None
+        if seen is not None:
+            seen(self._status, time.perf_counter() - self._begun_s)
 
 
 def _not_allowed(access: Access) -> Refusal:

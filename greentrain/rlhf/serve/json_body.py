@@ -1,14 +1,20 @@
 """Reads a body as JSON, more strictly than Python does: what two readers could understand differently is refused."""
 
+import asyncio
 import json
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
 
 from greentrain.rlhf.serve.refusal import Refusal
 
 MOST_ERRORS = 3
 """Of a body that are told."""
+
+
+LARGE_BYTES = 65536
+"""Of a body that takes long enough to read for others to notice."""
 
 
 class Body(BaseModel):
@@ -18,6 +24,16 @@ class Body(BaseModel):
 
 
 Asked = TypeVar("Asked", bound=Body)
+
+
+async def body_of(kind: type[Asked], request: Request) -> Asked:
+    """Return a request's body as what it should be; a large one is read in a thread, so that others are answered.
+
+    Raises:
+        Refusal: As :func:`parsed`.
+    """
+    body = await request.body()
+    return parsed(kind, body) if len(body) < LARGE_BYTES else await asyncio.to_thread(parsed, kind, body)
 
 
 def parsed(kind: type[Asked], body: bytes) -> Asked:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from greentrain.rlhf.serve import refusal
-from greentrain.rlhf.serve.json_body import Body, parsed, request_body
+from greentrain.rlhf.serve.json_body import Body, body_of, request_body
 from greentrain.rlhf.serve.refusal import Refusal
 from greentrain.rlhf.serve.scorer import Scorer
 from greentrain.rlhf.serve.sequences import Texts
@@ -44,7 +44,7 @@ def routes(reward: Scorer) -> APIRouter:
     )
     async def get_reward(request: Request) -> JSONResponse:
         """OpenRLHF's remote reward model."""
-        asked = parsed(RewardRequest, await request.body())
+        asked = await body_of(RewardRequest, request)
         if reward.program.labels != 1:
             raise Refusal(400, f"the model gives {reward.program.labels} scores a text, not one reward: ask /classify")
         found = [float(row[0]) for row in await reward.rows(await reward.ids(asked.query))]

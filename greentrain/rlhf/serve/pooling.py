@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from greentrain.fpga_backend.batch import Ids
 from greentrain.rlhf.serve import refusal
 from greentrain.rlhf.serve.coalescer import Row
-from greentrain.rlhf.serve.json_body import Body, parsed, request_body
+from greentrain.rlhf.serve.json_body import Body, body_of, request_body
 from greentrain.rlhf.serve.scorer import Scorer
 from greentrain.rlhf.serve.sequences import Sequences, listed
 
@@ -93,7 +93,7 @@ def routes(reward: Scorer) -> APIRouter:
     )
     async def classify(request: Request) -> JSONResponse:
         """Classification of sequences, as of vLLM."""
-        asked = parsed(ClassifyRequest, await request.body())
+        asked = await body_of(ClassifyRequest, request)
         ids = await reward.ids(listed(asked.input))
         found = await reward.rows(ids)
         shown = found if asked.use_activation is False else [_activated(row) for row in found]
@@ -119,7 +119,7 @@ def routes(reward: Scorer) -> APIRouter:
     )
     async def embeddings(request: Request) -> JSONResponse:
         """SGLang's way to ask a reward model: its scores in the place of an embedding."""
-        asked = parsed(PoolingRequest, await request.body())
+        asked = await body_of(PoolingRequest, request)
         ids = await reward.ids(listed(asked.input))
         found = await reward.rows(ids)
         data = [{"index": i, "object": "embedding", "embedding": row.tolist()} for i, row in enumerate(found)]

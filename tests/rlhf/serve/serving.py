@@ -17,7 +17,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
@@ -53,6 +53,11 @@ class Held(OffloadDevice):
         self.gate.set()
         self.batches: list[int] = []
         self.failures: Iterator[bool] = iter(())
+        self._hangs: list[Future[Result]] | None = None
+
+    def hang(self) -> None:
+        """Answer nothing from now on."""
+        self._hangs = []
 
     def probe(self) -> DeviceInfo:
         return self.inner.probe()
@@ -63,6 +68,11 @@ class Held(OffloadDevice):
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         self.batches.append(len(batch.ids))
         self.gate.wait(20.0)
+        if self._hangs is not None:
+            late: Future[Result] = Future()
+            late.set_running_or_notify_cancel()
+            self._hangs.append(late)
+            return late
         if next(self.failures, False):
             failed: Future[Result] = Future()
             failed.set_exception(DeviceError("it was told to fail"))
@@ -78,6 +88,8 @@ class Held(OffloadDevice):
 
     def close(self) -> None:
         self.gate.set()
+        for late in self._hangs or ():
+            late.set_exception(DeviceLostError("the device is closed"))
         self.inner.close()
 
 

@@ -144,6 +144,23 @@ def test_a_device_that_fails_under_load_is_redone_at_home() -> None:
         home.close()
 
 
+def test_a_device_that_hangs_costs_one_timeout_and_then_home_answers() -> None:
+    home = Emulator()
+    one = parts(home=home)
+    try:
+        wanted = one.scores(ROWS[:8]).tolist()
+        one.device.hang()
+        with Server(one.engine, token=TOKEN, limits=Limits(request_s=0.5)) as server:
+            with pytest.warns(UserWarning, match="did not answer|redone"):
+                late = asyncio.run(from_many(server, bodies_of(ROWS[:8])))
+                assert {answer.status for answer in late} <= {200, 504}
+                waited(lambda: not server.application.coalescers[PassKind.REWARD].running)
+            assert classified(asyncio.run(from_many(server, bodies_of(ROWS[:8])))) == wanted
+    finally:
+        one.device.close()
+        home.close()
+
+
 def test_a_device_that_fails_without_a_home_is_503_with_the_reason(own: Parts) -> None:
     own.device.failures = iter([True])
     with Server(own.engine, token=TOKEN) as server, client(server) as asking:

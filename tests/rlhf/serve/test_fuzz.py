@@ -22,7 +22,7 @@ from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.serve.server import Server
 from tests.rlhf.serve.serving import TOKEN, client, parts
 
-EXAMPLES = 20
+EXAMPLES = 12
 """Of each route and kind."""
 CHECKS = [
     not_a_server_error,
