@@ -108,8 +108,14 @@ class Placements:
                 f"profile_steps={settings.profile_steps}: {len(self.trials)} placements are to be tried, give at least "
                 f"{len(self.trials)}, better 20 times as many"
             )
+        every = settings.refresh_decisions * settings.decide_steps
+        if every and every < 2 * len(self.trials):
+            raise ConfigError(
+                f"refresh_decisions={settings.refresh_decisions} times decide_steps={settings.decide_steps} is {every} "
+                f"steps, in which {len(self.trials)} placements are to be tried: give at least {2 * len(self.trials)}, "
+                "or refresh_decisions=0"
+            )
         self._seen: dict[str, _Seen] = {}
-        self._decisions = 0
 
     def trial(self, step: int) -> Plan | None:
         """Return what a step tries, counted from 0; None where the decision is in force."""

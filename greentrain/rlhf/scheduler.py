@@ -147,7 +147,7 @@ class StageScheduler(OffloadEngine):
         where = self.where(kind)
         if self._engine.of(kind).home is None:
             return self._engine.submit(kind, batch, at=at, sequential=sequential)
-        home = at is Place.HOME or where is Where.GPU or self._too_long(kind, batch)
+        home = at is Place.HOME or where is Where.GPU or bool(self._too_long(kind, batch))
         place = Place.HOME if home else Place.DEVICE
         waits = bool(sequential) or home or where is Where.SEQUENTIAL
         begun_s = time.monotonic()
@@ -290,6 +290,7 @@ class StageScheduler(OffloadEngine):
         if run is not None and moved:
             run.event("offload", new.reason, step=self._steps, plan=new.to_json()["plan"])
 
+    @harmless
     def _too_long(self, kind: PassKind, batch: Batch) -> bool:
         """Return True if the sequences are too long for the window of the plan."""
         limit = self._placement.limits.get(STAGE_OF[kind])

@@ -196,6 +196,8 @@ def test_wrong_input_is_refused_at_once() -> None:
         engine = OffloadEngine([place(PassKind.REWARD, encoder(), device, home=home)])
         with pytest.raises(ConfigError, match="profile_steps=2: 3 placements"):
             StageScheduler(engine, settings=SchedulerSettings(profile_steps=2))
+        with pytest.raises(ConfigError, match="give at least 6"):
+            StageScheduler(engine, settings=SchedulerSettings(decide_steps=1, refresh_decisions=5))
         with pytest.raises(ConfigError, match="tokens=0"):
             StageScheduler(engine).step_end(tokens=0)
     finally:
