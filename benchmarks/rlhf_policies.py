@@ -156,8 +156,8 @@ def table(rows: Sequence[Row], decisions: int) -> str:
         "",
         f"{decisions} decisions a workload. Regret: joules above the plan of an oracle that knows the true costs. "
         f"Too long: steps above {bound:g} times all on the GPU, the bound and the scatter; they are in no regret. The "
-        "oracle of the table sees the scatter as the others do; between bound and scatter a plan can be below the other "
-        "one's. In the row of the mix p99 is the mean of the workloads'.",
+        "oracle of the table sees the scatter as the others do; between bound and scatter a plan can be below the "
+        "other one's. In the row of the mix p99 is the mean of the workloads'.",
     ]
     return "\n".join(lines)
 
