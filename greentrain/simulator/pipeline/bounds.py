@@ -44,12 +44,12 @@ class Published:
 def caps(table: PipelineTable) -> tuple[Cap, ...]:
     """Return the caps of Amdahl's law: of the reward alone, with the reference, and of all passes of the step."""
     sets = [(Stage.REWARD,), (Stage.REWARD, Stage.REFERENCE), MOVABLE]
-    found: dict[tuple[Stage, ...], Cap] = {}
+    found: dict[frozenset[Stage], Cap] = {}
     for wanted in sets:
         there = tuple(stage for stage in wanted if stage in table.rows)
         if there:
             speedup = amdahl(table, there)
-            found.setdefault(there, Cap(passes=there, share=1 - 1 / speedup, speedup=speedup))
+            found.setdefault(frozenset(there), Cap(passes=there, share=1 - 1 / speedup, speedup=speedup))
     return tuple(found.values())
 
 

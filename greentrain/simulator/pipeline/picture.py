@@ -66,7 +66,7 @@ def draw_bars(table: PipelineTable, names: Sequence[str], outcomes: Sequence[Out
 
 
 def draw_points(table: PipelineTable, over: str, points: Sequence[Point]) -> "Figure":
-    """Return joules a token and hours to the break-even over what was varied.
+    """Return joules a token, or grams where the grid was varied, and hours to the break-even.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -74,23 +74,28 @@ def draw_points(table: PipelineTable, over: str, points: Sequence[Point]) -> "Fi
     figure, (left, right) = _two(4.2)
     named = any(isinstance(point.value, str) for point in points)
     xs = [float(i) if named else float(point.value) for i, point in enumerate(points)]
-    for name, colour, values in (
-        ("all on the GPUs", LINES[2], [point.home.line.j_per_token for point in points]),
-        ("with cards", LINES[1], [point.away.line.j_per_token for point in points]),
-        ("scheduled", LINES[0], [point.best.line.j_per_token for point in points]),
+    priced = len({point.home.line.energy_j for point in points}) == 1 and points[0].home.g is not None
+    for name, colour, style, outcomes in (
+        ("all on the GPUs", LINES[2], "-", [point.home for point in points]),
+        ("with cards", LINES[1], "-", [point.away for point in points]),
+        ("scheduled", LINES[0], "--", [point.best for point in points]),
     ):
+        values = [one.g_per_mtoken if priced else one.line.j_per_token for one in outcomes]
         known = [(x, value) for x, value in zip(xs, values, strict=True) if value is not None]
-        left.plot(*zip(*known, strict=True), color=colour, marker="o", markersize=3, label=name) if known else None
+        if known:
+            left.plot(*zip(*known, strict=True), color=colour, linestyle=style, marker="o", markersize=3, label=name)
     if left.get_legend_handles_labels()[1]:
         left.legend(fontsize=8, frameon=False)
-    left.set_ylabel("J/token", fontsize=9)
+    left.set_ylabel("g/Mtoken" if priced else "J/token", fontsize=9)
     paid = [(x, point.paid.hours) for x, point in zip(xs, points, strict=True) if point.paid and point.paid.hours]
     if paid:
         right.fill_between([x for x, _ in paid], [h[0] for _, h in paid], [h[2] for _, h in paid], alpha=0.25)
         right.plot([x for x, _ in paid], [h[1] for _, h in paid], marker="o", markersize=3, color=LINES[0])
         right.set_yscale("log")
     else:
-        right.text(0.5, 0.5, "never, or unknown", transform=right.transAxes, ha="center", va="center", fontsize=9)
+        word = "never" if all(point.paid is not None for point in points) else "unknown"
+        right.text(0.5, 0.5, word, transform=right.transAxes, ha="center", va="center", fontsize=10)
+        right.set_yticks([])
     right.set_ylabel("hours until the cards' making is paid", fontsize=9)
     for axes in (left, right):
         axes.set_xlabel(over, fontsize=9)

@@ -107,7 +107,9 @@ def answer_modes(
     away = best([outcome for outcome in found if outcome.plan != home.plan] or found)
     paid = opened.paid(home, away)
     scaled = scale(table, gpus, link, away.mode, asked.setting(away.cards or cards[0]), grid) if gpus and link else ()
-    notes = [f"Least joules with cards: {away.mode}, {away.cards} of them.", *text.paid_lines(table.card, paid, grid)]
+    known = all(one.line.energy_j is not None for one in found)
+    least = "Least joules" if known else "Least time, for want of joules,"
+    notes = [f"{least} with cards: {away.mode}, {away.cards} of them.", *text.paid_lines(table.card, paid, grid)]
     if steps > 1:
         told = ", ".join(f"{one.mode} {mean:.3g}" for one, mean in zip(found, means, strict=True))
         notes.insert(0, f"Mean of {steps} steps in a row (s): {told}.")

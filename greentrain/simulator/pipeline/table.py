@@ -63,6 +63,8 @@ class PipelineTable:
                 raise ConfigError(f"{self.name}: {stage} has a time on the card, but its weights move: it stays")
             if row.card_w is not None and row.card_s is None:
                 raise ConfigError(f"{self.name}: {stage} has watts of the card but no seconds: give card_s too")
+        if not self.rows[Stage.GENERATE].gpu_s.value + self.rows[Stage.TRAIN].gpu_s.value > 0:
+            raise ConfigError(f"{self.name}: generation and training take 0 s together; a step takes time")
         if self.gpus < 1:
             raise ConfigError(f"{self.name}: {self.gpus} GPUs; a step needs at least 1")
 

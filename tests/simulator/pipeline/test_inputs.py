@@ -84,6 +84,7 @@ def test_a_csv_file_says_the_same() -> None:
         ({"stages": {"generate": {"gpu_w": 1}}}, "stages.generate has no gpu_s"),
         ({"stages": {"generate": {"gpu_s": "x"}}}, "stages.generate.gpu_s is 'x'; it is a number"),
         ({"stages": {"generate": {"gpu_s": -1}}}, "stages.generate.gpu_s is -1.0; it must be between 0"),
+        ({"stages": {"generate": {"gpu_s": 0}, "train": {"gpu_s": 0}}}, "take 0 s together; a step takes time"),
         ({"stages": {"generate": 3}}, "stages.generate is 3; it must be a section"),
         ({"stages": {"sample": {"gpu_s": 1}}}, "unknown key sample"),
         (
