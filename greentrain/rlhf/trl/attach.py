@@ -78,18 +78,22 @@ def longest_prompt(trainer: Any, rows: int = 100_000) -> int:
     """Return the tokens of the longest prompt, at least 1: of those with the most characters in the first rows.
 
     Args:
-        trainer: With a ``train_dataset``. A stream, or an environment that writes the prompts, is not read.
+        trainer: With a ``train_dataset``; prompts that come as a stream or from an environment are not known yet.
         rows: How many are looked at.
     """
+    prompts = sorted(known_prompts(trainer, rows), key=lambda prompt: len(str(prompt)))[-16:]
+    return max([1, *(len(ids) for ids in trainer._tokenize_prompts(prompts)[0])]) if prompts else 1
+
+
+def known_prompts(trainer: Any, rows: int) -> list[Any]:
+    """Return the first prompts of a trainer, none where they are not known before training."""
     data = trainer.train_dataset
-    if (
-        not hasattr(data, "__len__")
-        or "prompt" not in data.column_names
-        or getattr(trainer, "environment_factories", None)
-    ):
-        return 1
-    prompts = sorted(data[: min(len(data), rows)]["prompt"], key=lambda prompt: len(str(prompt)))[-16:]
-    return max([1, *(len(ids) for ids in trainer._tokenize_prompts(prompts)[0])])
+    if not hasattr(data, "__len__") or "prompt" not in data.column_names:
+        return []
+    if getattr(trainer, "environment_factories", None):
+        return []
+    found: list[Any] = data.select_columns(["prompt"])[: min(len(data), rows)]["prompt"]
+    return found
 
 
 def refuse_sync(args: Any) -> None:

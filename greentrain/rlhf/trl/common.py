@@ -14,7 +14,7 @@ from greentrain.errors import ConfigError
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
-from greentrain.rlhf.trl.attach import check_reference, refuse_sync
+from greentrain.rlhf.trl.attach import check_reference, known_prompts, refuse_sync
 from greentrain.rlhf.trl.figures import Figures
 from greentrain.rlhf.trl.observer import observed
 from greentrain.rlhf.trl.reference import Pending
@@ -90,6 +90,9 @@ class Offloading:
         if self.offload_mode is OffloadMode.STREAM:
             _refuse_stream(trainer)
         self._rewards = [one for one in trainer.reward_funcs if isinstance(one, OffloadedReward)]
+        for prompt in known_prompts(trainer, 1):  # what cannot be read is said before training
+            for reward in self._rewards:
+                reward.ids([prompt], ["" if isinstance(prompt, str) else [{"role": "assistant", "content": ""}]])
         self._reference_figures = Figures(engine, [PassKind.REFERENCE] if beta else [])
         self._reward_figures = [Figures(one.engine, [PassKind.REWARD]) for one in self._rewards[:1]]
 

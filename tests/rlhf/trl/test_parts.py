@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 from trl.trainer.grpo_config import GRPOConfig
@@ -147,6 +148,19 @@ def test_what_the_reference_cannot_read_is_refused(engine: OffloadEngine, compil
         Rows.of(ids, mask, labels)
 
 
+def test_learnt_positions_are_warned_of(tmp_path: Path) -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=46, n_positions=64, n_embd=32, n_layer=1, n_head=2, eos_token_id=1))
+    device = Emulator()
+    found = OffloadEngine([place(PassKind.REFERENCE, compile_model(model, max_tokens=64), device)])
+    options = tiny.options(tmp_path, beta=0.0, temperature=1.0)
+    made = GRPOTrainer(
+        tiny.policy(), lambda **_: [], GRPOConfig(**options), tiny.prompts(), processing_class=tiny.tokenizer()
+    )
+    with pytest.warns(GreenTrainWarning, match="learnt positions"):
+        offload_reference(made, found, beta=0.1)
+    device.close()
+
+
 def test_a_trainer_that_cannot_be_offloaded_is_refused_before_it_trains(
     engine: OffloadEngine, compiled: Mapping[PassKind, Artifact], tmp_path: Path
 ) -> None:
@@ -181,6 +195,17 @@ def test_a_trainer_that_cannot_be_offloaded_is_refused_before_it_trains(
             tiny.policy(), reward, GRPOConfig(**options), tiny.prompts(), engine=engine, mode=mode
         )
 
+    reward._text.tokenizer.chat_template = None
+    talks = Dataset.from_dict({"prompt": [[{"role": "user", "content": "why"}]] * 8})
+    with pytest.raises(ConfigError, match="has no chat template"):
+        OffloadGRPOTrainer(
+            tiny.policy(),
+            reward,
+            GRPOConfig(**tiny.options(tmp_path)),
+            talks,
+            processing_class=tiny.tokenizer(),
+            engine=engine,
+        )
     with pytest.raises(ConfigError, match="sync_ref_model"):
         offloading(sync_ref_model=True)
     with pytest.raises(ConfigError, match="mode='later': choose one of eager, late, stream"):

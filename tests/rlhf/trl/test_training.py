@@ -5,7 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ from peft import LoraConfig
 
 from greentrain import GreenSession
 from greentrain.callbacks.transformers import GreenCallback
+from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.devices.null_device import NullDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
+from greentrain.testing.wrapped_device import Wrapped
 from tests.flat_meter import FlatMeter
 from tests.rlhf.trl import tiny
 from tests.rlhf.trl.runs import MODES, trainer
@@ -120,6 +124,38 @@ def test_conversations_adapters_and_other_rewards_are_streamed(parts: Any, tmp_p
 
 def every_third(completions: Any, **columns: Any) -> list[float | None]:
     return [float(len(one[0]["content"])) if i % 3 else None for i, one in enumerate(completions)]
+
+
+class Gate(Wrapped):
+    """A device whose log-probabilities come only when the gate is open."""
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(device, name="gate", depth=64)
+        self.open = threading.Event()
+        self.was_open: list[bool] = []
+
+    def deliver(self, number: int, batch: Batch, inner: "Future[Result]") -> Result:
+        if batch.prompt_tokens is not None:
+            self.was_open.append(self.open.wait(20.0))
+        return super().deliver(number, batch, inner)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_the_policys_forward_does_not_wait_for_the_reference(algorithm: str, parts: Any, tmp_path: Path) -> None:
+    gate = Gate(Emulator())
+    made = trainer(algorithm, "late", tmp_path, parts[0], gate, max_steps=1)
+    forward = made.model.forward
+
+    def through(*args: Any, fused_lm_head: bool = False, **kwargs: Any) -> Any:
+        found = forward(*args, fused_lm_head=fused_lm_head, **kwargs)
+        if fused_lm_head:  # generation comes without it
+            gate.open.set()
+        return found
+
+    made.model.forward = through
+    made.train()
+    gate.close()
+    assert gate.was_open and all(gate.was_open)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(parts: Any, tmp_path: Path) -> None:
