@@ -97,8 +97,7 @@ class StageScheduler(OffloadEngine):
         self._steps = 0
         self._plan = self._placements.trial(0) or self._placement.plan
         self._windows: list[Window] = []
-        self._before = engine.stats()
-        self._begun_s = time.monotonic()
+        self.restart()
         self._sent_home: set[PassKind] = set()
         self._tokens = 0.0
         self._taken: dict[Stage, float] = {}  # tokens that a stage's passes take, for each output token
@@ -188,6 +187,10 @@ class StageScheduler(OffloadEngine):
         if self._placements.due(self._steps):
             self._agree()
         self._plan = self._placements.trial(self._steps) or self._placement.plan
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the step anew: what ran since the last one ended was an evaluation or a checkpoint."""
         self._windows.clear()
         self._before = self._engine.stats()
         self._begun_s = time.monotonic()
