@@ -46,7 +46,7 @@ class Access:
         """Return True if a request with these headers (names in lower case) may be answered."""
         found = dict(headers)
         if self._token is None:
-            name = found.get(b"host", b"").decode("latin-1")
+            name = found.get(b"host", b"").decode("latin-1").lower()
             return name.rpartition(":")[0] in LOCAL_NAMES or name in LOCAL_NAMES
         return hmac.compare_digest(_given(found.get(b"authorization", b"")), self._token)
 
