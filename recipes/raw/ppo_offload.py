@@ -89,6 +89,8 @@ class Models:
     text: Tokens
     ends: Tensor
     """True for tokens that end a line [vocabulary]."""
+    blanks: Tensor
+    """True for tokens that hold a blank [vocabulary]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +114,13 @@ def prepare(settings: Settings) -> Models:
     draw = np.random.default_rng(settings.seed)
     optimizer, schedule = build_optimizer(gpt, settings.warm_steps, 4e-3 if settings.size.width < 128 else 1e-3)
     for _ in range(settings.warm_steps):
-        text = _text(source.train, draw, 16, settings.size.context + 1)
+        text = drawn(source.train, draw, 16, settings.size.context + 1)
         gpt(text[:, :-1], text[:, 1:]).backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
     policy = Policy(gpt)
-    ends = _line_ends(source.tokenizer, settings.size.vocab)
+    ends, blanks = (_holding(sign, source.tokenizer, settings.size.vocab) for sign in ("\n", " "))
     reward = _reward_model(settings, copy.deepcopy(gpt), policy, source.train, ends)
     longest = settings.prompt + settings.new
     return Models(
@@ -127,6 +129,7 @@ def prepare(settings: Settings) -> Models:
         reward=compile_model(reward, max_tokens=longest),
         text=source.train,
         ends=ends,
+        blanks=blanks,
     )
 
 
@@ -142,7 +145,7 @@ def train(settings: Settings, models: Models, green: GreenSession, device: Emula
     chance, texts = torch.Generator().manual_seed(settings.seed), np.random.default_rng(settings.seed + 1)
     rewards, moved = [], []
     for _ in range(settings.steps):
-        prompts = _text(models.text, texts, settings.rollouts, settings.prompt)
+        prompts = drawn(models.text, texts, settings.rollouts, settings.prompt)
         scoring = Stream(engine, PassKind.REWARD, sequences=16)
         referring = Stream(engine, PassKind.REFERENCE, sequences=16)
 
@@ -161,7 +164,7 @@ def train(settings: Settings, models: Models, green: GreenSession, device: Emula
         with green.phase("reward"):
             scores = torch.from_numpy(np.array(scoring.result(every).scores))[:, 0]
         with green.phase("reference"):
-            reference = _padded(referring.result(every).logprobs or (), settings.new)
+            reference = padded(referring.result(every).logprobs or (), settings.new)
         rewarded = rewards_with_kl(scores, before, reference, mask, settings.beta)
         advantages, wanted = gae(rewarded, values, mask, gamma=settings.gamma, lam=settings.lam)
         advantages = whitened(advantages, mask)
@@ -202,7 +205,7 @@ def _reward_model(settings: Settings, gpt: GPT, policy: Policy, text: Tokens, en
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if settings.size.width < 128 else 3e-4)
     draw, chance = np.random.default_rng(settings.seed), torch.Generator().manual_seed(settings.seed)
     for _ in range(settings.warm_steps):
-        real = _text(text, draw, 32, settings.prompt + settings.new)
+        real = drawn(text, draw, 32, settings.prompt + settings.new)
         made, mask = policy.generate(real[:, : settings.prompt], settings.new, ends, draw=chance)
         line = ends[real[:, settings.prompt :]]
         line[:, -1] = True
@@ -214,19 +217,21 @@ def _reward_model(settings: Settings, gpt: GPT, policy: Policy, text: Tokens, en
     return model
 
 
-def _text(tokens: Tokens, draw: np.random.Generator, rows: int, length: int) -> Tensor:
+def drawn(tokens: Tokens, draw: np.random.Generator, rows: int, length: int) -> Tensor:
+    """Return pieces of a text, from anywhere in it [rows, length]."""
     starts = draw.integers(0, len(tokens) - length, rows)
     return torch.from_numpy(np.stack([tokens[s : s + length] for s in starts]).astype(np.int64))
 
 
-def _line_ends(tokenizer: Path, vocabulary: int) -> Tensor:
+def _holding(sign: str, tokenizer: Path, vocabulary: int) -> Tensor:
     from tokenizers import Tokenizer
 
     read = Tokenizer.from_file(str(tokenizer))
-    return torch.tensor(["\n" in read.decode([i]) for i in range(vocabulary)])
+    return torch.tensor([sign in read.decode([i]) for i in range(vocabulary)])
 
 
-def _padded(rows: Sequence[npt.NDArray[np.float32]], width: int) -> Tensor:
+def padded(rows: Sequence[npt.NDArray[np.float32]], width: int) -> Tensor:
+    """Return rows of different lengths as one matrix, zeros behind their ends [rows, width]."""
     found = torch.zeros(len(rows), width)
     for i, row in enumerate(rows):
         found[i, : len(row)] = torch.from_numpy(row)

@@ -1,16 +1,15 @@
-"""PPO's recipe at its smallest: it learns, and overlap changes no bit of what it learns."""
+"""The raw recipes at their smallest: they learn, and overlap changes no bit of what they learn."""
 
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from greentrain import GreenSession
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.kinds import PassKind
-from recipes.raw import ppo_offload
+from recipes.raw import ppo_offload, reinforce_offload
 from recipes.raw.ppo_offload import Models, Outcome
 
 SETTINGS = replace(ppo_offload.SMALL, warm_steps=30, steps=6, rollouts=48, lr=2e-3)
@@ -20,12 +19,7 @@ SETTINGS = replace(ppo_offload.SMALL, warm_steps=30, steps=6, rollouts=48, lr=2e
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            return ppo_offload.prepare(SETTINGS)
-        finally:
-            torch.set_num_threads(threads)
+        return ppo_offload.prepare(SETTINGS)
 
 
 def run(models: Models, folder: Path, *, sequential: bool, steps: int) -> tuple[Outcome, list[str]]:
@@ -49,3 +43,21 @@ def test_the_reward_rises_and_streamed_passes_leave_the_weights_of_sequential_on
     overlapping, sequential = (run(models, tmp_path, sequential=wait, steps=2)[0] for wait in (False, True))
     assert overlapping.weights == sequential.weights != streamed.weights
     assert overlapping.rewards == sequential.rewards
+
+
+@pytest.mark.parametrize("algorithm", [reinforce_offload.REINFORCE, reinforce_offload.PROCESS])
+def test_without_a_critic_the_reward_rises_too(models: Models, algorithm: str, tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path)}}
+    settings = replace(SETTINGS, minibatches=6)
+    found = []
+    for sequential, steps in ((False, 6), (False, 1), (True, 1)):
+        with closing(Emulator()) as device, GreenSession(config) as green:
+            found.append(
+                reinforce_offload.train(
+                    replace(settings, steps=steps), models, green, device, algorithm=algorithm, sequential=sequential
+                )
+            )
+    assert sum(found[0].rewards[-2:]) / 2 > sum(found[0].rewards[:2]) / 2
+    assert found[1].weights == found[2].weights != found[0].weights
+    if algorithm == reinforce_offload.PROCESS:
+        assert found[1].passes[PassKind.STEP_REWARD].sequences > SETTINGS.rollouts
