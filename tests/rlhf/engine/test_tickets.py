@@ -95,6 +95,27 @@ def test_threads_that_stand_at_one_barrier_count_once_and_get_the_same(
     assert engine.stats()[REWARD].busy_s == pytest.approx(0.3, abs=0.1)
 
 
+def test_who_comes_later_to_a_barrier_does_not_begin_the_wait_anew(paced: Callable[..., OffloadEngine]) -> None:
+    engine = paced(0.4)
+    ticket = engine.submit(REWARD, BATCH)
+    first = threading.Thread(target=ticket.result)
+    first.start()
+    time.sleep(0.2)
+    ticket.result()
+    first.join()
+    assert engine.stats()[REWARD].wait_s > 0.3
+
+
+def test_when_done_calls_once_and_not_before_the_last_part(paced: Callable[..., OffloadEngine]) -> None:
+    engine = paced(0.02, cut=1)
+    called: list[bool] = []
+    ticket = engine.submit(REWARD, BATCH)
+    ticket.when_done(lambda one: called.append(one.done()))
+    ticket.result()
+    engine.submit(REWARD, BATCH).result()
+    assert called == [True]
+
+
 def test_nobody_asks_and_the_sums_are_right(paced: Callable[..., OffloadEngine]) -> None:
     engine = paced(0.02, cut=2)
     ticket = engine.submit(REWARD, BATCH)
@@ -213,6 +234,7 @@ def test_a_wrong_rollout_does_not_take_the_others_with_it(
     with pytest.raises(ConfigError, match="name their prompt"):
         stream.add("wrong", [1, 2], prompt_tokens=1)
     assert "wrong" not in stream
+    assert np.array_equal(scores(stream.result(["a"])), wanted[:1])  # alone: who asks does not wait for company
     stream.add("b", BATCH.ids[1])
     assert np.array_equal(scores(stream.result(["b", "a"])), wanted[[1, 0]])
     for options, match in (({"kind": PassKind.CRITIC}, "no critic"), ({"sequences": 0}, "sequences=0")):
