@@ -1,5 +1,6 @@
 """The adapters one by one: what they read, what they return, what they refuse."""
 
+import asyncio
 import copy
 import inspect
 import textwrap
@@ -19,6 +20,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.kto_config import KTOConfig
 from trl.trainer.kto_trainer import KTOTrainer
+from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import add_fused_lm_head, get_callable_name, is_async_callable
 
 from greentrain.errors import ConfigError, GreenTrainWarning
@@ -296,6 +298,10 @@ def test_a_recipes_reward_opens_its_settings_once_and_says_what_is_missing(
     assert score.__name__ == "offloaded_reward" and is_async_callable(yaml_reward.async_offloaded_reward)
     given: dict[str, Any] = {"prompts": ["why not "], "completions": ["yes"]}
     assert score(**given) == score(**given) == tiny.reward(engine)(**given)
+    assert asyncio.run(yaml_reward.async_offloaded_reward(**given)) == score(**given)
+    monkeypatch.setenv(yaml_reward.LABEL, "first")
+    with pytest.raises(ConfigError, match="GREENTRAIN_OFFLOAD_LABEL='first': give the number of the score"):
+        _ = yaml_reward.offloaded_reward
     yaml_reward.close()
 
 
@@ -375,7 +381,7 @@ def sources_of(trainer: Any) -> dict[str, str]:
     return {n: textwrap.dedent(inspect.getsource(inspect.unwrap(getattr(trainer, n)))) for n in names}
 
 
-@pytest.mark.parametrize("trainer", [GRPOTrainer, DPOTrainer, KTOTrainer])
+@pytest.mark.parametrize("trainer", [GRPOTrainer, RLOOTrainer, DPOTrainer, KTOTrainer])
 def test_the_installed_trl_keeps_to_the_contract(trainer: Any) -> None:
     versions.check_contract(trainer)
     sources = sources_of(trainer)

@@ -118,6 +118,7 @@ def test_conversations_adapters_and_other_rewards_are_streamed(parts: Any, tmp_p
         assert "ref" not in made.model.peft_config
         digests.add(tiny.digest(made))
         phases[mode] = set(session.totals().by_phase)
+        assert (made.ref_model.engine.stats()[PassKind.REWARD].calls > 3) == (mode == "stream")
     assert len(digests) == 1
     assert {"generate", "reward", "reference"} <= phases["stream"]
 
