@@ -7,4 +7,6 @@
 * stats                         how long a device was busy, and how long the training waited for it
 * settings, models, text        what YAML says; compiled models; texts as a model reads them
 * opening                       from settings to an engine
+* advantages, surrogates        GRPO's, RLOO's, REINFORCE++'s and PPO's arithmetic, for loops of one's own
+* step_rewards                  process rewards: a score a step of a completion
 """
