@@ -9,27 +9,25 @@ import json
 import math
 import os
 import random
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, urlsplit
 
 from greentrain.errors import ConfigError, GreenTrainError
-
-URL_VARIABLE = "GREENTRAIN_URL"
-TOKEN_VARIABLE = "GREENTRAIN_TOKEN"
-TOKEN_FILE_VARIABLE = "GREENTRAIN_TOKEN_FILE"
+from greentrain.rlhf.address import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, URL_VARIABLE, Address
 
 Item = TypeVar("Item", bound=Sized)
 Answer = TypeVar("Answer")
 
 _LARGEST = 500_000
-"""Tokens or letters in a request: at most 7 bytes each as JSON, and a server takes 8 MiB."""
+"""Tokens or letters in a request: at most 12 bytes each as JSON, and a server takes 8 MiB."""
+_LONGEST_S = 30.0
+"""Of a wait between two tries."""
+_MOST_S = 1e6
+"""Of an answer: sockets take no longer time-outs everywhere."""
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers that may be better next time."""
 
@@ -44,8 +42,8 @@ class ServeClient:
     Args:
         url: Of the server, or several with commas between them: each try goes to the next one. None: the environment's
             ``GREENTRAIN_URL``.
-        token: Sent as ``Authorization: Bearer``; None: the password in the URL, else the environment's
-            ``GREENTRAIN_TOKEN``, else what is in the file that ``GREENTRAIN_TOKEN_FILE`` names.
+        token: Sent as ``Authorization: Bearer`` to all of them; None: to each the password in its own URL, else the
+            environment's ``GREENTRAIN_TOKEN``, else what is in the file that ``GREENTRAIN_TOKEN_FILE`` names.
         timeout_s: For one answer (s).
         tries: Before a request is given up.
         back_off_s: Wait after the first failure; it doubles, up to 30 s, less up to half by chance (s).
@@ -54,7 +52,7 @@ class ServeClient:
         model: Sent as the model's name.
 
     Raises:
-        ConfigError: No URL, one that is not http(s), or a bound.
+        ConfigError: No URL, one that is not http(s), a token that no header can hold, or a bound.
     """
 
     def __init__(
@@ -70,15 +68,16 @@ class ServeClient:
         model: str = "greentrain",
     ) -> None:
         given = url if url is not None else os.environ.get(URL_VARIABLE, "")
-        self._servers = [_server(one) for one in given.split(",") if one.strip()]
+        self._servers = [Address.of(one, token) for one in given.split(",") if one.strip()]
         if not self._servers:
             raise ConfigError(f"no server: give url, or set {URL_VARIABLE}, such as http://127.0.0.1:8700")
         for name, value in (("tries", tries), ("batch", batch), ("parallel", parallel)):
             if value < 1:
                 raise ConfigError(f"{name}={value}: give at least 1")
-        if not timeout_s > 0 or not back_off_s >= 0:
-            raise ConfigError(f"timeout_s={timeout_s}, back_off_s={back_off_s}: give a time above 0, and one from 0")
-        self._token = token if token is not None else self._servers[0].password or _token()
+        if not 0 < timeout_s <= _MOST_S or not back_off_s >= 0:
+            raise ConfigError(
+                f"timeout_s={timeout_s}, back_off_s={back_off_s}: give a time above 0 up to {_MOST_S:g}, and one from 0"
+            )
         self._timeout_s = timeout_s
         self._tries = tries
         self._back_off_s = back_off_s
@@ -86,7 +85,8 @@ class ServeClient:
         self._parallel = parallel
         self._model = model
         self._lock = threading.Lock()
-        self._idle: dict[str, list[http.client.HTTPConnection]] = {}
+        self._idle: dict[tuple[int, str], list[http.client.HTTPConnection]] = {}
+        """By process and server: a process that was forked off must not read the answers of the other one."""
 
     def rewards(self, texts: Sequence[str]) -> list[float]:
         """Return the score of each text: prompt and response, as the reward model reads them.
@@ -118,8 +118,10 @@ class ServeClient:
 
         Raises:
             ServeError: No server gave an answer, or one that does not belong to the tokens.
-            ConfigError: A sequence is empty.
+            ConfigError: A sequence is empty, or the temperature is not above 0.
         """
+        if not 0 < temperature < math.inf:
+            raise ConfigError(f"temperature={temperature}: give what the policy is sampled with, above 0")
         rows = [[int(token) for token in row] for row in ids]
         for i, row in enumerate(rows):
             if not row:
@@ -176,7 +178,7 @@ class ServeClient:
         said = ""
         for attempt in range(self._tries):
             server = self._servers[attempt % len(self._servers)]
-            wait_s = min(30.0, self._back_off_s * 2**attempt) * random.uniform(0.5, 1.0)
+            wait_s = min(_LONGEST_S, self._back_off_s * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
             try:
                 status, headers, answer = self._send(server, method, route, body)
             except (OSError, http.client.HTTPException) as error:
@@ -186,12 +188,12 @@ class ServeClient:
                     return _object(answer, server, route)
                 said = f"HTTP {status}: {answer[:500].decode(errors='replace')}"
                 if status not in _AGAIN:
-                    raise ServeError(f"{method} {_name(server)}{route} was refused with {said}. {_remedy(status)}")
+                    raise ServeError(f"{method} {server.name}{route} was refused with {said}. {_remedy(status)}")
                 with suppress(KeyError, ValueError):
-                    wait_s = min(30.0, max(wait_s, float(headers["retry-after"])))
+                    wait_s = min(_LONGEST_S, max(wait_s, float(headers["retry-after"])))
             if attempt + 1 < self._tries:
                 time.sleep(wait_s)
-        where = ", ".join(_name(server) for server in self._servers)
+        where = ", ".join(server.name for server in self._servers)
         raise ServeError(
             f"{method} {route} failed {self._tries} times at {where}; the last time with {said}. See whether "
             "`greentrain serve` runs there and is reachable from here, or give more tries or a longer timeout_s. "
@@ -199,14 +201,15 @@ class ServeClient:
         )
 
     def _send(
-        self, server: SplitResult, method: str, route: str, body: bytes | None
+        self, server: Address, method: str, route: str, body: bytes | None
     ) -> tuple[int, Mapping[str, str], bytes]:
+        key = os.getpid(), server.name
         while True:
             with self._lock:
-                idle = self._idle.setdefault(_name(server), [])
-                connection, kept = (idle.pop(), True) if idle else (_connection(server, self._timeout_s), False)
+                idle = self._idle.setdefault(key, [])
+                connection, kept = (idle.pop(), True) if idle else (server.connection(self._timeout_s), False)
             try:
-                answer = self._exchange(connection, method, server.path.rstrip("/") + route, body)
+                answer = _exchange(connection, server, method, route, body)
             except (ConnectionError, http.client.HTTPException):
                 connection.close()
                 if not kept:
@@ -216,53 +219,25 @@ class ServeClient:
                 connection.close()  # half an answer may still come, and must not be read as the next one's
                 raise
             with self._lock:
-                self._idle.setdefault(_name(server), []).append(connection)
+                self._idle.setdefault(key, []).append(connection)
             return answer
 
-    def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
-    ) -> tuple[int, Mapping[str, str], bytes]:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        connection.request(method, path, body=body, headers=headers)
-        answer = connection.getresponse()
-        content = answer.read()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
-
-def _server(url: str) -> SplitResult:
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = url.rpartition("@")[2]
-        raise ConfigError(f"url={shown!r} is no address of a server: write one such as http://127.0.0.1:8700")
-    return parts
-
-
-def _name(server: SplitResult) -> str:
-    return f"{server.scheme}://{server.netloc.rpartition('@')[2]}{server.path.rstrip('/')}"
-
-
-def _connection(server: SplitResult, timeout_s: float) -> http.client.HTTPConnection:
-    host = server.hostname or ""
-    if server.scheme == "https":
-        return http.client.HTTPSConnection(host, server.port, timeout=timeout_s, context=ssl.create_default_context())
-    return http.client.HTTPConnection(host, server.port, timeout=timeout_s)
-
-
-def _token() -> str:
-    if given := os.environ.get(TOKEN_VARIABLE):
-        return given
-    file = os.environ.get(TOKEN_FILE_VARIABLE)
-    if not file:
-        return ""
-    try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"{TOKEN_FILE_VARIABLE}={file} cannot be read: {error}") from error
+def _exchange(
+    connection: http.client.HTTPConnection, server: Address, method: str, route: str, body: bytes | None
+) -> tuple[int, Mapping[str, str], bytes]:
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    if server.token:
+        headers["Authorization"] = f"Bearer {server.token}"
+    connection.request(method, server.path + route, body=body, headers=headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
 
 def _remedy(status: int) -> str:
+    if 300 <= status < 400:
+        return "Give the address to which it leads: no redirect is followed, so that no other host is sent the token"
     return {
         401: f"Set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} to the token that the server was started with",
         403: f"Set {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE} to the token that the server was started with",
@@ -271,13 +246,13 @@ def _remedy(status: int) -> str:
     }.get(status, "The request does not suit the served model: its words say what to change")
 
 
-def _object(answer: bytes, server: SplitResult, route: str) -> Mapping[str, Any]:
+def _object(answer: bytes, server: Address, route: str) -> Mapping[str, Any]:
     try:
         found = json.loads(answer)
     except ValueError as error:
-        raise ServeError(f"{_name(server)}{route} answered with something else than JSON: {error}") from error
+        raise ServeError(f"{server.name}{route} answered with something else than JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ServeError(f"{_name(server)}{route} answered with a {type(found).__name__}, not with an object")
+        raise ServeError(f"{server.name}{route} answered with a {type(found).__name__}, not with an object")
     return found
 
 
@@ -290,7 +265,8 @@ def _probabilities(answer: Mapping[str, Any], count: int) -> list[float]:
     data = answer.get("data")
     rows = data if isinstance(data, list) else []
     try:
-        found = [row["probs"][-1] for row in sorted(rows, key=lambda row: row["index"])]
+        by_index = {row["index"]: row["probs"][-1] for row in rows}
+        found = [by_index[i] for i in range(len(rows))]
     except (KeyError, IndexError, TypeError) as error:
         raise ServeError(f"/classify answered without data[].index or data[].probs ({error!r})") from error
     return _numbers(found, count, "/classify")

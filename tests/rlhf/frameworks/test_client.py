@@ -1,6 +1,7 @@
 """The client against a server that does what it is told, and against the real one."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -74,6 +75,8 @@ def test_the_real_server_gives_the_bits_of_its_device_in_order(served: Served) -
             client.logprobs(ids, temperature=0.7)
         with pytest.raises(ConfigError, match="sequence 1 of 2"):
             client.logprobs([[1], []])
+        with pytest.raises(ConfigError, match="temperature=nan"):
+            client.logprobs(ids, temperature=float("nan"))
     with (
         ServeClient(served.url, token="x" * 20) as stranger,
         pytest.raises(ServeError, match=r"401.*GREENTRAIN_TOKEN"),
@@ -117,11 +120,15 @@ def test_no_number_is_made_up(scripted: Scripted) -> None:
         ((200, {}, []), "list"),
         ((200, {}, b"<html>"), "JSON"),
         ((422, {}, {"detail": "unfit"}), "422.*unfit"),
+        ((307, {"Location": "http://127.0.0.1:9/"}, {}), "no redirect is followed"),
         ((413, {}, {}), "smaller batch"),
     ):
         scripted.answers = [answer]
         with ServeClient(scripted.url) as client, pytest.raises(ServeError, match=says):
             client.rewards(["a"])
+    scripted.answers = [(200, {}, {"data": [{"index": 0, "probs": [1.0]}, {"index": 0, "probs": [2.0]}]})]
+    with ServeClient(scripted.url) as client, pytest.raises(ServeError, match=r"data\[\].index"):
+        client.classify(["a", "b"])
     entry = {"7": {"logprob": -1.0}}
     for choices in (
         [],
@@ -169,10 +176,47 @@ def test_where_address_and_token_come_from(scripted: Scripted, tmp_path: Any, mo
         ServeClient(scripted.url)
 
 
+def test_each_server_is_sent_its_own_token(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GREENTRAIN_TOKEN", raising=False)
+    monkeypatch.delenv("GREENTRAIN_TOKEN_FILE", raising=False)
+    host = scripted.url.removeprefix("http://")
+    again: Answer = (503, {}, {})
+    scripted.answers = [again, again, again]
+    urls = f"http://any:first@{host},http://any:a%2Cb@{host}/two,http://{host}/three"
+    with ServeClient(urls, back_off_s=0.0, tries=3) as client, pytest.raises(ServeError, match="503") as failed:
+        client.rewards(["a"])
+    assert [(path, token) for path, token, _ in scripted.asked] == [
+        ("/get_reward", "Bearer first"),
+        ("/two/get_reward", "Bearer a,b"),
+        ("/three/get_reward", None),
+    ]
+    assert "first" not in str(failed.value)
+
+
+def test_a_forked_process_does_not_read_the_answers_of_its_parent(scripted: Scripted) -> None:
+    with ServeClient(scripted.url, tries=1) as client:
+        client.rewards(["a"])
+        kept = {key: list(some) for key, some in client._idle.items()}
+        client._idle = {(key[0] + 1, key[1]): some for key, some in client._idle.items()}  # as a child sees it
+        assert client.rewards(["ab"]) == [2.0]
+        mine = client._idle[os.getpid(), scripted.url]
+        assert len(mine) == 1 and mine[0] not in next(iter(kept.values()))
+
+
+def test_many_tries_do_not_end_in_a_number_too_large(closed_port: str) -> None:
+    with ServeClient(closed_port, tries=1100, back_off_s=0.0) as client, pytest.raises(ServeError, match="1100 times"):
+        client.rewards(["a"])
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({}, "GREENTRAIN_URL"),
+        ({"url": "http://x:99999"}, "address of x has a port"),
+        ({"url": "http://any:secr,et@x:8700"}, "%2C"),
+        ({"url": "http://x", "token": "secret\nsecond"}, "line break"),
+        ({"url": "http://x", "token": "s\u00e9cret"}, "not ASCII"),
+        ({"url": "http://x", "timeout_s": float("inf")}, "timeout_s=inf"),
         ({"url": "127.0.0.1:8700"}, "no address"),
         ({"url": "ftp://any:secret@x"}, "url='x'"),
         ({"url": "http://x", "tries": 0}, "tries=0"),
@@ -181,8 +225,9 @@ def test_where_address_and_token_come_from(scripted: Scripted, tmp_path: Any, mo
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=says) as refused:
         ServeClient(**options)
+    assert "secr" not in str(refused.value)
 
 
 def test_the_client_needs_the_standard_library_alone() -> None:
