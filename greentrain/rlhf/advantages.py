@@ -113,8 +113,11 @@ def reinforce_plus_plus(
 ) -> Tensor:
     """Return REINFORCE++'s advantages [B, T]: returns with the KL penalty in the reward, whitened over the batch.
 
-    No critic and no groups. arXiv 2501.03262, section 3. Arguments as in :func:`rewards_with_kl` and :func:`returns`.
+    No critic and no groups. arXiv 2501.03262, section 3. Arguments as in :func:`rewards_with_kl` and :func:`returns`;
+    a rollout whose score is NaN counts for no mean and gets 0.
     """
+    unscored = torch.isnan(scores)
+    scores, mask = scores.masked_fill(unscored, 0.0), mask.masked_fill(unscored.unsqueeze(1), 0)
     return whitened(returns(rewards_with_kl(scores, logprobs, reference, mask, beta), mask, gamma=gamma), mask)
 
 

@@ -17,8 +17,9 @@ def policy_loss(logprobs: Tensor, before: Tensor, advantages: Tensor, mask: Tens
         mask: [B, T]
         clip: How far the probabilities' ratio counts from 1. The bounds are ``ln(1 - clip)`` and ``ln(1 + clip)``.
     """
-    log_ratio = logprobs - before
+    log_ratio = _kept(logprobs - before, mask)
     lowest, highest = torch.tensor(1 - clip).log().item(), torch.tensor(1 + clip).log().item()
+    advantages = _kept(advantages, mask)
     gain = torch.minimum(log_ratio.exp() * advantages, log_ratio.clamp(lowest, highest).exp() * advantages)
     return -masked_mean(gain, mask)
 
@@ -33,6 +34,7 @@ def value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, *,
         mask: [B, T]
         clip: How far a value may move from its old one.
     """
+    values, before, returns = _kept(values, mask), _kept(before, mask), _kept(returns, mask)
     near = before + (values - before).clamp(-clip, clip)
     return masked_mean(torch.maximum((values - returns) ** 2, (near - returns) ** 2), mask)
 
@@ -40,4 +42,9 @@ def value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, *,
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean over the tokens of the batch; 0 where there is none."""
     kept = mask.to(values.dtype)
-    return torch.where(mask.bool(), values, 0.0).sum() / kept.sum().clamp(min=1)
+    return _kept(values, mask).sum() / kept.sum().clamp(min=1)
+
+
+def _kept(values: Tensor, mask: Tensor) -> Tensor:
+    """Return values with 0 at padding, before anything is computed of them: 0 times infinity has a gradient of NaN."""
+    return torch.where(mask.bool(), values, 0.0)

@@ -66,6 +66,17 @@ def test_reinforce_plus_plus_is_the_whitened_return() -> None:
     assert not found[~mask.bool()].any()
 
 
+def test_a_rollout_that_nobody_could_score_leaves_the_others_advantages_alone() -> None:
+    made = torch.Generator().manual_seed(0)
+    policy, reference = (-torch.rand(3, 4, generator=made) for _ in range(2))
+    scores, mask = torch.tensor([1.0, math.nan, -2.0]), torch.ones(3, 4)
+    found = adv.reinforce_plus_plus(scores, policy, reference, mask, beta=0.1)
+    kept = [0, 2]
+    alone = adv.reinforce_plus_plus(scores[kept], policy[kept], reference[kept], mask[kept], beta=0.1)
+    assert torch.allclose(found[kept], alone, atol=1e-6)
+    assert not found[1].any()
+
+
 def test_a_token_gets_the_rewards_of_the_steps_it_is_in_by_hand() -> None:
     steps = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])

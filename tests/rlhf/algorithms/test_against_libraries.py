@@ -100,3 +100,13 @@ def test_padding_changes_no_advantage_and_no_loss() -> None:
         expected.append(later)
     assert advantages[1].tolist() == pytest.approx(expected[::-1], abs=1e-5)
     assert torch.equal(surrogates.masked_mean(rewards, mask), torch.cat([rewards[0, :4], rewards[1]]).sum() / 10)
+
+
+def test_whatever_stands_at_padding_has_no_gradient() -> None:
+    mask = torch.tensor([[1, 0]])
+    now = torch.tensor([[-1.0, 0.0]], requires_grad=True)
+    surrogates.policy_loss(now, torch.tensor([[-1.1, -200.0]]), torch.ones(1, 1), mask).backward()
+    values = torch.tensor([[0.1, 1.0]], requires_grad=True)
+    surrogates.value_loss(values, torch.zeros(1, 2), torch.tensor([[1.0, math.nan]]), mask).backward()
+    for leaf in (now, values):
+        assert leaf.grad is not None and leaf.grad[0, 0] != 0 and leaf.grad[0, 1] == 0
