@@ -41,7 +41,7 @@ def serve(
 ) -> None:
     """Answer until SIGINT or SIGTERM, as in: greentrain serve offload.yaml --token-file token."""
     with _told():
-        from greentrain.config_values import choice
+        from greentrain.config_values import bound, choice
         from greentrain.rlhf.opening import Offload
         from greentrain.rlhf.serve.access import token_of
         from greentrain.rlhf.serve.limits import Limits
@@ -52,6 +52,7 @@ def serve(
         choice("--too-long", too_long, ("refuse", "truncate"))
         if no_token == (token_file is not None):
             raise ConfigError("give either --token-file FILE, which is made if it is missing, or --no-token")
+        bound("--max-body-mib", max_body_mib, 0.001, 4096)
         body_bytes = int(max_body_mib * 2**20)
         limits = Limits(
             window_s=window_ms / 1e3,

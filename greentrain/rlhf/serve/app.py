@@ -161,9 +161,10 @@ def application(
     if reference := scorers.get(PassKind.REFERENCE):
         routes.include_router(completions.routes(reference), dependencies=secured)
     routes.include_router(_about(scorers, metrics, _Asking(aside[1])), dependencies=secured)
-    routes.include_router(_health(engine, _Asking(aside[1])))
+    access = Access(token)
+    routes.include_router(_health(engine, _Asking(aside[1]), access))
     metrics.routes = frozenset(routes.openapi()["paths"])
-    guarded = Guard(routes, access=Access(token), limits=limits, seen=metrics.request)
+    guarded = Guard(routes, access=access, limits=limits, seen=metrics.request)
     made = Application(guarded=guarded, routes=routes, metrics=metrics, coalescers=coalescers, threads=aside)
     return made
 
@@ -182,14 +183,15 @@ class _Asking:
             raise refusal.busy(f"a device did not say within {ASKING_S:g} s how it is") from None
 
 
-def _health(engine: OffloadEngine, ask: _Asking) -> APIRouter:
+def _health(engine: OffloadEngine, ask: _Asking, access: Access) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health", response_model=Health)
-    async def health() -> JSONResponse:
+    async def health(request: Request) -> JSONResponse:
         """Whether each pass has a device that can be used."""
         if down := await ask(lambda: _down(engine)):
-            raise refusal.busy(down)
+            told = access.allows(request.scope["headers"])
+            raise refusal.busy(down if told else "a pass has no device: ask with the server's token which, and why")
         return JSONResponse({"status": "ok"})
 
     return router

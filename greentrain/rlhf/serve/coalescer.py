@@ -2,9 +2,11 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve import refusal
 from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.serve.refusal import Refusal
+
+_logger = logging.getLogger(__name__)
 
 Row = npt.NDArray[np.float32]
 
@@ -98,10 +102,9 @@ class Coalescer:
             raise
 
     def close(self) -> None:
-        """Refuse what waits and what comes. Batches that run are not waited for."""
+        """Refuse what waits and what comes. Batches that run are not waited for. Idempotent."""
         self._closed = True
-        for entry in list(self._queue.values()):
-            entry.future.set_exception(refusal.busy("the server is being closed"))
+        _fail(self._queue.values(), refusal.busy("the server is being closed"))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fail_running(self) -> None:
@@ -183,7 +186,10 @@ class Coalescer:
         except asyncio.CancelledError:
             _fail(entries, refusal.busy("the server is being closed"))
         except Exception as error:
-            _fail(entries, refusal.of(error))
+            why = refusal.of(error)
+            if why.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                _logger.exception("the %s pass failed", self._kind)
+            _fail(entries, why)
         else:
             for entry in entries:
                 part = list(itertools.islice(found, len(entry.rows)))
@@ -200,7 +206,7 @@ class Coalescer:
         return found
 
 
-def _fail(entries: Sequence[_Entry], why: Refusal) -> None:
+def _fail(entries: Iterable[_Entry], why: Refusal) -> None:
     for entry in entries:
         if not entry.future.done():
             entry.future.set_exception(refusal.of(why))

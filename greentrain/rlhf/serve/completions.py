@@ -5,15 +5,16 @@ given those before it; entry 0 is null. The rank of a token among all others is 
 schema allows; for the same reason there are no log-probabilities of other tokens.
 """
 
+import asyncio
+import json
 import math
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from greentrain.fpga_backend.batch import Ids
@@ -87,24 +88,15 @@ def routes(reference: Scorer) -> APIRouter:
         responses=refusal.documented(400),
         openapi_extra=request_body(CompletionRequest),
     )
-    async def completions(request: Request) -> JSONResponse:
+    async def completions(request: Request) -> Response:
         """Log-probabilities of the tokens of prompts, as of vLLM."""
         asked = await body_of(CompletionRequest, request)
         _check(asked, reference.temperature)
         ids = await reference.ids(listed(asked.prompt))
         found = await reference.rows(ids)
-        return JSONResponse(
-            {
-                "id": f"cmpl-{uuid.uuid4().hex}",
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": str(reference.kind),
-                "choices": [
-                    _choice(i, row, logprobs) for i, (row, logprobs) in enumerate(zip(ids, found, strict=True))
-                ],
-                "usage": usage(ids),
-            }
-        )
+        few = sum(map(len, ids)) < MANY_TOKENS
+        content = _written(reference, ids, found) if few else await asyncio.to_thread(_written, reference, ids, found)
+        return Response(content, media_type="application/json")
 
     return router
 
@@ -132,22 +124,24 @@ def _check(asked: CompletionRequest, temperature: float) -> None:
             raise Refusal(400, f"{name} is {value}: this server scores prompts and does not generate; leave it away")
 
 
-def _answer(reference: Scorer, ids: Sequence[Ids], found: Sequence[Row]) -> JSONResponse:
-    return JSONResponse(
-        {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": str(reference.kind),
-            "choices": [_choice(i, row, logprobs) for i, (row, logprobs) in enumerate(zip(ids, found, strict=True))],
-            "usage": usage(ids),
-        }
-    )
+def _written(reference: Scorer, ids: Sequence[Ids], found: Sequence[Row]) -> str:
+    """Return the answer as JSON, a sequence at a time: the encoder of all at once would not let others run."""
+    head = {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": str(reference.kind),
+        "usage": usage(ids),
+    }
+    choices = ",".join(_choice(i, row, logprobs) for i, (row, logprobs) in enumerate(zip(ids, found, strict=True)))
+    return f'{json.dumps(head)[:-1]}, "choices": [{choices}]}}'
 
 
-def _choice(index: int, row: Ids, logprobs: Row) -> dict[str, Any]:
+def _choice(index: int, row: Ids, logprobs: Row) -> str:
     values = np.maximum(logprobs, np.float32(LOWEST)).tolist()
-    entries: list[dict[str, Any] | None] = [None]
-    for token, value in zip(row[1:].tolist(), values, strict=True):
-        entries.append({str(token): {"logprob": value, "rank": None, "decoded_token": None}})
-    return {"index": index, "text": "", "logprobs": None, "finish_reason": "length", "prompt_logprobs": entries}
+    entries = [
+        f'{{"{token}":{{"logprob":{value!r},"rank":null,"decoded_token":null}}}}'
+        for token, value in zip(row[1:].tolist(), values, strict=True)
+    ]
+    head = {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}
+    return f'{json.dumps(head)[:-1]}, "prompt_logprobs": [{",".join(["null", *entries])}]}}'

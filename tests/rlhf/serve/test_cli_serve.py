@@ -68,6 +68,7 @@ def test_it_answers_until_a_signal(settings: Path, tmp_path: Path, number: signa
         ([], 2, "either --token-file"),
         (["--no-token", "--host", "0.0.0.0"], 2, "give a token"),
         (["--no-token", "--max-batch", "0"], 2, "batch_sequences"),
+        (["--no-token", "--max-body-mib", "nan"], 2, "--max-body-mib is nan"),
         (["--no-token", "--too-long", "cut"], 2, "truncate"),
         (["--no-token", "--port", "70000"], 2, "65535"),
         (["--no-token", "--host", "no..host"], 2, "no..host"),

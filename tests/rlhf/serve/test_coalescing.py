@@ -12,6 +12,8 @@ import pytest
 
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.kinds import PassKind
+from greentrain.rlhf.serve.coalescer import Coalescer
+from greentrain.rlhf.serve.completions import MANY_TOKENS
 from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.serve.server import Server
 from tests.rlhf.serve.serving import LONGEST, TEMPERATURE, TOKEN, Answer, Parts, client, from_many, parts, posted
@@ -59,7 +61,8 @@ def test_128_clients_get_their_own_answers_bit_for_bit(own: Parts, batch: int) -
 
 
 def test_log_probabilities_and_rewards_mix_and_large_requests_are_cut(own: Parts) -> None:
-    rows = ROWS[:40]
+    rows = ROWS[:160]
+    assert sum(map(len, rows)) > MANY_TOKENS, "so the answer is written in a thread"
     body = {"prompt": rows, "prompt_logprobs": 0, "temperature": TEMPERATURE}
     limits = Limits(batch_sequences=16, batch_tokens=128)
     wanted, scores = own.logprobs(rows), own.scores(rows)
@@ -73,7 +76,7 @@ def test_log_probabilities_and_rewards_mix_and_large_requests_are_cut(own: Parts
             entry[str(token)]["logprob"] for token, entry in zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
         ]
         assert np.array_equal(np.array(got, np.float32), want)
-    assert sum(own.device.batches) == 80 and max(own.device.batches) <= 16 and len(own.device.batches) > 10
+    assert sum(own.device.batches) == 320 and max(own.device.batches) <= 16 and len(own.device.batches) > 10
 
 
 def test_a_window_collects_on_an_idle_device(own: Parts) -> None:
@@ -170,7 +173,40 @@ def test_a_device_that_fails_without_a_home_is_503_with_the_reason(own: Parts) -
         own.device.inner.close()
         assert asking.post("/classify", json={"input": [1, 2]}).status_code == 503
         down = asking.get("/health")
-        assert down.status_code == 503 and "reward pass has no device" in down.json()["error"]["message"]
+        assert down.status_code == 503 and "reward pass has no device (emulator" in down.json()["error"]["message"]
+        with client(server, token=None) as stranger:
+            said = stranger.get("/health")
+        assert said.status_code == 503 and "emulator" not in said.text, "strangers do not learn what runs here"
+
+
+def test_a_fault_of_ours_is_500_and_in_the_log(
+    own: Parts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(*_: Any) -> Any:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(own.engine, "submit", faulty)
+    with Server(own.engine, token=TOKEN) as server, client(server) as asking:
+        failed = asking.post("/classify", json={"input": [1, 2]})
+    assert failed.status_code == 500 and "see the server's log" in failed.json()["error"]["message"]
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a fault"]
+
+
+def test_a_queue_is_closed_twice_without_harm(own: Parts) -> None:
+    own.device.gate.clear()
+    rows = [np.array(row, np.int32) for row in ROWS[:3]]
+
+    async def close() -> list[Any]:
+        queue = Coalescer(own.engine, PassKind.REWARD, Limits(batch_sequences=1))
+        asked = [asyncio.create_task(queue.run([row])) for row in rows]
+        await asyncio.to_thread(waited, lambda: queue.running == 1 and queue.waiting == 2)
+        queue.close()
+        queue.close()
+        own.device.gate.set()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, *others = asyncio.run(close())
+    assert first[0].shape == (1,) and [other.status for other in others] == [503, 503]
 
 
 def test_closing_lets_running_requests_finish_and_refuses_the_rest(own: Parts) -> None:

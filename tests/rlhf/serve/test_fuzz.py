@@ -22,7 +22,7 @@ from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.serve.server import Server
 from tests.rlhf.serve.serving import TOKEN, client, parts
 
-EXAMPLES = 12
+EXAMPLES = 5
 """Of each route and kind."""
 CHECKS = [
     not_a_server_error,
@@ -65,7 +65,7 @@ def test_the_document_is_kept(mode: GenerationMode) -> None:
         one.device.close()
 
 
-DEEP = 200_000
+DEEP = 20_000
 NASTY = [
     b"",
     b" ",
@@ -92,12 +92,12 @@ NASTY = [
     b'{"input": [4294967297]}',
     b'{"input": ' + b"[" * DEEP + b"]" * DEEP + b"}",
     b'{"a": ' * DEEP + b"1" + b"}" * DEEP,
-    b'{"input": [' + b"true," * 100_000 + b"true]}",
-    b'{"input": [' + b"[1]," * 100_000 + b"[1]]}",
-    b'{"input": [' + b"{}," * 100_000 + b"{}]}",
+    b'{"input": [' + b"true," * 10_000 + b"true]}",
+    b'{"input": [' + b"[1]," * 10_000 + b"[1]]}",
+    b'{"input": [' + b"{}," * 10_000 + b"{}]}",
     b'{"input": [[1], "two"]}',
     b'{"input": {"0": 1}}',
-    b'{"input": "a\\u0000b ' + b"w " * 100_000 + b'"}',
+    b'{"input": "a\\u0000b ' + b"w " * 10_000 + b'"}',
     b'[{"input": [1]}]',
     b'{"input": [1]} {"input": [2]}',
     b"\xef\xbb\xbf" + b'{"input": [1]}',
