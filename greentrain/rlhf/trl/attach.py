@@ -52,7 +52,7 @@ def check_reference(trainer: Any, engine: OffloadEngine) -> OffloadedReference:
     program = engine.of(PassKind.REFERENCE).program
     if getattr(trainer, "_is_vlm", False):
         raise ConfigError("the policy reads images, which the offloaded reference cannot: keep beta=0.0")
-    prompt = longest_prompt(trainer)
+    prompt = longest_prompt(trainer, program.max_tokens - trainer.max_completion_length)
     if prompt + trainer.max_completion_length > program.max_tokens:
         raise ConfigError(
             f"the longest prompt has {prompt} tokens, max_completion_length is {trainer.max_completion_length}, and "
@@ -74,25 +74,35 @@ def check_reference(trainer: Any, engine: OffloadEngine) -> OffloadedReference:
     return reference
 
 
-def longest_prompt(trainer: Any, rows: int = 100_000) -> int:
-    """Return the tokens of the longest prompt, at least 1: of those with the most characters in the first rows.
+def longest_prompt(trainer: Any, room: int, rows: int = 100_000) -> int:
+    """Return the tokens of the longest prompt that may have more than ``room``; 1 where none may.
+
+    No tokenizer makes more tokens of a text than it has bytes, so short prompts need not be read; what a chat template
+    adds to each is no more than the first prompt has.
 
     Args:
-        trainer: With a ``train_dataset``; prompts that come as a stream or from an environment are not known yet.
-        rows: How many are looked at.
+        trainer: With data; prompts that come as a stream or from an environment are not known yet.
+        room: Tokens.
+        rows: How many of each data set are looked at.
     """
-    prompts = sorted(known_prompts(trainer, rows), key=lambda prompt: len(str(prompt)))[-16:]
-    return max([1, *(len(ids) for ids in trainer._tokenize_prompts(prompts)[0])]) if prompts else 1
+    prompts = known_prompts(trainer, rows)
+    if not prompts:
+        return 1
+    template = len(trainer._tokenize_prompts(prompts[:1])[0][0])
+    long = [prompt for prompt in prompts if len(str(prompt).encode()) + template > room]
+    found = (trainer._tokenize_prompts(long[i : i + 1000])[0] for i in range(0, len(long), 1000))
+    return max((len(ids) for some in found for ids in some), default=1)
 
 
 def known_prompts(trainer: Any, rows: int) -> list[Any]:
-    """Return the first prompts of a trainer, none where they are not known before training."""
-    data = trainer.train_dataset
-    if not hasattr(data, "__len__") or "prompt" not in data.column_names:
-        return []
+    """Return the first prompts of each of a trainer's data sets, none where they are not known before training."""
     if getattr(trainer, "environment_factories", None):
         return []
-    found: list[Any] = data.select_columns(["prompt"])[: min(len(data), rows)]["prompt"]
+    evaluated = trainer.eval_dataset
+    found: list[Any] = []
+    for data in (trainer.train_dataset, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated])):
+        if hasattr(data, "__len__") and "prompt" in data.column_names:
+            found += data.select_columns(["prompt"])[: min(len(data), rows)]["prompt"]
     return found
 
 

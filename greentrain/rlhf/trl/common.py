@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -93,13 +93,17 @@ class Offloading:
         for prompt in known_prompts(trainer, 1):  # what cannot be read is said before training
             for reward in self._rewards:
                 reward.ids([prompt], ["" if isinstance(prompt, str) else [{"role": "assistant", "content": ""}]])
-        self._reference_figures = Figures(engine, [PassKind.REFERENCE] if beta else [])
-        self._reward_figures = [Figures(one.engine, [PassKind.REWARD]) for one in self._rewards[:1]]
+        self._figures = [Figures(engine, [PassKind.REFERENCE])] if beta else []
+        self._figures += [Figures(one.engine, [PassKind.REWARD]) for one in self._rewards[:1]]
 
     # -- what TRL calls ----------------------------------------------------------------------------------------
 
     def _generate(self, prompts: list[Any]) -> Any:
-        late = self._late
+        late, trainer = self._late, cast(Any, self)
+        for figures in self._figures:
+            figures.begin(trainer.state.global_step)
+        for reward in self._rewards:  # of a step that an exception ended
+            reward.forget()
         self._stream = Stream(self.engine, PassKind.REFERENCE, sequences=_ALL) if late and self.ref_model else None
         self._prompts = prompts
         with self._phase(Phase.GENERATE):
@@ -126,7 +130,7 @@ class Offloading:
         """Log, with ``offload/<pass>/hidden``, ``busy_s``, ``wait_s`` and ``redone``: of this process, a step."""
         trainer: Any = self
         if trainer.model.training:
-            for figures in (self._reference_figures, *self._reward_figures):
+            for figures in self._figures:
                 logs.update(figures.since(trainer.state.global_step))
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 

@@ -19,7 +19,16 @@ class Figures:
         self._engine = engine
         self._kinds = tuple(kinds)
         self._seen = dict(engine.stats())
-        self._step = 0
+        self._step: int | None = None
+
+    def begin(self, step: int) -> None:
+        """Count from a step on: the first one, or the one that a run resumes at; nothing within a run.
+
+        Args:
+            step: Steps so far.
+        """
+        if self._step is None or step < self._step:
+            self._seen, self._step = dict(self._engine.stats()), step
 
     def since(self, step: int) -> dict[str, float]:
         """Return the figures a step since the last call; nothing where there was no step.
@@ -30,10 +39,9 @@ class Figures:
         Args:
             step: Steps so far.
         """
-        steps, now = step - self._step, self._engine.stats()
-        if steps <= 0:
-            self._step = step
+        if self._step is None or step <= self._step:
             return {}
+        steps, now = step - self._step, self._engine.stats()
         out: dict[str, float] = {}
         for kind in self._kinds:
             then, here = self._seen.get(kind, PassStats()), now.get(kind, PassStats())

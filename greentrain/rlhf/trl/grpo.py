@@ -6,6 +6,7 @@ import torch
 
 from greentrain._imports import try_import
 from greentrain.rlhf.trl.common import Offloading
+from greentrain.rlhf.trl.early import early
 from greentrain.rlhf.trl.late import LateBatch
 from greentrain.types import Phase
 
@@ -54,12 +55,13 @@ class OffloadGRPOTrainer(Offloading, GRPOTrainer):
         return torch.full((len(input_ids), 1), torch.nan, device=input_ids.device), None, None
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
+        self._due = False  # also of a generation whose reward raised
         inputs = super()._prepare_inputs(generation_batch)
         if not self._due:
             return inputs
-        self._due = False
         if self._stream is not None:
-            self._stream.flush()
+            with early("a reference pass"):
+                self._stream.flush()
         batches: Any = self._buffered_inputs
         first = self._step % len(batches)
         for i in (*range(first, len(batches)), *range(first)):

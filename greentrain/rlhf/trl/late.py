@@ -46,6 +46,15 @@ class LateBatch(dict[str, Any]):
             self[key]
         return super().pop(key, *default)
 
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return an entry, or set it to the default."""
+        return self[key] if key in self else super().setdefault(key, default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove and return the last entry."""
+        self._all()
+        return super().popitem()
+
     def items(self) -> Any:
         """Return what ``dict.items`` does."""
         self._all()

@@ -53,7 +53,7 @@ def observed(model: Any, eos_token_ids: Sequence[int], told: Told) -> Iterator[N
         eos_token_ids: As in :class:`EndedRows`.
         told: As in :class:`EndedRows`.
     """
-    generate = model.generate
+    generate, own = model.generate, vars(model).get("generate")
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         criteria = StoppingCriteriaList(kwargs.pop("stopping_criteria", None) or [])
@@ -65,3 +65,5 @@ def observed(model: Any, eos_token_ids: Sequence[int], told: Told) -> Iterator[N
         yield
     finally:
         del model.generate
+        if own is not None:
+            model.generate = own

@@ -14,6 +14,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.ticket import Ticket
+from greentrain.rlhf.trl.early import early
 from greentrain.rlhf.trl.rows import Rows
 
 _HARMLESS = {"use_cache", "output_router_logits"}
@@ -100,12 +101,18 @@ class OffloadedReference(torch.nn.Module):
         keys = rows.keys
         known = [i for i, key in enumerate(keys) if stream is not None and key in stream]
         fresh = sorted(set(range(len(keys))) - set(known))
-        ticket = self.engine.submit(PassKind.REFERENCE, rows.batch(fresh)) if fresh else None
+
+        def hand_in() -> Ticket | None:
+            return self.engine.submit(PassKind.REFERENCE, rows.batch(fresh)) if fresh else None
+
+        ticket: Ticket | None = None
+        with early("a reference pass"):
+            ticket = hand_in()
 
         def get() -> list[npt.NDArray[np.float32]]:
             streamed = stream.result([keys[i] for i in known]) if stream is not None and known else None
             found = dict(zip(known, _logprobs(streamed), strict=True)) | dict(
-                zip(fresh, _logprobs(_result(ticket)), strict=True)
+                zip(fresh, _logprobs(_result(ticket or hand_in())), strict=True)
             )
             return [found[i] for i in range(len(keys))]
 

@@ -1,6 +1,5 @@
 """A reward function of TRL whose model runs on an offload device."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.text import TextEncoder
+from greentrain.rlhf.trl.early import early
 from greentrain.rlhf.trl.rows import key_of
 
 with try_import("trl") as _imports:
@@ -27,7 +27,7 @@ class OffloadedReward:
     the reward model's tokenizer and then get no special tokens, which the template has written. TRL gives its own
     reward models no special tokens in either case: ``TextEncoder(..., special_tokens=False)`` does the same here.
 
-    A score that is no finite number becomes None, which TRL leaves out of its mean.
+    A score that is no finite number is a fault of the device, and redone: it never reaches TRL.
 
     Args:
         engine: With a reward pass.
@@ -90,7 +90,14 @@ class OffloadedReward:
         for ids in self.ids(prompts, completions):
             self._stream.add(key_of(ids), ids)
         if ahead is None or self._stream.under_way < ahead:
-            self._stream.flush()
+            with early("a reward pass"):
+                self._stream.flush()
+
+    def forget(self) -> None:
+        """Cancel what was handed in and never asked for."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
 
     @property
     def under_way(self) -> int:
@@ -111,7 +118,8 @@ class OffloadedReward:
             stream.cancel()
         if scores is None:
             return [None] * len(rows)
-        return [score if math.isfinite(score) else None for score in scores[:, self._label].tolist()]
+        found: list[float | None] = scores[:, self._label].tolist()
+        return found
 
     def ids(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[list[int]]:
         """Return the token ids that the reward model gets of each completion.

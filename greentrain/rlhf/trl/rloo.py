@@ -4,6 +4,7 @@ from typing import Any
 
 from greentrain._imports import try_import
 from greentrain.rlhf.trl.common import Offloading
+from greentrain.rlhf.trl.early import early
 from greentrain.rlhf.trl.late import LateTensor
 from greentrain.rlhf.trl.rows import key_of
 from greentrain.types import Phase
@@ -32,7 +33,8 @@ class OffloadRLOOTrainer(Offloading, RLOOTrainer):
             for prompt_ids, ids in zip(made[0], made[1], strict=True):
                 whole = [*prompt_ids, *ids]
                 self._stream.add(key_of(whole, len(prompt_ids)), whole, prompt_tokens=len(prompt_ids))
-            self._stream.flush()
+            with early("a reference pass"):
+                self._stream.flush()
         return made
 
     def _get_per_token_logps_and_entropies(

@@ -55,6 +55,7 @@ class _Steps(TrainerCallback):
         self.tokens = 0
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.tokens = 0
         self._scheduler.restart()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:

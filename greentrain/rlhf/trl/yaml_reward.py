@@ -12,6 +12,7 @@ that several of them share goes behind ``device: {name: remote}``.
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -40,11 +41,12 @@ class _Opened:
     def reward(self) -> OffloadedReward:
         with self._lock:
             if self._reward is None:
-                self._offload = Offload(settings())
+                with contextlib.ExitStack() as opened:
+                    offload = opened.enter_context(Offload(settings()))
+                    reward = OffloadedReward(offload.engine, offload.text[PassKind.REWARD], label=_label())
+                    opened.pop_all()
+                self._offload, self._reward = offload, reward
                 atexit.register(self.close)
-                self._reward = OffloadedReward(
-                    self._offload.engine, self._offload.text[PassKind.REWARD], label=_label()
-                )
             return self._reward
 
     def close(self) -> None:

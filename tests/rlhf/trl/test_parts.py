@@ -6,7 +6,6 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,10 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.text import TextEncoder
 from greentrain.rlhf.trl import versions, yaml_reward
 from greentrain.rlhf.trl.attach import offload_reference
+from greentrain.rlhf.trl.figures import Figures
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer
 from greentrain.rlhf.trl.late import LateBatch, LateTensor
-from greentrain.rlhf.trl.observer import EndedRows
+from greentrain.rlhf.trl.observer import EndedRows, observed
 from greentrain.rlhf.trl.precompute import OffloadDPOTrainer, OffloadKTOTrainer
 from greentrain.rlhf.trl.reference import OffloadedReference
 from greentrain.rlhf.trl.reward import OffloadedReward
@@ -81,6 +81,7 @@ def test_a_late_entry_is_waited_for_once_and_by_every_way_of_reading_it() -> Non
         assert read(late())["late"] == "there"
     assert late().get("late") == late().pop("late") == "there" and "there" in late().values()
     assert late().get("none", 3) == 3
+    assert late().setdefault("late", 4) == "there" and late().popitem() == ("late", "there")
     changed = late()
     changed["late"] = "set"
     assert changed["late"] == "set"
@@ -187,6 +188,15 @@ def test_a_trainer_that_cannot_be_offloaded_is_refused_before_it_trains(
     other.args.sync_ref_model = True
     with pytest.raises(ConfigError, match="the device would go on with the old weights"):
         offload_reference(other, engine, beta=0.1)
+    other = stock()
+    other.eval_dataset = {"short": tiny.prompts(4), "long": Dataset.from_dict({"prompt": ["a" * 60]})}
+    with pytest.raises(ConfigError, match="longest prompt has 60 tokens"):
+        offload_reference(other, engine, beta=0.1)
+    other = stock()
+    other.train_dataset = Dataset.from_dict({"prompt": ["ab" * 50] * 20 + ["c" * 55]})
+    other._tokenize_prompts = lambda prompts: ([[3] * (1 if "ab" in prompt else 55) for prompt in prompts], None, {})
+    with pytest.raises(ConfigError, match="longest prompt has 55 tokens"):
+        offload_reference(other, engine, beta=0.1)
     made = stock()
     assert offload_reference(made, engine, beta=0.1) is made.ref_model and made.beta == made.args.beta == 0.1
 
@@ -248,15 +258,10 @@ def test_conversations_go_through_the_reward_models_template(engine: OffloadEngi
         OffloadedReward(engine, TextEncoder(plain, 32)).ids([talk], [answer])
 
 
-def test_scores_that_are_no_numbers_and_texts_that_are_cut(
-    engine: OffloadEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_that_are_cut_are_told_of(engine: OffloadEngine) -> None:
     reward = OffloadedReward(engine, TextEncoder(tiny.tokenizer(), 8))
     with pytest.warns(GreenTrainWarning, match=r"1 of 2 texts fill the reward model's 8 tokens.* on the right"):
         reward(prompts=["a long prompt", "b"], completions=["x", "y"])
-    result = SimpleNamespace(scores=np.array([[np.nan], [np.inf], [1.5]], dtype=np.float32))
-    monkeypatch.setattr("greentrain.rlhf.stream.Stream.result", lambda *_: result)
-    assert reward(prompts=["a", "b", "c"], completions=["x", "y", "z"]) == [None, None, 1.5]
 
 
 def test_a_model_with_several_scores_needs_to_know_which(compiled: Mapping[PassKind, Artifact]) -> None:
@@ -299,6 +304,11 @@ def test_a_recipes_reward_opens_its_settings_once_and_says_what_is_missing(
     given: dict[str, Any] = {"prompts": ["why not "], "completions": ["yes"]}
     assert score(**given) == score(**given) == tiny.reward(engine)(**given)
     assert asyncio.run(yaml_reward.async_offloaded_reward(**given)) == score(**given)
+    yaml_reward.close()
+    monkeypatch.setenv(yaml_reward.LABEL, "3")
+    with pytest.raises(ConfigError, match="label=3: the reward model has 1 scores"):
+        score(**given)
+    assert yaml_reward._opened._offload is None, "the device stays open"
     monkeypatch.setenv(yaml_reward.LABEL, "first")
     with pytest.raises(ConfigError, match="GREENTRAIN_OFFLOAD_LABEL='first': give the number of the score"):
         _ = yaml_reward.offloaded_reward
@@ -323,6 +333,31 @@ def test_rows_are_told_of_once_without_padding_and_a_fault_stops_nothing() -> No
     broken = EndedRows(torch.ones(1, 1, dtype=torch.long), [1], told_wrong)
     with pytest.warns(GreenTrainWarning, match="KeyError"):
         assert not broken(torch.tensor([[4, 1]]), None).any()
+
+
+def test_a_generate_of_the_users_own_is_put_back() -> None:
+    model = tiny.policy()
+    own = model.generate = lambda **_: "own"
+    with observed(model, [1], lambda _: None):
+        assert model.generate(attention_mask=torch.ones(1, 1)) == "own"
+    assert model.generate is own
+    del model.generate
+    with observed(model, [1], lambda _: None):
+        pass
+    assert "generate" not in vars(model)
+
+
+def test_figures_of_a_resumed_run_are_a_step_of_its_own(engine: OffloadEngine) -> None:
+    figures = Figures(engine, [PassKind.REWARD])
+    for step in (100, 0):  # resumed there; and trained again from the beginning
+        figures.begin(step)
+        tiny.reward(engine)(prompts=["why not "], completions=["yes"])
+        before = engine.stats()[PassKind.REWARD].busy_s
+        figures.begin(step)
+        tiny.reward(engine)(prompts=["why not "], completions=["no"])
+        busy_s = engine.stats()[PassKind.REWARD].busy_s - before
+        assert figures.since(step + 2)["offload/reward/busy_s"] * 2 >= busy_s > 0
+        assert figures.since(step + 2) == {}
 
 
 # -- data with columns -----------------------------------------------------------------------------------------
