@@ -138,10 +138,12 @@ class EdiMeter:
     Args:
         source: Of the joules.
         matrix: Is updated.
+        cards: Offload devices, all with the same idle power.
     """
 
-    def __init__(self, source: EnergySource, matrix: EdiMatrix) -> None:
+    def __init__(self, source: EnergySource, matrix: EdiMatrix, cards: int = 1) -> None:
         self.matrix = matrix
+        self._cards = cards
         self._source = source
         self._pending: deque[StepRecord] = deque(maxlen=1024)
         self._gpu_idle = _Watts()
@@ -200,7 +202,7 @@ class EdiMeter:
         gpu_idle_w, gpu_from = self.gpu_idle
         active_j = idle_j = None
         if card.energy_j is not None and idle_w is not None:
-            kept_j = min(card.energy_j, idle_w * max(0.0, record.t1_s - record.t0_s - busy_s))
+            kept_j = min(card.energy_j, idle_w * max(0.0, record.t1_s - record.t0_s - busy_s / self._cards))
             active_j = (card.energy_j - kept_j) * own_s / busy_s
             wait_j = gpu_idle_w * wait.seconds if gpu_idle_w is not None else (None if wait.seconds > 0 else 0.0)
             idle_j = None if wait_j is None else kept_j * own_s / busy_s + wait_j

@@ -86,7 +86,7 @@ class StageScheduler(OffloadEngine):
         self._placements = Placements(movable, policy or EdiRule(), self.settings)
         devices = {id(what.device.device): what.device.device for what in engine.passes.values()}
         source = energy if energy is not None else SessionEnergy(session, list(devices.values()))
-        self._meter = EdiMeter(source, self._placements.matrix)
+        self._meter = EdiMeter(source, self._placements.matrix, self.settings.shape.cards)
         source.read()
         place = current_topology()
         self._first = place.rank == 0

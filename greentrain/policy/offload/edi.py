@@ -97,25 +97,28 @@ class EdiMatrix:
         self._cells: dict[tuple[Stage, Hardware], EdiCell] = {}
 
     def update(self, reading: EdiReading) -> None:
-        """Take a step's reading.
+        """Take a step's reading. Joules that are none, such as NaN or below 0, count as unknown.
 
         Raises:
-            ConfigError: Tokens are not above 0.
+            ConfigError: Tokens are not above 0, or the time is none.
         """
         if not (math.isfinite(reading.tokens) and reading.tokens > 0):
             raise ConfigError(f"tokens={reading.tokens} of a step: joules a token need tokens above 0")
+        if not (math.isfinite(reading.busy_s) and reading.busy_s >= 0):
+            raise ConfigError(f"busy_s={reading.busy_s} of {reading.stage}: give seconds of 0 or more")
+        active_j = _energy_j(reading.active_j)
         key = reading.stage, reading.hardware
         old = self._cells.get(key, EdiCell())
         seen = old.count + old.unknown
-        idle_j = None if reading.active_j is None else reading.idle_j  # both, or the sum would mix steps
+        idle_j = None if active_j is None else _energy_j(reading.idle_j)  # both, or the sum would mix steps
         self._cells[key] = replace(
             old,
-            count=old.count + (reading.active_j is not None),
-            unknown=old.unknown + (reading.active_j is None),
+            count=old.count + (active_j is not None),
+            unknown=old.unknown + (active_j is None),
             s_per_token=self._mean(old.s_per_token if seen else None, reading.busy_s / reading.tokens, seen),
-            active_j_per_token=self._next(old.active_j_per_token, reading.active_j, reading.tokens, old.count),
+            active_j_per_token=self._next(old.active_j_per_token, active_j, reading.tokens, old.count),
             idle_j_per_token=self._next(old.idle_j_per_token, idle_j, reading.tokens, old.count),
-            provenance=self._provenance(old, reading),
+            provenance=old.provenance if active_j is None else self._provenance(old, reading),
         )
 
     def cell(self, stage: Stage, hardware: Hardware) -> EdiCell:
@@ -141,10 +144,12 @@ class EdiMatrix:
         return old + weight * (new - old)
 
     def _provenance(self, old: EdiCell, reading: EdiReading) -> Provenance:
-        if reading.active_j is None:
-            return old.provenance
         known = reading.provenance if reading.provenance is not Provenance.MISSING else Provenance.MODELLED
         return worst(known, old.provenance) if old.count else known
+
+
+def _energy_j(given: float | None) -> float | None:
+    return None if given is None or not math.isfinite(given) or given < 0 else given
 
 
 def readings(table: CostTable, plan: Plan, shape: StepShape) -> list[EdiReading]:

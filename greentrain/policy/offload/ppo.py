@@ -71,7 +71,7 @@ def plan_of(action: Array, view: View) -> Plan:
 
 
 class PpoPolicy:
-    """Takes the most likely action.
+    """Takes the most likely action, or leaves all on the GPU where the joules of either are not known.
 
     Args:
         network: Of the policy; None: the shipped one.
@@ -85,7 +85,9 @@ class PpoPolicy:
     def choose(self, view: View) -> Plan:
         """Return the plan of the highest scores."""
         scores = self._network(features(view)[None]).reshape(len(MOVABLE), len(CHOICES))
-        return plan_of(scores.argmax(axis=1), view)
+        plan, gpu = plan_of(scores.argmax(axis=1), view), all_gpu(view.table)
+        known = all(view.objective.cost_j(view.step(one)) is not None for one in (plan, gpu))
+        return plan if known else gpu
 
     def reason(self, view: View, plan: Plan) -> str:
         """Return what the plan costs; why the network prefers it, nobody knows."""

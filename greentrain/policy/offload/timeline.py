@@ -24,6 +24,8 @@ from greentrain.types import Provenance
 
 Array = NDArray[np.float64]
 _ZERO: Final = np.zeros(())
+MOST_PARTS: Final = 10_000
+"""Micro-batches or chunks of a step: each is laid out by itself."""
 
 
 class Late(StrEnum):
@@ -60,8 +62,8 @@ class StepShape:
 
     def __post_init__(self) -> None:
         for name in ("micro_batches", "chunks", "cards"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)}: give at least 1")
+            if not 1 <= getattr(self, name) <= MOST_PARTS:
+                raise ConfigError(f"{name}={getattr(self, name)}: give at least 1 and at most {MOST_PARTS}")
         for name in ("old_share", "forward_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: give a share from 0 to 1")

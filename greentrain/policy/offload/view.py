@@ -1,5 +1,6 @@
 """What a policy sees, what it is to minimise, and what it answers."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -23,7 +24,7 @@ class Objective:
     """Longest step, as a multiple of that with everything on the GPU."""
 
     def __post_init__(self) -> None:
-        if not self.time_w >= 0:
+        if not 0 <= self.time_w < math.inf:
             raise ConfigError(f"time_w={self.time_w}: give watts of 0 or more")
         if not self.max_slowdown >= 1:
             raise ConfigError(f"max_slowdown={self.max_slowdown}: give 1 or more; all on the GPU is always allowed")

@@ -1,5 +1,7 @@
 """The Energy Density Index against means worked out by hand."""
 
+import dataclasses
+
 import pytest
 
 from greentrain.errors import ConfigError
@@ -51,6 +53,19 @@ def test_idle_joules_count_in_ours_and_not_in_the_published_index() -> None:
     matrix.update(reading(100.0, 50.0))
     assert matrix.value(*AT, Basis.ACTIVE) == pytest.approx(10.0)
     assert matrix.value(*AT, Basis.WHOLE) == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -1.0])
+def test_joules_that_are_none_are_unknown_and_spoil_no_mean(broken: float) -> None:
+    matrix = EdiMatrix()
+    matrix.update(reading(100.0, 50.0))
+    matrix.update(reading(broken, provenance=Provenance.MEASURED))
+    matrix.update(reading(100.0, broken))
+    assert matrix.value(*AT) == pytest.approx(15.0)
+    assert (matrix.cell(*AT).count, matrix.cell(*AT).unknown) == (2, 1)
+    assert matrix.cell(*AT).provenance is Provenance.MEASURED
+    with pytest.raises(ConfigError, match="busy_s"):
+        matrix.update(dataclasses.replace(reading(1.0), busy_s=broken))
 
 
 def test_what_nobody_knows_stays_unknown_and_changes_nothing() -> None:

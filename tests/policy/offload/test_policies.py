@@ -1,5 +1,7 @@
 """Every policy passes the conformance suite; the rule stays near the oracle on drawn steps."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -245,6 +247,20 @@ def test_features_are_finite_whatever_is_unknown() -> None:
     seen = View.of(step(known=False))
     assert features(seen).shape == (FEATURES,)
     assert np.isfinite(features(seen)).all()
+
+
+@pytest.mark.parametrize("name", ["edi-rule", "oracle", "ppo"])
+def test_nothing_moves_on_joules_that_nobody_knows(name: str) -> None:
+    rng, policy, moved = np.random.default_rng(0), open_offload_policy(name), 0
+    for task in TASKS * 5:
+        table, shape = task.draw(rng)
+        moved += label(policy.choose(View.of(table, shape))) != "all on gpu"
+        unknown = StageCost(duration_s=1.0, energy_j=None, provenance=Provenance.MISSING)
+        costs = {**table.costs, (Stage.GENERATE, Hardware.GPU): unknown}
+        no_idle = {"card_idle_w": None, "card_idle_provenance": Provenance.MISSING, "card_stays": False}
+        for dark in (dataclasses.replace(table, costs=costs), dataclasses.replace(table, **no_idle)):  # type: ignore[arg-type]
+            assert label(policy.choose(View.of(dark, shape))) == "all on gpu"
+    assert moved > 3
 
 
 def test_names_open_and_others_are_refused() -> None:

@@ -75,6 +75,17 @@ def test_a_card_is_booked_what_it_draws_above_idle_and_idle_beside_it() -> None:
     assert meter.gpu_idle[0] == pytest.approx(100.0)
 
 
+def test_two_cards_are_booked_no_joule_twice() -> None:
+    matrix = EdiMatrix()
+    meter = EdiMeter(Ramp(), matrix, cards=2)
+    meter.add(record())
+    busy_s = {Stage.REWARD: 6.0, Stage.REFERENCE: 6.0}  # 12 s of the 20 s that two cards have in a step
+    meter.add(record(offload_s=busy_s, t0_s=10.0))
+    cells = [matrix.cell(stage, Hardware.OFFLOAD) for stage in busy_s]
+    assert [cell.value(Basis.ACTIVE) for cell in cells] == [pytest.approx(0.3)] * 2  # 100 J less 10 W x (10 - 12/2) s
+    assert [cell.value() for cell in cells] == [pytest.approx(0.5)] * 2
+
+
 def test_without_the_idle_watts_or_the_joules_of_a_card_its_index_is_unknown() -> None:
     for source in (Ramp(), Ramp(card=False)):
         matrix = EdiMatrix()
