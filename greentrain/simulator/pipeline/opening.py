@@ -15,6 +15,7 @@ from greentrain.fpga_backend.explore.space import PRECISIONS
 from greentrain.fpga_backend.explore.subject import subject
 from greentrain.fpga_backend.roofline.cards import assume, named
 from greentrain.policy.offload.stages import MOVABLE, Stage
+from greentrain.policy.offload.timeline import MOST_PARTS
 from greentrain.simulator.pipeline.break_even import Footprint, footprint
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.published import NAME, published
@@ -68,12 +69,15 @@ def open_table(wanted: Wanted) -> PipelineTable:
         ConfigError: Something is missing or contradicts something else; the message says what to give.
         RunFolderError: The run folder cannot be read.
     """
+    for option, number in (("--tokens", wanted.tokens), ("--sequences", wanted.sequences), ("--length", wanted.length)):
+        if number is not None:
+            bound(option, number, 1e-9 if option == "--tokens" else 1, 1e15)
     table = _base(wanted)
     if wanted.card is not None:  # the model of the card is asked for the larger batch
         table = batch_sized(table, wanted.batch)
     changed: dict[str, Any] = {}
     if wanted.micro_batches is not None:
-        bound("--micro-batches", wanted.micro_batches, 1, 1e6)
+        bound("--micro-batches", wanted.micro_batches, 1, MOST_PARTS)
         changed["micro_batches"] = wanted.micro_batches
     if wanted.gpu_idle_w is not None:
         changed["gpu_idle_w"] = watts("--gpu-idle-w", wanted.gpu_idle_w)

@@ -108,8 +108,10 @@ def scale(
     mode: Mode,
     setting: Setting | None = None,
     grid: Grid | None = None,
+    *,
+    card_stays: bool = False,
 ) -> tuple[Scaled, ...]:
-    """Return a step for each number of GPUs, with and without cards.
+    """Return a step for each number of GPUs, with and without cards, which are powered in both if ``card_stays``.
 
     Raises:
         ConfigError: As :func:`scaled` and :func:`simulate`.
@@ -117,13 +119,13 @@ def scale(
     found = []
     for number in gpus:
         wider = scaled(table, number, link)
-        home = simulate(wider, Mode.GPU, setting, grid)
+        home = simulate(wider, Mode.GPU, setting, grid, card_stays=card_stays)
         found.append(
             Scaled(
                 gpus=number,
                 comm_s=link.all_reduce_s(number),
                 home=home,
-                away=simulate(wider, mode, setting, grid),
+                away=simulate(wider, mode, setting, grid, card_stays=card_stays),
                 efficiency=table.step_s / home.line.step_s * table.gpus / number,
             )
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from greentrain.config_values import bound
+from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.break_even import BreakEven, Footprint, break_even
 from greentrain.simulator.pipeline.figure import Origin
@@ -63,8 +64,10 @@ def reward_sized(table: PipelineTable, factor: float) -> PipelineTable:
     """Return the table with a reward model so many times as large, its time on both sides in proportion.
 
     Raises:
-        ConfigError: The factor is not positive.
+        ConfigError: The factor is not positive, or the step has no reward model.
     """
+    if Stage.REWARD not in table.rows:
+        raise ConfigError(f"{table.name} has no stage reward, whose model could be larger: vary --over batch or grid")
     bound("size of the reward model", factor, 1e-6, 1e6)
     row = table.rows[Stage.REWARD]
     why = f"a reward model {factor:g} x as large"

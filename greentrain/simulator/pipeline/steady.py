@@ -1,12 +1,15 @@
 """Many steps in a row: on-policy steps do not overlap, and an off-policy pipeline has to fill and to drain."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage, Where
 from greentrain.simulator.pipeline.modes import Mode, Setting, plan_of
 from greentrain.simulator.pipeline.simulate import simulate
 from greentrain.simulator.pipeline.table import PipelineTable
+
+MOST_STEPS: Final = 100_000
 
 
 def step_ends(table: PipelineTable, mode: Mode, steps: int, setting: Setting | None = None) -> Sequence[float]:
@@ -20,14 +23,14 @@ def step_ends(table: PipelineTable, mode: Mode, steps: int, setting: Setting | N
     Args:
         table: What its stages take.
         mode: How the training waits.
-        steps: How many trainings, at least 1.
+        steps: How many trainings, 1 to MOST_STEPS.
         setting: Cards, and how rollouts finish.
 
     Raises:
-        ConfigError: There are no steps, or the cards cannot be shared out.
+        ConfigError: There are no steps or too many, or the cards cannot be shared out.
     """
-    if steps < 1:
-        raise ConfigError(f"{steps} steps: at least 1 is simulated")
+    if not 1 <= steps <= MOST_STEPS:
+        raise ConfigError(f"{steps} steps: at least 1 and at most {MOST_STEPS} are simulated")
     setting = setting or Setting()
     if mode is not Mode.OFF_POLICY:
         step_s = simulate(table, mode, setting).line.step_s

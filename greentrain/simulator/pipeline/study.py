@@ -73,7 +73,9 @@ class _Opened:
         table = open_table(asked.wanted)
         return cls(table=table, grid=open_grid(asked.grid, asked.pue), made=open_footprint(table, asked.embodied_kg))
 
-    def paid(self, home: Outcome, away: Outcome) -> BreakEven | None:
+    def paid(self, setting: Setting, away: Outcome) -> BreakEven | None:
+        """Against GPUs without cards, even where the cards would be powered whatever the plan."""
+        home = simulate(self.table, Mode.GPU, setting, self.grid)
         return None if self.made is None else break_even(home, away, self.made)
 
 
@@ -105,8 +107,9 @@ def answer_modes(
     means = [step_ends(table, one.mode, steps, asked.setting(one.cards or cards[0]))[-1] / steps for one in found]
     home = simulate(table, Mode.GPU, asked.setting(cards[0]), grid, card_stays=asked.card_stays)
     away = best([outcome for outcome in found if outcome.plan != home.plan] or found)
-    paid = opened.paid(home, away)
-    scaled = scale(table, gpus, link, away.mode, asked.setting(away.cards or cards[0]), grid) if gpus and link else ()
+    paid = opened.paid(asked.setting(cards[0]), away)
+    wide = asked.setting(away.cards or cards[0])
+    scaled = scale(table, gpus, link, away.mode, wide, grid, card_stays=asked.card_stays) if gpus and link else ()
     known = all(one.line.energy_j is not None for one in found)
     least = "Least joules" if known else "Least time, for want of joules,"
     notes = [f"{least} with cards: {away.mode}, {away.cards} of them.", *text.paid_lines(table.card, paid, grid)]
@@ -141,7 +144,7 @@ def answer_waterfall(asked: Asked, cards: int) -> Answer:
     opened = _Opened.of(asked)
     table, grid = opened.table, opened.grid
     rows = waterfall(table, asked.setting(cards), grid, card_stays=asked.card_stays)
-    paid = opened.paid(rows[0].outcome, rows[-2].outcome)
+    paid = opened.paid(asked.setting(cards), rows[-2].outcome)
     return Answer(
         document={
             **_document(table, asked, grid),

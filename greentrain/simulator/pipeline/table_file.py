@@ -26,6 +26,7 @@ from typing import Any, Final
 from greentrain.config_values import bound, choice, nearest
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
+from greentrain.policy.offload.timeline import MOST_PARTS
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.table import FORWARD_SHARE, NONE, PipelineTable, Row
 
@@ -92,7 +93,7 @@ def from_mapping(data: Any, where: str, *, tokens: float | None = None) -> Pipel
         rows=rows,
         tokens=_tokens(top.get("tokens") if tokens is None else tokens, where),
         sequences=_integer(top.get("sequences"), f"{where}: sequences"),
-        micro_batches=_integer(top.get("micro_batches"), f"{where}: micro_batches") or 8,
+        micro_batches=_integer(top.get("micro_batches"), f"{where}: micro_batches", MOST_PARTS) or 8,
         forward_share=reader.share(top.get("forward_share"), "forward_share") or FORWARD_SHARE,
         old_share=reader.share(top.get("old_share"), "old_share") or NONE,
         gpu=str(gpu.get("name", "GPU")),
@@ -119,6 +120,7 @@ def from_csv(text: str, where: str, *, tokens: float | None = None) -> PipelineT
             raise ConfigError(f"{where}: no column {column}; it has {', '.join(columns) or 'none'}")
     stages: dict[str, dict[str, Any]] = {}
     idle: dict[str, Any] = {}
+    seen: set[tuple[str, str]] = set()
     for number, line in enumerate(reader, start=2):
         place = f"{where}, line {number}"
         stage, side = (line["stage"] or "").strip(), (line["where"] or "").strip()
@@ -129,10 +131,15 @@ def from_csv(text: str, where: str, *, tokens: float | None = None) -> PipelineT
             for key, column in (("s", "seconds"), ("w", "watts"))
             if (value := (line[column] or "").strip())
         }
+        choice(f"{place}: stage", stage, (*Stage, _IDLE))
+        if (stage, side) in seen:
+            raise ConfigError(f"{place}: {stage} on the {side} is there already: give one line each, or their sum")
+        seen.add((stage, side))
         if stage == _IDLE:
+            if "s" in figures:
+                raise ConfigError(f"{place}: {_IDLE} has seconds: it is the watts of what waits, so leave them empty")
             idle[side] = figures.get("w")
             continue
-        choice(f"{place}: stage", stage, (*Stage, _IDLE))
         stages.setdefault(stage, {}).update({f"{side}_{key}": figure for key, figure in figures.items()})
     data: dict[str, Any] = {"stages": stages, "tokens": tokens}
     data |= {side: {"idle_w": watts} for side, watts in idle.items()}
@@ -198,11 +205,11 @@ def _number(given: Any, where: str) -> float:
         raise ConfigError(f"{where} is {given!r}; it is a number") from None
 
 
-def _integer(given: Any, where: str) -> int | None:
+def _integer(given: Any, where: str, most: int = 10**9) -> int | None:
     if given is None:
         return None
-    if type(given) is not int or not 1 <= given <= 10**9:
-        raise ConfigError(f"{where} is {given!r}; it is a whole number of at least 1")
+    if type(given) is not int or not 1 <= given <= most:
+        raise ConfigError(f"{where} is {given!r}; it is a whole number of at least 1 and at most {most}")
     return given
 
 

@@ -18,6 +18,11 @@ _TRAIN: Final = ("train", Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """Phases that are training."""
 _PHASES: Final = {**{str(stage): stage for stage in Stage}, **{str(name): Stage.TRAIN for name in _TRAIN}}
 
+GAP: Final = 0.01
+"""Share of an interval in which a sensor may have been silent for its joules to count."""
+KNOWN: Final = 0.9
+"""Share of a stage's time whose joules must be known for its watts to be."""
+
 
 @dataclass(slots=True)
 class _Sum:
@@ -25,14 +30,18 @@ class _Sum:
 
     rank_s: float = 0.0
     energy_j: float = 0.0
-    missing: bool = False
+    device_s: float = 0.0
+    """Of all metered devices."""
+    known_s: float = 0.0
+    """Of it, in intervals without a gap: those of ``energy_j``."""
     provenances: set[Provenance] = field(default_factory=set)
 
 
 def table_of_run(folder: Path, *, tokens: float | None = None) -> PipelineTable:
     """Read a run folder whose step was phased, with everything on the GPUs.
 
-    Seconds are those of a rank's step, watts the joules of the phase over its seconds. Time outside the named stages is
+    Seconds are those of a rank's step, watts the joules of the phase over its seconds, both of intervals in which the
+    sensors had no gap; where these are less than KNOWN of its time, watts are unknown. Time outside the named stages is
     training's: it is in the step, and nothing can move it. Devices are GPUs where there are any, else whatever else
     was metered, but for cards.
 
@@ -61,7 +70,7 @@ def table_of_run(folder: Path, *, tokens: float | None = None) -> PipelineTable:
     rows = {}
     for stage in (stage for stage in Stage if stage in sums):
         of_step = Figure(value=sums[stage].rank_s / steps, origin=Origin.MEASURED, source=told.get(stage, source))
-        rows[stage] = _row(sums[stage], of_step, gpus, job.steps)
+        rows[stage] = _row(sums[stage], of_step)
     forward_s, backward_s = seconds.get(Phase.FORWARD, 0.0), seconds.get(Phase.BACKWARD, 0.0)
     train_s = sums[Stage.TRAIN].rank_s
     share = FORWARD_SHARE
@@ -114,6 +123,8 @@ def with_engine(
         if isinstance(busy_s, bool) or not isinstance(busy_s, int | float):
             raise ConfigError(f"{where}: {name} has busy_s {busy_s!r}; give the seconds that the device computed")
         bound(f"{where}: {name}.busy_s", float(busy_s), 0, 1e9)
+        if not busy_s:
+            raise ConfigError(f"{where}: {name} has busy_s 0, so it never ran on the device: leave it away")
         stage = Stage(name)
         figure = Figure(value=busy_s / steps, origin=Origin.MEASURED, source=f"{where}, {steps} steps")
         passes[stage] = (figure, (card_w or {}).get(stage))
@@ -150,13 +161,14 @@ def _sums(record: RunRecord) -> tuple[int, dict[Stage, _Sum]]:
                 _of(sums, name).rank_s += value
             for uid in uids:
                 device = entry.devices.get(uid)
-                for name in entry.phase_s:
+                known = device is not None and device.is_known(interval_s) and device.missing_s <= GAP * interval_s
+                for name, phase_s in entry.phase_s.items():
                     into = _of(sums, name)
-                    if device is None or not device.is_known(interval_s):
-                        into.missing = True
-                        continue
-                    into.energy_j += device.phases.get(name, 0.0)
-                    into.provenances.add(device.provenance)
+                    into.device_s += phase_s
+                    if device is not None and known:
+                        into.known_s += phase_s
+                        into.energy_j += device.phases.get(name, 0.0)
+                        into.provenances.add(device.provenance)
     return len(devices), sums
 
 
@@ -171,13 +183,17 @@ def _metered(rank: RankRecord) -> list[str]:
     return [uid for uid, kind in kinds.items() if kind != DeviceKind.FPGA]
 
 
-def _row(found: _Sum, gpu_s: Figure, devices: int, steps: int) -> Row:
-    """Return a row: watts of a device are the joules of a step of the job over its seconds, shared by all devices."""
-    if not devices or found.missing or not found.provenances or not gpu_s.value:
+def _row(found: _Sum, gpu_s: Figure) -> Row:
+    """Return a row: watts of a device are the joules of all over their seconds, where both are known."""
+    share = found.known_s / found.device_s if found.device_s else 0.0
+    if share < KNOWN:
         return Row(gpu_s=gpu_s)
-    origin = Origin.MEASURED if found.provenances == {Provenance.MEASURED} else Origin.MODELLED
-    watts = found.energy_j / steps / gpu_s.value / devices
-    return Row(gpu_s=gpu_s, gpu_w=Figure(value=watts, origin=origin, source=gpu_s.source))
+    whole = share == 1 and found.provenances == {Provenance.MEASURED}
+    source = gpu_s.source if share == 1 else f"{gpu_s.source}, of the {share:.0%} of its time without gaps"
+    watts = Figure(
+        value=found.energy_j / found.known_s, origin=Origin.MEASURED if whole else Origin.MODELLED, source=source
+    )
+    return Row(gpu_s=gpu_s, gpu_w=watts)
 
 
 def _gpu_name(record: RunRecord) -> str:

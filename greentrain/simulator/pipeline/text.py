@@ -49,8 +49,16 @@ def fallen(table: PipelineTable, rows: Sequence[Fall], notes: Sequence[str]) -> 
     shown = _table(("what is added",), _FIGURES)
     for row in rows:
         shown.add_row(row.name, *figures(row.outcome))
-    chosen = f"The scheduler's choice: {said(rows[-1].outcome)}, {rows[-1].outcome.mode}."
+    chosen = f"The scheduler's choice: {_choice(rows[-1].outcome)}."
     return Group(_title(table), shown, *_lines([chosen, *physics(table), *notes, *rests(table)]))
+
+
+def _choice(outcome: Outcome) -> str:
+    """Return the plan, and the mode where something depends on it: where a pass runs beside the GPUs."""
+    places = set(outcome.plan.values())
+    if places <= {Where.GPU}:
+        return "the GPUs alone"
+    return said(outcome) + (f", mode {outcome.mode}" if Where.CONCURRENT in places else "")
 
 
 def varied(table: PipelineTable, over: str, points: Sequence[Point], notes: Sequence[str]) -> RenderableType:
@@ -67,7 +75,7 @@ def varied(table: PipelineTable, over: str, points: Sequence[Point], notes: Sequ
             _number(point.home.line.j_per_token),
             _number(point.away.line.j_per_token),
             hours(point.paid),
-            "GPU" if not point.best.line.busy_s[Hardware.OFFLOAD] else str(point.best.mode),
+            "gpu" if not point.best.line.busy_s[Hardware.OFFLOAD] else str(point.best.mode),
         )
     return Group(_title(table), shown, *_lines([*notes, *rests(table)]))
 

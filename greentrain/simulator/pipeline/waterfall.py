@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from greentrain.policy.offload.stages import plans
-from greentrain.simulator.pipeline.modes import ON_POLICY, Mode, Setting
+from greentrain.simulator.pipeline.modes import ON_POLICY, Mode, Setting, plan_of
 from greentrain.simulator.pipeline.simulate import Grid, Outcome, best, simulate
 from greentrain.simulator.pipeline.table import PipelineTable
 
@@ -60,6 +60,9 @@ def scheduled(
     """
     setting = setting or Setting()
     legal = plans(table.cost_table(setting.cards))
+    own = (Mode.GPU, Mode.SEQUENTIAL)  # their names say where the passes run; PARALLEL has the same barriers
     return best(
-        simulate(table, mode, setting, grid, plan=plan, card_stays=card_stays) for mode in modes for plan in legal
+        simulate(table, mode, setting, grid, plan=plan, card_stays=card_stays)
+        for mode in modes
+        for plan in ([plan_of(table, mode)] if mode in own else legal)
     )

@@ -1,6 +1,7 @@
 """``greentrain rlhf``: what it prints, writes and returns."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "140")
     Path("ours.yaml").write_text(YAML)
+    Path("no-reward.yaml").write_text(re.sub(r"(?m)^  reward:.*\n", "", YAML))
     Path("engine.json").write_text('{"steps": 2, "passes": {"reward": {"busy_s": 6.0}}}')
     return tmp_path
 
@@ -65,6 +67,19 @@ def test_an_engines_statistics_and_watts_are_taken() -> None:
     assert data["outcomes"][0]["origins"] == ["measured"]
 
 
+def test_cards_that_stay_do_not_pay_for_their_own_making() -> None:
+    words = ["published", "--slowdown", "1", "--card-w", "60", "--card-idle-w", "30", "--embodied-kg", "50", "--json"]
+    scaling = ["--gpus", "1,2", "--gradient-gb", "1", "--link-gb-s", "100"]
+    asked = ["simulate", *words, *scaling, "--mode", "late", "--grid", "400"]
+    leave, stay = (json.loads(_run(*asked, *more)[1]) for more in ([], ["--card-stays"]))
+    assert leave["break_even"] == stay["break_even"], "GPUs without cards are what both are held against"
+    joules = [[row["home"]["energy_j"] for row in data["scaling"]] for data in (leave, stay)]
+    assert joules[0][0] == pytest.approx(21 * 600) and joules[1][0] == pytest.approx(21 * 600 + 21 * 30)
+    grid = ["--grid", "400"]
+    leave, stay = (json.loads(_run("waterfall", *words, *grid, *more)[1]) for more in ([], ["--card-stays"]))
+    assert leave["break_even"] == stay["break_even"]
+
+
 def test_waterfall_prints_the_ablation_and_what_the_scheduler_chose() -> None:
     words = ["--card", "U55C", "--assume", "--reward-model", "minilm", "--gpu-model", "H100", "--grid", "400"]
     code, out, _ = _run("waterfall", "published", *words, "--plot", "w.png")
@@ -102,9 +117,15 @@ def test_sensitivity_over_models_batches_and_grids() -> None:
         (["simulate", "published", "--gpus", "8"], "--gpus needs --gradient-gb and --link-gb-s"),
         (["simulate", "published", "--link-gb-s", "8"], "name the numbers of GPUs with --gpus"),
         (["simulate", "published", "--plot", "x.txt"], "format of a picture is 'txt'"),
-        (["simulate", "published", "--tokens", "0"], "tokens=0"),
+        (["simulate", "published", "--tokens", "0"], "--tokens is 0"),
+        (["simulate", "published", "--tokens", "nan"], "--tokens is nan"),
+        (["simulate", "published", "--sequences", "-5"], "--sequences is -5"),
+        (["simulate", "published", "--length", "0"], "--length is 0"),
+        (["simulate", "published", "--chunks", "100000000", "--mode", "stream"], "at most 10000"),
+        (["simulate", "published", "--steps", "100000000"], "at most 100000 are simulated"),
         (["simulate", "published", "--card", "V80", "--reward-model", "minilm"], "V80 lacks"),
         (["waterfall", "published", "--cards", "0"], "0 cards"),
+        (["sensitivity", "no-reward.yaml"], "no stage reward"),
         (["sensitivity", "published", "--over", "gird"], "--over is 'gird'; known: reward-model, batch, grid"),
         (["sensitivity", "published", "--mode", "late,stream"], "names 2 modes: a sensitivity is of one"),
         (["sensitivity", "published", "--values", "big"], "--values big: numbers"),

@@ -64,6 +64,10 @@ def test_a_csv_file_says_the_same() -> None:
         from_csv(text.replace("generate,gpu", "generate,tpu"), "t.csv", tokens=1)
     with pytest.raises(ConfigError, match=r"line 2: seconds is 'four'"):
         from_csv(text.replace("gpu,4,300", "gpu,four,300"), "t.csv", tokens=1)
+    with pytest.raises(ConfigError, match=r"line 8: reward on the gpu is there already"):
+        from_csv(text + "reward,gpu,2,200,measured,timers\n", "t.csv", tokens=1)
+    with pytest.raises(ConfigError, match=r"line 7: idle has seconds"):
+        from_csv(text.replace("idle,gpu,,", "idle,gpu,1,"), "t.csv", tokens=1)
     with pytest.raises(ConfigError, match="no column watts"):
         from_csv("stage,where,seconds\n", "t.csv", tokens=1)
 
@@ -148,6 +152,22 @@ def test_a_run_without_gpu_or_with_gaps(tmp_path: Path) -> None:
     assert table_of_run(gap).rows[Stage.GENERATE].gpu_w is None
 
 
+@pytest.mark.parametrize(("silent", "known"), [(1, True), (3, False)])
+def test_joules_of_intervals_with_gaps_do_not_make_watts_smaller(tmp_path: Path, silent: int, known: bool) -> None:
+    whole = [_entry(i, {"GPU-0": 3000.0}) for i in range(20 - silent)]
+    half = device(1500.0, Provenance.MEASURED, phases=SHARES)
+    gaps = [
+        dataclasses.replace(one, devices={"GPU-0": dataclasses.replace(half, missing_s=5.0)})
+        for one in (_entry(i, {"GPU-0": 3000.0}) for i in range(20 - silent, 20))
+    ]
+    found = table_of_run(Folder(tmp_path).rank(0, [GPU], [*whole, *gaps]).path)
+    watt = found.rows[Stage.GENERATE].gpu_w
+    assert (watt is not None) is known and found.step_s == pytest.approx(2.0)
+    if watt is not None:
+        assert watt.value == pytest.approx(300.0) and watt.origin is Origin.MODELLED
+        assert "of the 95% of its time without gaps" in watt.source
+
+
 def test_a_run_that_is_no_pipeline_says_what_is_missing(tmp_path: Path) -> None:
     plain = Folder(tmp_path, "plain").rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0)}, tokens=1)]).path
     with pytest.raises(ConfigError, match=r"no phase generate; it has .*session\.phase"):
@@ -173,6 +193,7 @@ def test_an_engines_statistics_are_the_cards_seconds() -> None:
         ({"steps": 0, "passes": {}}, "steps is 0"),
         ({"steps": 1, "passes": {"train": {"busy_s": 1}}}, "pass 'train' is none of"),
         ({"steps": 1, "passes": {"reward": {"busy_s": None}}}, "busy_s None"),
+        ({"steps": 1, "passes": {"reward": {"busy_s": 0.0, "calls": 0}}}, "never ran"),
         ({"steps": 1, "passes": {"critic": {"busy_s": 1.0}}}, "ours has no stage critic"),
     ]
     for given, message in wrong:
