@@ -97,8 +97,8 @@ class OffloadEngine:
             try:
                 for piece in parts(batch, what.sequences if what.part_size is None else what.part_size.next):
                     run = Run(desk, kind, piece, at)
+                    runs.append(run)  # before it takes room, which is given back wherever an exception comes from
                     desk.enter(run)
-                    runs.append(run)
                     run.start(0.0 if desk.in_callback else desk.timeout_s)
             except BaseException:
                 for run in runs:

@@ -58,6 +58,26 @@ class FrozenPass:
             raise ConfigError(f"the {self.kind} pass has no home: give place(home=...) a device to keep it on")
         return self.home
 
+    def score_at(self, label: int | None) -> int:
+        """Return which of a sequence's scores is meant: the only one, where nobody says.
+
+        Raises:
+            ConfigError: The pass has no scores, or not that one, or several and nobody says which.
+        """
+        labels = self.program.labels
+        if not labels:
+            raise ConfigError(
+                f"the {self.kind} pass returns log-probabilities, not scores: compile a sequence-classification model"
+            )
+        if label is None and labels > 1:
+            raise ConfigError(
+                f"the {self.kind} model has {labels} scores a sequence: say which one is the reward by "
+                f"label=0 to {labels - 1}"
+            )
+        if label is not None and not 0 <= label < labels:
+            raise ConfigError(f"label={label}: the {self.kind} model has {labels} scores, 0 to {labels - 1}")
+        return label or 0
+
     @property
     def redone_alike(self) -> bool:
         """True if home returns the same bits as the device."""

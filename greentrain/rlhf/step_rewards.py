@@ -38,23 +38,24 @@ class StepTicket:
         ticket: Of the prefixes.
         ends: By completion, where its steps end.
         width: T.
+        label: Which score of a prefix is the reward.
     """
 
-    def __init__(self, ticket: Ticket, ends: Sequence[Sequence[int]], width: int) -> None:
+    def __init__(self, ticket: Ticket, ends: Sequence[Sequence[int]], width: int, label: int = 0) -> None:
         self.ticket = ticket
         self._ends = ends
         self._width = width
+        self._label = label
 
     def result(self, timeout_s: float | None = None) -> StepRewards:
         """Wait for the rewards: the barrier. Raises as :meth:`Ticket.result` does."""
         found = self.ticket.result(timeout_s)
-        if found.scores is None:
-            raise BatchError("the step_reward pass returned no scores: its model ends in log-probabilities")
+        assert found.scores is not None  # or the engine would have raised
         rewards = torch.zeros(len(self._ends), self._width)
         steps = torch.zeros(len(self._ends), self._width, dtype=torch.bool)
         rows = [(i, end) for i, ends in enumerate(self._ends) for end in ends]
         at = tuple(torch.tensor(rows).T)
-        rewards[at] = torch.from_numpy(np.array(found.scores[:, 0]))
+        rewards[at] = torch.from_numpy(np.array(found.scores[:, self._label]))
         steps[at] = True
         return StepRewards(rewards=rewards, steps=steps)
 
@@ -67,6 +68,7 @@ def submit(
     *,
     kind: PassKind = PassKind.STEP_REWARD,
     width: int | None = None,
+    label: int | None = None,
 ) -> StepTicket:
     """Hand in the prefixes of all steps as one batch.
 
@@ -77,16 +79,18 @@ def submit(
         ends: By completion, the indices of its tokens at which a step ends: see :func:`step_ends`.
         kind: Of the pass.
         width: T; None: of the longest completion.
+        label: Which score of a prefix is the reward; may be left out where there is one.
 
     Raises:
         BatchError: There is no step at all, an index lies outside its completion, or a prefix does not fit the model.
-        ConfigError: There is no such pass.
+        ConfigError: There is no such pass, or it does not have that score.
     """
+    label = engine.of(kind).score_at(label)
     batch = prefixes(prompts, completions, ends)
     longest = max(len(row) for row in completions)
     if width is not None and width < longest:
         raise BatchError(f"width={width}: a completion has {longest} tokens")
-    return StepTicket(engine.submit(kind, batch), ends, longest if width is None else width)
+    return StepTicket(engine.submit(kind, batch), ends, longest if width is None else width, label)
 
 
 def prefixes(prompts: Sequence[Ids], completions: Sequence[Ids], ends: Sequence[Sequence[int]]) -> Batch:

@@ -53,24 +53,13 @@ class OffloadedReward:
         _imports.check()
         self.__name__ = name
         self.engine = engine
-        program = engine.of(PassKind.REWARD).program
-        if not program.labels:
-            raise ConfigError(
-                "the reward pass returns log-probabilities, not scores: compile a sequence-classification model"
-            )
-        if label is None and program.labels > 1:
-            raise ConfigError(
-                f"the reward model has {program.labels} scores a sequence: say which one is the reward by "
-                f"label=0 to {program.labels - 1}"
-            )
-        if label is not None and not 0 <= label < program.labels:
-            raise ConfigError(f"label={label}: the reward model has {program.labels} scores, 0 to {program.labels - 1}")
+        frozen = engine.of(PassKind.REWARD)
+        self._label, program = frozen.score_at(label), frozen.program
         if text.max_tokens > program.max_tokens:
             raise ConfigError(
                 f"texts are cut after {text.max_tokens} tokens, and the reward model was compiled for "
                 f"{program.max_tokens}: compile it with max_tokens={text.max_tokens}, or cut earlier"
             )
-        self._label = label or 0
         self._text = text
         self._templated = TextEncoder(text.tokenizer, text.max_tokens, special_tokens=False)
         self._template_kwargs = dict(chat_template_kwargs or {})

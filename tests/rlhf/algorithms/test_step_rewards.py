@@ -1,6 +1,9 @@
+from typing import Any
+
 import numpy as np
 import pytest
 
+from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
@@ -52,6 +55,26 @@ def test_steps_that_do_not_fit_are_named() -> None:
         step_rewards.prefixes([prompt], [completion], [[]])
     with pytest.raises(BatchError, match="1 prompts, 1 completions and 2 lists"):
         step_rewards.prefixes([prompt], [completion], [[0], [0]])
+
+
+def test_which_score_is_the_reward_is_said_before_anything_runs() -> None:
+    device = Emulator()
+    prompt, completion = np.array([1, 2], dtype=np.int32), np.array([3, 4], dtype=np.int32)
+    try:
+        several = OffloadEngine([place(PassKind.STEP_REWARD, encoder(labels=3, layers=1), device)])
+        given: tuple[Any, ...] = ([prompt], [completion], [[1]])
+        with pytest.raises(ConfigError, match="has 3 scores a sequence: say which one is the reward by label=0 to 2"):
+            step_rewards.submit(several, *given)
+        with pytest.raises(ConfigError, match="label=3"):
+            step_rewards.submit(several, *given, label=3)
+        found = [step_rewards.submit(several, *given, label=i).result().rewards[0, 1].item() for i in range(3)]
+        whole = several.submit(PassKind.STEP_REWARD, Batch.of([[1, 2, 3, 4]])).result().scores
+        assert whole is not None and found == whole[0].tolist()
+        none = OffloadEngine([place(PassKind.REFERENCE, decoder(layers=1), device)])
+        with pytest.raises(ConfigError, match="log-probabilities, not scores"):
+            step_rewards.submit(none, *given, kind=PassKind.REFERENCE)
+    finally:
+        device.close()
 
 
 def test_a_completion_ends_its_last_step() -> None:
