@@ -45,7 +45,7 @@ def serve(
         from greentrain.rlhf.opening import Offload
         from greentrain.rlhf.serve.access import token_of
         from greentrain.rlhf.serve.limits import Limits
-        from greentrain.rlhf.serve.server import Server, check_installed
+        from greentrain.rlhf.serve.server import Server, check_installed, check_listening
         from greentrain.rlhf.settings import OffloadSettings
 
         check_installed()
@@ -67,7 +67,8 @@ def serve(
         )
         found = OffloadSettings.load(settings)
         token = None if token_file is None else token_of(token_file)
-        with _signals() as ended, Offload(found) as offload:
+        check_listening(host, port, token)
+        with Offload(found) as offload, _signals() as ended:  # a signal before that ends the loading at once
             made: Any = {"host": host, "port": port, "token": token, "limits": limits, "too_long": too_long}
             with Server(offload.engine, offload.text, **made) as server:
                 with_token = "" if token is None else f", token in {token_file}"

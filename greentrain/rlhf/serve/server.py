@@ -1,6 +1,7 @@
 """The server in a thread of this process."""
 
 import contextlib
+import errno
 import ipaddress
 import socket
 import threading
@@ -62,9 +63,7 @@ class Server:
         self.limits = limits or Limits()
         if not {PassKind.REWARD, PassKind.REFERENCE} & engine.passes.keys():
             raise ConfigError("the engine has neither a reward nor a reference pass: there is nothing to serve")
-        family, address = _resolved(host, port)
-        if token is None and not ipaddress.ip_address(address[0]).is_loopback:
-            raise ConfigError(f"host {host} can be reached by other machines: give a token, or listen at 127.0.0.1")
+        family, address = _resolved(host, port, token)
         self.application = application(engine, text or {}, token=token, limits=self.limits, too_long=too_long)
         try:
             self._socket = _listening(family, address)
@@ -133,7 +132,17 @@ def check_installed() -> None:
     _imports.check()
 
 
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+def check_listening(host: str, port: int, token: str | None) -> None:
+    """Raise if a server could not listen there, before models are loaded for minutes.
+
+    Raises:
+        ConfigError: As of :class:`Server`.
+        OSError: As of :class:`Server`.
+    """
+    _listening(*_resolved(host, port, token)).close()
+
+
+def _resolved(host: str, port: int, token: str | None) -> tuple[socket.AddressFamily, tuple[str, int]]:
     if not 0 <= port <= 65535:
         raise ConfigError(f"port is {port}; it must be between 0 and 65535")
     try:
@@ -141,6 +150,8 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, in
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host {host!r} is no address of this machine: {error}") from error
     family, _, _, _, address = found[0]
+    if token is None and not ipaddress.ip_address(address[0]).is_loopback:
+        raise ConfigError(f"host {host} can be reached by other machines: give a token, or listen at 127.0.0.1")
     return family, (str(address[0]), int(address[1]))
 
 
@@ -152,5 +163,7 @@ def _listening(family: socket.AddressFamily, address: tuple[str, int]) -> socket
         made.listen(BACKLOG)
     except OSError as error:
         made.close()
-        raise OSError(error.errno, f"{address[0]}:{address[1]} cannot be listened at: {error.strerror}") from error
+        remedy = "; choose another port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
+        said = f"{address[0]}:{address[1]} cannot be listened at: {error.strerror}{remedy}"
+        raise OSError(error.errno, said) from error
     return made

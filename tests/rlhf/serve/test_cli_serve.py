@@ -85,6 +85,21 @@ def test_a_port_that_is_taken_is_named(settings: Path) -> None:
         port = taken.getsockname()[1]
         done = CliRunner().invoke(APP, [str(settings), "--no-token", "--port", str(port)])
     assert done.exit_code == 1 and f"127.0.0.1:{port} cannot be listened at: Address already in use" in done.output
+    assert "choose another port" in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_a_signal_while_models_load_ends_the_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loading(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10.0)
+
+    monkeypatch.setattr("greentrain.rlhf.opening.compiled", loading)
+    file = tmp_path / "offload.yaml"
+    file.write_text("reward: {model: somewhere}\n")
+    began_s = time.monotonic()
+    done = CliRunner().invoke(APP, [str(file), "--no-token", "--port", "0"])
+    assert done.exit_code == 130 and time.monotonic() - began_s < 5.0
 
 
 def test_wrong_settings_are_named(tmp_path: Path) -> None:
