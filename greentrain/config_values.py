@@ -43,7 +43,7 @@ def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
 def nearest(word: str, known: typing.Iterable[str]) -> str:
     """Return a question that names the nearest known word; empty if none is near."""
     near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f". Did you mean {near[0]!r}?" if near else ""
+    return f". Did you mean {str(near[0])!r}?" if near else ""
 
 
 def build(cls: type[T], data: Mapping[str, Any], where: str) -> T:
@@ -70,7 +70,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         if isinstance(value, hint):  # type: ignore[arg-type]
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{key} is {value!r}; it must be a section with keys")
+            known = ", ".join(sorted(typing.get_type_hints(hint)))
+            raise ConfigError(f"{key} is {value!r}; it must be a section with keys: {known}")
         return build(hint, value, where=f"{key}.")  # type: ignore[arg-type]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):

@@ -110,8 +110,8 @@ def _compiled(kind: PassKind, given: PassSettings, folder: Path) -> Artifact:
             activation_bits=cast(ActivationBits, given.activation_bits),
             temperature=given.temperature,
         )
-    except OffloadError:
-        raise
+    except OffloadError as error:
+        raise type(error)(f"{kind}.model {given.model!r}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{kind}: {error}") from error
 

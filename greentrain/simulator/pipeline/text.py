@@ -54,11 +54,8 @@ def fallen(table: PipelineTable, rows: Sequence[Fall], notes: Sequence[str]) -> 
 
 
 def _choice(outcome: Outcome) -> str:
-    """Return the plan, and the mode where something depends on it: where a pass runs beside the GPUs."""
-    places = set(outcome.plan.values())
-    if places <= {Where.GPU}:
-        return "the GPUs alone"
-    return said(outcome) + (f", mode {outcome.mode}" if Where.CONCURRENT in places else "")
+    """Return the plan, and the mode where it matters: where a pass runs beside the GPUs."""
+    return said(outcome) + (f", mode {outcome.mode}" if Where.CONCURRENT in outcome.plan.values() else "")
 
 
 def varied(table: PipelineTable, over: str, points: Sequence[Point], notes: Sequence[str]) -> RenderableType:
@@ -75,7 +72,7 @@ def varied(table: PipelineTable, over: str, points: Sequence[Point], notes: Sequ
             _number(point.home.line.j_per_token),
             _number(point.away.line.j_per_token),
             hours(point.paid),
-            "gpu" if not point.best.line.busy_s[Hardware.OFFLOAD] else str(point.best.mode),
+            "GPU" if not point.best.line.busy_s[Hardware.OFFLOAD] else str(point.best.mode),
         )
     return Group(_title(table), shown, *_lines([*notes, *rests(table)]))
 
