@@ -11,11 +11,8 @@ compared with the score of the same sequence computed directly, bit for bit.
 """
 
 import argparse
-import asyncio
-import json
 import multiprocessing
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.metering import machine
+from benchmarks.rlhf_server_clients import asking
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
@@ -89,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for device in DEVICES:
             ways = list(WAYS)[:2] if args.quick else list(WAYS)
             requests = 2 if args.quick else args.requests
-            with _engine(device) as (engine, sequences, wanted):
+            with _engine(device, 64 if args.quick else 512) as (engine, sequences, wanted):
                 for clients, way in [(args.clients, way) for way in ways] + [(1, way) for way in ways[1:3]]:
                     rows.append(_row(ask, engine, sequences, wanted, device, way, clients, requests))
                     print(f"{rows[-1]}", file=sys.stderr)
@@ -119,11 +117,11 @@ def markdown(rows: Sequence[Row], about: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _engine(device: str) -> Iterator[tuple[OffloadEngine, list[list[int]], list[float]]]:
+def _engine(device: str, number: int) -> Iterator[tuple[OffloadEngine, list[list[int]], list[float]]]:
     """Yield an engine, sequences, and what it says of each directly."""
     artifact = encoder(layers=4, hidden=128, heads=4, inner=512, vocabulary=1000, max_tokens=TOKENS)
     rng = np.random.default_rng(0)
-    sequences = [rng.integers(1, 1000, int(rng.integers(16, TOKENS + 1))).tolist() for _ in range(512)]
+    sequences = [rng.integers(1, 1000, int(rng.integers(16, TOKENS + 1))).tolist() for _ in range(number)]
     opened = DEVICES[device]()
     try:
         engine = OffloadEngine([place(PassKind.REWARD, artifact, opened)])
@@ -173,51 +171,15 @@ def _clients() -> Iterator[Any]:
     """Yield a pipe to the process of the clients."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_asking, args=(theirs,), daemon=True)
+    process = context.Process(target=asking, args=(theirs,), daemon=True)
     process.start()
     try:
         yield ours
     finally:
         ours.send(None)
         process.join()
-
-
-def _asking(pipe: Any) -> None:
-    while (work := pipe.recv()) is not None:
-        pipe.send(asyncio.run(_all(*work)))
-
-
-async def _all(
-    url: str, sequences: Sequence[Sequence[int]], clients: int, requests: int
-) -> tuple[float, list[tuple[int, float, float]]]:
-    """Return the time of all, and number of the sequence, seconds and score of each answer."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
-    begin = asyncio.Event()
-    bodies = [json.dumps({"input": row, "use_activation": False}).encode() for row in sequences]
-
-    async def one(number: int) -> list[tuple[int, float, float]]:
-        reader, writer = await asyncio.open_connection(host, int(port))
-        await begin.wait()
-        found = []
-        for turn in range(requests):
-            index = (number * requests + turn) % len(bodies)
-            begun_s = time.perf_counter()
-            head = "POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length:"
-            writer.write(f"{head} {len(bodies[index])}\r\n\r\n".encode() + bodies[index])
-            answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-            size = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-            content = json.loads(await reader.readexactly(size))
-            score = content["data"][-1]["probs"][-1] if b" 200 " in answer[:16] else float("nan")
-            found.append((index, time.perf_counter() - begun_s, score))
-        writer.close()
-        return found
-
-    tasks = [asyncio.create_task(one(number)) for number in range(clients)]
-    await asyncio.sleep(0.2)
-    begun_s = time.perf_counter()
-    begin.set()
-    found = await asyncio.gather(*tasks)
-    return time.perf_counter() - begun_s, [item for some in found for item in some]
+        ours.close()
+        theirs.close()
 
 
 if __name__ == "__main__":
