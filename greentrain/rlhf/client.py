@@ -21,9 +21,12 @@ from greentrain.rlhf.address import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, URL_VAR
 
 Item = TypeVar("Item", bound=Sized)
 Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 _LARGEST = 500_000
 """Tokens or letters in a request: at most 12 bytes each as JSON, and a server takes 8 MiB."""
+_MOST_ASIDE = 128
+"""Calls from coroutines that are under way at a time: two batches of a server."""
 _LONGEST_S = 30.0
 """Of a wait between two tries."""
 _MOST_S = 1e6
@@ -85,6 +88,8 @@ class ServeClient:
         self._parallel = parallel
         self._model = model
         self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._asking = 0
         self._idle: dict[tuple[int, str], list[http.client.HTTPConnection]] = {}
         """By process and server: a process that was forked off must not read the answers of the other one."""
 
@@ -98,7 +103,7 @@ class ServeClient:
 
     async def rewards_async(self, texts: Sequence[str]) -> list[float]:
         """Return what :meth:`rewards` does, from a thread."""
-        return await asyncio.to_thread(self.rewards, texts)
+        return await self._aside(lambda: self.rewards(texts))
 
     def classify(self, texts: Sequence[str]) -> list[float]:
         """Return the same scores by the route of vLLM's pooling models. Raises as :meth:`rewards`."""
@@ -141,7 +146,7 @@ class ServeClient:
 
     async def logprobs_async(self, ids: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[list[float]]:
         """Return what :meth:`logprobs` does, from a thread."""
-        return await asyncio.to_thread(self.logprobs, ids, temperature=temperature)
+        return await self._aside(lambda: self.logprobs(ids, temperature=temperature))
 
     def health(self) -> Mapping[str, Any]:
         """Return what ``GET /health`` says. Raises ServeError as the others do."""
@@ -170,6 +175,22 @@ class ServeClient:
             return _joined(map(ask, some))
         with ThreadPoolExecutor(min(self._parallel, len(some)), thread_name_prefix="greentrain-client") as threads:
             return _joined(threads.map(ask, some))
+
+    async def _aside(self, ask: Callable[[], Value]) -> Value:
+        """Ask from a thread. asyncio's own are few, and a server batches what is asked for at the same time."""
+        with self._lock:
+            self._asking += 1
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(_MOST_ASIDE, thread_name_prefix="greentrain-client")
+            threads = self._threads
+        try:
+            return await asyncio.get_running_loop().run_in_executor(threads, ask)
+        finally:
+            with self._lock:
+                self._asking -= 1
+                if not self._asking:
+                    self._threads = None
+                    threads.shutdown(wait=False)
 
     def _post(self, route: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._ask("POST", route, json.dumps(body).encode())

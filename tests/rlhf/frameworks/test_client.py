@@ -1,5 +1,6 @@
 """The client against a server that does what it is told, and against the real one."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -22,12 +23,15 @@ class Scripted(ThreadingHTTPServer):
     """Gives prepared answers in turn, then echoes lengths as rewards; remembers what it was asked."""
 
     daemon_threads = True
+    request_queue_size = 128
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.answers: list[Answer] = []
         self.asked: list[tuple[str, str | None, Any]] = []
+        self.together: threading.Barrier | None = None
+        """Answers wait until so many are asked for."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -41,6 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked.append((self.path, self.headers["authorization"], body))
         echo: Answer = (200, {}, {"rewards": [float(len(text)) for text in body.get("query", [])]})
+        if self.server.together is not None:
+            self.server.together.wait(5.0)
         status, headers, answer = self.server.answers.pop(0) if self.server.answers else echo
         if status == 0:
             self.close_connection = True
@@ -201,6 +207,17 @@ def test_a_forked_process_does_not_read_the_answers_of_its_parent(scripted: Scri
         assert client.rewards(["ab"]) == [2.0]
         mine = client._idle[os.getpid(), scripted.url]
         assert len(mine) == 1 and mine[0] not in next(iter(kept.values()))
+
+
+def test_a_hundred_rollouts_are_asked_for_at_a_time(scripted: Scripted) -> None:
+    scripted.together = threading.Barrier(100)
+
+    async def all_of_them(client: ServeClient) -> list[list[float]]:
+        return await asyncio.gather(*(client.rewards_async(["a" * i]) for i in range(100)))
+
+    with ServeClient(scripted.url, tries=1) as client:
+        for _ in range(2):
+            assert asyncio.run(all_of_them(client)) == [[float(i)] for i in range(100)]
 
 
 def test_many_tries_do_not_end_in_a_number_too_large(closed_port: str) -> None:
