@@ -3,6 +3,7 @@
 import base64
 import binascii
 import hmac
+import ipaddress
 import os
 import secrets
 from collections.abc import Iterable
@@ -12,7 +13,6 @@ from greentrain.errors import ConfigError
 
 SHORTEST = 16
 """Characters of a token."""
-LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Access:
@@ -47,7 +47,7 @@ class Access:
         found = dict(headers)
         if self._token is None:
             name = found.get(b"host", b"").decode("latin-1").lower()
-            return name.rpartition(":")[0] in LOCAL_NAMES or name in LOCAL_NAMES
+            return _is_local(name) or _is_local(name.rpartition(":")[0])
         return hmac.compare_digest(_given(found.get(b"authorization", b"")), self._token)
 
 
@@ -75,6 +75,14 @@ def token_of(file: Path) -> str:
         raise ConfigError(f"the token file {file} can be read by others: chmod 600 {file}")
     Access(found)
     return found
+
+
+def _is_local(name: str) -> bool:
+    """Return True for localhost and for loopback addresses in figures, to which no name can be rebound."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _given(header: bytes) -> bytes:

@@ -248,6 +248,14 @@ def test_without_a_token_only_this_machine_may_ask_by_its_own_name(made: Parts) 
         assert rebound.status_code == 403
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
             assert asking.post("/classify", content=FINE, headers={"Content-Type": kind}).status_code == 415
+    with Server(made.engine, host="127.0.0.2") as server, client(server, token=None) as asking:
+        assert asking.post("/classify", json={"input": [1]}).status_code == 200
+    for name, may in (
+        ("localhost", True), ("LOCALHOST:8700", True), ("[::1]:8700", True), ("[::1]", True), ("127.0.0.1", True),
+        ("localhost.evil.example", False), ("127.0.0.1.evil.example", False), ("10.0.0.1:8700", False), ("", False),
+        ("evil.example:127.0.0.1", False), ("0.0.0.0:8700", False),
+    ):  # fmt: skip
+        assert Access(None).allows([(b"host", name.encode())]) is may, name
     for host in ("0.0.0.0", "::"):
         with pytest.raises(ConfigError, match="give a token"):
             Server(made.engine, host=host)
