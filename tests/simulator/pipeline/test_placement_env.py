@@ -80,8 +80,8 @@ def test_the_network_of_a_short_training_does_what_its_agent_does() -> None:
     from greentrain.simulator.pipeline.train_offload import about, train
     from greentrain.simulator.train_carl import network_of
 
-    agent = train(steps=512, runs=1)
-    network = network_of(agent, about(steps=512, seed=0))
+    agent = train(steps=128, runs=1)
+    network = network_of(agent, about(steps=128, seed=0))
     assert [len(bias) for bias in network.biases] == [256, 128, 64, 9]
     env = PlacementEnv()
     for seed in range(20):
