@@ -8,6 +8,7 @@ A package offers a device in its ``pyproject.toml``::
 and is then found under that name. An entry that cannot be imported stays in the list with its reason.
 """
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -38,6 +39,14 @@ class Installed:
         except DeviceError as error:
             return str(error)
         return ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What its constructor takes; empty where that cannot be read. Imports it."""
+        try:
+            return tuple(inspect.signature(self._loaded()).parameters)
+        except (DeviceError, TypeError, ValueError):
+            return ()
 
     def __call__(self, *arguments: Any, **options: Any) -> OffloadDevice:
         """Open the device.

@@ -1,7 +1,6 @@
 """From settings to an engine: opens devices, compiles models, loads them."""
 
 import contextlib
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -77,14 +76,6 @@ class Offload:
         return place(kind, artifact, self.device, home=self.home, temperature=given.temperature, **cut)
 
 
-def _parameters(make: Any) -> str:
-    """Return what a device is opened with, as ``; known: design, addresses``; empty where that cannot be read."""
-    try:
-        return f"; known: {', '.join(inspect.signature(make).parameters)}"
-    except (TypeError, ValueError):
-        return ""
-
-
 def _opened(given: DeviceSettings, role: str, opened: contextlib.ExitStack) -> OffloadDevice:
     known = devices()
     if given.name not in known:
@@ -94,6 +85,7 @@ def _opened(given: DeviceSettings, role: str, opened: contextlib.ExitStack) -> O
     except (TypeError, ValueError) as error:
         if isinstance(error, OffloadError | ConfigError):
             raise
-        raise ConfigError(f"{role}.options of {given.name}: {error}{_parameters(known[given.name])}") from error
+        options = ", ".join(known[given.name].options)
+        raise ConfigError(f"{role}.options of {given.name}: {error}; known: {options or 'none'}") from error
     opened.callback(device.close)
     return device

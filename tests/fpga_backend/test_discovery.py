@@ -35,6 +35,7 @@ def test_our_devices_are_found_and_can_be_imported() -> None:
     ours = {name: found for name, found in devices().items() if found.distribution == OWN}
     assert tuple(sorted(ours)) == OURS
     assert {name: found.reason for name, found in ours.items()} == dict.fromkeys(OURS, "")
+    assert ours["torch"].options == ("device", "dtype", "depth")
 
 
 def test_looking_imports_nothing(install: Install) -> None:
