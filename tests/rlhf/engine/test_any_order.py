@@ -27,7 +27,7 @@ from greentrain.rlhf.ticket import Ticket
 from greentrain.testing.flaky_device import Fault, Flaky
 
 Answer = TypeVar("Answer")
-EXAMPLES = int(os.environ.get("GREENTRAIN_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("GREENTRAIN_EXAMPLES", "40"))
 KINDS = (PassKind.REWARD, PassKind.REFERENCE)
 ROWS = [[1 + (3 * i + j) % 90 for j in range(1 + (5 * i) % 11)] for i in range(12)]
 SOME = st.lists(st.integers(0, len(ROWS) - 1), min_size=1, max_size=6)

@@ -6,8 +6,7 @@ GREENTRAIN_KILLS=20 kills as often as the proof of the whole asks for; so does b
 import os
 import random
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
@@ -21,13 +20,14 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.remote.client import RemoteDevice
 from greentrain.fpga_backend.remote.connection import Patience
+from greentrain.fpga_backend.remote.server import serve
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.testing.xrt_noop import LIBRARIES, SHIM, noop_device
 from tests.rlhf.engine.conftest import Closing
 
-KILLS = int(os.environ.get("GREENTRAIN_KILLS", "3"))
+KILLS = int(os.environ.get("GREENTRAIN_KILLS", "1"))
 QUICK = Patience(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.3, hold_s=0.1, poll_s=0.05)
 TOKEN = "a-token-of-a-test-that-nobody-else-has"
 
@@ -45,30 +45,44 @@ def test_a_worker_of_the_whole_xrt_chain_killed_at_random(tmp_path: Path) -> Non
     assert len(found.warnings) <= 1
 
 
-def test_a_server_that_is_killed(reward: Artifact, closing: Closing, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(TOKEN, encoding="ascii")
-    command = [sys.executable, "-m", "greentrain.fpga_backend.remote", "emulator", "--token-file", str(token)]
+def lending() -> tuple[int, str]:
+    """Fork a process that lends an emulator; return its id and address. A new interpreter would import for seconds."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            server = serve(Emulator(), token=TOKEN)
+            os.write(write, server.url.encode())
+            os.close(write)
+            time.sleep(60.0)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read) as address:
+        return child, address.read()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_server_that_is_killed(reward: Artifact, closing: Closing) -> None:
     batch = Batch.of([[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]])
     wanted = Engine(reward).run(batch).scores
     assert wanted is not None
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().split()[-1]
-            device, home = RemoteDevice(url, token=TOKEN, patience=QUICK), Emulator()
-            closing(device, home)
-            engine = OffloadEngine([place(PassKind.REWARD, reward, device, home=home, sequences=1)])
-            with pytest.warns(UserWarning, match="emulator at 127.0.0.1.* is lost .* with the same bits") as told:
-                tickets = [engine.submit(PassKind.REWARD, batch) for _ in range(4)]
-                server.kill()
-                tickets += [engine.submit(PassKind.REWARD, batch) for _ in range(4)]
-                for ticket in tickets:
-                    scores = ticket.result().scores
-                    assert scores is not None and np.array_equal(scores, wanted)
-            assert len(told) == 1
-            begun_s = time.monotonic()
-            engine.submit(PassKind.REWARD, batch).result()
-            assert time.monotonic() - begun_s < QUICK.lost_s
-        finally:
-            server.kill()
+    child, url = lending()
+    try:
+        device, home = RemoteDevice(url, token=TOKEN, patience=QUICK), Emulator()
+        closing(device, home)
+        engine = OffloadEngine([place(PassKind.REWARD, reward, device, home=home, sequences=1)])
+        with pytest.warns(UserWarning, match="emulator at 127.0.0.1.* is lost .* with the same bits") as told:
+            tickets = [engine.submit(PassKind.REWARD, batch) for _ in range(4)]
+            os.kill(child, signal.SIGKILL)
+            tickets += [engine.submit(PassKind.REWARD, batch) for _ in range(4)]
+            for ticket in tickets:
+                scores = ticket.result().scores
+                assert scores is not None and np.array_equal(scores, wanted)
+        assert len(told) == 1
+        begun_s = time.monotonic()
+        engine.submit(PassKind.REWARD, batch).result()
+        assert time.monotonic() - begun_s < QUICK.lost_s
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

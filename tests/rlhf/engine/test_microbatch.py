@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
@@ -85,6 +85,7 @@ def test_a_size_that_fails_is_none() -> None:
     assert size.best == 16
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.floats(-1.0, 1e9), st.booleans()), max_size=200),
     st.integers(0, 6),

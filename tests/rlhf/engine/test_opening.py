@@ -32,7 +32,7 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.microbatch import BestPartSize
 from greentrain.rlhf.models import compiled
 from greentrain.rlhf.opening import Offload
-from greentrain.rlhf.settings import OffloadSettings, PassSettings
+from greentrain.rlhf.settings import DeviceSettings, OffloadSettings, PassSettings
 from greentrain.rlhf.text import TextEncoder
 
 TOKEN = "a-token-of-a-test-that-nobody-else-has"
@@ -117,10 +117,11 @@ def test_a_device_on_another_machine(
     inner = Emulator()
     try:
         with serve(inner, token=TOKEN) as server:
-            for token in (TOKEN, {"file": str(tmp_path / "token")}, {"env": "GREENTRAIN_TEST_TOKEN"}):
-                device = {"name": "remote", "options": {"url": server.url, "token": token}}
-                with Offload({"device": device, "reward": {"model": folders["reward"], "max_tokens": 8}}) as offload:
-                    assert np.array_equal(rewards(offload), scored)
+            for token in (TOKEN, {"env": "GREENTRAIN_TEST_TOKEN"}):
+                assert DeviceSettings(options={"token": token}).arguments("device") == {"token": TOKEN}
+            device = {"name": "remote", "options": {"url": server.url, "token": {"file": str(tmp_path / "token")}}}
+            with Offload({"device": device, "reward": {"model": folders["reward"], "max_tokens": 8}}) as offload:
+                assert np.array_equal(rewards(offload), scored)
     finally:
         inner.close()
 
