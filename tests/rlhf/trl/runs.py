@@ -1,6 +1,6 @@
-"""Short trainings in each mode, and as a script: the same on each rank of several.
+"""Short trainings in each mode, and as a script: the same on each of two ranks, forked behind one import.
 
-RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.rlhf.trl.runs FOLDER
+WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.rlhf.trl.runs FOLDER
 """
 
 import gc
@@ -86,7 +86,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     device, compiled = Emulator(), tiny.artifacts()
     found = {}
-    for algorithm, modes in (("grpo", MODES), ("rloo", ("sequential", "late", "stream"))):
+    for algorithm, modes in (("grpo", ("sequential", "late", "stream")), ("rloo", ("sequential", "stream"))):
         for mode in modes:
             made = trainer(algorithm, mode, folder, compiled, device, max_steps=2, per_device_train_batch_size=2)
             made.train()
@@ -96,5 +96,18 @@ def main(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
+def fork(folder: Path) -> int:
+    """Train on two ranks; return 0 if both ended well."""
+    ranks = []
+    for rank in "01":
+        child = os.fork()
+        if child == 0:
+            os.environ.update(RANK=rank, LOCAL_RANK=rank)
+            main(folder)
+            sys.exit()
+        ranks.append(child)
+    return sum(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) != 0 for rank in ranks)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(fork(Path(sys.argv[1])))
