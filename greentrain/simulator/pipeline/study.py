@@ -194,8 +194,8 @@ def answer_sensitivity(asked: Asked, over: str, values: Sequence[str], mode: Mod
         points = [seen(x, open_table(_with(asked.wanted, batch=x))) for x in _numbers(values, FACTORS)]
     else:
         points = [seen(x, reward_sized(table, x)) for x in _numbers(values, FACTORS)]
-    best = "what a scheduler would do, by joules; by time where some are unknown"
-    notes = [f"With card: mode {mode}, {cards} of them. best: {best}."]
+    legend = "what a scheduler would do, by joules; by time where some are unknown"
+    notes = [f"With card: mode {mode}, {cards} of them. best: {legend}."]
     if opened.made is None:
         notes.append(f"Embodied carbon of {table.card} is unknown (--embodied-kg), and so is the break-even.")
     else:
