@@ -1,6 +1,6 @@
 """PPO on a small GPT, with the reward and the reference pass on an offload device beside the critic's.
 
-    pip install 'greentrain-torch[fpga,recipes]' torchrl
+    pip install 'greentrain-torch[rlhf]'
     python recipes/raw/ppo_offload.py --small
     python recipes/raw/ppo_offload.py --small --sequential        # the same weights at the end, bit for bit
 

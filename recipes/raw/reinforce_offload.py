@@ -1,6 +1,6 @@
 """REINFORCE++ and process rewards on a small GPT: no critic, and both passes on an offload device.
 
-    pip install 'greentrain-torch[fpga,recipes]' torchrl
+    pip install 'greentrain-torch[rlhf]'
     python recipes/raw/reinforce_offload.py --small
     python recipes/raw/reinforce_offload.py --small --algorithm process
 
