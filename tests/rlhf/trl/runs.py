@@ -1,6 +1,6 @@
-"""Short trainings in each mode, and as a script: the same on each of two ranks, forked behind one import.
+"""Short trainings in each mode, and as a script: the same on each rank of several.
 
-WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.rlhf.trl.runs FOLDER
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.rlhf.trl.runs FOLDER
 """
 
 import gc
@@ -96,18 +96,5 @@ def main(folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def fork(folder: Path) -> int:
-    """Train on two ranks; return 0 if both ended well."""
-    ranks = []
-    for rank in "01":
-        child = os.fork()
-        if child == 0:
-            os.environ.update(RANK=rank, LOCAL_RANK=rank)
-            main(folder)
-            sys.exit()
-        ranks.append(child)
-    return sum(os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) != 0 for rank in ranks)
-
-
 if __name__ == "__main__":
-    sys.exit(fork(Path(sys.argv[1])))
+    main(Path(sys.argv[1]))

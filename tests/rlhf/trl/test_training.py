@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -48,7 +47,7 @@ def parts() -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[subprocess.Popen[bytes]]]]:
     """Two ranks that train in each mode while the other tests run."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as found:
@@ -61,14 +60,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subp
         "MASTER_PORT": str(port),
         "HF_HUB_OFFLINE": "1",
     }
-    variables = os.environ | shared | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.rlhf.trl.runs", str(folder)]
-    with (folder / "log").open("wb") as log:
-        made = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True)
+    made = []
+    for rank in "01":
+        variables = os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tests.rlhf.trl.runs", str(folder)]
+        with (folder / f"log{rank}").open("wb") as log:
+            made.append(subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log))
     yield folder, made
-    if made.poll() is None:
-        os.killpg(made.pid, signal.SIGKILL)
-    made.wait()
+    for process in made:
+        process.kill()
+        process.wait()
 
 
 def trained(*args: Any, **options: Any) -> Any:
@@ -189,8 +190,9 @@ def test_a_broken_device_costs_a_warning_and_no_bit(parts: Any, tmp_path: Path) 
 
 
 def test_two_ranks_train_to_the_same_bits_in_every_mode(ranks: Any) -> None:
-    folder, process = ranks
-    assert process.wait(240) == 0, (folder / "log").read_text()[-2000:]
+    folder, processes = ranks
+    for rank, process in enumerate(processes):
+        assert process.wait(240) == 0, (folder / f"log{rank}").read_text()[-2000:]
     first, second = (json.loads((folder / f"rank{rank}.json").read_text()) for rank in "01")
     assert first == second
     for algorithm in ("grpo", "rloo"):
