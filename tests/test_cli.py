@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from greentrain import GreenSession, __version__, cli_fpga
+from greentrain import GreenSession, __version__, cli_fpga, cli_rlhf
 from greentrain.cli import app
 from greentrain.ledger import RunRecord, read_run
 
@@ -57,7 +57,13 @@ def test_the_commands_and_options_are_these() -> None:
             "--actions", "--config", "--deadline", "--json", "--picture", "--start", "--tokens", "--trace", "--zones",
             "-c",
         ],
+        "serve": [
+            "--drain-s", "--host", "--max-batch", "--max-batch-tokens", "--max-body-mib", "--max-sequences",
+            "--max-waiting", "--no-token", "--port", "--timeout-s", "--token-file", "--too-long", "--window-ms",
+            "settings",
+        ],
         "fpga": [],
+        "rlhf": [],
     }  # fmt: skip
     fpga = typer.main.get_group(cli_fpga.app).commands
     assert {name: sorted(option for param in fpga[name].params for option in param.opts) for name in fpga} == {
@@ -65,6 +71,28 @@ def test_the_commands_and_options_are_these() -> None:
         "explore": [
             "--assume", "--batch", "--card", "--cards", "--gpu", "--gpu-power-w", "--gpu-tokens-per-s", "--head",
             "--json", "--mfu", "--plot", "--precision", "--sequence", "--set", "--texts", "model",
+        ],
+    }  # fmt: skip
+    rlhf = typer.main.get_group(cli_rlhf.app).commands
+    assert {name: sorted(option for param in rlhf[name].params for option in param.opts) for name in rlhf} == {
+        "simulate": [
+            "--assume", "--card", "--card-idle-w", "--card-stays", "--card-w", "--cards", "--chunks", "--embodied-kg",
+            "--engine", "--gpu-idle-w", "--gpu-model", "--gpus", "--gradient-gb", "--grid", "--json",
+            "--kl-in-reward", "--length", "--link-gb-s", "--link-latency-us", "--mfu", "--micro-batches", "--mode",
+            "--plot", "--precision", "--pue", "--reference-model", "--reward-model", "--sequences", "--serial-s",
+            "--set", "--slowdown", "--steps", "--tokens", "table",
+        ],
+        "waterfall": [
+            "--assume", "--card", "--card-idle-w", "--card-stays", "--card-w", "--cards", "--chunks", "--embodied-kg",
+            "--engine", "--gpu-idle-w", "--gpu-model", "--grid", "--json", "--kl-in-reward", "--length", "--mfu",
+            "--micro-batches", "--plot", "--precision", "--pue", "--reference-model", "--reward-model", "--sequences",
+            "--set", "--slowdown", "--tokens", "table",
+        ],
+        "sensitivity": [
+            "--assume", "--card", "--card-idle-w", "--card-w", "--cards", "--chunks", "--embodied-kg", "--engine",
+            "--gpu-idle-w", "--gpu-model", "--grid", "--json", "--kl-in-reward", "--length", "--mfu",
+            "--micro-batches", "--mode", "--over", "--plot", "--precision", "--pue", "--reference-model",
+            "--reward-model", "--sequences", "--set", "--slowdown", "--tokens", "--values", "table",
         ],
     }  # fmt: skip
 
