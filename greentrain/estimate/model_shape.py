@@ -1,7 +1,7 @@
 """The shape of a transformer, dense or with experts: parameters in all, parameters that a token meets, FLOP a token.
 
-Total and active parameters differ in a mixture of experts: memory and scaling laws of fine-grained mixtures speak of the
-total, FLOP of the active ones.
+Total and active parameters differ in a mixture of experts: memory and scaling laws of fine-grained mixtures speak of
+the total, FLOP of the active ones.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """A figure and where it lies: ``low`` and ``high`` are the 10th and 90th percentile, or bounds, as its place says."""
+    """A figure and where it lies: ``low`` and ``high`` are 10th and 90th percentile, or bounds, as its place says."""
 
     low: float
     mid: float
