@@ -39,6 +39,7 @@ _KEYS: Final = (*_NEEDED, *_EMBODIED, "aliases", "kind", "source", "idle_w")
 _CONSTANT: Final = ("value", "kind", "source")
 _NO_FOOTPRINT: Final = "no life-cycle figure was found: give embodied_kg in a file of devices"
 _MOST: Final = 1e21
+_FORMS: Final = frozenset(("sxm", "pcie"))
 _NOISE: Final = frozenset(
     ("nvidia", "tesla", "amd", "instinct", "google", "cloud", "xilinx", "alveo", "tensor", "core", "gpu", "oam", "hgx")
 )
@@ -61,9 +62,15 @@ class Catalogue:
         if name in self.devices:
             return self.devices[name]
         wanted = _words(name)
-        for spelling, of in (*((n, n) for n in self.devices), *self.spellings.items()):
-            if wanted and _words(spelling) == wanted:
-                return self.devices[of]
+        spelled = [(n, n) for n in self.devices] + list(self.spellings.items())
+        exact = {of for spelling, of in spelled if wanted and _words(spelling) == wanted}
+        words = {
+            n: frozenset[str]().union(*(_words(spelling) for spelling, of in spelled if of == n)) for n in self.devices
+        }
+        telling = {word for word in wanted - _FORMS if not word.isdigit()}
+        like = exact or {n for n in self.devices if telling and wanted <= words[n]}
+        if len(like) == 1:
+            return self.devices[like.pop()]
         raise ConfigError(
             f"device {name!r} is not in the table; known: {', '.join(self.devices)}"
             f"{nearest(name, (*self.devices, *self.spellings))}. Describe others in a YAML file of devices"

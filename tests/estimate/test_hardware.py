@@ -15,6 +15,7 @@ from greentrain.types import Gear
     [
         ("h100", "H100-SXM"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("NVIDIA H100 SXM5 80 GB HBM3", "H100-SXM"),
         ("H100 PCIe", "H100-PCIe"),
         ("A100-80", "A100-80GB"),
         ("A100-40", "A100-40GB"),
@@ -37,8 +38,12 @@ def test_a_device_is_found_however_it_is_written(spelling: str, name: str) -> No
 def test_an_unknown_device_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"device 'H110' is not in the table.*Did you mean 'H100'"):
         hardware.find("H110")
+
+
+@pytest.mark.parametrize("spelling", ["", "nvidia", "sxm", "40", "pcie 40", "tpu", "a100 16", "GH200", "H200 NVL"])
+def test_what_could_be_several_devices_or_another_one_is_not_guessed(spelling: str) -> None:
     with pytest.raises(ConfigError, match="not in the table"):
-        hardware.find("nvidia")
+        hardware.find(spelling)
 
 
 def test_no_two_devices_share_a_spelling() -> None:
