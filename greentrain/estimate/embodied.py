@@ -131,7 +131,7 @@ def embodied_hour(device: Accelerator, *, method: str = "lca", lifetime_years: f
         ),
         Assumption(
             name="lifetime",
-            value=f"{lifetime_years:g} years, low: {LOW_YEARS:g}, card alone; high: {HIGH_YEARS:g}, used {HIGH_USE:.0%}",
+            value=f"{lifetime_years:g} years; low {LOW_YEARS:g}, card alone; high {HIGH_YEARS:g}, {HIGH_USE:.0%} used",
             source="Schneider et al., arXiv 2502.01671 (6 years); EcoLogits (3); BLOOM, arXiv 2211.02001 (85 %)",
             kind=Kind.ASSUMED,
         ),

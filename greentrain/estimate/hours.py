@@ -23,6 +23,9 @@ from greentrain.units import S_PER_HOUR
 METHODS: Final = ("mfu", "roofline", "pilot")
 SERVER: Final = 8
 """Devices are taken by the server, where a time limit asks for their number."""
+REAL: Final = Range(low=1.06, mid=1.76, high=2.99)
+"""Device-hours of published runs over the search's optimum: 10th, 50th and 90th percentile, families alike."""
+REAL_SOURCE: Final = "42 published runs of 22 families over the optimum of this search, each family counted once"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +100,13 @@ def by_roofline(shape: ModelShape, workload: Workload, cluster: Cluster, device:
     Raises:
         ConfigError: Nothing fits into the devices' memory; the largest term is named.
     """
-    beside = REAL["moe" if shape.is_moe else device.family if device.family in REAL else "other"]
     if cluster.count is not None:
         best = search(shape, workload, device, cluster.count)
     else:
-        best = smallest_count(shape, workload, device, (cluster.limit_h or 1.0) * S_PER_HOUR / beside.mid)
+        best = smallest_count(shape, workload, device, (cluster.limit_h or 1.0) * S_PER_HOUR / REAL.mid)
     said = Assumption(
         name="real runs over the modelled optimum",
-        value=f"{beside.mid:.2f} x ({beside.low:.2f} to {beside.high:.2f})",
+        value=f"{REAL.mid:.2f} x ({REAL.low:.2f} to {REAL.high:.2f})",
         source=REAL_SOURCE,
         kind=Kind.FITTED,
     )
@@ -115,24 +117,14 @@ def by_roofline(shape: ModelShape, workload: Workload, cluster: Cluster, device:
         kind=Kind.FITTED,
     )
     return Hours(
-        gpu_hours=beside.times(best.gpu_hours),
+        gpu_hours=REAL.times(best.gpu_hours),
         count=best.count,
-        mfu=min(1.0, best.mfu / beside.mid),
+        mfu=min(1.0, best.mfu / REAL.mid),
         assumptions=(optimum, said, *best.assumptions),
         warnings=("the layout is the modelled optimum, its step time what nobody may reach: measure a pilot",),
         layout=best.layout,
         memory_bytes=best.memory_bytes,
     )
-
-
-REAL: Final[Mapping[str, Range]] = {
-    "a100": Range(low=1.12, mid=1.53, high=2.05),
-    "h100": Range(low=1.19, mid=1.81, high=2.94),
-    "moe": Range(low=1.09, mid=1.93, high=2.43),
-    "other": Range(low=1.12, mid=1.58, high=2.43),
-}
-"""Device-hours of published runs over the search's optimum: 10th, 50th and 90th percentile."""
-REAL_SOURCE: Final = "published runs over the optimum of the search, by class of devices and kind of model"
 
 
 def _count(cluster: Cluster, gpu_hours: Range) -> tuple[int, tuple[Assumption, ...], tuple[str, ...]]:
