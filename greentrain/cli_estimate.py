@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from greentrain.estimate.api import Estimate
     from greentrain.estimate.model_shape import ModelShape
 
-KEPT: str = "estimate.json"
+KEPT: Final = "estimate.json"
 """Name in a run folder; the run's report shows it beside what was measured."""
 
 
@@ -33,7 +33,7 @@ def estimate(
     sequence: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     batch: Annotated[float | None, typer.Option(help="Tokens of a global batch.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or fp8.")] = "bf16",
-    device: Annotated[str, typer.Option(help="Device, as in h100, A100-80GB, TPUv4.")] = "h100",
+    device: Annotated[str, typer.Option(help="Device, as in h100, A100-80GB, TPUv4.")] = "",
     count: Annotated[int | None, typer.Option(help="How many devices.")] = None,
     limit_h: Annotated[float | None, typer.Option(help="Hours it may take, instead of --count.")] = None,
     zone: Annotated[str, typer.Option(help="Place, as in US-CAL-CISO, FRA, CA-QC, gcp:europe-west1.")] = "",
@@ -70,6 +70,8 @@ def estimate(
 
         if tokens is None:
             raise ConfigError("give --tokens: how many are trained, as in --tokens 15e12")
+        if not device:
+            raise ConfigError("give --device: on what it runs, as in --device h100")
         choice("--precision", precision, tuple(gear.value for gear in Gear))
         found = estimate_of(
             _shape(config, parameters, active, method),

@@ -167,21 +167,27 @@ def estimate(
     signal = signal_of(cluster)
     found = _hours(shape, workload, cluster, device, method, pilot, options)
     core = _core(found, cluster, device, signal, options)
-    grams = Grams(
-        operational=core.operational.location_g.mid, embodied=core.embodied_g.mid if core.embodied_g else None
-    )
+
+    modelled = dataclasses.replace(options, node_w=None)
 
     def again(work: Workload, there: Cluster) -> Grams:
         other = catalogue.find(there.device)
         by_table = hours.by_mfu(shape, work, there, other, year=options.year)
-        its = signal if there.zone == cluster.zone and bool(there.zone) else signal_of(there)
-        plain = dataclasses.replace(options, start=None, node_w=None)
-        again_core = _core(by_table, there, other, its, plain)
-        embodied_g = again_core.embodied_g
-        return Grams(operational=again_core.operational.location_g.mid, embodied=embodied_g.mid if embodied_g else None)
+        same_grid = (there.zone, there.g_per_kwh, there.trace_csv) == (
+            cluster.zone,
+            cluster.g_per_kwh,
+            cluster.trace_csv,
+        )
+        found = _core(by_table, there, other, signal if same_grid else signal_of(there), modelled)
+        return Grams(
+            operational=found.operational.location_g.mid,
+            embodied=found.embodied_g.mid if found.embodied_g else None,
+            notes=by_table.warnings,
+        )
 
     others = [catalogue.find(name) for name in options.compare_devices]
-    share = grams.operational / ((grams.operational + (grams.embodied or 0.0)) or 1.0)
+    its_g = core.operational.location_g.mid
+    share = its_g / ((its_g + (core.embodied_g.mid if core.embodied_g else 0.0)) or 1.0)
     return Estimate(
         shape=shape,
         workload=workload,
@@ -272,15 +278,21 @@ def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, o
 
 def _inputs(workload: Workload) -> tuple[Assumption, ...]:
     """Return the defaults among the inputs."""
-    said = []
-    for name, value, unit in (
-        ("sequence", workload.sequence, "tokens"),
-        ("batch_tokens", workload.batch_tokens, "tokens"),
-    ):
-        default = next(f.default for f in dataclasses.fields(Workload) if f.name == name)
-        if value == default:
-            said.append(Assumption(name=name, value=f"{value:g} {unit}", source="default", kind=Kind.ASSUMED))
-    return tuple(said)
+    defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
+    return tuple(
+        Assumption(
+            name=name.replace("_", " "),
+            value=f"{value:g}{unit}" if isinstance(value, (int, float)) else f"{value}",
+            source="default",
+            kind=Kind.ASSUMED,
+        )
+        for name, value, unit in (
+            ("sequence", workload.sequence, " tokens"),
+            ("batch_tokens", workload.batch_tokens, " tokens"),
+            ("precision", workload.precision, ""),
+        )
+        if value == defaults[name]
+    )
 
 
 def _plain(value: Any) -> Any:

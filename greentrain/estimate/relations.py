@@ -41,6 +41,8 @@ class Grams:
 
     operational: float
     embodied: float | None
+    notes: tuple[str, ...] = ()
+    """What else the basis should say."""
 
 
 Again = Callable[[Workload, Cluster], Grams]
@@ -142,7 +144,8 @@ def _beside(
     before, after = (grams.operational + (grams.embodied or 0.0 if both else 0.0) for grams in (here, there))
     if before <= 0:
         return []
-    return [Relation(what=what, name=name, times=two_digits(after / before), basis=basis + _of(both))]
+    said = "".join(f"; {note}" for note in there.notes if note not in here.notes)
+    return [Relation(what=what, name=name, times=two_digits(after / before), basis=basis + _of(both) + said)]
 
 
 def _of(both: bool) -> str:
