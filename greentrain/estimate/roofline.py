@@ -33,6 +33,8 @@ LIGHT_SHARE: Final = 0.5
 LAYER_S: Final = 25e-6
 """Launches of a layer's small kernels."""
 ROUTING_S: Final = 35e-6
+ROUNDED: Final = 0.1
+"""Share by which a published number of parameters may differ from the shape's and mean nothing."""
 OPTIMIZER_BYTES: Final = 50.0
 """Read and written a parameter: norm of gradients 4, clipping 8, AdamW 28 in FP32, copy to 16 bits 6, zeroing 4."""
 
@@ -178,13 +180,16 @@ def _perceptron_s(
 def _stated(shape: ModelShape) -> float:
     """Return how large attention's products are of what the shape says, by the makers' count of active parameters.
 
-    Compressed attention has fewer parameters than heads and widths tell; nothing else of a shape can stand for it.
+    Compressed attention has fewer parameters than heads and widths tell; nothing else of a shape can stand for it. A
+    count that is within rounding of the shape's own says nothing about it.
     """
-    if shape.published_active is None:
-        return 1.0
     sparse = shape.expert_layers
     met = sparse * shape.experts_per_token * shape.perceptron_parameters(shape.d_expert)
     met += sparse * shape.perceptron_parameters(shape.d_shared)
     met += (shape.layers - sparse) * shape.perceptron_parameters(shape.d_ff)
-    attention = shape.published_active - met - shape.embedding_parameters
-    return float(np.clip(attention / (shape.layers * shape.attention_parameters), 0.1, 2.0))
+    attention = shape.layers * shape.attention_parameters
+    own = met + attention + shape.embedding_parameters
+    beyond = (shape.published_active or own) - own
+    if abs(beyond) < ROUNDED * own:
+        return 1.0
+    return float(np.clip(1.0 + beyond / attention, 0.1, 2.0))
