@@ -37,7 +37,7 @@ from greentrain.estimate.workload import Workload
 
 BAR: Final = 0.05
 FITTED_TO: Final = "mlm22"
-ETAS: Final = np.arange(0.50, 0.90, 0.005)
+ETAS: Final = np.arange(0.60, 0.82, 0.005)
 RECALLED: Final = "Megatron-LM of 2021 (arXiv 2104.04473, table 1), recalled; micro-batch and interleave not known"
 HOPPER: Final = "Megatron-LM's README on H100, share of the peak, recalled; the layout is the search's"
 

@@ -17,6 +17,7 @@ from greentrain.estimate.practice import Practice, peak_flop_s, practice_of
 from greentrain.estimate.roofline import step_parts
 from greentrain.estimate.values import Assumption
 from greentrain.estimate.workload import Workload
+from greentrain.units import S_PER_HOUR
 
 _SWEEP: Final = 32
 """Numbers of devices that are searched at a time."""
@@ -57,7 +58,7 @@ class Optimum:
     @property
     def gpu_hours(self) -> float:
         """Device-hours of the run."""
-        return self.run_s * self.count / 3600.0
+        return self.run_s * self.count / S_PER_HOUR
 
 
 def search(
@@ -76,7 +77,7 @@ def search(
         ConfigError: Nothing fits: the largest term of the leanest layout is named. Or the devices cannot be split.
     """
     used = practice or practice_of(accelerator, workload.precision)
-    return _Sweep(shape, workload, accelerator, used).best([count])
+    return _Task(shape, workload, accelerator, used).best([count])
 
 
 def cost(
@@ -88,7 +89,7 @@ def cost(
         ConfigError: It does not fit: the largest term is named.
     """
     used = practice or practice_of(accelerator, workload.precision)
-    return _Sweep(shape, workload, accelerator, used).of(Layouts.of([layout]))
+    return _Task(shape, workload, accelerator, used).of(Layouts.of([layout]))
 
 
 def smallest_count(
@@ -104,17 +105,23 @@ def smallest_count(
     if not (math.isfinite(limit_s) and limit_s > 0):
         raise ConfigError(f"limit_s is {limit_s!r}; give seconds above 0")
     used = practice or practice_of(accelerator, workload.precision)
-    sweep = _Sweep(shape, workload, accelerator, used)
-    counts = _upward(sweep.ideal_step_s(1) * workload.steps / limit_s, min(accelerator.node, 8))
+    task = _Task(shape, workload, accelerator, used)
+    counts = _upward(task.ideal_step_s(1) * workload.steps / limit_s, min(accelerator.node, 8))
+    quickest_s, last = math.inf, counts[:_SWEEP]
     for start in range(0, len(counts), _SWEEP):
-        found = sweep.first(counts[start : start + _SWEEP], limit_s)
-        if found is not None:
-            return found
-    slowest = sweep.best(counts[-1:])
+        some = counts[start : start + _SWEEP]
+        found = sweep(shape, workload, accelerator, some, used)
+        last = some if found.tried else last
+        run_s = found.step_s * workload.steps
+        if (run_s <= limit_s).any():
+            return search(shape, workload, accelerator, int(found.layouts.count[run_s <= limit_s].min()), used)
+        quickest_s = min(quickest_s, float(run_s.min(initial=math.inf)))
+    if math.isinf(quickest_s):
+        return task.best(last)  # refuses: nothing fits, or nothing splits
     raise ConfigError(
         f"no layout of {counts[0]} to {counts[-1]} x {accelerator.name} ends {workload.tokens:g} tokens of "
-        f"{shape.name} within {limit_s / 3600:g} h; the last takes {slowest.run_s / 3600:.3g} h, and a batch of "
-        f"{workload.sequences} sequences splits no further. Give more time or a larger batch"
+        f"{shape.name} within {limit_s / S_PER_HOUR:g} h; the quickest takes {quickest_s / S_PER_HOUR:.3g} h, since "
+        f"a batch of {workload.sequences} sequences splits no further. Give more time or a larger batch"
     )
 
 
@@ -144,7 +151,7 @@ def sweep(
 
 
 @dataclass(frozen=True, slots=True)
-class _Sweep:
+class _Task:
     shape: ModelShape
     workload: Workload
     accelerator: Accelerator
@@ -187,14 +194,6 @@ class _Sweep:
             fitting=len(where),
             assumptions=(*self.practice.assumptions(), *memory.assumptions()),
         )
-
-    def first(self, counts: Sequence[int], limit_s: float) -> Optimum | None:
-        """Return the best layout of the smallest of these numbers that keeps the limit."""
-        found = sweep(self.shape, self.workload, self.accelerator, counts, self.practice)
-        within = found.step_s * self.workload.steps <= limit_s
-        if not within.any():
-            return None
-        return self.best([int(found.layouts.count[within].min())])
 
     def ideal_step_s(self, count: int) -> float:
         tokens = self.workload.sequences * self.workload.sequence
