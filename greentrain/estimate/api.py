@@ -183,6 +183,7 @@ def estimate(
             operational=found.operational.location_g.mid,
             embodied=found.embodied_g.mid if found.embodied_g else None,
             notes=by_table.warnings,
+            grid=found.grid,
         )
 
     others = [catalogue.find(name) for name in options.compare_devices]
@@ -223,6 +224,7 @@ class _Core:
     operational: Operational
     embodied_g: Range | None
     money: Money
+    grid: str
     assumptions: tuple[Assumption, ...]
     warnings: tuple[str, ...]
 
@@ -271,6 +273,7 @@ def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, o
         operational=used,
         embodied_g=None if made.g_per_h is None else independent([found.gpu_hours, made.g_per_h]),
         money=paid,
+        grid=f"{float(f'{grid.g_per_kwh.mid:.2g}'):g} g/kWh: {grid.assumption.source}",
         assumptions=(*said, *used.assumptions, *made.assumptions, *paid.assumptions),
         warnings=(*grid.warnings, *made.warnings),
     )

@@ -43,6 +43,8 @@ class Grams:
     embodied: float | None
     notes: tuple[str, ...] = ()
     """What else the basis should say."""
+    grid: str = ""
+    """Intensity, and who says so."""
 
 
 Again = Callable[[Workload, Cluster], Grams]
@@ -78,7 +80,7 @@ def relations(
     for zone in zones:
         if zone.casefold() != cluster.zone.casefold():
             there = dataclasses.replace(cluster, zone=zone, g_per_kwh=None, trace_csv="")
-            found += _beside("zone", zone, workload, there, again, here, f"intensity of {_place(zone)}")
+            found += _beside("zone", zone, workload, there, again, here, "")
     if Gear.FP8 in device.peak_flop_s and workload.precision in (Gear.BF16, Gear.FP16):
         quicker = dataclasses.replace(workload, precision=Gear.FP8)
         basis = "published gain of whole steps over BF16, at the same watts"
@@ -144,20 +146,9 @@ def _beside(
     before, after = (grams.operational + (grams.embodied or 0.0 if both else 0.0) for grams in (here, there))
     if before <= 0:
         return []
-    said = "".join(f"; {note}" for note in there.notes if note not in here.notes)
-    return [Relation(what=what, name=name, times=two_digits(after / before), basis=basis + _of(both) + said)]
-
-
-def _of(both: bool) -> str:
-    return "" if both else "; operational alone, for embodied carbon is not known"
-
-
-def _place(zone: str) -> str:
-    try:
-        signal = ConstantSignal.of(zone)
-    except CarbonSignalError:
-        return zone
-    return f"{two_digits(signal.g_per_kwh):g} g/kWh ({signal.source}; {signal.accounting})"
+    notes = [note for note in there.notes if note not in here.notes]
+    parts = [basis or there.grid, *([] if both else ["operational alone: embodied carbon is not known"]), *notes]
+    return [Relation(what=what, name=name, times=two_digits(after / before), basis="; ".join(parts))]
 
 
 def _at(day: datetime, hour: int, same_day: bool) -> datetime:
