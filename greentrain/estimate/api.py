@@ -273,7 +273,7 @@ def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, o
         operational=used,
         embodied_g=None if made.g_per_h is None else independent([found.gpu_hours, made.g_per_h]),
         money=paid,
-        grid=f"{float(f'{grid.g_per_kwh.mid:.2g}'):g} g/kWh: {grid.assumption.source}",
+        grid=f"{float(f'{grid.g_per_kwh.mid:.2g}'):g} g/kWh: {grid.said_by}",
         assumptions=(*said, *used.assumptions, *made.assumptions, *paid.assumptions),
         warnings=(*grid.warnings, *made.warnings),
     )

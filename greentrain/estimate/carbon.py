@@ -31,6 +31,7 @@ class Intensity:
 
     g_per_kwh: Range
     zone: str
+    said_by: str
     assumption: Assumption
     warnings: tuple[str, ...] = ()
 
@@ -165,7 +166,7 @@ def _constant(signal: ConstantSignal) -> Intensity:
     if signal.resolution == "annual average":
         return _tabled(signal.g_per_kwh, signal.zone, f"{signal.source} ({signal.accounting}), annual mean")
     said = Assumption(name="intensity", value=f"{signal.g_per_kwh:g} g/kWh", source="given", kind=Kind.GIVEN)
-    return Intensity(g_per_kwh=Range.exactly(signal.g_per_kwh), zone=signal.zone, assumption=said)
+    return Intensity(g_per_kwh=Range.exactly(signal.g_per_kwh), zone=signal.zone, said_by="given", assumption=said)
 
 
 def _tabled(g_per_kwh: float, zone: str, source: str) -> Intensity:
@@ -173,6 +174,7 @@ def _tabled(g_per_kwh: float, zone: str, source: str) -> Intensity:
     return Intensity(
         g_per_kwh=found,
         zone=zone,
+        said_by=source,
         assumption=Assumption(
             name="intensity",
             value=f"{found.mid:.3g} g/kWh ({found.low:.3g} to {found.high:.3g}), {zone}",
@@ -194,6 +196,7 @@ def _traced(signal: TraceSignal, duration_h: float, start: datetime | None) -> I
     return Intensity(
         g_per_kwh=Range.exactly(mean),
         zone=signal.zone,
+        said_by=signal.source,
         assumption=Assumption(
             name="intensity",
             value=f"{mean:.3g} g/kWh from {iso(begin)} over {duration_h:.0f} h",

@@ -75,9 +75,7 @@ def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Ac
     pilot = read_pilot(folder)
     count, said, warned = _count(cluster, forecast(pilot, workload.tokens, count=SERVER).gpu_hours)
     found = forecast(pilot, workload.tokens, count=count)
-    flop_s = FLOP_PER_PARAMETER_TOKEN * shape.active_parameters * pilot.tokens_per_s.mid / pilot.devices
-    mfu = flop_s / _peak(device)
-    warnings = [*found.warnings, *warned]
+    mfu = _mfu(shape, pilot.tokens_per_s.mid / pilot.devices, device)
     if mfu > 1:
         raise ConfigError(
             f"{folder}: {pilot.tokens_per_s.mid:.3g} tokens/s of {shape.name} are {mfu:.2g} x the peak of"
@@ -87,9 +85,9 @@ def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Ac
     return Hours(
         gpu_hours=found.gpu_hours,
         count=count,
-        mfu=max(mfu, 1e-6),
+        mfu=mfu,
         assumptions=(*found.assumptions, *said, *power),
-        warnings=(*warnings, *lacking),
+        warnings=(*found.warnings, *warned, *lacking),
         node_w=node_w,
     )
 
@@ -119,7 +117,7 @@ def by_roofline(shape: ModelShape, workload: Workload, cluster: Cluster, device:
     return Hours(
         gpu_hours=REAL.times(best.gpu_hours),
         count=best.count,
-        mfu=min(1.0, best.mfu / REAL.mid),
+        mfu=min(1.0, _mfu(shape, workload.tokens / (best.gpu_hours * REAL.mid * S_PER_HOUR), device)),
         assumptions=(optimum, said, *best.assumptions),
         warnings=("the layout is the modelled optimum, its step time what nobody may reach: measure a pilot",),
         layout=best.layout,
@@ -142,11 +140,12 @@ def _count(cluster: Cluster, gpu_hours: Range) -> tuple[int, tuple[Assumption, .
     return count, (said,), (warning,)
 
 
-def _peak(device: Accelerator) -> float:
-    """Return the peak that utilisation refers to (FLOP/s): that of 16 bits where there is one."""
+def _mfu(shape: ModelShape, tokens_per_s: float, device: Accelerator) -> float:
+    """Return the share of a device's 16-bit peak that its tokens/s come to; above 1 where they cannot be its own."""
     peaks = device.peak_flop_s
     gear = next((gear for gear in (Gear.BF16, Gear.FP16) if gear in peaks), next(iter(peaks)))
-    return peaks[gear].value
+    flop_s = FLOP_PER_PARAMETER_TOKEN * shape.active_parameters * tokens_per_s
+    return max(1e-6, flop_s / peaks[gear].value)
 
 
 def _pilot_w(pilot: Pilot, device: Accelerator) -> tuple[Range | None, tuple[Assumption, ...], tuple[str, ...]]:
