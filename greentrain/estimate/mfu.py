@@ -117,6 +117,13 @@ def shipped() -> MfuTable:
     return table(tomllib.loads(text))
 
 
+@functools.cache
+def of_optimum() -> MfuTable:
+    """Return, in the same form, the share of real hours that the search's optimum is: divide the optimum by it."""
+    text = resources.files("greentrain.estimate").joinpath("optimum.toml").read_text(encoding="utf-8")
+    return table(tomllib.loads(text))
+
+
 def table(data: Mapping[str, Any]) -> MfuTable:
     """Read a table as ``mfu.toml`` has it.
 

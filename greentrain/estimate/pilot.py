@@ -36,6 +36,12 @@ _T90: Final = (
 )  # fmt: skip
 """90th percentile of Student's t with 1 to 19 degrees of freedom."""
 _GAP_S: Final = 1.0
+_BLOCK: Final = 10
+"""Spans of steps in a block: what one step has of the last is mostly gone after so many."""
+_LEAST_WARMUP_SPANS: Final = 10
+"""Warm-up is looked for in so many spans, or the first quarter: further on it would cut off slow steps by chance."""
+_LEAST_SPREAD: Final = 1e-3
+"""Half-width of an interval, at least: clocks, and what is booked outside steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +137,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
     Args:
         folder: Of one run.
         warmup_steps: To leave out; None: found from the steps' times (least standard error of the rest's mean,
-            White 1997, Simulation 69:323), at least 1 and at most half.
+            White 1997, Simulation 69:323), at least 1, within the first quarter.
         devices: Accelerators; None: those in the folder.
 
     Raises:
@@ -283,7 +289,8 @@ def _warmup(spans: Sequence[_Span]) -> int:
         mean = sum(rest) / len(rest)
         return sum((cost - mean) ** 2 for cost in rest) / len(rest) ** 2
 
-    return min(range(min(1, len(spans) // 2), len(spans) // 2 + 1), key=error)
+    most = min(max(_LEAST_WARMUP_SPANS, len(spans) // 4), len(spans) // 2)
+    return min(range(min(1, most), most + 1), key=error)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -292,7 +299,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if below <= 0:
         return 0.0, 0.0
     ratio = above / below
-    count = min(max(len(pairs) // 5, _BLOCKS[0]), _BLOCKS[1], len(pairs))
+    count = min(max(len(pairs) // _BLOCK, _BLOCKS[0]), _BLOCKS[1], len(pairs))
     if count < 2:
         return ratio, 0.0
     edges = [round(i * len(pairs) / count) for i in range(count + 1)]
@@ -304,7 +311,7 @@ def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _around(mid: float, relative: float) -> Range:
-    by = 1 + relative
+    by = 1 + max(relative, _LEAST_SPREAD)
     return Range(low=mid / by, mid=mid, high=mid * by)
 
 
