@@ -56,6 +56,9 @@ def estimate(
     devices: Annotated[Path | None, typer.Option(help="YAML of devices of your own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
+    actions: Annotated[
+        Path | None, typer.Option(help="YAML to write: gears and widths for greentrain plan --actions.")
+    ] = None,
     into: Annotated[Path | None, typer.Option(help="Run folder: its report shows estimate beside measured.")] = None,
 ) -> None:
     """Estimate hours, energy, carbon and money of a training run, as ranges, with every assumption."""
@@ -103,7 +106,7 @@ def estimate(
             ),
         )
         _show(found, as_json)
-        _write(found, html, into, quiet=as_json)
+        _write(found, html, actions, into, quiet=as_json)
 
 
 def _show(found: "Estimate", as_json: bool) -> None:
@@ -117,11 +120,15 @@ def _show(found: "Estimate", as_json: bool) -> None:
     Console().print(render(found))
 
 
-def _write(found: "Estimate", html: Path | None, into: Path | None, *, quiet: bool) -> None:
+def _write(found: "Estimate", html: Path | None, actions: Path | None, into: Path | None, *, quiet: bool) -> None:
     if html is not None:
         from greentrain.estimate.html import render_html
 
         _put(html, render_html(found), "--html", quiet)
+    if actions is not None:
+        from greentrain.estimate.actions import document
+
+        _put(actions, document(found), "--actions", quiet)
     if into is not None:
         if not (into / "run.json").is_file():
             raise ConfigError(f"--into {into} is no run folder: it has no run.json")

@@ -6,13 +6,14 @@ import typer
 from typer.testing import CliRunner, Result
 
 from greentrain import GreenSession
+from greentrain.action_table import Action, declared
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.cli_estimate import estimate
 from greentrain.estimate.hours import METHODS
 from greentrain.ledger import read_run
 from greentrain.report.html import render_html
 from greentrain.report.summary import summarize
-from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.types import Device, DeviceKind, Gear, PowerSample, Provenance, Sensor
 from tests.report import run_folders
 
 RUN = ("--config", "llama-3-8b", "--tokens", "15e12", "--device", "h100", "--count", "1024", "--zone", "US-CAL-CISO")
@@ -94,6 +95,20 @@ def test_wrong_input_is_one_line_and_2(words: tuple[str, ...], says: str) -> Non
     result = _run(*words)
     assert result.exit_code == 2
     assert says in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_plan_takes_the_estimates_actions(tmp_path: Path) -> None:
+    file = tmp_path / "actions.yaml"
+    told = _told(*RUN, "--actions", str(file))
+    table = declared(file)
+    assert {(str(a.gear), a.ranks) for a in table.actions} == {
+        (g, n) for g in ("bf16", "fp8") for n in (1024, 512, 256)
+    }
+    whole = table.of(Action(gear=Gear.BF16, ranks=1024))
+    assert whole is not None and whole.tokens_per_s is not None and whole.provenance == "assumed"
+    hours = told["duration_h"]
+    assert isinstance(hours, dict)
+    assert whole.tokens_per_s.mean * hours["mid"] * 3600 == pytest.approx(15e12, rel=1e-3)
 
 
 def test_a_report_holds_the_estimate_to_what_was_measured(tmp_path: Path) -> None:
