@@ -11,12 +11,14 @@ from greentrain.estimate import hardware
 from greentrain.estimate.carbon import intensity, operational, signal_of
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.embodied import FABS, embodied_hour
+from greentrain.estimate.mfu import estimate_mfu
 from greentrain.estimate.money import Prices, money
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.relations import start_hours
 from greentrain.estimate.sci_units import sci_ranges
 from greentrain.estimate.sized import sized
-from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.values import Kind, Range, product
+from greentrain.estimate.workload import Workload
 from greentrain.types import Device, DeviceKind
 from greentrain.units import J_PER_KWH, grams
 
@@ -177,3 +179,25 @@ def test_money_is_a_default_with_a_source_or_what_is_given_or_unknown() -> None:
     assert money(hardware.find("V100"), hours, kwh, Prices()).rent is None
     francs = money(H100, hours, kwh, Prices(per_kwh=0.2, currency="CHF"))
     assert francs.rent is None and francs.electricity is not None
+
+
+def test_energy_that_was_metered_on_devices_alone_lies_within_the_bounds() -> None:
+    path = Path(__file__).resolve().parents[3] / "shared" / "estimator" / "validation_runs.csv"
+    if not path.exists():
+        pytest.skip("the published runs are not beside this checkout")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [
+            row for row in csv.DictReader(file) if "GPU" in row["energy_kind"] and row["device"] in ("H100", "A100-80")
+        ]
+    misses = {}
+    for row in rows:
+        device = hardware.find(row["device"])
+        shape = sized(float(row["params_total"]), float(row["params_active"]))
+        found = estimate_mfu(shape, Workload(tokens=float(row["tokens"])), device)
+        device_w = watts(device, found.mfu.mid).device_w
+        assert device_w is not None
+        kwh = product([found.gpu_hours, device_w]).times(1e-3)
+        metered = float(row["energy_kwh"]) / float(row["pue"])
+        misses[row["name"]] = kwh.mid / metered - 1
+        assert kwh.low < metered < kwh.high, row["name"]
+    assert len(misses) >= 3 and sum(abs(miss) for miss in misses.values()) / len(misses) < 0.35, misses
