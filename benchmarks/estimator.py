@@ -9,6 +9,7 @@ No GPU, no network.
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -101,7 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.quick:
         _log("pilots")
         pilots = [*stepped_cases(REPEATS), real_case(3000)]
-    text = markdown(runs, left, steps, pilots, machine("benchmarks/estimator.py"))
+    about = machine("benchmarks/estimator.py") | {"load": f"{os.getloadavg()[0]:.1f}"}
+    text = markdown(runs, left, steps, pilots, about)
     print(text)
     if args.into is not None:
         before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)

@@ -13,7 +13,7 @@ from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.estimate.pilot import forecast, given, read_pilot
 from greentrain.estimate.values import Range
-from greentrain.types import Device, DeviceKind, Gear, PowerSample, Provenance, Sensor
+from greentrain.types import Device, DeviceKind, Gear, PowerSample, Provenance, Sensor, Topology
 from greentrain.units import J_PER_KWH, S_PER_HOUR
 
 TOKENS: Final = 4096
@@ -28,8 +28,8 @@ StepS = Callable[[int], float]
 class SteppedClock:
     """Time passes when the training says so."""
 
-    def __init__(self) -> None:
-        self.t_s = 1000.0
+    def __init__(self, t_s: float = 1000.0) -> None:
+        self.t_s = t_s
 
     def monotonic_s(self) -> float:
         """Return seconds."""
@@ -46,14 +46,16 @@ class SteppedMeter:
     Args:
         clock: Time.
         gpu: MISSING: the GPU is known and nobody can read it.
+        rank: Whose GPU it is.
     """
 
-    def __init__(self, clock: SteppedClock, gpu: Provenance = Provenance.MEASURED) -> None:
+    def __init__(self, clock: SteppedClock, gpu: Provenance = Provenance.MEASURED, rank: int = 0) -> None:
         self._clock = clock
+        self._uid = f"GPU-{rank}"
         self.gpu_j = 0.0
         self.sensors: Sequence[Sensor] = (
             Sensor(
-                device=Device(uid="GPU-a", kind=DeviceKind.GPU, name="Fake GPU"),
+                device=Device(uid=self._uid, kind=DeviceKind.GPU, name="Fake GPU"),
                 provenance=gpu,
                 method="counter",
                 period_s=0.02,
@@ -73,7 +75,7 @@ class SteppedMeter:
         cpu = PowerSample(device_uid="model:cpu", t_s=t_s, energy_j=50.0 * t_s)
         if self.sensors[0].provenance is Provenance.MISSING:
             return [cpu]
-        return [PowerSample(device_uid="GPU-a", t_s=t_s, energy_j=self.gpu_j), cpu]
+        return [PowerSample(device_uid=self._uid, t_s=t_s, energy_j=self.gpu_j), cpu]
 
     def close(self) -> None:
         """Do nothing."""
@@ -87,12 +89,15 @@ def stepped_run(
     gpu_w: float = 600.0,
     gpu: Provenance = Provenance.MEASURED,
     tokens: int = TOKENS,
+    place: Topology | None = None,
+    start_s: float = 1000.0,
 ) -> GreenSession:
-    """Return a session that has measured a run on a stepped clock."""
-    clock = SteppedClock()
-    meter = SteppedMeter(clock, gpu)
-    config = {"run": {"dir": str(folder), "report": False}, "power": {"sample_s": 10.0}}
-    with GreenSession(config, meter=meter, signal=SIGNAL, clock=clock) as green:
+    """Return a session that has measured a run on a stepped clock; with a place, one rank of the run ``job``."""
+    clock = SteppedClock(start_s)
+    meter = SteppedMeter(clock, gpu, place.rank if place else 0)
+    run = {"dir": str(folder), "report": False, **({"id": "job"} if place else {})}
+    config = {"run": run, "power": {"sample_s": 10.0}}
+    with GreenSession(config, topology=place, meter=meter, signal=SIGNAL, clock=clock) as green:
         for step in range(steps):
             seconds = step_s(step)
             meter.gpu_j += gpu_w * seconds
@@ -193,6 +198,7 @@ def real_case(steps: int) -> PilotCase:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory(prefix="pilot-") as folder:
+        _train(Path(folder), 50)  # what a process does once is no part of either
         runs = [_train(Path(folder), count) for count in (REAL_PILOT_STEPS, steps)]
         hours, energy, inside = _errors(*runs)
     name = f"a training on this CPU, {REAL_PILOT_STEPS} steps for {steps}"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
-from greentrain.estimate.mfu import FP8_SPEEDUP, OTHER, estimate_mfu, shipped, table
+from greentrain.estimate.mfu import FP8_SPEEDUP, OTHER, estimate_mfu, of_optimum, shipped, table
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
@@ -91,6 +91,13 @@ def test_a_class_without_runs_is_said_and_wider() -> None:
 def test_a_model_beyond_the_runs_is_said() -> None:
     huge = dataclasses.replace(LLAMA_3_8B, published_active=5e12, published_total=5e12)
     assert any("outside the published runs" in text for text in estimate_mfu(huge, WORK, H100).warnings)
+
+
+def test_real_hours_are_more_than_the_optimum_and_both_tables_know_the_same_classes() -> None:
+    assert of_optimum().rows.keys() == shipped().rows.keys()
+    for (family, is_moe), row in of_optimum().rows.items():
+        assert row.mfu.low < row.mfu.mid < 1, "the optimum is a floor"
+        assert row.mfu.mid > shipped().rows[family, is_moe].mfu.mid, "it takes more into account than the peak"
 
 
 def test_a_table_without_its_keys_says_which() -> None:

@@ -10,7 +10,7 @@ from benchmarks.estimator_pilot import TOKENS, noisy_steps, stepped_run
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.estimate import pilot
 from greentrain.estimate.values import Kind, Range
-from greentrain.types import DeviceKind, Provenance
+from greentrain.types import DeviceKind, Provenance, Topology
 
 
 @pytest.mark.parametrize(("seed", "compile_s", "noise"), [(1, 0.0, 0.0), (2, 20.0, 0.05), (3, 5.0, 0.1)])
@@ -53,6 +53,30 @@ def test_power_is_told_by_device_with_where_it_is_from(tmp_path: Path) -> None:
     assert names["power"].source.endswith("part of it modelled")
     assert names["tokens/s"].kind is Kind.MEASURED
     assert "45,600" in names["goodput"].source
+
+
+def test_ranks_add_up(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2, host="h")
+        green = stepped_run(tmp_path, 60, noisy_steps(1, compile_s=10.0, noise=0.05), place=place)
+    found = pilot.read_pilot(green.folder or "")
+    assert found.devices == 2
+    assert (found.warmup_steps, found.steps) == (5, 55)
+    assert found.tokens_per_s.mid == pytest.approx(2 * TOKENS / 0.5, rel=0.02)
+    assert found.warmup_s == pytest.approx(10.0 + 4 * 0.2, rel=0.02), "ranks wait together, not one after another"
+    told = pilot.forecast(found, 1e9)
+    assert told.gpu_hours.mid == pytest.approx(2 * told.duration_h.mid)
+    assert found.watts is not None
+    assert 1200.0 < found.watts.mid < 1310.0, "two GPUs of 600 W, and a CPU that one or both of them book"
+
+
+def test_time_between_two_processes_of_a_run_is_nobodys(tmp_path: Path) -> None:
+    place = Topology(rank=0, world_size=1, local_rank=0, local_world_size=1, host="h")
+    stepped_run(tmp_path, 30, noisy_steps(1), place=place)
+    green = stepped_run(tmp_path, 30, noisy_steps(1), place=place, start_s=90_000.0)
+    found = pilot.read_pilot(green.folder or "")
+    assert found.steps + found.warmup_steps == 60
+    assert found.tokens_per_s.mid == pytest.approx(TOKENS / 0.5, rel=1e-3)
 
 
 def test_energy_of_a_gpu_that_nobody_reads_is_not_known(tmp_path: Path) -> None:
