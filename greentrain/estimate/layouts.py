@@ -1,4 +1,4 @@
-"""Ways to split a training run over devices, many at once."""
+"""Ways to split a training run over devices, many at once. A sequence is not split (context parallelism)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

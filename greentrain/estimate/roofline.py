@@ -11,11 +11,12 @@ import numpy as np
 
 from greentrain.estimate import communication
 from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.gemm import Floats, Rates, gemm_s, rates
+from greentrain.estimate.gemm import LAUNCH_S, LONG_WAVES, RAMP, TILE, Floats, Rates, gemm_s, rates
 from greentrain.estimate.layouts import Layouts, Recompute
 from greentrain.estimate.memory import held, stage_layers
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.practice import Practice
+from greentrain.estimate.values import Assumption, Kind
 from greentrain.estimate.workload import Workload
 
 BACKWARD: Final = 2.0
@@ -33,7 +34,7 @@ LIGHT_SHARE: Final = 0.5
 LAYER_S: Final = 25e-6
 """Launches of a layer's small kernels."""
 ROUTING_S: Final = 35e-6
-ROUNDED: Final = 0.1
+ROUNDED: Final = 0.03
 """Share by which a published number of parameters may differ from the shape's and mean nothing."""
 OPTIMIZER_BYTES: Final = 50.0
 """Read and written a parameter: norm of gradients 4, clipping 8, AdamW 28 in FP32, copy to 16 bits 6, zeroing 4."""
@@ -132,6 +133,23 @@ def step_parts(
     )
 
 
+def assumptions() -> tuple[Assumption, ...]:
+    """Return the constants of kernels that no device changes."""
+    kernels = (
+        f"tiles of {TILE}, inner dimension of {RAMP:g} at half rate, last wave hidden from {LONG_WAVES} on, "
+        f"{LAUNCH_S * 1e6:g} us a launch"
+    )
+    moved = (
+        f"{STATE_BYTES:g} bytes a hidden and {INNER_BYTES:g} an inner element of a layer, {ROUTING_BYTES:g} a routed "
+        f"one, {OPTIMIZER_BYTES:g} a parameter in the optimizer"
+    )
+    counted = "counted from the kernels of a layer; no profile of a device stands behind it"
+    return (
+        Assumption(name="roofline.kernels", value=kernels, source=counted, kind=Kind.ASSUMED),
+        Assumption(name="roofline.traffic", value=moved, source=counted, kind=Kind.ASSUMED),
+    )
+
+
 def _layer(
     shape: ModelShape, workload: Workload, layouts: Layouts, node: int, device: Rates, practice: Practice
 ) -> _Layer:
@@ -180,16 +198,19 @@ def _perceptron_s(
 def _stated(shape: ModelShape) -> float:
     """Return how large attention's products are of what the shape says, by the makers' count of active parameters.
 
-    Compressed attention has fewer parameters than heads and widths tell; nothing else of a shape can stand for it. A
-    count that is within rounding of the shape's own says nothing about it.
+    The mixtures whose makers compress attention have fewer parameters than heads and widths tell; nothing else of a
+    shape can stand for it. A count within rounding of the shape's own says nothing, nor does that of a dense model: it
+    differs by what is tied or left out.
     """
+    if not shape.is_moe or shape.published_active is None:
+        return 1.0
     sparse = shape.expert_layers
     met = sparse * shape.experts_per_token * shape.perceptron_parameters(shape.d_expert)
     met += sparse * shape.perceptron_parameters(shape.d_shared)
     met += (shape.layers - sparse) * shape.perceptron_parameters(shape.d_ff)
     attention = shape.layers * shape.attention_parameters
     own = met + attention + shape.embedding_parameters
-    beyond = (shape.published_active or own) - own
+    beyond = shape.published_active - own
     if abs(beyond) < ROUNDED * own:
         return 1.0
     return float(np.clip(1.0 + beyond / attention, 0.1, 2.0))

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from greentrain.errors import ConfigError
-from greentrain.estimate import memory
+from greentrain.estimate import memory, roofline
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.gemm import Floats
 from greentrain.estimate.layouts import Layout, Layouts, enumerate_layouts
@@ -192,7 +192,7 @@ class _Task:
             run_s=step_s * self.workload.steps,
             tried=len(every),
             fitting=len(where),
-            assumptions=(*self.practice.assumptions(), *memory.assumptions()),
+            assumptions=(*self.practice.assumptions(), *roofline.assumptions(), *memory.assumptions()),
         )
 
     def ideal_step_s(self, count: int) -> float:

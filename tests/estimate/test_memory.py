@@ -56,6 +56,15 @@ def test_all_devices_together_hold_every_parameter_and_not_only_the_active_ones(
         assert total > 3 * shape.active_parameters
 
 
+def test_experts_are_shared_out_over_those_that_hold_the_same_ones() -> None:
+    layout = Layout(tensor=2, pipeline=1, data=8, expert=8, zero=1)
+    on = held(MOE, Layouts.of([layout]))
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert on.experts[0] == experts / 8
+    assert (on.shared_group[0], on.experts_group[0]) == (8, 2)
+    assert of(MOE, layout).optimizer[0] == pytest.approx(12 * (on.shared[0] / 8 + experts / 16))
+
+
 def test_zero_shares_out_one_term_after_another() -> None:
     plain, *shared = (of(GPT, Layout(tensor=8, pipeline=1, data=16, zero=zero)) for zero in range(4))
     gigabytes = [each.bytes_by_term() for each in (plain.take(0), *(some.take(0) for some in shared))]

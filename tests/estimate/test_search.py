@@ -95,6 +95,9 @@ def test_every_layout_obeys_the_divisors(count: int, sequences: int, name: str) 
     batches = every.micro_batches(sequences)
     assert np.all(batches * every.micro * every.data >= sequences)
     assert np.all((batches - 1) * every.micro < -(-sequences // every.data))
+    assert np.all(every.micro <= -(-sequences // every.data))
+    assert np.all((every.interleave == 1) | (batches >= every.pipeline))
+    assert np.all((every.zero < 2) | (every.pipeline == 1))
     if len(every):
         rows = np.stack([getattr(every, field.name) for field in dataclasses.fields(every)])
         assert np.unique(rows, axis=1).shape == rows.shape
@@ -115,6 +118,14 @@ def test_the_smallest_number_keeps_the_limit_and_the_next_below_does_not() -> No
     assert found.count % 8 == 0
     for fewer in range(8, found.count, 8):
         assert search(LLAMA, WORK, H100, fewer).run_s > limit_s
+
+
+def test_much_time_takes_a_part_of_a_node_and_no_less_than_memory_wants() -> None:
+    assert smallest_count(LLAMA, WORK, H100, 1e9).count == 4
+    with pytest.raises(ConfigError, match="largest term is optimizer"):
+        search(LLAMA, WORK, H100, 2)
+    small = shapes.find("gpt2")
+    assert smallest_count(small, WORK, H100, 1e9).count == 1
 
 
 def test_an_hour_more_never_takes_more_devices() -> None:
