@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain._version import __version__
-from greentrain.config_values import choice
+from greentrain.config_values import bound, choice
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, hours
 from greentrain.estimate.accelerator import Accelerator
@@ -249,6 +249,7 @@ def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, o
     said: list[Assumption] = []
     duration_h = found.gpu_hours.times(1.0 / found.count)
     if options.node_w is not None:
+        bound("node_w", options.node_w, 1e-3, 1e6)
         node_w = Range.exactly(options.node_w)
         said.append(Assumption(name="power", value=f"{node_w.mid:g} W a device", source="given", kind=Kind.GIVEN))
     elif found.node_w is not None:

@@ -142,6 +142,7 @@ def operational(
     ]
     market = cluster.market_g_per_kwh
     if market is not None:
+        bound("market_g_per_kwh", market, 0.0, 5000.0)
         said.append(Assumption(name="contracted intensity", value=f"{market:g} g/kWh", source="given", kind=Kind.GIVEN))
     return Operational(
         it_kwh=it_kwh,
@@ -200,7 +201,7 @@ def _traced(signal: TraceSignal, duration_h: float, start: datetime | None) -> I
         assumption=Assumption(
             name="intensity",
             value=f"{mean:.3g} g/kWh from {iso(begin)} over {duration_h:.0f} h",
-            source=f"trace: {signal.source}",
+            source=signal.source,
             kind=Kind.GIVEN,
         ),
         warnings=warnings,

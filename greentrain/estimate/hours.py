@@ -1,5 +1,6 @@
 """Device-hours by each of the methods, in one form."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import ConfigError
+from greentrain.estimate import hardware
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.layouts import Layout
@@ -87,7 +89,7 @@ def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Ac
         count=count,
         mfu=mfu,
         assumptions=(*found.assumptions, *said, *power),
-        warnings=(*found.warnings, *warned, *lacking),
+        warnings=(*found.warnings, *warned, *lacking, *_other_device(pilot, device)),
         node_w=node_w,
     )
 
@@ -146,6 +148,17 @@ def _mfu(shape: ModelShape, tokens_per_s: float, device: Accelerator) -> float:
     gear = next((gear for gear in (Gear.BF16, Gear.FP16) if gear in peaks), next(iter(peaks)))
     flop_s = FLOP_PER_PARAMETER_TOKEN * shape.active_parameters * tokens_per_s
     return max(1e-6, flop_s / peaks[gear].value)
+
+
+def _other_device(pilot: Pilot, device: Accelerator) -> tuple[str, ...]:
+    """Return a warning where the pilot ran on a device of the table that is another one."""
+    for row in pilot.by_device:
+        if row.kind is not DeviceKind.GPU:
+            continue
+        with contextlib.suppress(ConfigError):  # a device that the table does not know
+            if (ran := hardware.find(row.name).name) != device.name:
+                return (f"the pilot ran on {ran}, the estimate is of {device.name}: hours and watts are the pilot's",)
+    return ()
 
 
 def _pilot_w(pilot: Pilot, device: Accelerator) -> tuple[Range | None, tuple[Assumption, ...], tuple[str, ...]]:

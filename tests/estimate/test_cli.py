@@ -88,6 +88,11 @@ def test_parameters_alone_are_enough_for_the_table_of_utilisations() -> None:
         ((*RUN, "--method", "pilot"), "pilot"),
         (("--parameters", "8e9", *RUN[2:], "--method", "roofline"), "--config"),
         ((*RUN, "--into", "."), "no run folder"),
+        ((*RUN, "--node-w", "-5"), "node_w"),
+        ((*RUN, "--market-g-per-kwh", "-5"), "market_g_per_kwh"),
+        ((*RUN, "--infrastructure", "nan"), "infrastructure_share"),
+        ((*RUN, "--price-hour", "inf"), "per_device_hour"),
+        ((*RUN[:8], "--trace-csv", "/nowhere.csv"), "cannot read the trace"),
         ((*RUN, "--html", "/nowhere/x.html"), "cannot be written"),
     ],
 )
@@ -144,6 +149,8 @@ def test_a_pilot_forecasts_the_long_run_by_its_own_watts(tmp_path: Path) -> None
     assert told["method"] == "pilot" and isinstance(hours, dict) and isinstance(watts, dict)
     assert hours["mid"] == pytest.approx(1e6 / 3600, rel=0.02)
     assert 600.0 + 0.35 * 700 < watts["mid"] < 600.0 + 0.55 * 700  # read from the GPU, its server by the model
+    warnings = told["warnings"]
+    assert isinstance(warnings, list) and any("ran on A100-80GB" in warning for warning in warnings)
     result = _run("--parameters", "8e12", *words[2:], "--pilot", str(green.folder))
     assert result.exit_code == 2 and "the peak" in result.stderr
 
@@ -165,7 +172,7 @@ class _Meter:
 
     def __init__(self, clock: _Clock) -> None:
         self._clock = clock
-        gpu = Device(uid="GPU-a", kind=DeviceKind.GPU, name="Fake GPU")
+        gpu = Device(uid="GPU-a", kind=DeviceKind.GPU, name="NVIDIA A100-SXM4-80GB")
         self.sensors = [Sensor(device=gpu, provenance=Provenance.MEASURED, method="counter", period_s=0.02)]
 
     def read(self) -> list[PowerSample]:
