@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.report import charts, paths, units_text
+from greentrain.report import charts, estimated, paths, units_text
 from greentrain.report.facility import pue_text
 from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_table, profiled
@@ -61,6 +61,8 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         likes=[(*likeness(item["amount"], item["unit"]), item["source"]) for item in summary["equivalents"]],
         rows=_bar_rows(summary),
         plan=plan_texts(summary),
+        estimate=estimated.rows(summary),
+        estimate_scope=estimated.scope(summary) if summary.get("estimate") else "",
         gears=gear_table(summary),
         profiled=profiled(summary),
         events=_shown_events(summary),

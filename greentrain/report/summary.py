@@ -23,6 +23,7 @@ plan                    where a policy planned against the grid: deadline met or
                         the menu, saving_vs_static, saving_vs_blind, regret, and where these are from; else null
 work                    steps, tokens, samples and the ratios to joules, grams and seconds
 sci, scope2             the standards' own fields
+estimate                what was estimated before, beside what was measured, for the tokens trained; else null
 equivalents             comparisons a person can feel, each with its factor and source
 assumptions             every constant that went in: name, value, source
 gaps, events            where knowledge is missing; what happened, the first decisions of a plan among it
@@ -42,6 +43,7 @@ from greentrain._version import __version__
 from greentrain.ledger import RankRecord, RunRecord, Totals
 from greentrain.report import standards
 from greentrain.report.assumptions import assumptions
+from greentrain.report.estimated import estimated
 from greentrain.report.figures import carbon_figures, energy_figures, power_figures, work_figures
 from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_rows, layer_figures
@@ -118,6 +120,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     out["scope2"] = standards.scope2_fields(out)
     out["equivalents"] = standards.comparisons(out)
     out["assumptions"] = assumptions(out, record.run)
+    out["estimate"] = estimated(record.folder, out)
     return out
 
 

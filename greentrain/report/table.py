@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from greentrain.report import units_text
+from greentrain.report import estimated, units_text
 from greentrain.report.charts import short_name
 from greentrain.report.facility import pue_text
 from greentrain.report.gears import gear_table
@@ -35,6 +35,8 @@ def render(summary: Mapping[str, Any]) -> "RenderableType":
             _plan(plan),
             Text(f"{plan['facts']}. CO2e of IT power, {plan['grams_of']}; {plan['rests_on']}.", style="dim"),
         ]
+    if summary.get("estimate"):
+        parts += [_estimated(summary), Text(estimated.scope(summary), style="dim")]
     parts += [_devices(summary), _phases(summary)]
     gears = gear_table(summary)
     return Group(*parts) if gears is None else Group(*parts, _gears(gears))
@@ -84,6 +86,17 @@ def _plan(plan: Mapping[str, Any]) -> "Table":
     table.add_row("Trained", plan["progress"], plan["detail"])
     for row in plan["numbers"]:
         table.add_row(escape(row["title"]), row["value"], escape(row["detail"]))
+    return table
+
+
+def _estimated(summary: Mapping[str, Any]) -> "Table":
+    from rich.table import Table
+
+    table = Table(title="Estimated before", title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in ("", "Estimated", "Measured", ""):
+        table.add_column(name)
+    for row in estimated.rows(summary):
+        table.add_row(*row)
     return table
 
 

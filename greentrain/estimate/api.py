@@ -1,0 +1,312 @@
+"""One call from a model and a cluster to hours, energy, carbon and money, as ranges with their reasons.
+
+from greentrain.estimate.api import estimate
+found = estimate(shapes.find("llama-3-8b"), Workload(tokens=15e12), Cluster(device="h100", count=1024, zone="FRA"))
+found.operational.location_g.mid, found.embodied_g, found.assumptions
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain._version import __version__
+from greentrain.config_values import bound, choice
+from greentrain.errors import ConfigError
+from greentrain.estimate import hardware, hours
+from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.carbon import Operational, Signal, independent, intensity, operational, signal_of
+from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
+from greentrain.estimate.hours import Hours
+from greentrain.estimate.layouts import Layout
+from greentrain.estimate.model_shape import ModelShape
+from greentrain.estimate.money import Money, Prices, money
+from greentrain.estimate.power_model import watts
+from greentrain.estimate.relations import DEVICES, ZONES, Grams, Relation, relations, start_hours
+from greentrain.estimate.sci_units import SciRange, sci_ranges
+from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.workload import Workload
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What else an estimate may be told."""
+
+    start: datetime | None = None
+    """When the run begins, with its offset; None: at any time."""
+    embodied: str = "lca"
+    """``lca`` or ``act``."""
+    lifetime_years: float = LIFETIME_YEARS
+    infrastructure_share: float = 0.0
+    """Energy of networks and storage, as a share of the servers'."""
+    node_w: float | None = None
+    """Power of a device and its share of the server (W), where it is known."""
+    prices: Prices = dataclasses.field(default_factory=Prices)
+    devices_file: Path | None = None
+    """YAML of devices of one's own."""
+    year: int | None = None
+    """Of the run, for those of the past."""
+    compare_devices: Sequence[str] = DEVICES
+    compare_zones: Sequence[str] = ZONES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a run would take. Ranges of hours and of what follows from them hold 80 % of unseen families of models."""
+
+    shape: ModelShape
+    workload: Workload
+    cluster: Cluster
+    device: Accelerator
+    method: str
+    count: int
+    """Devices."""
+    gpu_hours: Range
+    duration_h: Range
+    mfu: float
+    node_w: Range
+    """Power of a device and its share of the server (W)."""
+    operational: Operational
+    embodied_g: Range | None
+    """None: nobody knows the device's."""
+    sci: tuple[SciRange, ...]
+    money: Money
+    layout: Layout | None
+    """The best that a search found; None: no search was made."""
+    memory_bytes: Mapping[str, float] | None
+    """Of the fullest device in that layout, by term."""
+    assumptions: tuple[Assumption, ...]
+    warnings: tuple[str, ...]
+    relations: tuple[Relation, ...]
+
+    @property
+    def energy_kwh(self) -> Range:
+        """Energy, PUE included (kWh)."""
+        return self.operational.facility_kwh
+
+    @property
+    def total_g(self) -> Range | None:
+        """Operational by location and embodied, bound by bound; None where embodied is not known."""
+        return None if self.embodied_g is None else self.operational.location_g.plus(self.embodied_g)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dict for JSON. Ranges have low, mid and high; what is not known is null."""
+        return {
+            "format": FORMAT,
+            "greentrain_version": __version__,
+            "inputs": {
+                "model": self.shape.name,
+                "parameters_total": self.shape.total_parameters,
+                "parameters_active": self.shape.active_parameters,
+                "shape": _plain(self.shape),
+                "workload": _plain(self.workload),
+                "cluster": _plain(self.cluster),
+                "device": self.device.name,
+            },
+            "method": self.method,
+            "count": self.count,
+            "gpu_hours": _plain(self.gpu_hours),
+            "duration_h": _plain(self.duration_h),
+            "mfu": self.mfu,
+            "node_w": _plain(self.node_w),
+            "energy_kwh": {"it": _plain(self.operational.it_kwh), "facility": _plain(self.operational.facility_kwh)},
+            "operational_g": {
+                "location": _plain(self.operational.location_g),
+                "market": _plain(self.operational.market_g),
+            },
+            "embodied_g": _plain(self.embodied_g),
+            "total_g": _plain(self.total_g),
+            "sci": _plain(self.sci),
+            "money": {
+                "currency": self.money.currency,
+                "electricity": _plain(self.money.electricity),
+                "rent": _plain(self.money.rent),
+            },
+            "layout": _plain(self.layout),
+            "memory_bytes": _plain(self.memory_bytes),
+            "assumptions": _plain(self.assumptions),
+            "warnings": list(self.warnings),
+            "relations": _plain(self.relations),
+        }
+
+
+def estimate(
+    shape: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    method: str = "mfu",
+    pilot: Path | None = None,
+    options: Options | None = None,
+) -> Estimate:
+    """Estimate a training run.
+
+    Args:
+        shape: The model.
+        workload: What is trained.
+        cluster: On what, and where.
+        method: ``mfu``: what published runs reached; ``roofline``: search over layouts; ``pilot``: a short run's speed.
+        pilot: The short run's folder, for ``pilot``.
+        options: Prices, start, what the embodied carbon is taken from.
+
+    Raises:
+        ConfigError: An input is wrong, or contradicts another.
+        CarbonSignalError: The zone is not in the tables, or the trace is malformed.
+    """
+    choice("method", method, hours.METHODS)
+    if (method == "pilot") != (pilot is not None):
+        raise ConfigError(f"method={method!r} and pilot={pilot}: a pilot's folder goes with method='pilot'")
+    options = options or Options()
+    catalogue = hardware.catalogue(options.devices_file)
+    device = catalogue.find(cluster.device)
+    signal = signal_of(cluster)
+    found = _hours(shape, workload, cluster, device, method, pilot, options)
+    core = _core(found, cluster, device, signal, options)
+
+    modelled = dataclasses.replace(options, node_w=None)
+
+    def again(work: Workload, there: Cluster) -> Grams:
+        other = catalogue.find(there.device)
+        by_table = hours.by_mfu(shape, work, there, other, year=options.year)
+        same_grid = (there.zone, there.g_per_kwh, there.trace_csv) == (
+            cluster.zone,
+            cluster.g_per_kwh,
+            cluster.trace_csv,
+        )
+        found = _core(by_table, there, other, signal if same_grid else signal_of(there), modelled)
+        return Grams(
+            operational=found.operational.location_g.mid,
+            embodied=found.embodied_g.mid if found.embodied_g else None,
+            notes=by_table.warnings,
+            grid=found.grid,
+        )
+
+    others = [catalogue.find(name) for name in options.compare_devices]
+    its_g = core.operational.location_g.mid
+    share = its_g / ((its_g + (core.embodied_g.mid if core.embodied_g else 0.0)) or 1.0)
+    return Estimate(
+        shape=shape,
+        workload=workload,
+        cluster=cluster,
+        device=device,
+        method=method,
+        count=found.count,
+        gpu_hours=found.gpu_hours,
+        duration_h=core.duration_h,
+        mfu=found.mfu,
+        node_w=core.node_w,
+        operational=core.operational,
+        embodied_g=core.embodied_g,
+        sci=tuple(sci_ranges(shape, workload.tokens, core.operational.location_g, core.embodied_g)),
+        money=core.money,
+        layout=found.layout,
+        memory_bytes=found.memory_bytes,
+        assumptions=(*_inputs(workload), *found.assumptions, *core.assumptions),
+        warnings=(*found.warnings, *core.warnings),
+        relations=(
+            *relations(workload, cluster, again=again, device=device, others=others, zones=options.compare_zones),
+            *start_hours(signal, core.duration_h.mid, options.start, share),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Core:
+    """What follows from device-hours."""
+
+    duration_h: Range
+    node_w: Range
+    operational: Operational
+    embodied_g: Range | None
+    money: Money
+    grid: str
+    assumptions: tuple[Assumption, ...]
+    warnings: tuple[str, ...]
+
+
+def _hours(
+    shape: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    device: Accelerator,
+    method: str,
+    pilot: Path | None,
+    options: Options,
+) -> Hours:
+    if pilot is not None:
+        return hours.by_pilot(shape, workload, cluster, device, pilot)
+    if method == "roofline":
+        return hours.by_roofline(shape, workload, cluster, device)
+    return hours.by_mfu(shape, workload, cluster, device, year=options.year)
+
+
+def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, options: Options) -> _Core:
+    said: list[Assumption] = []
+    duration_h = found.gpu_hours.times(1.0 / found.count)
+    if options.node_w is not None:
+        bound("node_w", options.node_w, 1e-3, 1e6)
+        node_w = Range.exactly(options.node_w)
+        said.append(Assumption(name="power", value=f"{node_w.mid:g} W a device", source="given", kind=Kind.GIVEN))
+    elif found.node_w is not None:
+        node_w = found.node_w
+    else:
+        modelled = watts(device, found.mfu)
+        node_w = modelled.node_w
+        said += modelled.assumptions
+    grid = intensity(signal, duration_h.mid, options.start)
+    used = operational(
+        device_hours=found.gpu_hours,
+        node_w=node_w,
+        found=grid,
+        cluster=cluster,
+        infrastructure_share=options.infrastructure_share,
+    )
+    made = embodied_hour(device, method=options.embodied, lifetime_years=options.lifetime_years)
+    paid = money(device, found.gpu_hours, used.facility_kwh, options.prices)
+    return _Core(
+        duration_h=duration_h,
+        node_w=node_w,
+        operational=used,
+        embodied_g=None if made.g_per_h is None else independent([found.gpu_hours, made.g_per_h]),
+        money=paid,
+        grid=f"{float(f'{grid.g_per_kwh.mid:.2g}'):g} g/kWh: {grid.said_by}",
+        assumptions=(*said, *used.assumptions, *made.assumptions, *paid.assumptions),
+        warnings=(*grid.warnings, *made.warnings),
+    )
+
+
+def _inputs(workload: Workload) -> tuple[Assumption, ...]:
+    """Return the defaults among the inputs."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Workload)}
+    return tuple(
+        Assumption(
+            name=name.replace("_", " "),
+            value=f"{value:g}{unit}" if isinstance(value, (int, float)) else f"{value}",
+            source="default",
+            kind=Kind.ASSUMED,
+        )
+        for name, value, unit in (
+            ("sequence", workload.sequence, " tokens"),
+            ("batch_tokens", workload.batch_tokens, " tokens"),
+            ("precision", workload.precision, ""),
+        )
+        if value == defaults[name]
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return dicts, lists, numbers and words."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    return str(value)

@@ -1,0 +1,233 @@
+"""The shape of a model from the ``config.json`` of a Hugging Face repository.
+
+Biases, norms, learned positions and vision towers are not counted: of models of a billion parameters and more, 0.5 % at
+most. What a shape cannot say of a model stands in the notes.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain.config_values import nearest
+from greentrain.errors import ConfigError
+from greentrain.estimate.model_shape import ModelShape
+
+FLAGS: Final = "--layers, --d-model, --heads, --kv-heads, --d-ff, --vocabulary, and --experts, --experts-per-token,"
+"""What describes a model without its ``config.json``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigShape:
+    """A shape, and what it leaves out."""
+
+    shape: ModelShape
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """How one type of model writes its configuration."""
+
+    gated: bool = True
+    tied: bool = False
+    """Where ``tie_word_embeddings`` is absent."""
+    defaults: Mapping[str, int] | None = None
+    """What its configuration class fills in."""
+    kv_heads_needed: bool = False
+    """True: absent key-value heads are not as many as heads."""
+    experts: str = ""
+    """Key of the number of routed experts; empty: dense."""
+    width: str = "moe_intermediate_size"
+    """Key of an expert's width."""
+
+
+_GEMMA3: Final = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
+    "intermediate_size": 9216, "num_hidden_layers": 26, "hidden_size": 2304,
+}  # fmt: skip
+_FAMILIES: Final[Mapping[str, _Family]] = {
+    "llama": _Family(),
+    "mistral": _Family(defaults={"num_key_value_heads": 8}),
+    "qwen2": _Family(kv_heads_needed=True),
+    "qwen3": _Family(kv_heads_needed=True, defaults={"head_dim": 128}),
+    "phi": _Family(gated=False),
+    "phi3": _Family(),
+    "olmo": _Family(),
+    "olmo2": _Family(),
+    "olmo3": _Family(),
+    "glm": _Family(defaults={"num_key_value_heads": 2, "head_dim": 128}),
+    "glm4": _Family(defaults={"num_key_value_heads": 2, "head_dim": 128}),
+    "gemma": _Family(tied=True, kv_heads_needed=True, defaults={"head_dim": 256}),
+    "gemma2": _Family(tied=True, kv_heads_needed=True, defaults={"head_dim": 256}),
+    "gemma3_text": _Family(
+        tied=True,
+        defaults=_GEMMA3,
+    ),
+    "smollm3": _Family(tied=True, kv_heads_needed=True),
+    "granite": _Family(),
+    "starcoder2": _Family(gated=False, tied=True, kv_heads_needed=True),
+    "gpt_neox": _Family(gated=False),
+    "gpt2": _Family(gated=False, tied=True),
+    "gpt_bigcode": _Family(gated=False, tied=True),
+    "opt": _Family(gated=False, tied=True),
+    "bloom": _Family(gated=False, tied=True),
+    "falcon": _Family(gated=False, tied=True),
+    "mixtral": _Family(defaults={"num_key_value_heads": 8}, experts="num_local_experts", width="intermediate_size"),
+    "olmoe": _Family(experts="num_experts", width="intermediate_size"),
+    "gpt_oss": _Family(
+        kv_heads_needed=True, defaults={"head_dim": 64}, experts="num_local_experts", width="intermediate_size"
+    ),
+    "qwen2_moe": _Family(kv_heads_needed=True, experts="num_experts"),
+    "qwen3_moe": _Family(kv_heads_needed=True, experts="num_experts"),
+    "glm4_moe": _Family(kv_heads_needed=True, experts="n_routed_experts"),
+    "deepseek_v2": _Family(experts="n_routed_experts"),
+    "deepseek_v3": _Family(experts="n_routed_experts"),
+}
+_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "hidden_size": ("n_embd", "n_embed"),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "num_key_value_heads": ("num_kv_heads",),
+    "intermediate_size": ("ffn_dim", "ffn_hidden_size", "n_inner"),
+    "num_experts": ("num_local_experts",),
+    "num_local_experts": ("num_experts",),
+    "n_routed_experts": ("num_local_experts", "num_experts"),
+    "num_experts_per_tok": ("experts_per_token",),
+}
+
+
+def shape_of(source: Path | str | Mapping[str, Any]) -> ModelShape:
+    """Return the shape of a model.
+
+    Args:
+        source: A ``config.json``, the folder that it is in, or what it contains.
+
+    Raises:
+        ConfigError: It cannot be read, its type is unknown, or a size is missing.
+    """
+    return read(source).shape
+
+
+def read(source: Path | str | Mapping[str, Any]) -> ConfigShape:
+    """Return the shape of a model and what the shape leaves out; as :func:`shape_of`."""
+    if isinstance(source, Mapping):
+        return _Reader(source, "config.json").read(_last(source))
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path} is no configuration of a model: it must be a mapping")
+    return _Reader(data, str(path)).read(_last(data) or path.parent.name)
+
+
+def _last(config: Mapping[str, Any]) -> str:
+    """Return the last part of a configuration's own name or path."""
+    return str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
+
+
+class _Reader:
+    """One configuration while it is read."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self._notes: list[str] = []
+        text = config.get("text_config")
+        if isinstance(text, Mapping):
+            self._notes.append("only the language model is counted: vision and audio towers are left out")
+            kind = text.get("model_type", "")
+            kind = kind or {"gemma3": "gemma3_text"}.get(str(config.get("model_type")), "")
+            config = {**text, "model_type": kind}
+        self._config = config
+        self._where = where
+        self._type = str(config.get("model_type", ""))
+        if config.get("is_encoder_decoder") or self._type not in _FAMILIES:
+            raise ConfigError(
+                f"{where}: models of type {self._type!r} cannot be read; known: {', '.join(_FAMILIES)}"
+                f"{nearest(self._type, _FAMILIES)}. Give its shape instead: {FLAGS} --d-expert"
+            )
+        self._family = _FAMILIES[self._type]
+
+    def read(self, name: str) -> ConfigShape:
+        """Return the shape under this name, or under its type."""
+        layers, d_model = self._size("num_hidden_layers"), self._size("hidden_size")
+        heads = self._size("num_attention_heads")
+        expert_layers = self._expert_layers(layers) if self._family.experts else 0
+        d_ff = 0 if expert_layers == layers else self._d_ff(d_model)
+        vocabulary = self._size("vocab_size")
+        tied = bool(self._config.get("tie_word_embeddings", self._family.tied))
+        common: dict[str, Any] = {
+            "name": name or self._type, "layers": layers, "d_model": d_model, "heads": heads, "d_ff": d_ff,
+            "gated": self._family.gated, "vocabulary": vocabulary, "tied": tied,
+        }  # fmt: skip
+        mlp: dict[str, Any] = self._experts(expert_layers) if expert_layers else {}
+        if self._type.startswith("deepseek"):
+            return self._latent({**common, **mlp})
+        kv_heads = self._kv_heads(heads)
+        head_dim = self._size("head_dim", d_model // heads)
+        shape = ModelShape(**common, **mlp, kv_heads=kv_heads, head_dim=head_dim)
+        return ConfigShape(shape=shape, notes=tuple(self._notes))
+
+    def _latent(self, values: Mapping[str, Any]) -> ConfigShape:
+        """Return a model with latent attention: counted exactly, and a shape whose attention is near it."""
+        d_model, heads, layers = values["d_model"], values["heads"], values["layers"]
+        rope, rank = self._size("qk_rope_head_dim"), self._size("kv_lora_rank")
+        content, value = self._size("qk_nope_head_dim"), self._size("v_head_dim")
+        through = self._size("q_lora_rank", 0)
+        width = heads * (content + rope)
+        query = through * (d_model + width) if through else d_model * width
+        keys = d_model * (rank + rope) + rank * heads * (content + value)
+        latent = query + keys + heads * value * d_model
+        shape = ModelShape(**values, kv_heads=1, head_dim=value)
+        off = layers * (latent - shape.attention_parameters)
+        self._notes.append(
+            "latent attention (MLA) is approximated by one key-value head; parameters are counted exactly, attention's"
+            f" products are taken at {value} a head where they are {(content + rope + value) / 2:g}"
+        )
+        total, active = shape.total_parameters + off, shape.active_parameters + off
+        exact = ModelShape(**values, kv_heads=1, head_dim=value, published_total=total, published_active=active)
+        return ConfigShape(shape=exact, notes=tuple(self._notes))
+
+    def _experts(self, expert_layers: int) -> dict[str, int]:
+        width = self._size(self._family.width)
+        shared = self._size("shared_expert_intermediate_size", 0) or width * self._size("n_shared_experts", 0)
+        return {
+            "experts": self._size(self._family.experts), "experts_per_token": self._size("num_experts_per_tok"),
+            "d_expert": width, "d_shared": shared, "expert_layers": expert_layers,
+        }  # fmt: skip
+
+    def _expert_layers(self, layers: int) -> int:
+        first = self._size("first_k_dense_replace", 0)
+        every = self._size("decoder_sparse_step", self._size("moe_layer_freq", 1)) or 1
+        dense = self._config.get("mlp_only_layers") or ()
+        counted = [at for at in range(first, layers) if at not in dense]
+        if "first_k_dense_replace" in self._config:
+            return sum(at % every == 0 for at in counted)
+        return sum((at + 1) % every == 0 for at in counted)
+
+    def _d_ff(self, d_model: int) -> int:
+        four = self._type in ("gpt2", "gpt_bigcode", "bloom", "falcon")
+        return self._size("intermediate_size", 4 * d_model if four else None)
+
+    def _kv_heads(self, heads: int) -> int:
+        if self._type == "falcon" and not self._config.get("new_decoder_architecture", False):
+            return 1 if self._config.get("multi_query", True) else heads
+        if self._type == "gpt_bigcode":
+            return 1 if self._config.get("multi_query", True) else heads
+        return self._size("num_key_value_heads", None if self._family.kv_heads_needed else heads)
+
+    def _size(self, key: str, default: int | None = None) -> int:
+        """Return a size by its key or another spelling, as the type's own class or else the caller fills it in."""
+        for spelling in (key, *_ALIASES.get(key, ())):
+            given = self._config.get(spelling)
+            if given is not None:
+                if type(given) is not int or given < 0:
+                    raise ConfigError(f"{self._where}: {spelling} is {given!r}; it must be a whole number")
+                return int(given)
+        found = (self._family.defaults or {}).get(key, default)
+        if found is None:
+            raise ConfigError(f"{self._where}: {key} is missing in a configuration of type {self._type!r}")
+        return found

@@ -1,0 +1,236 @@
+"""GPU-hours from the share of a device's peak that published runs reached.
+
+    hours = 6 x active parameters x tokens / (peak x MFU x 3600)
+
+MFU is the model FLOP utilisation (Chowdhery et al., arXiv 2204.02311, appendix B), here of the dense 16-bit peak and
+without attention's products. ``mfu.toml`` holds what 80 % of new families of models are expected to reach, by class of
+device and kind of model; size of the model and age of the software shift it. ``benchmarks/estimator.py --write`` makes
+the table and says how well it holds on families that it has not seen.
+"""
+
+import functools
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Final
+
+from greentrain.errors import ConfigError
+from greentrain.estimate.accelerator import Accelerator, Constant
+from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
+from greentrain.estimate.values import Assumption, Kind, Range, product
+from greentrain.estimate.workload import Workload
+from greentrain.types import Gear
+from greentrain.units import S_PER_HOUR
+
+REFERENCE_PARAMETERS: Final = 1e10
+"""Active parameters that the table is written for."""
+NEW_SOFTWARE_YEAR: Final = 2023
+"""First year of runs that count as having today's kind of software (fused attention, sequence parallelism)."""
+OTHER: Final = "other"
+"""Classes of devices of which there is no run."""
+STAND_IN: Final[Mapping[str, str]] = {"b200": "h100"}
+"""Classes without a run that are taken to reach what their predecessor reaches."""
+FP8_SPEEDUP: Final = Range(low=1.2, mid=1.35, high=1.5)
+"""FP8 over BF16, whole steps."""
+_FP8_SOURCE: Final = (
+    "torchtitan is published with +34 % for Llama-2-7B and +50 % for Llama3-70B on 128 H100s; low is assumed"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MfuRow:
+    """Model FLOP utilisation of one class of devices and one kind of model."""
+
+    mfu: Range
+    """10th, 50th and 90th percentile over families, at ``REFERENCE_PARAMETERS``, with today's kind of software."""
+    runs: int
+    """Published runs behind this row; 0: it follows from other rows alone."""
+    families: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MfuTable:
+    """Rows by class of devices and kind of model, and what shifts them."""
+
+    made: str
+    """Date."""
+    runs: int
+    families: int
+    per_decade: float
+    """MFU is multiplied by this for each tenfold of active parameters."""
+    old_software: float
+    """MFU is multiplied by this in years before ``NEW_SOFTWARE_YEAR``."""
+    smallest: float
+    """Least active parameters among the runs; the shift by size stops there."""
+    largest: float
+    rows: Mapping[tuple[str, bool], MfuRow]
+    """By class of devices, and True for mixtures of experts."""
+
+    def row(self, family: str, is_moe: bool) -> MfuRow:
+        """Return the row of a class; of an unknown class the one for others, of a successor its predecessor's.
+
+        A stand-in keeps the width of the row for others: nobody's run says how near the two classes are.
+        """
+        found = self.rows.get((family, is_moe))
+        if found is not None:
+            return found
+        other = self.rows[OTHER, is_moe]
+        near = self.rows.get((STAND_IN.get(family, OTHER), is_moe), other)
+        by = near.mfu.mid / other.mfu.mid
+        return MfuRow(mfu=_capped(other.mfu.times(by)), runs=0, families=0)
+
+    def mfu(self, family: str, is_moe: bool, active_parameters: float, year: int | None = None) -> Range:
+        """Return the utilisation to expect.
+
+        Args:
+            family: Class of devices, as ``Accelerator.family``.
+            is_moe: True for mixtures of experts.
+            active_parameters: Those that a token meets.
+            year: Of the run; None: today.
+        """
+        size = min(max(active_parameters, self.smallest), self.largest)
+        shift = self.per_decade ** math.log10(size / REFERENCE_PARAMETERS)
+        if year is not None and year < NEW_SOFTWARE_YEAR:
+            shift *= self.old_software
+        return _capped(self.row(family, is_moe).mfu.times(shift))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MfuEstimate:
+    """Device-hours, and what they rest on."""
+
+    gpu_hours: Range
+    """10th, 50th and 90th percentile."""
+    mfu: Range
+    """Of the 16-bit peak, before any gain by FP8."""
+    flop: float
+    assumptions: tuple[Assumption, ...]
+    warnings: tuple[str, ...]
+
+
+@functools.cache
+def shipped() -> MfuTable:
+    """Return the table of the package."""
+    text = resources.files("greentrain.estimate").joinpath("mfu.toml").read_text(encoding="utf-8")
+    return table(tomllib.loads(text))
+
+
+@functools.cache
+def of_optimum() -> MfuTable:
+    """Return, in the same form, the share of real hours that the search's optimum is: divide the optimum by it."""
+    text = resources.files("greentrain.estimate").joinpath("optimum.toml").read_text(encoding="utf-8")
+    return table(tomllib.loads(text))
+
+
+def table(data: Mapping[str, Any]) -> MfuTable:
+    """Read a table as ``mfu.toml`` has it.
+
+    Raises:
+        ConfigError: A key is missing, or there is no row for other classes.
+    """
+    try:
+        rows = {
+            (family, kind == "moe"): MfuRow(
+                mfu=Range(low=row["mfu"][0], mid=row["mfu"][1], high=row["mfu"][2]),
+                runs=row["runs"],
+                families=row["families"],
+            )
+            for family, kinds in data["class"].items()
+            for kind, row in kinds.items()
+        }
+        found = MfuTable(
+            made=str(data["made"]),
+            runs=data["runs"],
+            families=data["families"],
+            per_decade=data["per_decade"],
+            old_software=data["old_software"],
+            smallest=data["smallest"],
+            largest=data["largest"],
+            rows=rows,
+        )
+    except KeyError as error:
+        raise ConfigError(f"the table of utilisations lacks {error}: make it with benchmarks/estimator.py") from error
+    if not {(OTHER, False), (OTHER, True)} <= rows.keys():
+        raise ConfigError(f"the table of utilisations lacks the rows of class {OTHER!r}")
+    return found
+
+
+def estimate_mfu(
+    shape: ModelShape,
+    workload: Workload,
+    accelerator: Accelerator,
+    *,
+    year: int | None = None,
+    of: MfuTable | None = None,
+) -> MfuEstimate:
+    """Return device-hours by the table.
+
+    Args:
+        shape: The model; FLOP count its active parameters.
+        workload: Tokens and precision.
+        accelerator: The device.
+        year: Of the run, for those of the past; None: today's software.
+        of: Another table than the package's.
+
+    Raises:
+        ConfigError: The device has no peak for the workload's precision.
+    """
+    of = of or shipped()
+    warnings = []
+    peak, gear = _peak(accelerator, workload.precision)
+    row = of.row(accelerator.family, shape.is_moe)
+    mfu = of.mfu(accelerator.family, shape.is_moe, shape.active_parameters, year)
+    kind = "mixture of experts" if shape.is_moe else "dense"
+    stand_in = STAND_IN.get(accelerator.family)
+    if row.runs == 0:
+        like = f"of {stand_in}, its predecessor" if stand_in else "over all classes, with what is known of its kind"
+        warnings.append(f"no published run in the table is {kind} on {accelerator.family}: the estimate is {like}")
+    if not of.smallest <= shape.active_parameters <= of.largest:
+        warnings.append(
+            f"{shape.active_parameters:.3g} active parameters lie outside the published runs' "
+            f"{of.smallest:.2g} to {of.largest:.2g}"
+        )
+    flop = FLOP_PER_PARAMETER_TOKEN * shape.active_parameters * workload.tokens
+    hours = Range(low=1 / mfu.high, mid=1 / mfu.mid, high=1 / mfu.low).times(flop / peak.value / S_PER_HOUR)
+    assumptions = [
+        Assumption(
+            name="model FLOP",
+            value=f"{flop:.3g} = 6 x {shape.active_parameters:.4g} active parameters x {workload.tokens:.3g} tokens",
+            source="Kaplan et al., arXiv 2001.08361, section 2.1; attention's products are not counted",
+            kind=Kind.ASSUMED,
+        ),
+        Assumption(name=f"peak, {gear}", value=f"{peak.value / 1e12:.4g} TFLOP/s", source=peak.source, kind=peak.kind),
+        Assumption(
+            name="MFU",
+            value=f"{mfu.mid:.3f} ({mfu.low:.3f} to {mfu.high:.3f}, 80 % of unseen families)",
+            source=f"{of.runs} published runs of {of.families} families, {row.runs} of them {kind} on "
+            f"{accelerator.family}; table of {of.made}, shifted by size",
+            kind=Kind.FITTED,
+        ),
+    ]
+    if workload.precision is Gear.FP8:
+        gain = Range(low=1 / FP8_SPEEDUP.high, mid=1 / FP8_SPEEDUP.mid, high=1 / FP8_SPEEDUP.low)
+        hours = product([hours, gain])
+        text = f"{FP8_SPEEDUP.mid:g} x ({FP8_SPEEDUP.low:g} to {FP8_SPEEDUP.high:g})"
+        assumptions.append(Assumption(name="FP8 over BF16", value=text, source=_FP8_SOURCE, kind=Kind.ASSUMED))
+    return MfuEstimate(gpu_hours=hours, mfu=mfu, flop=flop, assumptions=tuple(assumptions), warnings=tuple(warnings))
+
+
+def _peak(accelerator: Accelerator, precision: Gear) -> tuple[Constant, Gear]:
+    """Return the peak that utilisation refers to: FP8 counts against 16 bit, as the published runs do."""
+    peaks = accelerator.peak_flop_s
+    if precision is Gear.FP8 and Gear.FP8 not in peaks:
+        raise ConfigError(f"{accelerator.name} has no FP8: choose bf16 or another device")
+    wanted = (Gear.FP32,) if precision is Gear.FP32 else (Gear.BF16, Gear.FP16)
+    for gear in wanted:
+        if gear in peaks:
+            return peaks[gear], gear
+    has = ", ".join(gear.value for gear in peaks)
+    raise ConfigError(f"{accelerator.name} has no peak for {precision}; known: {has}")
+
+
+def _capped(mfu: Range) -> Range:
+    """Return utilisations that do not pass 1."""
+    return Range(low=min(mfu.low, 1.0), mid=min(mfu.mid, 1.0), high=min(mfu.high, 1.0))

@@ -1,0 +1,216 @@
+"""Time of one optimizer step for many layouts at once, part by part.
+
+A micro-batch's time on the slowest stage, times micro-batches; the pipeline's bubble; traffic that does not hide; the
+optimizer's pass over its states. It is the time of a step in which nothing goes wrong: an optimistic floor.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from greentrain.estimate import communication
+from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.gemm import LAUNCH_S, LONG_WAVES, RAMP, TILE, Floats, Rates, gemm_s, rates
+from greentrain.estimate.layouts import Layouts, Recompute
+from greentrain.estimate.memory import held, stage_layers
+from greentrain.estimate.model_shape import ModelShape
+from greentrain.estimate.practice import Practice
+from greentrain.estimate.values import Assumption, Kind
+from greentrain.estimate.workload import Workload
+
+BACKWARD: Final = 2.0
+"""Of a forward product: gradients of inputs and of weights."""
+ATTENTION_BACKWARD: Final = 2.5
+"""Five products for two, the scores computed again (arXiv 2205.14135, appendix B)."""
+STATE_BYTES: Final = 30.0
+"""Element-wise traffic a hidden element of a layer, forward: norms, residuals, rotary, dropout."""
+INNER_BYTES: Final = 6.0
+"""And an inner element: activation function."""
+ROUTING_BYTES: Final = 12.0
+"""And a hidden element of a token sent to an expert: permutation and weighted sum."""
+LIGHT_SHARE: Final = 0.5
+"""Of the element-wise forward work, what norms and activation functions are."""
+LAYER_S: Final = 25e-6
+"""Launches of a layer's small kernels."""
+ROUTING_S: Final = 35e-6
+ROUNDED: Final = 0.03
+"""Share by which a published number of parameters may differ from the shape's and mean nothing."""
+OPTIMIZER_BYTES: Final = 50.0
+"""Read and written a parameter: norm of gradients 4, clipping 8, AdamW 28 in FP32, copy to 16 bits 6, zeroing 4."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Seconds of a step by cause; arrays of one length. They add up to the step."""
+
+    products: Floats
+    """Matrix products of layers and head, forward and backward."""
+    attention: Floats
+    elementwise: Floats
+    recompute: Floats
+    """Forward passes that are run again."""
+    tensor: Floats
+    experts: Floats
+    """All-to-all that does not hide."""
+    bubble: Floats
+    """Waiting while the pipeline fills and drains."""
+    pipeline: Floats
+    data: Floats
+    optimizer: Floats
+
+    @property
+    def step_s(self) -> Floats:
+        """Seconds of a step."""
+        total: Floats = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
+        return total
+
+    def seconds_by_part(self, index: int) -> dict[str, float]:
+        """Return one layout's seconds by name."""
+        return {field.name: float(getattr(self, field.name)[index]) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """Seconds of an average layer's forward pass, one micro-batch."""
+
+    products: Floats
+    attention: Floats
+    elementwise: Floats
+    tensor: Floats
+    experts: Floats
+    head: Floats
+    """Of the output head, whole."""
+
+
+def step_parts(
+    shape: ModelShape, workload: Workload, accelerator: Accelerator, layouts: Layouts, practice: Practice
+) -> Parts:
+    """Return the seconds of a step for each layout.
+
+    Raises:
+        ConfigError: The device has no such precision.
+    """
+    device = rates(accelerator, workload.precision, practice)
+    key = (layouts.tensor << 40) + (layouts.micro << 30) + (layouts.expert << 1) + (layouts.pipeline > 1)
+    _, which, of = np.unique(key, return_index=True, return_inverse=True)
+    few = _layer(shape, workload, layouts.take(which), accelerator.node, device, practice)
+    layer = _Layer(**{field.name: getattr(few, field.name)[of] for field in fields(few)})
+
+    again = (layouts.recompute == Recompute.FULL).astype(float)
+    lightly = LIGHT_SHARE * (layouts.recompute == Recompute.LIGHT)
+    products = (1 + BACKWARD) * layer.products
+    attention = (1 + ATTENTION_BACKWARD) * layer.attention
+    elementwise = (1 + BACKWARD) * layer.elementwise
+    recompute = again * (layer.products + layer.attention) + (again + lightly) * layer.elementwise
+    tensor = practice.exposed_tensor.value * (2 + again) * layer.tensor
+    experts = (2 + again) * layer.experts
+    one = products + attention + elementwise + recompute + tensor + experts
+    head = (1 + BACKWARD) * layer.head
+
+    depth = stage_layers(shape, layouts)
+    last_depth = depth - (shape.layers % layouts.pipeline > 0)
+    at_head = last_depth * one + head >= depth * one
+    slowest = np.where(at_head, last_depth, depth)
+    busy = slowest * one + at_head * head
+    batches = layouts.micro_batches(workload.sequences).astype(float)
+    times = batches * slowest
+    on = held(shape, layouts)
+    traffic = communication.data_s(on, layouts, batches, accelerator.node, device)
+    share = np.where(layouts.zero >= 1, on.shared / on.shared_group + on.experts / on.experts_group, on.all)
+    between = communication.pipeline_s(shape, workload, layouts, accelerator.node, device)
+    return Parts(
+        products=times * products + batches * at_head * head,
+        attention=times * attention,
+        elementwise=times * elementwise,
+        recompute=times * recompute,
+        tensor=times * tensor,
+        experts=times * experts,
+        bubble=np.maximum(shape.layers * one + head - busy, 0.0) / layouts.interleave,
+        pipeline=practice.exposed_pipeline.value * batches * between,
+        data=communication.exposed_data_s(traffic, busy, layouts, batches, practice),
+        optimizer=OPTIMIZER_BYTES * share / device.memory_bytes_s,
+    )
+
+
+def assumptions() -> tuple[Assumption, ...]:
+    """Return the constants of kernels that no device changes."""
+    kernels = (
+        f"tiles of {TILE}, inner dimension of {RAMP:g} at half rate, last wave hidden from {LONG_WAVES} on, "
+        f"{LAUNCH_S * 1e6:g} us a launch"
+    )
+    moved = (
+        f"{STATE_BYTES:g} bytes a hidden and {INNER_BYTES:g} an inner element of a layer, {ROUTING_BYTES:g} a routed "
+        f"one, {OPTIMIZER_BYTES:g} a parameter in the optimizer"
+    )
+    counted = "counted from the kernels of a layer; no profile of a device stands behind it"
+    return (
+        Assumption(name="roofline.kernels", value=kernels, source=counted, kind=Kind.ASSUMED),
+        Assumption(name="roofline.traffic", value=moved, source=counted, kind=Kind.ASSUMED),
+    )
+
+
+def _layer(
+    shape: ModelShape, workload: Workload, layouts: Layouts, node: int, device: Rates, practice: Practice
+) -> _Layer:
+    split = layouts.tensor.astype(float)
+    tokens = (layouts.micro * workload.sequence).astype(float)
+    sparse = shape.expert_layers / shape.layers
+    heads = shape.heads * shape.head_dim
+    kv = np.ceil(shape.kv_heads / split) * shape.head_dim
+    projections = gemm_s(device, tokens, heads / split + 2 * kv, shape.d_model)
+    projections = (projections + gemm_s(device, tokens, np.full_like(split, shape.d_model), heads / split)) * _stated(
+        shape
+    )
+    perceptron = (1 - sparse) * _perceptron_s(device, shape, tokens, shape.d_ff, split)
+    routed, routing = np.zeros_like(split), np.zeros_like(split)
+    inner = (1 - sparse) * shape.d_ff
+    if shape.is_moe:
+        perceptron = perceptron + sparse * _perceptron_s(device, shape, tokens, shape.d_shared, split)
+        own = tokens / split
+        local = shape.experts / layouts.expert
+        each = own * layouts.expert * shape.experts_per_token / shape.experts
+        routed = sparse * _perceptron_s(device, shape, each, shape.d_expert, np.ones_like(split), local)
+        routing = ROUTING_BYTES * own * shape.experts_per_token * shape.d_model / device.memory_bytes_s + ROUTING_S
+        inner += sparse * (shape.d_shared + shape.experts_per_token * shape.d_expert)
+    moved = tokens / split * (STATE_BYTES * shape.d_model + INNER_BYTES * inner) * device.result_bytes / 2.0
+    hidden = np.where(layouts.pipeline > 1, practice.exposed_experts_pipelined.value, practice.exposed_experts.value)
+    return _Layer(
+        products=projections + perceptron + routed,
+        attention=2.0 * workload.sequence * tokens * heads / split / device.attention_flop_s,
+        elementwise=moved / device.memory_bytes_s + LAYER_S + sparse * routing,
+        tensor=communication.tensor_s(shape, workload, layouts, node, device),
+        experts=sparse * hidden * communication.experts_s(shape, workload, layouts, node, device, practice),
+        head=gemm_s(device, tokens, shape.vocabulary / split, shape.d_model),
+    )
+
+
+def _perceptron_s(
+    device: Rates, shape: ModelShape, tokens: Floats, inner: int, split: Floats, groups: Floats | float = 1.0
+) -> Floats:
+    """Return seconds of a perceptron's products; none has no inner width."""
+    if not inner:
+        return np.zeros_like(tokens)
+    up = gemm_s(device, tokens, (2.0 if shape.gated else 1.0) * inner / split, shape.d_model, groups)
+    return up + gemm_s(device, tokens, np.full_like(tokens, shape.d_model), inner / split, groups)
+
+
+def _stated(shape: ModelShape) -> float:
+    """Return how large attention's products are of what the shape says, by the makers' count of active parameters.
+
+    The mixtures whose makers compress attention have fewer parameters than heads and widths tell; nothing else of a
+    shape can stand for it. A count within rounding of the shape's own says nothing, nor does that of a dense model: it
+    differs by what is tied or left out.
+    """
+    if not shape.is_moe or shape.published_active is None:
+        return 1.0
+    sparse = shape.expert_layers
+    met = sparse * shape.experts_per_token * shape.perceptron_parameters(shape.d_expert)
+    met += sparse * shape.perceptron_parameters(shape.d_shared)
+    met += (shape.layers - sparse) * shape.perceptron_parameters(shape.d_ff)
+    attention = shape.layers * shape.attention_parameters
+    own = met + attention + shape.embedding_parameters
+    beyond = shape.published_active - own
+    if abs(beyond) < ROUNDED * own:
+        return 1.0
+    return float(np.clip(1.0 + beyond / attention, 0.1, 2.0))

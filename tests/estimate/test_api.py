@@ -1,0 +1,167 @@
+import dataclasses
+import io
+import json
+from collections import Counter
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from greentrain.errors import ConfigError
+from greentrain.estimate import shapes
+from greentrain.estimate.api import Estimate, Options, estimate
+from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.hours import REAL
+from greentrain.estimate.html import render_html
+from greentrain.estimate.sized import sized
+from greentrain.estimate.text import render
+from greentrain.estimate.values import Kind
+from greentrain.estimate.workload import Workload
+from greentrain.types import Gear
+
+LLAMA = shapes.find("llama-3-8b")
+WORK = Workload(tokens=15e12)
+CISO = Cluster(device="h100", count=1024, zone="US-CAL-CISO")
+
+
+@pytest.fixture(scope="module")
+def found() -> Estimate:
+    return estimate(LLAMA, WORK, CISO)
+
+
+def test_the_published_run_lies_within_the_bounds(found: Estimate) -> None:
+    assert found.gpu_hours.low < 1.3e6 <= found.gpu_hours.high  # Meta's card of Llama 3, a family of the table
+    assert found.duration_h.mid == pytest.approx(found.gpu_hours.mid / 1024)
+    assert found.energy_kwh.mid == pytest.approx(found.gpu_hours.mid * found.node_w.mid * 1.1 / 1000)
+    assert found.operational.location_g.mid == pytest.approx(found.energy_kwh.mid * 256.2)
+    total = found.total_g
+    assert total is not None and found.embodied_g is not None
+    assert total.mid == pytest.approx(found.operational.location_g.mid + found.embodied_g.mid)
+
+
+def test_independent_factors_widen_less_than_bound_by_bound(found: Estimate) -> None:
+    hours, grams = found.gpu_hours, found.operational.location_g
+    assert hours.high / hours.mid < grams.high / grams.mid
+    assert grams.high / grams.mid < hours.high / hours.mid * 1.2 * 1.2 * 1.09  # watts, intensity and PUE at their worst
+
+
+def test_it_is_a_document_that_json_carries(found: Estimate) -> None:
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert told["gpu_hours"].keys() == {"low", "mid", "high"}
+    assert told["operational_g"]["market"] is None and told["layout"] is None
+    assert told["inputs"]["device"] == "H100-SXM"
+    assert all(said["source"] and said["kind"] for said in told["assumptions"])
+
+
+def test_every_default_is_an_assumption(found: Estimate) -> None:
+    said = {each.name: each.kind for each in found.assumptions}
+    for name in (
+        "sequence",
+        "batch tokens",
+        "precision",
+        "PUE",
+        "lifetime",
+        "price of a kWh",
+        "price of a device-hour",
+    ):
+        assert said[name] is Kind.ASSUMED, name
+    told = estimate(
+        LLAMA,
+        Workload(tokens=1e12, sequence=8192, batch_tokens=2e6, precision=Gear.FP16),
+        dataclasses.replace(CISO, pue=1.3),
+    )
+    kinds = {each.name: each.kind for each in told.assumptions}
+    assert not {"sequence", "batch tokens", "precision"} & kinds.keys() and kinds["PUE"] is Kind.GIVEN
+
+
+def test_relations_have_two_digits_and_a_basis_and_follow_from_estimates(found: Estimate) -> None:
+    by_name = {relation.name: relation for relation in found.relations}
+    assert by_name["CA-QC"].times < 0.2 < by_name["FRA"].times < 1 < by_name["IND"].times
+    assert by_name["B200"].times < 1 and "no published run" in by_name["B200"].basis
+    assert all(float(f"{each.times:.2g}") == each.times and each.basis for each in found.relations)
+    fp8 = estimate(LLAMA, dataclasses.replace(WORK, precision=Gear.FP8), CISO)
+    assert fp8.total_g is not None and found.total_g is not None
+    assert by_name["FP8"].times == float(f"{fp8.total_g.mid / found.total_g.mid:.2g}")
+    assert "FP8" not in {relation.name for relation in fp8.relations}
+    assert not {"start"} & {relation.what for relation in found.relations}  # weeks see all hours alike
+
+
+def test_a_short_run_is_told_when_to_begin() -> None:
+    short = estimate(LLAMA, Workload(tokens=1e9), dataclasses.replace(CISO, count=64))
+    best, worst = (relation.times for relation in short.relations if relation.what == "start")
+    assert best < 1 < worst
+    at_night = estimate(
+        LLAMA,
+        Workload(tokens=1e9),
+        dataclasses.replace(CISO, count=64),
+        options=Options(start=datetime(2026, 4, 1, 5, tzinfo=UTC)),
+    )
+    assert at_night.operational.location_g.mid > short.operational.location_g.mid
+
+
+def test_more_devices_never_lengthen_and_a_limit_takes_enough_of_them() -> None:
+    durations = [estimate(LLAMA, WORK, dataclasses.replace(CISO, count=n)).duration_h.mid for n in (8, 64, 512)]
+    assert durations == sorted(durations, reverse=True)
+    limited = estimate(LLAMA, WORK, dataclasses.replace(CISO, count=None, limit_h=500.0))
+    assert limited.duration_h.mid <= 500.0 < limited.duration_h.mid * limited.count / (limited.count - 8)
+    assert any("one run in ten" in warning for warning in limited.warnings)
+
+
+def test_the_roofline_names_a_layout_and_what_fills_the_memory() -> None:
+    best = estimate(LLAMA, WORK, dataclasses.replace(CISO, count=64), method="roofline")
+    assert best.layout is not None and best.layout.count == 64 and best.memory_bytes
+    assert best.gpu_hours.high / best.gpu_hours.low == pytest.approx(REAL.high / REAL.low)
+    assert "tp=" in render_html(best)
+    with pytest.raises(ConfigError):
+        estimate(shapes.find("llama-3.1-405b"), WORK, dataclasses.replace(CISO, count=1), method="roofline")
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    found = estimate(LLAMA, WORK, dataclasses.replace(CISO, device="MI300X", zone="", g_per_kwh=50.0))
+    assert found.embodied_g is None and found.total_g is None and found.money.rent is None
+    assert not any(score.complete for score in found.sci)
+    assert all("operational alone" in each.basis for each in found.relations if each.what == "device")
+    assert "unknown" in render_html(found)
+
+
+def test_total_and_active_parameters_are_kept_apart() -> None:
+    dense, sparse = (estimate(sized(1e12, active), WORK, CISO) for active in (None, 5e10))
+    assert dense.gpu_hours.mid > 10 * sparse.gpu_hours.mid
+    assert dense.to_dict()["inputs"]["parameters_total"] == sparse.to_dict()["inputs"]["parameters_total"] == 1e12
+
+
+def test_the_page_is_escaped_and_asks_no_network() -> None:
+    page = render_html(estimate(dataclasses.replace(LLAMA, name="<script>alert(1)</script>"), WORK, CISO))
+    assert "<script" not in page and "&lt;script&gt;" in page
+    assert "default-src 'none'" in page and "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_table_shows_every_assumption_with_its_source(found: Estimate) -> None:
+    told = io.StringIO()
+    Console(width=400, file=told).print(render(found))
+    text = told.getvalue()
+    assert all(said.name in text and said.source[:40] in text for said in found.assumptions)
+
+
+def test_a_method_and_its_pilot_go_together() -> None:
+    with pytest.raises(ConfigError, match="pilot"):
+        estimate(LLAMA, WORK, CISO, method="pilot")
+    with pytest.raises(ConfigError, match="Did you mean 'roofline'"):
+        estimate(LLAMA, WORK, CISO, method="rofline")
+
+
+def test_the_spread_of_real_runs_over_the_optimum_is_what_the_runs_say() -> None:
+    from benchmarks.estimator_runs import RUNS_CSV, read_runs, whole
+    from greentrain.estimate.search import search
+
+    if not RUNS_CSV.exists():
+        pytest.skip("the published runs are not beside this checkout")
+    runs = whole(read_runs())
+    ratios = [run.hours / search(run.shape, run.workload, run.accelerator, run.count).gpu_hours for run in runs]
+    members = Counter(run.family for run in runs)
+    order = np.argsort(ratios)
+    weights = np.array([1 / members[runs[i].family] for i in order])
+    at = (np.cumsum(weights) - weights / 2) / weights.sum()
+    quantiles = np.interp([0.1, 0.5, 0.9], at, np.array(ratios)[order])
+    assert quantiles == pytest.approx((REAL.low, REAL.mid, REAL.high), rel=0.1)

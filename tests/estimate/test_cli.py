@@ -1,0 +1,183 @@
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from greentrain import GreenSession
+from greentrain.action_table import Action, declared
+from greentrain.carbon.constant import ConstantSignal
+from greentrain.cli_estimate import estimate
+from greentrain.estimate.hours import METHODS
+from greentrain.ledger import read_run
+from greentrain.report.html import render_html
+from greentrain.report.summary import summarize
+from greentrain.types import Device, DeviceKind, Gear, PowerSample, Provenance, Sensor
+from tests.report import run_folders
+
+RUN = ("--config", "llama-3-8b", "--tokens", "15e12", "--device", "h100", "--count", "1024", "--zone", "US-CAL-CISO")
+
+
+APP = typer.Typer()
+APP.command()(estimate)
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(APP, words, env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def _told(*words: str) -> dict[str, object]:
+    result = _run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, object] = json.loads(result.stdout)
+    return found
+
+
+def test_the_line_of_the_readme_prints_ranges_relations_and_assumptions() -> None:
+    result = _run(*RUN)
+    assert result.exit_code == 0, result.output
+    for words in ("llama-3-8b, 15 T tokens", "1024 x H100-SXM", "Device-hours", "market-based", "In CA-QC", "With FP8"):
+        assert words in result.stdout
+    assert "assumed" in result.stdout and "Bounds" in result.stdout
+
+
+def test_json_and_page_are_written_and_say_the_same(tmp_path: Path) -> None:
+    page = tmp_path / "estimate.html"
+    told = _told(*RUN, "--html", str(page), "--price-hour", "2.5", "--embodied", "act", "--pue", "1.2")
+    assert told["method"] in METHODS and told["count"] == 1024
+    assert "1024 x H100-SXM" in page.read_text(encoding="utf-8")
+
+
+def test_a_config_json_of_the_hub_is_a_model(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    by_folder, by_name = (_told("--config", name, *RUN[2:]) for name in (str(tmp_path), "llama-3-8b"))
+    assert by_folder["gpu_hours"] == pytest.approx(by_name["gpu_hours"], rel=0.01)
+
+
+def test_parameters_alone_are_enough_for_the_table_of_utilisations() -> None:
+    told = _told("--parameters", "8e9", "--tokens", "1e12", "--device", "a100", "--limit-h", "100", "--g-per-kwh", "50")
+    assert told["embodied_g"] is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--config", "llama-3-8b", "--device", "h100"), "give --tokens"),
+        ((*RUN[:4], *RUN[6:]), "give --device"),
+        ((*RUN, "--parameters", "8e9"), "one of them"),
+        ((*RUN, "--active", "8e9"), "--config knows its own"),
+        ((*RUN[:4], "--device", "H101", *RUN[6:]), "Did you mean"),
+        ((*RUN[:8], "--zone", "Frankreich"), "nearest"),
+        (RUN[:8], "where the energy comes from"),
+        ((*RUN, "--limit-h", "3"), "give one of them"),
+        (("--config", "llama-3-9b", *RUN[2:]), "llama-3-8b"),
+        ((*RUN, "--precision", "bf17"), "Did you mean 'bf16'"),
+        ((*RUN, "--start", "tomorrow"), "ISO 8601"),
+        ((*RUN, "--method", "pilot"), "pilot"),
+        (("--parameters", "8e9", *RUN[2:], "--method", "roofline"), "--config"),
+        ((*RUN, "--into", "."), "no run folder"),
+        ((*RUN, "--node-w", "-5"), "node_w"),
+        ((*RUN, "--market-g-per-kwh", "-5"), "market_g_per_kwh"),
+        ((*RUN, "--infrastructure", "nan"), "infrastructure_share"),
+        ((*RUN, "--price-hour", "inf"), "per_device_hour"),
+        ((*RUN[:8], "--trace-csv", "/nowhere.csv"), "cannot read the trace"),
+        ((*RUN, "--html", "/nowhere/x.html"), "cannot be written"),
+    ],
+)
+def test_wrong_input_is_one_line_and_2(words: tuple[str, ...], says: str) -> None:
+    result = _run(*words)
+    assert result.exit_code == 2
+    assert says in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_a_plan_takes_the_estimates_actions(tmp_path: Path) -> None:
+    file = tmp_path / "actions.yaml"
+    told = _told(*RUN, "--actions", str(file))
+    table = declared(file)
+    assert {(str(a.gear), a.ranks) for a in table.actions} == {
+        (g, n) for g in ("bf16", "fp8") for n in (1024, 512, 256)
+    }
+    whole = table.of(Action(gear=Gear.BF16, ranks=1024))
+    assert whole is not None and whole.tokens_per_s is not None and whole.provenance == "assumed"
+    hours = told["duration_h"]
+    assert isinstance(hours, dict)
+    assert whole.tokens_per_s.mean * hours["mid"] * 3600 == pytest.approx(15e12, rel=1e-3)
+
+
+def test_a_report_holds_the_estimate_to_what_was_measured(tmp_path: Path) -> None:
+    folder = run_folders.one_rank(tmp_path, tokens=5000)
+    before = summarize(read_run(folder))
+    assert before["estimate"] is None and 'id="estimate"' not in render_html(before, None)
+    trained = before["work"]["tokens"]
+    words = ("--parameters", "1e9", "--tokens", str(2 * trained), *RUN[4:6], "--count", "1", "--g-per-kwh", "400")
+    assert _run(*words, "--into", str(folder)).exit_code == 0
+    summary = summarize(read_run(folder))
+    found = summary["estimate"]
+    assert found["trained_share"] == pytest.approx(0.5)
+    energy = found["figures"]["energy_j"]
+    told = json.loads((folder / "estimate.json").read_text(encoding="utf-8"))
+    assert energy["mid"] == pytest.approx(told["energy_kwh"]["it"]["mid"] * 3.6e6 / 2)
+    assert energy["ratio"] == pytest.approx(summary["energy"]["energy_j"] / energy["mid"])
+    assert energy["within"] is False  # the test's run has made-up watts
+    assert 'id="estimate"' in render_html(summary, None)
+    (folder / "estimate.json").write_text('{"inputs": 3}', encoding="utf-8")
+    assert summarize(read_run(folder))["estimate"] is None
+
+
+def test_a_pilot_forecasts_the_long_run_by_its_own_watts(tmp_path: Path) -> None:
+    clock = _Clock()
+    config = {"run": {"dir": str(tmp_path), "report": False}, "power": {"sample_s": 10.0}}
+    with GreenSession(config, meter=_Meter(clock), signal=ConstantSignal(360.0), clock=clock) as green:
+        for _ in range(40):
+            clock.t_s += 0.5
+            green.step(tokens=4096)
+    words = ("--parameters", "8e9", "--tokens", "8.192e9", *RUN[4:6], "--count", "1", "--g-per-kwh", "100")
+    told = _told(*words, "--pilot", str(green.folder))
+    hours, watts = told["gpu_hours"], told["node_w"]
+    assert told["method"] == "pilot" and isinstance(hours, dict) and isinstance(watts, dict)
+    assert hours["mid"] == pytest.approx(1e6 / 3600, rel=0.02)
+    assert 600.0 + 0.35 * 700 < watts["mid"] < 600.0 + 0.55 * 700  # read from the GPU, its server by the model
+    warnings = told["warnings"]
+    assert isinstance(warnings, list) and any("ran on A100-80GB" in warning for warning in warnings)
+    result = _run("--parameters", "8e12", *words[2:], "--pilot", str(green.folder))
+    assert result.exit_code == 2 and "the peak" in result.stderr
+
+
+class _Clock:
+    """Time passes when the training says so."""
+
+    t_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.t_s
+
+    def unix_s(self) -> float:
+        return self.t_s + 1.7e9
+
+
+class _Meter:
+    """A GPU of 600 W."""
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+        gpu = Device(uid="GPU-a", kind=DeviceKind.GPU, name="NVIDIA A100-SXM4-80GB")
+        self.sensors = [Sensor(device=gpu, provenance=Provenance.MEASURED, method="counter", period_s=0.02)]
+
+    def read(self) -> list[PowerSample]:
+        t_s = self._clock.t_s
+        return [PowerSample(device_uid="GPU-a", t_s=t_s, energy_j=600.0 * t_s)]
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,134 @@
+"""A short run forecasts the long one: real sessions on a clock of their own."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.estimator_pilot import TOKENS, noisy_steps, stepped_run
+from greentrain.errors import ConfigError, RunFolderError
+from greentrain.estimate import pilot
+from greentrain.estimate.values import Kind, Range
+from greentrain.types import DeviceKind, Provenance, Topology
+
+
+@pytest.mark.parametrize(("seed", "compile_s", "noise"), [(1, 0.0, 0.0), (2, 20.0, 0.05), (3, 5.0, 0.1)])
+def test_fifty_steps_forecast_two_thousand_within_two_percent(
+    tmp_path: Path, seed: int, compile_s: float, noise: float
+) -> None:
+    short = stepped_run(tmp_path, 50, noisy_steps(seed, compile_s=compile_s, noise=noise))
+    whole = stepped_run(tmp_path, 2000, noisy_steps(seed + 100, compile_s=compile_s, noise=noise)).totals()
+    found = pilot.forecast(pilot.read_pilot(short.folder or ""), whole.tokens)
+    assert found.duration_h.mid * 3600 == pytest.approx(whole.duration_s, rel=0.02)
+    assert found.gpu_hours == found.duration_h, "one GPU"
+    assert found.energy_kwh is not None
+    assert found.energy_kwh.mid * 3.6e6 == pytest.approx(whole.energy_j, rel=0.02)
+    assert found.duration_h.high / found.duration_h.low < 1.005 + noise
+
+
+def test_warm_up_is_left_out_of_the_rate_and_counted_once(tmp_path: Path) -> None:
+    green = stepped_run(tmp_path, 60, noisy_steps(1, compile_s=30.0))
+    found = pilot.read_pilot(green.folder or "")
+    assert found.warmup_steps == 5
+    assert found.steps == 55
+    assert found.tokens_per_s.mid == pytest.approx(TOKENS / 0.5, rel=1e-3)
+    assert found.warmup_s == pytest.approx(30.0 + 4 * 0.6, rel=1e-2)
+    assert found.warmup_j == pytest.approx(found.warmup_s * 650.0, rel=1e-2)
+    named = pilot.read_pilot(green.folder or "", warmup_steps=20)
+    assert (named.warmup_steps, named.steps) == (20, 40)
+    assert named.tokens_per_s.mid == pytest.approx(found.tokens_per_s.mid, rel=1e-3)
+
+
+def test_power_is_told_by_device_with_where_it_is_from(tmp_path: Path) -> None:
+    found = pilot.read_pilot(stepped_run(tmp_path, 60, noisy_steps(1)).folder or "")
+    by_kind = {each.kind: each for each in found.by_device}
+    assert by_kind[DeviceKind.GPU].watts == pytest.approx(600.0, rel=1e-3)
+    assert by_kind[DeviceKind.GPU].provenance is Provenance.MEASURED
+    assert by_kind[DeviceKind.CPU].watts == pytest.approx(50.0, rel=1e-3)
+    assert by_kind[DeviceKind.CPU].provenance is Provenance.MODELLED
+    assert found.watts is not None
+    assert found.watts.mid == pytest.approx(650.0, rel=1e-3)
+    names = {each.name: each for each in pilot.forecast(found, 1e9).assumptions}
+    assert names["power"].source.endswith("part of it modelled")
+    assert names["tokens/s"].kind is Kind.MEASURED
+    assert "45,600" in names["goodput"].source
+
+
+def test_ranks_add_up(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2, host="h")
+        green = stepped_run(tmp_path, 60, noisy_steps(1, compile_s=10.0, noise=0.05), place=place)
+    found = pilot.read_pilot(green.folder or "")
+    assert found.devices == 2
+    assert (found.warmup_steps, found.steps) == (5, 55)
+    assert found.tokens_per_s.mid == pytest.approx(2 * TOKENS / 0.5, rel=0.02)
+    assert found.warmup_s == pytest.approx(10.0 + 4 * 0.2, rel=0.02), "ranks wait together, not one after another"
+    told = pilot.forecast(found, 1e9)
+    assert told.gpu_hours.mid == pytest.approx(2 * told.duration_h.mid)
+    assert found.watts is not None
+    assert 1200.0 < found.watts.mid < 1310.0, "two GPUs of 600 W, and a CPU that one or both of them book"
+
+
+def test_time_between_two_processes_of_a_run_is_nobodys(tmp_path: Path) -> None:
+    place = Topology(rank=0, world_size=1, local_rank=0, local_world_size=1, host="h")
+    stepped_run(tmp_path, 30, noisy_steps(1), place=place)
+    green = stepped_run(tmp_path, 30, noisy_steps(1), place=place, start_s=90_000.0)
+    found = pilot.read_pilot(green.folder or "")
+    assert found.steps + found.warmup_steps == 60
+    assert found.tokens_per_s.mid == pytest.approx(TOKENS / 0.5, rel=1e-3)
+
+
+def test_energy_of_a_gpu_that_nobody_reads_is_not_known(tmp_path: Path) -> None:
+    green = stepped_run(tmp_path, 60, noisy_steps(1), gpu=Provenance.MISSING)
+    found = pilot.read_pilot(green.folder or "")
+    assert found.joules_per_token is None
+    assert found.watts is None
+    assert any("Fake GPU was not read" in text for text in found.warnings)
+    told = pilot.forecast(found, 1e9)
+    assert told.energy_kwh is None
+    assert told.duration_h.mid > 0
+
+
+def test_interval_of_noisy_steps_holds_the_truth(tmp_path: Path) -> None:
+    """Eighty in a hundred should; twenty pilots of 80 steps, of which the binomial law lets 5 miss."""
+    inside = 0
+    for seed in range(20):
+        dice = random.Random(seed)
+        spans = [pilot._Span(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(80)]
+        mid, half = pilot._ratio([(span.tokens, span.seconds) for span in spans])
+        inside += abs(1 / 1.046 - mid) <= half
+    assert 11 <= inside <= 20
+
+
+def test_failures_grow_with_the_cluster() -> None:
+    assert pilot.goodput(8).mid > 0.9999
+    assert pilot.goodput(16_384).mid == pytest.approx(0.918, abs=0.001)
+    assert pilot.goodput(16_384).low < pilot.goodput(16_384).mid < pilot.goodput(16_384).high < 1
+
+
+def test_given_rates_scale_with_devices_and_say_so() -> None:
+    told = pilot.given(1e6, devices=512, watts=512 * 700.0)
+    same = pilot.forecast(told, 1e12, good=Range.exactly(1.0))
+    assert same.gpu_hours.mid == pytest.approx(1e12 / 1e6 / 3600 * 512)
+    assert same.energy_kwh is not None
+    assert same.energy_kwh.mid == pytest.approx(same.gpu_hours.mid * 0.7)
+    double = pilot.forecast(told, 1e12, count=1024, good=Range.exactly(1.0))
+    assert double.duration_h.mid == pytest.approx(same.duration_h.mid / 2)
+    assert double.gpu_hours.mid == pytest.approx(same.gpu_hours.mid)
+    assert any("each is taken to be as fast" in text for text in double.warnings)
+    assert not any("each is taken" in text for text in same.warnings)
+    assert pilot.forecast(dataclasses.replace(told, joules_per_token=None), 1e12).energy_kwh is None
+
+
+def test_what_is_no_pilot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError):
+        pilot.read_pilot(tmp_path / "none")
+    with pytest.raises(ConfigError, match="counts no tokens"):
+        pilot.read_pilot(stepped_run(tmp_path, 20, noisy_steps(1), tokens=0).folder or "")
+    with pytest.raises(ConfigError, match="better 50"):
+        pilot.read_pilot(stepped_run(tmp_path, 5, noisy_steps(1)).folder or "")
+    with pytest.raises(ConfigError, match="share of the time"):
+        pilot.forecast(pilot.given(1e6, devices=8), 1e9, good=Range.exactly(1.2))
+    with pytest.raises(ConfigError, match="tokens_per_s"):
+        pilot.given(0.0, devices=8)

@@ -1,0 +1,47 @@
+import pytest
+
+from greentrain.errors import ConfigError
+from greentrain.estimate import hardware
+from greentrain.estimate.projection import Rate, Rates, project
+from greentrain.estimate.values import Kind
+from greentrain.types import Gear
+
+FLAT = Rate(per_year=1.0, source="a test")
+
+
+def test_a_later_device_grows_by_its_rates_and_is_assumed_throughout() -> None:
+    now = hardware.find("h100")
+    doubled = project(now, 2.3)
+    assert doubled.device.peak_flop_s[Gear.BF16].value == pytest.approx(2 * 989.4e12)
+    assert project(now, 4.1).device.memory_bytes_s.value == pytest.approx(2 * 3350e9)
+    assert project(now, 5).device.year == 2027
+    for constant in (*doubled.device.peak_flop_s.values(), doubled.device.tdp_w, doubled.device.link_bytes_s):
+        assert constant.kind is Kind.ASSUMED and "H100-SXM's" in constant.source
+    assert "assumed" in doubled.device.name and doubled.device.embodied_source.startswith("assumed: ")
+    assert now.embodied_kg is not None and doubled.device.embodied_kg is not None
+    assert doubled.device.embodied_kg.mid == pytest.approx(now.embodied_kg.mid * 1.1**2.3)
+    assert len(doubled.assumptions) == 8 and all(a.kind is Kind.ASSUMED for a in doubled.assumptions)
+
+
+def test_two_steps_are_one_step() -> None:
+    now = hardware.find("B200")
+    twice = project(project(now, 5).device, 5).device
+    once = project(now, 10).device
+    assert twice.tdp_w.value == pytest.approx(once.tdp_w.value)
+    assert twice.peak_flop_s[Gear.FP8].value == pytest.approx(once.peak_flop_s[Gear.FP8].value)
+    assert once.peak_flop_s[Gear.FP8].value / once.tdp_w.value == pytest.approx(4.5e12 * 2 ** (10 / 3))
+
+
+def test_what_is_unknown_stays_unknown_and_own_rates_hold() -> None:
+    later = project(hardware.find("MI300X"), 5, Rates(peak=FLAT, power=Rate(per_year=0.9, source="a test"))).device
+    assert later.embodied_kg is None
+    assert project(hardware.find("B100"), 5).device.idle_w is None
+    assert later.peak_flop_s[Gear.BF16].value == 1307.4e12
+    assert later.tdp_w.value == pytest.approx(750 * 0.9**5)
+
+
+def test_years_and_rates_have_bounds() -> None:
+    with pytest.raises(ConfigError, match="years is 21"):
+        project(hardware.find("h100"), 21)
+    with pytest.raises(ConfigError, match="per_year is 35"):
+        Rate(per_year=35, source="per cent by mistake")
