@@ -1,5 +1,5 @@
-"""``greentrain doctor | measure | report | simulate | plan | launch | fpga | rlhf | serve``, from ``simulate`` on in
-``greentrain.cli_*``.
+"""``greentrain doctor | measure | report | simulate | plan | estimate | launch | fpga | rlhf | serve``, from
+``simulate`` on in ``greentrain.cli_*``.
 
 Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and all
 behind it is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from greentrain import cli_fpga, cli_launch, cli_rlhf, cli_schedule, cli_serve
+from greentrain import cli_estimate, cli_fpga, cli_launch, cli_rlhf, cli_schedule, cli_serve
 from greentrain._version import __version__
 from greentrain.errors import GreenTrainError
 
@@ -140,6 +140,7 @@ def report(
 
 app.command()(cli_schedule.simulate)
 app.command()(cli_schedule.plan)
+app.command()(cli_estimate.estimate)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 )(cli_launch.launch)

@@ -62,6 +62,15 @@ def test_the_commands_and_options_are_these() -> None:
             "--max-waiting", "--no-token", "--port", "--timeout-s", "--token-file", "--too-long", "--window-ms",
             "settings",
         ],
+        "estimate": sorted(
+            [
+                "--config", "--parameters", "--active", "--tokens", "--sequence", "--batch", "--precision", "--device",
+                "--count", "--limit-h", "--zone", "--g-per-kwh", "--trace-csv", "--market-g-per-kwh", "--start",
+                "--pue", "--infrastructure", "--node-w", "--embodied", "--lifetime-years", "--price-kwh",
+                "--price-hour", "--currency", "--method", "--pilot", "--devices", "--json", "--html", "--actions",
+                "--into",
+            ]
+        ),
         "fpga": [],
         "rlhf": [],
     }  # fmt: skip

@@ -1,8 +1,12 @@
 """What a training run will cost the climate, before it starts. Imports no torch.
 
-* values          ranges, and assumptions with their sources
-* model_shape     a transformer's shape: parameters in all and active, FLOP a token
-* workload        what is trained: tokens, sequence, batch, precision
-* accelerator     a device as its makers and its auditors describe it
-* cluster         how many of them, where, for how long
+* values, workload, cluster              ranges and assumptions; what is trained, and where
+* model_shape, shapes, sized, hf_config  a transformer's shape: presets, a few flags, a config.json
+* accelerator, hardware, projection      devices, each figure with its source; those of later years
+* mfu, pilot, hours                      hours from published runs, or from the first steps of a run
+* roofline, search, layouts, practice    the best layout; with gemm, memory, communication
+* power_model, carbon, embodied          joules and grams
+* money, sci_units, relations            what else is asked
+* scaling_laws                           loss by compute
+* api, text, html, words, actions        all of it as one estimate; as table, page and action table
 """

@@ -1,10 +1,13 @@
 """The command: starts on settings, answers, ends by a signal; wrong input is exit code 2 with a line."""
 
 import os
+import re
 import signal
 import socket
-import threading
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -30,36 +33,37 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_answers_until_a_signal(settings: Path, tmp_path: Path, number: signal.Signals) -> None:
-    file = tmp_path / "token"
-    port = 18000 + os.getpid() % 20000 + int(number)
-    found: list[httpx.Response] = []
+@pytest.fixture
+def started(settings: Path, tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts the command in a process of its own, which does not outlive the test."""
+    running: list[subprocess.Popen[str]] = []
 
-    def ask() -> None:
-        try:
-            end_s = time.monotonic() + 20.0
-            while time.monotonic() < end_s:
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).raise_for_status()
-                    break
-                except httpx.HTTPError:
-                    time.sleep(0.05)
-            url = f"http://any:{file.read_text().strip()}@127.0.0.1:{port}/classify"
-            found.append(httpx.post(url, json={"input": [1, 2]}, trust_env=False))
-        finally:
-            os.kill(os.getpid(), number)
+    def start(*words: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "greentrain", "serve", str(settings), *words]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return running[-1]
 
-    before = signal.getsignal(number)
-    asking = threading.Thread(target=ask)
-    asking.start()
-    done = CliRunner().invoke(APP, [str(settings), "--port", str(port), "--token-file", str(file)])
-    asking.join()
-    assert done.exit_code == 0, done.output
-    assert f"reward on emulator, reference on emulator at http://127.0.0.1:{port}, token in {file}" in done.output
-    assert file.read_text().strip() not in done.output
-    assert found[0].status_code == 200 and len(found[0].json()["data"]) == 1
-    assert signal.getsignal(number) is before
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_it_answers_until_a_signal(started: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    files = [tmp_path / number.name for number in numbers]
+    processes = [started("--port", "0", "--token-file", str(file)) for file in files]
+    for number, file, process in zip(numbers, files, processes, strict=True):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        told = re.match(r"reward on emulator, reference on emulator at http://(127.0.0.1:\d+), token in (.+)\n", line)
+        assert told is not None and told[2] == str(file), line
+        token = file.read_text().strip()
+        found = httpx.post(f"http://any:{token}@{told[1]}/classify", json={"input": [1, 2]}, trust_env=False)
+        assert found.status_code == 200 and len(found.json()["data"]) == 1
+        process.send_signal(number)
+        rest = process.communicate(timeout=60.0)[0]
+        assert process.returncode == 0 and token not in line + rest, rest
 
 
 @pytest.mark.parametrize(
@@ -95,10 +99,14 @@ def test_a_signal_while_models_load_ends_the_loading(tmp_path: Path, monkeypatch
         time.sleep(10.0)
 
     monkeypatch.setattr("greentrain.rlhf.opening.compiled", loading)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
     file = tmp_path / "offload.yaml"
     file.write_text("reward: {model: somewhere}\n")
     began_s = time.monotonic()
-    done = CliRunner().invoke(APP, [str(file), "--no-token", "--port", "0"])
+    try:
+        done = CliRunner().invoke(APP, [str(file), "--no-token", "--port", "0"])
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.exit_code == 130 and time.monotonic() - began_s < 5.0
 
 
