@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 import threading
 import time
 import weakref
@@ -145,14 +144,16 @@ def test_a_barrier_of_several_keeps_one_time_out(paced: Callable[..., OffloadEng
 
 
 def test_ctrl_c_at_the_barrier_leaves_the_ticket(
-    paced: Callable[..., OffloadEngine], wanted: npt.NDArray[np.float32]
+    paced: Callable[..., OffloadEngine], wanted: npt.NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        time.sleep(0.1)
+        raise KeyboardInterrupt  # a real signal that comes late would end the test runner
+
     engine = paced(0.8)
     ticket = engine.submit(REWARD, BATCH)
-    main = threading.main_thread().ident
-    assert main is not None
-    threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("greentrain.rlhf.ticket.wait", interrupted)
         ticket.result()
     assert not ticket.done()
     assert 0.05 < engine.stats()[REWARD].wait_s < 0.8
