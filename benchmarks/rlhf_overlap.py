@@ -10,6 +10,7 @@ emulator itself computes on the second core, which shares caches and memory with
 """
 
 import argparse
+import dataclasses
 import importlib.metadata
 import os
 import statistics
@@ -45,12 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny models, one round: to see that it runs")
     parser.add_argument("--rounds", type=int, default=3, help="with the device that sleeps; the other gets two at most")
+    parser.add_argument("--ms", type=float, help="what the sleeping device takes for a rollout and pass")
     parser.add_argument("--into", type=Path, help="also put the tables into this text, between its two marks")
     args = parser.parse_args(argv)
     if args.into is not None and args.quick:
         parser.error("--into is for the full size: leave out --quick")
     torch.set_num_threads(1)
     size, rounds = (QUICK, 1) if args.quick else (Size(), args.rounds)
+    if args.ms is not None:
+        size = dataclasses.replace(size, s_per_sequence=args.ms / 1e3)
     begun = os.getloadavg()[0]
     found = {
         PACED: _runs(size, rounds, paced=True),
