@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import actuation_local, actuation_profile, actuation_resize
 from benchmarks.gears_common import Bench, Row, Value
+from benchmarks.marks import put
 from benchmarks.metering import machine
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
@@ -70,9 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(rows, machine("benchmarks/actuation.py"))
     print(text)
     if args.into is not None:
-        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        put(text, BEGIN, END, args.into)
     return 0
 
 

@@ -26,6 +26,7 @@ from benchmarks.estimator_pilot import PilotCase, published, real_case, stepped_
 from benchmarks.estimator_roofline import FITTED, Optimum, StepTime, step_times
 from benchmarks.estimator_runs import BENCH, RUNS_CSV, Run, read_runs, whole
 from benchmarks.estimator_scores import Left, Train, gain, leave_one_family_out
+from benchmarks.marks import put
 from benchmarks.metering import machine
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
@@ -106,9 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(runs, left, steps, pilots, about)
     print(text)
     if args.into is not None:
-        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        put(text, BEGIN, END, args.into)
     return 0
 
 

@@ -24,6 +24,7 @@ import torch
 
 from benchmarks import fpga_encoders
 from benchmarks.fpga_encoders import NO_PEER, WAYS, Timed
+from benchmarks.marks import put
 from benchmarks.metering import machine
 from greentrain.fpga_backend.csim.speed import gmac_per_s
 from greentrain.fpga_backend.errors import DeviceError
@@ -80,9 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(found, bars, machine("benchmarks/fpga_emulator.py") | _about(args.threads))
     print(text)
     if args.into is not None:
-        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        put(text, BEGIN, END, args.into)
     return 0
 
 

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
+from benchmarks.marks import put
 from benchmarks.metering import machine
 from benchmarks.rlhf_overlap_run import MODES, WARM_STEPS, Memory, Size, Trained, trained
 from greentrain.rlhf.kinds import PassKind
@@ -64,9 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(found, about)
     print(text)
     if args.into is not None:
-        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        put(text, BEGIN, END, args.into)
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.marks import put
 from benchmarks.metering import machine
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.simulator.pipeline import text
@@ -77,9 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = "\n\n".join(parts)
     print(found)
     if args.into is not None:
-        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        args.into.write_text(f"{before}{BEGIN}\n\n{found}\n\n{END}{after}", encoding="utf-8")
+        put(found, BEGIN, END, args.into)
     return 0
 
 

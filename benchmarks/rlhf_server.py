@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
+from benchmarks.marks import put
 from benchmarks.metering import machine
 from benchmarks.rlhf_server_clients import asking
 from greentrain.fpga_backend.batch import Batch
@@ -94,9 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(rows, machine("benchmarks/rlhf_server.py"))
     print(text)
     if args.into is not None:
-        before, _, rest = args.into.read_text(encoding="utf-8").partition(BEGIN)
-        after = rest.partition(END)[2]
-        args.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        put(text, BEGIN, END, args.into)
     return int(any(row.wrong for row in rows))
 
 
