@@ -17,11 +17,6 @@ class Placement:
     device: OffloadDevice
     handle: Handle
 
-    @property
-    def is_exact(self) -> bool:
-        """True if its results are those of the integer contract."""
-        return self.device.probe().exact
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenPass:
@@ -77,11 +72,6 @@ class FrozenPass:
         if label is not None and not 0 <= label < labels:
             raise ConfigError(f"label={label}: the {self.kind} model has {labels} scores, 0 to {labels - 1}")
         return label or 0
-
-    @property
-    def redone_alike(self) -> bool:
-        """True if home returns the same bits as the device."""
-        return self.home is not None and self.home.is_exact and self.device.is_exact
 
 
 def place(
