@@ -3,19 +3,20 @@
 Exit codes: 0 fine, 1 something is not installed or failed, 2 wrong usage or input, with one line that says what to do.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain.cli_input import input_checked
 from greentrain.errors import CarbonSignalError, ConfigError
 
 if TYPE_CHECKING:
     from greentrain.estimate.api import Estimate
     from greentrain.estimate.model_shape import ModelShape
+
+WRONG_INPUT: Final = (ConfigError, CarbonSignalError)
 
 KEPT: Final = "estimate.json"
 """Name in a run folder; the run's report shows it beside what was measured."""
@@ -62,7 +63,7 @@ def estimate(
     into: Annotated[Path | None, typer.Option(help="Run folder: its report shows estimate beside measured.")] = None,
 ) -> None:
     """Estimate hours, energy, carbon and money of a training run, as ranges, with every assumption."""
-    with _input_checked():
+    with input_checked(*WRONG_INPUT):
         from greentrain.config_values import choice, moment
         from greentrain.estimate.api import Options
         from greentrain.estimate.api import estimate as estimate_of
@@ -167,13 +168,3 @@ def _shape(config: str, parameters: float | None, active: float | None, method: 
 def _given(**values: Any) -> dict[str, Any]:
     """Return those that were given; the others keep their defaults."""
     return {name: value for name, value in values.items() if value is not None}
-
-
-@contextlib.contextmanager
-def _input_checked() -> Iterator[None]:
-    """End with 2, and one line, where what was given is wrong."""
-    try:
-        yield
-    except (ConfigError, CarbonSignalError) as error:
-        typer.echo(f"greentrain: {error}", err=True)
-        raise typer.Exit(2) from error

@@ -3,16 +3,17 @@
 Exit codes: 0 fine, 1 something is not installed or failed, 2 wrong usage or input, with one line that says what to do.
 """
 
-import contextlib
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain.cli_input import input_checked
 from greentrain.errors import ConfigError
+from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from greentrain.fpga_backend.discovery import Installed
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from greentrain.fpga_backend.explore.space import Point
     from greentrain.fpga_backend.explore.subject import Subject
     from greentrain.fpga_backend.roofline.card_spec import CardSpec
+
+WRONG_INPUT: Final = (ConfigError, ArtifactError, BatchError, UnsupportedModelError)
 
 app = typer.Typer(
     name="fpga", help="FPGA cards: what a model would take on them, and which are here.", no_args_is_help=True
@@ -61,7 +64,7 @@ def explore(
     plot: Annotated[Path | None, typer.Option(help="Picture: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """Model tokens/s, watts and J/token of a model on cards, and say when a GPU is cheaper."""
-    with _input_checked():
+    with input_checked(*WRONG_INPUT):
         from greentrain.config_values import choice
         from greentrain.fpga_backend.explore.plot import check_plot, draw
         from greentrain.fpga_backend.explore.space import PRECISIONS
@@ -285,15 +288,3 @@ def _lengths(text: str | None, most: int) -> list[int]:
     if min(lengths) > most:
         raise ConfigError(f"--sequence {text}: the model takes {most} tokens at most")
     return lengths
-
-
-@contextlib.contextmanager
-def _input_checked() -> Iterator[None]:
-    """End with 2, and one line, where what was given is wrong."""
-    from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
-
-    try:
-        yield
-    except (ConfigError, ArtifactError, BatchError, UnsupportedModelError) as error:
-        typer.echo(f"greentrain: {error}", err=True)
-        raise typer.Exit(2) from error

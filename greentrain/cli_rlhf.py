@@ -3,20 +3,23 @@
 Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with one line that says what to do.
 """
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain.cli_input import input_checked
 from greentrain.errors import ConfigError, RunFolderError
+from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from greentrain.simulator.pipeline.modes import Mode
     from greentrain.simulator.pipeline.scaling import Link
     from greentrain.simulator.pipeline.study import Answer, Asked
+
+WRONG_INPUT: Final = (ConfigError, RunFolderError, ArtifactError, BatchError, UnsupportedModelError)
 
 app = typer.Typer(
     name="rlhf", help="RLHF steps with frozen passes on cards: time, joules, grams, limits.", no_args_is_help=True
@@ -100,7 +103,7 @@ def simulate(
     plot: PlotOption = None,
 ) -> None:
     """Show a step in each mode: time, bubble, useful and wasted joules, grams, break-even, and what physics allows."""
-    with _input_checked():
+    with input_checked(*WRONG_INPUT):
         _check_plot(plot)
         from greentrain.simulator.pipeline.study import answer_modes
 
@@ -144,7 +147,7 @@ def waterfall(
     plot: PlotOption = None,
 ) -> None:
     """Show what each thing brings that is added to the plain step, and what a scheduler makes of all of them."""
-    with _input_checked():
+    with input_checked(*WRONG_INPUT):
         _check_plot(plot)
         from greentrain.simulator.pipeline.study import answer_waterfall
 
@@ -187,7 +190,7 @@ def sensitivity(
     plot: PlotOption = None,
 ) -> None:
     """Show how time, joules and break-even move with the reward model's size, the batch, or the grid."""
-    with _input_checked():
+    with input_checked(*WRONG_INPUT):
         _check_plot(plot)
         from greentrain.simulator.pipeline.study import answer_sensitivity
 
@@ -287,15 +290,3 @@ def _told(found: "Answer", as_json: bool, plot: Path | None) -> None:
         from greentrain.simulator.picture import save
 
         typer.echo(f"Picture: {save(found.draw(), plot)}", err=as_json)
-
-
-@contextlib.contextmanager
-def _input_checked() -> Iterator[None]:
-    """End with 2, and one line, where what was given is wrong."""
-    from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
-
-    try:
-        yield
-    except (ConfigError, RunFolderError, ArtifactError, BatchError, UnsupportedModelError) as error:
-        typer.echo(f"greentrain: {error}", err=True)
-        raise typer.Exit(2) from error

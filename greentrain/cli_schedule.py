@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain.cli_input import input_checked
 from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from greentrain.config import GreenConfig
     from greentrain.simulator.actions import Actions
     from greentrain.simulator.scene import Scene
+
+WRONG_INPUT: Final = (ConfigError, CarbonSignalError, RunFolderError)
 
 NONE: Final = "none"
 """In place of a picture's format or file: no picture."""
@@ -58,7 +61,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies on recorded grids, or with what a run did: table, CSV, JSON and pictures."""
-    with _input_checked():
+    with input_checked(*WRONG_INPUT):
         if run is not None:
             if slack or (windows, seeds, history_h) != (WINDOWS, 1, HISTORY_H):
                 raise ConfigError(
@@ -115,7 +118,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Say when and where to start a job, what that saves, and draw it."""
-    with _input_checked():
+    with input_checked(*WRONG_INPUT):
         from greentrain.config import GreenConfig
         from greentrain.simulator.actions import REFERENCE
         from greentrain.simulator.advice import advise
@@ -227,16 +230,6 @@ def _print(what: "RenderableType", last: str) -> None:
     console.print(what)
     if last:
         console.print(last, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _input_checked() -> Iterator[None]:
-    """End with 2, and one line, where what was given is wrong."""
-    try:
-        yield
-    except (ConfigError, CarbonSignalError, RunFolderError) as error:
-        typer.echo(f"greentrain: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 @contextlib.contextmanager
