@@ -40,6 +40,7 @@ from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.surrogates import masked_mean, policy_loss, value_loss
 from recipes.common.data import Tokens, corpus
+from recipes.common.energy_line import energy_line
 from recipes.common.gae import gae
 from recipes.common.model import GPT, Size, build_optimizer
 from recipes.common.policy import Critic, Policy, Reward
@@ -273,10 +274,7 @@ def report(found: Outcome, green: GreenSession) -> list[str]:
             f"{kind}: {sums.sequences} sequences in {sums.calls} batches, {sums.busy_s:.2f} s on the device, "
             f"{sums.wait_s:.2f} s waited{hidden}"
         )
-    totals = green.totals()
-    origins = ", ".join(f"{100 * j / totals.energy_j:.0f} % {name}" for name, j in totals.by_provenance.items() if j)
-    phases = ", ".join(f"{name} {j:.1f} J" for name, j in totals.by_phase.items())
-    lines.append(f"{phases} ({origins or 'no device has a meter'})")
+    lines.append(energy_line(green))
     lines.append(f"weights {found.weights[:16]}; report: {green.report_path}")
     return lines
 

@@ -37,6 +37,7 @@ from greentrain.rlhf.kinds import PassKind  # green
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer  # green
 from greentrain.rlhf.trl.reward import OffloadedReward  # green
 from greentrain.rlhf.trl.rloo import OffloadRLOOTrainer  # green
+from recipes.common.energy_line import energy_line
 from recipes.common.rl_parts import Parts, real, small
 
 MODES = ("sequential", "eager", "late", "stream")
@@ -134,10 +135,7 @@ def report(trainer: Any, engine: OffloadEngine, green: GreenSession) -> list[str
             f"{kind}: {sums.sequences} sequences, {sums.tokens} tokens, {sums.busy_s:.2f} s on the device, "
             f"{sums.wait_s:.2f} s waited{hidden}"
         )
-    totals = green.totals()
-    origins = ", ".join(f"{100 * j / totals.energy_j:.0f} % {name}" for name, j in totals.by_provenance.items() if j)
-    phases = ", ".join(f"{name} {j:.1f} J" for name, j in totals.by_phase.items())
-    lines.append(f"{phases} ({origins or 'no device has a meter'})")
+    lines.append(energy_line(green))
     return [*lines, f"weights {weights_of(trainer.model)[:16]}; report: {green.report_path}"]
 
 
