@@ -10,7 +10,7 @@ A device without a figure has no rate (None), and :func:`why_unknown` says why; 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from greentrain.accounting.devices import (
     COMPONENT_P95,
@@ -48,6 +48,23 @@ class EmbodiedRate:
         return {"low": self.low_g_per_h, "mid": self.mid_g_per_h, "high": self.high_g_per_h, "source": self.source}
 
 
+class LifetimeHours(NamedTuple):
+    """Hours over which embodied carbon is spread: the divisors of its low, mid and high rate."""
+
+    low_h: float
+    mid_h: float
+    high_h: float
+
+    @classmethod
+    def of(cls, years: float) -> "LifetimeHours":
+        """Return those of a lifetime (years)."""
+        return cls(
+            low_h=max(LOW_YEARS, years) * _H_PER_YEAR,
+            mid_h=years * _H_PER_YEAR,
+            high_h=min(HIGH_YEARS, years) * _H_PER_YEAR * HIGH_USE,
+        )
+
+
 def embodied_rate(
     device: Device, config: CarbonConfig, *, share: float = 1.0, memory_gb: float | None = None
 ) -> EmbodiedRate | None:
@@ -64,13 +81,12 @@ def embodied_rate(
     if row is None:
         return None
     years = config.lifetime_years
-    low_h = max(LOW_YEARS, years) * _H_PER_YEAR
-    high_h = min(HIGH_YEARS, years) * _H_PER_YEAR * HIGH_USE
+    spread = LifetimeHours.of(years)
     per_kg = share * G_PER_KG
     return EmbodiedRate(
-        low_g_per_h=row.low_kg * per_kg / low_h,
-        mid_g_per_h=(row.mid_kg + row.server_kg) * per_kg / (years * _H_PER_YEAR),
-        high_g_per_h=(row.high_kg + row.server_kg) * per_kg / high_h,
+        low_g_per_h=row.low_kg * per_kg / spread.low_h,
+        mid_g_per_h=(row.mid_kg + row.server_kg) * per_kg / spread.mid_h,
+        high_g_per_h=(row.high_kg + row.server_kg) * per_kg / spread.high_h,
         source=f"{row.source}; over {years:g} years",
     )
 

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from greentrain.accounting.devices import COMPONENT_P95, DRAM_KG_PER_GB, SERVER_OTHERS_KG
-from greentrain.accounting.embodied import HIGH_USE, HIGH_YEARS, LOW_YEARS
+from greentrain.accounting.embodied import HIGH_USE, HIGH_YEARS, LOW_YEARS, LifetimeHours
 from greentrain.config_values import bound, choice
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.values import Assumption, Kind, Range
-from greentrain.units import G_PER_KG, S_PER_HOUR, S_PER_YEAR
+from greentrain.units import G_PER_KG
 
 METHODS: Final = ("lca", "act")
 LIFETIME_YEARS: Final = 4.0
 """As ``carbon.lifetime_years``."""
-_H_PER_YEAR: Final = S_PER_YEAR / S_PER_HOUR
 
 FAB_KG_PER_KWH: Final = 0.583
 """Grid of Taiwan's fabs (ACT, facebookresearch/ACT)."""
@@ -109,12 +108,11 @@ def embodied_hour(device: Accelerator, *, method: str = "lca", lifetime_years: f
     card, server, source, kind = _lca(device) if method == "lca" else _act(device)
     if card is None:
         return EmbodiedHour(g_per_h=None, assumptions=(), warnings=(f"embodied carbon is not known: {source}",))
-    low_h = max(LOW_YEARS, lifetime_years) * _H_PER_YEAR
-    high_h = min(HIGH_YEARS, lifetime_years) * _H_PER_YEAR * HIGH_USE
+    spread = LifetimeHours.of(lifetime_years)
     g_per_h = Range(
-        low=card.low * G_PER_KG / low_h,
-        mid=(card.mid + server.mid) * G_PER_KG / (lifetime_years * _H_PER_YEAR),
-        high=(card.high + server.high) * G_PER_KG / high_h,
+        low=card.low * G_PER_KG / spread.low_h,
+        mid=(card.mid + server.mid) * G_PER_KG / spread.mid_h,
+        high=(card.high + server.high) * G_PER_KG / spread.high_h,
     )
     said = [
         Assumption(
