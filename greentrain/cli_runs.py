@@ -1,0 +1,1 @@
+"""``greentrain watch | ui``: runs that go on, and many of them."""

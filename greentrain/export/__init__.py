@@ -1,0 +1,1 @@
+"""A running job's figures for monitoring systems: Prometheus and OpenTelemetry."""
