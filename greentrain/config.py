@@ -52,6 +52,9 @@ class RunConfig:
     """Show a line once a second when the output is a terminal."""
     report: bool = True
     """Write report.html and its companions when the run ends."""
+    estimate: str | None = None
+    """File of what ``greentrain estimate --json`` printed: copied into the run folder, so that the report shows it
+    beside what was measured."""
 
     def __post_init__(self) -> None:
         bound("run.book_s", self.book_s, 0.1, 10.0)

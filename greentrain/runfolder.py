@@ -1,4 +1,4 @@
-"""run.json: what ran, where, with which versions and settings."""
+"""run.json: what ran, where, with which versions and settings; and how JSON is written into a run folder."""
 
 import json
 import os
@@ -7,12 +7,14 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from greentrain._version import __version__
 from greentrain.config import GreenConfig
 from greentrain.types import FORMAT_VERSION, Topology
 
+ESTIMATE: Final = "estimate.json"
+"""What was estimated before the run: copied from ``run.estimate``, or by ``greentrain estimate --into RUN``."""
 _PACKAGES = ("torch", "lightning", "accelerate", "transformers", "deepspeed", "numpy", "nvidia-ml-py", "codecarbon")
 
 

@@ -32,7 +32,7 @@ from greentrain.action_table import ActionTable
 from greentrain.carbon.detect import open_signal
 from greentrain.carbon.replayed import GridTime, ReplayedSignal
 from greentrain.clock import Clock, SystemClock
-from greentrain.config import GreenConfig
+from greentrain.config import GreenConfig, RunConfig
 from greentrain.control import Control
 from greentrain.errors import ConfigError, SessionError
 from greentrain.handover import EXIT_REQUEUE
@@ -41,6 +41,7 @@ from greentrain.ledger import Totals
 from greentrain.live import LiveLine
 from greentrain.power.claims import claims_dir, other_pids
 from greentrain.run_id import choose_run_id
+from greentrain.runfolder import ESTIMATE, write_json
 from greentrain.runtime import ActiveRun, wait_for_ranks
 from greentrain.shutdown import ShutdownHook
 from greentrain.spans import PhaseSpan
@@ -105,6 +106,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._live: LiveLine | None = None
         self._watcher = Watcher(self)
         self._control = Control(self.config, self, launcher)
+        self._estimate = _estimate(self.config.run)
         self._resume: dict[str, Any] | None = None
         self._starts = 0
         self._pid = os.getpid()
@@ -154,6 +156,7 @@ class GreenSession(contextlib.ContextDecorator):
                 self._live = LiveLine.open()
             run.start()
             run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
+            self._keep_estimate(run)
             self._control.started(run, self._signal, grid_time, resumed=self._resume is not None)
         except BaseException:
             self._close_live()
@@ -515,6 +518,15 @@ class GreenSession(contextlib.ContextDecorator):
             return GridTime.from_dict(json.loads(text)["grid"])
         return time
 
+    def _keep_estimate(self, run: ActiveRun) -> None:
+        if self._estimate is None or run.topology.rank != 0:
+            return
+        path = run.folder / ESTIMATE
+        try:
+            write_json(path, self._estimate)
+        except OSError as error:
+            run.event("warning", f"cannot write {path} ({error.strerror}): the report will show no estimate")
+
     def _close_live(self) -> None:
         live, self._live = self._live, None
         if live is not None:
@@ -547,6 +559,15 @@ def _tell(signal: CarbonSignal, method: str) -> None:
     call = getattr(signal, method, None)
     if call is not None:
         call()
+
+
+def _estimate(config: RunConfig) -> Mapping[str, Any] | None:
+    """Return the document that ``run.estimate`` names, checked."""
+    if config.estimate is None:
+        return None
+    from greentrain.report.estimated import document
+
+    return document(Path(config.estimate))
 
 
 def _ignore(mark: tuple[Any, ...]) -> None:

@@ -65,6 +65,7 @@ def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> 
         ({"run": {"name": "../x"}}, ["run.name", "../x"]),
         ({"run": {"id": ""}}, ["run.id"]),
         ({"run": {"book_s": 60}}, ["run.book_s", "10"]),
+        ({"run": {"estimate": 3}}, ["run.estimate", "3", "expected str"]),
         ({"run": 3}, ["run", "section"]),
         ({"actuators": {"power_cap": {"fractions": [0.8]}}}, ["power_cap.fractions", "must hold 1.0"]),
         ({"actuators": {"power_cap": {"fractions": [1.0, 1.4]}}}, ["power_cap.fractions", "1.4", "between 0.05 and 1"]),

@@ -3,15 +3,74 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from greentrain.errors import ConfigError
 from greentrain.report import units_text
+from greentrain.runfolder import ESTIMATE
 from greentrain.units import J_PER_KWH, S_PER_HOUR
 
-NAME: Final = "estimate.json"
-"""Written by ``greentrain estimate --into RUN``."""
+FORMAT: Final = 1
+"""Of the documents that are read here: ``greentrain.estimate.api.FORMAT``."""
 _MOST_BYTES: Final = 2**22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """What a document says of the figures that a run measures."""
+
+    method: str
+    devices: int
+    tokens: float
+    figures: Mapping[str, Mapping[str, float]]
+    """Bounds by name, in the units of the summary."""
+
+    @classmethod
+    def of(cls, found: Any) -> "_Said":
+        """Read a document.
+
+        Raises:
+            ValueError: It is no estimate, or one of another format; the message says which.
+        """
+        if not isinstance(found, Mapping) or "energy_kwh" not in found:
+            raise ValueError("it is no estimate")
+        if found.get("format") != FORMAT:
+            raise ValueError(f"it has format {found.get('format')!r}, and this version reads {FORMAT}")
+        try:
+            return cls(
+                method=str(found["method"]),
+                devices=int(found["count"]),
+                tokens=float(found["inputs"]["workload"]["tokens"]),
+                figures={
+                    "duration_s": _range(found["duration_h"], S_PER_HOUR),
+                    "energy_j": _range(found["energy_kwh"]["it"], J_PER_KWH),
+                    "operational_g": _range(found["operational_g"]["location"], 1.0),
+                },
+            )
+        except KeyError as error:
+            raise ValueError(f"it is no whole estimate: {error} is missing") from error
+        except TypeError as error:
+            raise ValueError(f"it is no whole estimate: {error}") from error
+
+
+def document(path: Path) -> Mapping[str, Any]:
+    """Return an estimate that ``run.estimate`` names, checked before the run starts.
+
+    Raises:
+        ConfigError: The file cannot be read or is no estimate of a format that this version reads.
+    """
+    wrong = f"run.estimate is {str(path)!r}"
+    remedy = "write one with: greentrain estimate ... --json > estimate.json"
+    try:
+        found: Mapping[str, Any] = _load(path)
+        _Said.of(found)
+    except OSError as error:
+        raise ConfigError(f"{wrong}, which cannot be read: {error.strerror or error}; {remedy}") from error
+    except ValueError as error:
+        raise ConfigError(f"{wrong}, which cannot be used: {error}; {remedy}") from error
+    return found
 
 
 def estimated(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -23,30 +82,22 @@ def estimated(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any] | None
         folder: The run's.
         summary: What was measured.
     """
-    found = _read(folder / NAME)
-    if found is None:
-        return None
-    try:
-        planned = float(found["inputs"]["workload"]["tokens"])
-        energy = _range(found["energy_kwh"]["it"], J_PER_KWH)
-        duration = _range(found["duration_h"], S_PER_HOUR)
-        grams = _range(found["operational_g"]["location"], 1.0)
-        method, count = str(found["method"]), int(found["count"])
-    except (KeyError, TypeError, ValueError):
+    said = _read(folder / ESTIMATE)
+    if said is None:
         return None
     trained = summary["work"]["tokens"]
-    share = trained / planned if trained and planned > 0 else None
+    share = trained / said.tokens if trained and said.tokens > 0 else None
     measured = {
-        "duration_s": (duration, summary["time"]["wall_s"]),
-        "energy_j": (energy, summary["energy"]["energy_j"]),
-        "operational_g": (grams, summary["carbon"]["operational_location_g"]),
+        "duration_s": summary["time"]["wall_s"],
+        "energy_j": summary["energy"]["energy_j"],
+        "operational_g": summary["carbon"]["operational_location_g"],
     }
     return {
-        "method": method,
-        "devices": count,
-        "tokens": planned,
+        "method": said.method,
+        "devices": said.devices,
+        "tokens": said.tokens,
         "trained_share": share,
-        "figures": {name: _beside(bounds, value, share) for name, (bounds, value) in measured.items()},
+        "figures": {name: _beside(said.figures[name], value, share) for name, value in measured.items()},
     }
 
 
@@ -104,15 +155,21 @@ def _verdict(figure: Mapping[str, Any]) -> str:
     return f"{units_text.significant(figure['ratio'], 2)} x the middle, {inside} the bounds"
 
 
-def _read(path: Path) -> Mapping[str, Any] | None:
-    """Return a document; None where there is none that can be read: a report is never lost for it."""
+def _read(path: Path) -> _Said | None:
+    """Return what a document says; None where there is none that can be read: a report is never lost for it."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return None
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return _Said.of(_load(path))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+
+
+def _load(path: Path) -> Any:
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"it is above {_MOST_BYTES >> 20} MiB")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"it is no JSON: {error}") from error
 
 
 def _range(found: Mapping[str, Any], unit: float) -> dict[str, float]:
