@@ -1,6 +1,5 @@
 """Energy and operational carbon: device-hours x watts x PUE x intensity, by location and by contract."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,9 +15,8 @@ from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.values import Assumption, Kind, Range, product
 from greentrain.units import S_PER_HOUR, iso
 
-DEFAULT_PUE: Final = next(f.default for f in dataclasses.fields(Cluster) if f.name == "pue")
 PUE: Final = Range(low=1.08, mid=1.1, high=1.2)
-"""Of the default: PaLM 1.08, GPT-3 and T5 1.10 to 1.12, OLMo 1.1 to 1.12, BLOOM 1.20."""
+"""Where none is given: PaLM 1.08, GPT-3 and T5 1.10 to 1.12, OLMo 1.1 to 1.12, BLOOM 1.20."""
 TABLE_SPREAD: Final = Range(low=1 / 1.2, mid=1.0, high=1.2)
 """Of a zone's intensity: two tables of California give 256 (EIA-930, 2022) and 179 g/kWh (eGRID, 2023)."""
 
@@ -44,6 +42,8 @@ class Operational:
     """Devices, servers and what else is counted of the hall (kWh)."""
     facility_kwh: Range
     """The same times PUE (kWh)."""
+    pue: Range
+    """A single value where it was given."""
     location_g: Range
     """By the grid's intensity (gCO2e)."""
     market_g: Range | None
@@ -123,14 +123,14 @@ def operational(
     """
     bound("infrastructure_share", infrastructure_share, 0.0, 2.0)
     it_kwh = independent([device_hours, node_w.times((1.0 + infrastructure_share) / 1000.0)])
-    pue = PUE if cluster.pue == DEFAULT_PUE else Range.exactly(cluster.pue)
+    pue = PUE if cluster.pue is None else Range.exactly(cluster.pue)
     facility_kwh = independent([it_kwh, pue])
     said = [
         Assumption(
             name="PUE",
             value=f"{pue.mid:g}" + ("" if pue.low == pue.high else f" ({pue.low:g} to {pue.high:g})"),
-            source="default: published 1.08 (PaLM) to 1.20 (BLOOM)" if pue is PUE else "given",
-            kind=Kind.ASSUMED if pue is PUE else Kind.GIVEN,
+            source="default: published 1.08 (PaLM) to 1.20 (BLOOM)" if cluster.pue is None else "given",
+            kind=Kind.ASSUMED if cluster.pue is None else Kind.GIVEN,
         ),
         found.assumption,
         Assumption(
@@ -147,6 +147,7 @@ def operational(
     return Operational(
         it_kwh=it_kwh,
         facility_kwh=facility_kwh,
+        pue=pue,
         location_g=independent([facility_kwh, found.g_per_kwh]),
         market_g=None if market is None else facility_kwh.times(market),
         assumptions=tuple(said),

@@ -14,7 +14,8 @@ class Cluster:
     count: int | None = None
     limit_h: float | None = None
     """Time limit (h): the smallest number of devices that keeps it is taken."""
-    pue: float = 1.1
+    pue: float | None = None
+    """Power usage effectiveness; None: the default's range, see ``carbon.PUE``."""
     zone: str = ""
     """Place, as ``carbon.zone``; its typical or constant intensity is taken."""
     g_per_kwh: float | None = None
@@ -31,7 +32,8 @@ class Cluster:
             bound("count", self.count, 1, 1e7)
         if self.limit_h is not None:
             bound("limit_h", self.limit_h, 1e-3, 1e6)
-        bound("pue", self.pue, 1.0, 5.0)
+        if self.pue is not None:
+            bound("pue", self.pue, 1.0, 5.0)
         given = [bool(self.zone), self.g_per_kwh is not None, bool(self.trace_csv)]
         if sum(given) != 1:
             raise ConfigError("give one of zone, g_per_kwh and trace_csv: where the energy comes from")

@@ -51,7 +51,7 @@ def rows(found: Estimate) -> list[tuple[str, str, str]]:
         (
             "Energy",
             words.span(found.energy_kwh, words.KWH),
-            f"PUE {found.cluster.pue:g}; {words.span(found.node_w, words.WATTS)} a device with its server",
+            f"PUE {found.operational.pue.mid:g}; {words.span(found.node_w, words.WATTS)} a device with its server",
         ),
         ("Operational CO2e", words.span(found.operational.location_g, words.GRAMS), "location-based"),
         (

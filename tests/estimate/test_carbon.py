@@ -85,10 +85,24 @@ def test_the_default_pue_is_a_range_and_networks_are_said_to_be_left_out() -> No
     assert _bounds(found.facility_kwh) == pytest.approx((1.08, 1.1, 1.2))
     said = {each.name: each.value for each in found.assumptions}
     assert said["network and storage"] == "not counted"
+    assert said["PUE"] == "1.1 (1.08 to 1.2)"
     more = operational(
         device_hours=ONE, node_w=Range.exactly(1000.0), found=grid, cluster=_cluster(), infrastructure_share=0.1
     )
     assert more.it_kwh.mid == pytest.approx(1.1 * found.it_kwh.mid)
+
+
+@pytest.mark.parametrize("pue", [1.0, 1.1])
+def test_a_pue_that_is_given_is_taken_exactly_even_where_it_is_the_defaults_middle(pue: float) -> None:
+    cluster = _cluster(pue=pue)
+    grid = intensity(signal_of(cluster), 1.0)
+    found = operational(device_hours=ONE, node_w=Range.exactly(1000.0), found=grid, cluster=cluster)
+    assert found.pue == Range.exactly(pue)
+    assert _bounds(found.facility_kwh) == pytest.approx((pue,) * 3)
+    said = next(each for each in found.assumptions if each.name == "PUE")
+    assert (said.value, said.source, said.kind) == (f"{pue:g}", "given", Kind.GIVEN)
+    with pytest.raises(ConfigError, match=r"pue is 0\.9; it must be between 1 and 5"):
+        _cluster(pue=0.9)
 
 
 def test_a_grid_without_carbon_gives_no_grams_and_nothing_breaks() -> None:
