@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from greentrain.config_actuators import ActuatorsConfig
+from greentrain.config_export import ExportConfig
 from greentrain.config_values import bound, build, choice, moment
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
@@ -338,6 +339,7 @@ class GreenConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     actuators: ActuatorsConfig = field(default_factory=ActuatorsConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
 
     def __post_init__(self) -> None:
         gears = self.precision.gears

@@ -39,6 +39,15 @@ def test_widths_are_those_that_divide_the_batch() -> None:
     assert widths(min=2, max=40, global_batch=48) == (2, 3, 4, 6, 8, 16)
 
 
+def test_nothing_is_exported_unless_asked() -> None:
+    assert GreenConfig.load(None).export.prometheus is None and GreenConfig.load({"export": {}}).export.otel is None
+    page = GreenConfig.load({"export": {"prometheus": {}}}).export.prometheus
+    assert page is not None and (page.host, page.port) == ("127.0.0.1", 9464)
+    for host in ("localhost", "127.0.0.7", "::1"):
+        GreenConfig.load({"export": {"prometheus": {"host": host}}})
+    GreenConfig.load({"export": {"prometheus": {"host": "0.0.0.0", "token_file": "t"}, "otel": {"endpoint": None}}})
+
+
 @pytest.mark.parametrize("text", ["2.0e9", "2e9", "2.0e+9", "2000000000", "2_000_000_000"])
 def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> None:
     path = tmp_path / "green.yaml"
@@ -73,6 +82,14 @@ def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> 
         ({"actuators": {"power_cap": {"fraction": [1.0]}}}, ["power_cap.fraction", "Did you mean 'fractions'"]),
         ({"actuators": {"power_cap": {"objective": "money"}}}, ["power_cap.objective", "money", "energy"]),
         ({"actuators": {"clocks": {"stall_share": 0.05}}}, ["calm_share", "below stall_share"]),
+        ({"export": {"promtheus": {}}}, ["export.promtheus", "Did you mean 'prometheus'"]),
+        ({"export": {"prometheus": {"port": 65536}}}, ["export.prometheus.port", "65536", "between 0 and 65535"]),
+        ({"export": {"prometheus": {"host": "0.0.0.0"}}}, ["export.prometheus.host", "0.0.0.0", "token_file"]),
+        ({"export": {"prometheus": {"host": "node7"}}}, ["export.prometheus.host", "node7", "token_file"]),
+        ({"export": {"prometheus": {"host": ""}}}, ["export.prometheus.host is empty", "127.0.0.1"]),
+        ({"export": {"otel": {"endpoint": "localhost:4318"}}}, ["export.otel.endpoint", "http://127.0.0.1:4318"]),
+        ({"export": {"otel": {"endpoint": "http://me:pw@host"}}}, ["endpoint", "OTEL_EXPORTER_OTLP_HEADERS"]),
+        ({"export": {"otel": {"interval_s": 0}}}, ["export.otel.interval_s", "0", "between 1 and 3600"]),
         ({"actuators": {"width": {"min": 0}}}, ["actuators.width.min", "0", "between 1"]),
         ({"actuators": {"width": {"min": 4, "max": 2}}}, ["actuators.width.min", "4", "above max"]),
         ({"actuators": {"width": {"min": 2, "max": 3, "global_batch": 7}}}, ["global_batch", "7", "divides"]),
