@@ -8,6 +8,7 @@
     * UnknownZoneError   the place is not in the tables; the message lists the nearest names
     * TraceError         a trace file is malformed
   * RunFolderError       a run folder cannot be created, read or written
+    * NewerFormatError   a newer GreenTrain wrote it; the message says to upgrade
   * SessionError         the session is used in an order that makes no sense
 
 All of them are raised before training starts or by tools that read a finished run. While training runs,
@@ -45,6 +46,10 @@ class TraceError(CarbonSignalError, ValueError):
 
 class RunFolderError(GreenTrainError):
     """A run folder cannot be created, read or written."""
+
+
+class NewerFormatError(RunFolderError):
+    """A newer GreenTrain wrote the run folder; the message says to upgrade."""
 
 
 class SessionError(GreenTrainError, RuntimeError):

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from greentrain.errors import RunFolderError
 from greentrain.journal import Journal, read_journal
+from greentrain.run_format import Unknown, check_format
 from greentrain.thinning import thin
 from greentrain.types import (
     FORMAT_VERSION,
@@ -334,8 +335,9 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
             memory stays bounded. None keeps every entry.
 
     Raises:
-        RunFolderError: The folder does not exist, holds no rank file, holds rank files of another run, or was
-            written by a newer format.
+        RunFolderError: The folder does not exist, holds no rank file, holds rank files of another run, or a record
+            in it is damaged.
+        NewerFormatError: A newer GreenTrain wrote it.
     """
     folder = Path(folder)
     paths = sorted(folder.glob("rank-*.jsonl"))
@@ -348,6 +350,9 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
             run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunFolderError(f"cannot read {folder / 'run.json'}: {error}") from error
+        if not isinstance(run, Mapping):
+            raise RunFolderError(f"{folder / 'run.json'} holds a {type(run).__name__}, not the facts of a run")
+        check_format(run.get("format", FORMAT_VERSION), folder / "run.json")
     ranks = [_read_rank(path, most) for path in paths]
     record = RunRecord(folder=folder, run=run, ranks=[rank for rank in ranks if rank is not None])
     if not record.ranks:
@@ -357,6 +362,16 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
 
 
 def _read_rank(path: Path, most: int | None) -> RankRecord | None:
+    try:
+        return _rank(path, most)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} holds a record that cannot be read ({error!r}): it was damaged, or changed by hand; bring the file"
+            " back, or move it away to read the other ranks"
+        ) from error
+
+
+def _rank(path: Path, most: int | None) -> RankRecord | None:
     opens: list[dict[str, Any]] = []
     sensors: dict[str, Mapping[str, Any]] = {}
     excluded: Sequence[Mapping[str, str]] = ()
@@ -364,13 +379,12 @@ def _read_rank(path: Path, most: int | None) -> RankRecord | None:
     events: list[dict[str, Any]] = []
     close: dict[str, Any] | None = None
     carried = Totals()
+    unknown = Unknown()
     for record in read_journal(path) if most is None else thin(path, most):
+        unknown.look(record)
         kind = record["kind"]
         if kind == "open":
-            if record["format"] > FORMAT_VERSION:
-                raise RunFolderError(
-                    f"{path} has format {record['format']}, this GreenTrain reads up to {FORMAT_VERSION}: upgrade it"
-                )
+            check_format(record.get("format"), path)
             opens.append(record)
             close = None
             if record.get("carried"):
@@ -386,6 +400,9 @@ def _read_rank(path: Path, most: int | None) -> RankRecord | None:
             close = record
     if not opens:
         return None
+    note = unknown.note(opens[0].get("t", 0.0))
+    if note is not None:
+        events.append(note)
     return RankRecord(
         rank=opens[0]["rank"],
         host=opens[0]["host"],

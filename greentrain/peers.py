@@ -6,7 +6,7 @@ whose journals are not visible here (another node without a shared folder) are n
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,12 @@ def _last_entry(path: Path) -> Mapping[str, Any] | None:
                 record = json.loads(line)
             except ValueError:
                 continue
-            return record if isinstance(record, dict) and "sum" in record else None
+            return record if isinstance(record, dict) and isinstance(record.get("sum"), dict) else None
     return None
 
 
 def _sums(record: Mapping[str, Any]) -> JobSums:
     energy_j = sum(device["j"] for device in record["devices"].values())
-    return JobSums(ranks=1, power_w=energy_j / max(record["t1"] - record["t0"], 1e-9), **record["sum"])
+    known = {field.name for field in fields(JobSums)} - {"ranks", "power_w"}  # a newer version may sum more
+    sums = {name: value for name, value in record["sum"].items() if name in known}
+    return JobSums(ranks=1, power_w=energy_j / max(record["t1"] - record["t0"], 1e-9), **sums)

@@ -26,7 +26,7 @@ from greentrain.accounting.timeline import Mark
 from greentrain.booked import BookedDevices
 from greentrain.clock import Clock
 from greentrain.config import GreenConfig
-from greentrain.errors import GreenTrainWarning
+from greentrain.errors import GreenTrainWarning, NewerFormatError
 from greentrain.journal import Journal, rank_path
 from greentrain.ledger import EnergyLedger, Totals, read_run
 from greentrain.peers import JobSums, sums_of_others
@@ -79,7 +79,7 @@ class ActiveRun:
         on_second: Called about once a second, in the sampler thread.
 
     Raises:
-        RunFolderError: The run folder cannot be written.
+        RunFolderError: The run folder cannot be written, or a newer version began the run.
     """
 
     def __init__(
@@ -117,8 +117,9 @@ class ActiveRun:
         self._warned: set[str] = set()
         path = rank_path(self.folder, topology.rank)
         resumed = path.exists() and path.stat().st_size > 0
+        earlier = self._earlier(carried) if resumed else carried
         self._journal = Journal(path)
-        self.ledger = EnergyLedger(self._journal, self._earlier(carried) if resumed else carried)
+        self.ledger = EnergyLedger(self._journal, earlier)
         self._carried = None if resumed else carried
         self.t0_s = clock.monotonic_s()
         self._offset_s = clock.unix_s() - self.t0_s
@@ -372,6 +373,8 @@ class ActiveRun:
             for rank in read_run(self.folder).ranks:
                 if rank.rank == self.topology.rank:
                     return rank.totals
+        except NewerFormatError:
+            raise  # a line of this version among newer ones would make their figures wrong
         except Exception as error:
             log.warning("GreenTrain: cannot read the earlier part of run %s: %r", self.run_id, error)
         return carried or Totals()

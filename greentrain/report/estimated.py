@@ -1,6 +1,7 @@
 """What an estimate said before the run, beside what was measured: ``estimate.json`` in the run folder."""
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from greentrain.errors import ConfigError
 from greentrain.report import units_text
 from greentrain.runfolder import ESTIMATE
 from greentrain.units import J_PER_KWH, S_PER_HOUR
+
+log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 """Of the documents that are read here: ``greentrain.estimate.api.FORMAT``."""
@@ -37,7 +40,10 @@ class _Said:
         if not isinstance(found, Mapping) or "energy_kwh" not in found:
             raise ValueError("it is no estimate")
         if found.get("format") != FORMAT:
-            raise ValueError(f"it has format {found.get('format')!r}, and this version reads {FORMAT}")
+            raise ValueError(
+                f"it has format {found.get('format')!r}, and this version reads {FORMAT}: upgrade greentrain-torch, or"
+                " estimate again"
+            )
         try:
             return cls(
                 method=str(found["method"]),
@@ -159,7 +165,10 @@ def _read(path: Path) -> _Said | None:
     """Return what a document says; None where there is none that can be read: a report is never lost for it."""
     try:
         return _Said.of(_load(path))
-    except (OSError, ValueError):
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("GreenTrain: the report shows no estimate, as %s cannot be used: %s", path, error)
         return None
 
 
