@@ -97,9 +97,14 @@ def over(signal: Signal, start_unix_s: float, duration_h: float) -> float:
     """
     point = signal.mean(start_unix_s, start_unix_s + duration_h * S_PER_HOUR)
     if point.g_per_kwh is None:
+        known = (
+            f"; the trace has {iso(signal.start_unix_s)} to {iso(signal.end_unix_s)}"
+            if isinstance(signal, TraceSignal)
+            else ""
+        )
         raise ConfigError(
-            f"the grid's intensity is not known for all of {duration_h:.0f} h from {iso(start_unix_s)}: begin at"
-            " another time, or name a zone"
+            f"the grid's intensity is not known for all of {duration_h:.0f} h from {iso(start_unix_s)}{known}: begin at"
+            " another time, leave the start out, so that the trace's mean counts, or name a zone"
         )
     return point.g_per_kwh
 

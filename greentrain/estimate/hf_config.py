@@ -13,6 +13,7 @@ from typing import Any, Final
 from greentrain.config_values import nearest
 from greentrain.errors import ConfigError
 from greentrain.estimate.model_shape import ModelShape
+from greentrain.estimate.shape_flags import Flags, as_flag
 
 FLAGS: Final = "--layers, --d-model, --heads, --kv-heads, --d-ff, --vocabulary, and --experts, --experts-per-token,"
 """What describes a model without its ``config.json``."""
@@ -98,6 +99,9 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+PRESETS: Final = "or the name of a preset, such as llama-3-8b"
+
+
 def shape_of(source: Path | str | Mapping[str, Any]) -> ModelShape:
     """Return the shape of a model.
 
@@ -110,19 +114,35 @@ def shape_of(source: Path | str | Mapping[str, Any]) -> ModelShape:
     return read(source).shape
 
 
-def read(source: Path | str | Mapping[str, Any]) -> ConfigShape:
-    """Return the shape of a model and what the shape leaves out; as :func:`shape_of`."""
+def read(source: Path | str | Mapping[str, Any], flags: Flags | None = None) -> ConfigShape:
+    """Return the shape of a model and what the shape leaves out.
+
+    Args:
+        source: As in :func:`shape_of`.
+        flags: Sizes that the configuration lacks, or in place of its own.
+
+    Raises:
+        ConfigError: It cannot be read, its type is unknown, a size is missing, or a flag is of something that such a
+            model does not have.
+    """
+    flags = flags or Flags()
     if isinstance(source, Mapping):
-        return _Reader(source, "config.json").read(_last(source))
+        return _Reader(source, "config.json", flags).read(_last(source))
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror or error}; name a config.json, its folder, {PRESETS}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}; name a config.json of a model, {PRESETS}") from error
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path} is no configuration of a model: it must be a mapping")
-    return _Reader(data, str(path)).read(_last(data) or path.parent.name)
+        raise ConfigError(
+            f"{path} holds a {type(data).__name__} and is no configuration of a model: name a config.json, {PRESETS}"
+        )
+    return _Reader(data, str(path), flags).read(_last(data) or path.parent.name)
 
 
 def _last(config: Mapping[str, Any]) -> str:
@@ -133,7 +153,9 @@ def _last(config: Mapping[str, Any]) -> str:
 class _Reader:
     """One configuration while it is read."""
 
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+    def __init__(self, config: Mapping[str, Any], where: str, flags: Flags) -> None:
+        self._given = dict(flags.given)
+        self._used: set[str] = set()
         self._notes: list[str] = []
         text = config.get("text_config")
         if isinstance(text, Mapping):
@@ -147,29 +169,45 @@ class _Reader:
         if config.get("is_encoder_decoder") or self._type not in _FAMILIES:
             raise ConfigError(
                 f"{where}: models of type {self._type!r} cannot be read; known: {', '.join(_FAMILIES)}"
-                f"{nearest(self._type, _FAMILIES)}. Give its shape instead: {FLAGS} --d-expert"
+                f"{nearest(self._type, _FAMILIES) or '.'} Leave out --config and give its shape instead: {FLAGS}"
+                " --d-expert"
             )
         self._family = _FAMILIES[self._type]
 
     def read(self, name: str) -> ConfigShape:
         """Return the shape under this name, or under its type."""
-        layers, d_model = self._size("num_hidden_layers"), self._size("hidden_size")
-        heads = self._size("num_attention_heads")
+        layers, d_model = self._size("num_hidden_layers", flag="layers"), self._size("hidden_size", flag="d_model")
+        heads = self._size("num_attention_heads", flag="heads")
         expert_layers = self._expert_layers(layers) if self._family.experts else 0
         d_ff = 0 if expert_layers == layers else self._d_ff(d_model)
-        vocabulary = self._size("vocab_size")
-        tied = bool(self._config.get("tie_word_embeddings", self._family.tied))
+        vocabulary = self._size("vocab_size", flag="vocabulary")
+        tied = self._either("tied", bool(self._config.get("tie_word_embeddings", self._family.tied)))
         common: dict[str, Any] = {
             "name": name or self._type, "layers": layers, "d_model": d_model, "heads": heads, "d_ff": d_ff,
-            "gated": self._family.gated, "vocabulary": vocabulary, "tied": tied,
+            "gated": self._either("gated", self._family.gated), "vocabulary": vocabulary, "tied": tied,
         }  # fmt: skip
         mlp: dict[str, Any] = self._experts(expert_layers) if expert_layers else {}
         if self._type.startswith("deepseek"):
+            self._all_used()
             return self._latent({**common, **mlp})
         kv_heads = self._kv_heads(heads)
-        head_dim = self._size("head_dim", d_model // heads)
+        head_dim = self._size("head_dim", d_model // heads, flag="head_dim")
+        self._all_used()
         shape = ModelShape(**common, **mlp, kv_heads=kv_heads, head_dim=head_dim)
         return ConfigShape(shape=shape, notes=tuple(self._notes))
+
+    def _either(self, name: str, otherwise: bool) -> bool:
+        self._used.add(name)
+        return bool(self._given.get(name, otherwise))
+
+    def _all_used(self) -> None:
+        """Check that every flag was of something that such a model has."""
+        idle = [as_flag(name) for name in self._given if name not in self._used]
+        if idle:
+            raise ConfigError(
+                f"{', '.join(idle)}: the shape of a model of type {self._type!r} is read without; drop it, or leave out"
+                " --config and give the whole shape"
+            )
 
     def _latent(self, values: Mapping[str, Any]) -> ConfigShape:
         """Return a model with latent attention: counted exactly, and a shape whose attention is near it."""
@@ -192,10 +230,11 @@ class _Reader:
         return ConfigShape(shape=exact, notes=tuple(self._notes))
 
     def _experts(self, expert_layers: int) -> dict[str, int]:
-        width = self._size(self._family.width)
+        width = self._size(self._family.width, flag="d_expert")
         shared = self._size("shared_expert_intermediate_size", 0) or width * self._size("n_shared_experts", 0)
         return {
-            "experts": self._size(self._family.experts), "experts_per_token": self._size("num_experts_per_tok"),
+            "experts": self._size(self._family.experts, flag="experts"),
+            "experts_per_token": self._size("num_experts_per_tok", flag="experts_per_token"),
             "d_expert": width, "d_shared": shared, "expert_layers": expert_layers,
         }  # fmt: skip
 
@@ -210,24 +249,45 @@ class _Reader:
 
     def _d_ff(self, d_model: int) -> int:
         four = self._type in ("gpt2", "gpt_bigcode", "bloom", "falcon")
-        return self._size("intermediate_size", 4 * d_model if four else None)
+        return self._size("intermediate_size", 4 * d_model if four else None, flag="d_ff")
 
     def _kv_heads(self, heads: int) -> int:
-        if self._type == "falcon" and not self._config.get("new_decoder_architecture", False):
+        one = self._type == "gpt_bigcode" or (
+            self._type == "falcon" and not self._config.get("new_decoder_architecture", False)
+        )
+        if one and "kv_heads" not in self._given:
             return 1 if self._config.get("multi_query", True) else heads
-        if self._type == "gpt_bigcode":
-            return 1 if self._config.get("multi_query", True) else heads
-        return self._size("num_key_value_heads", None if self._family.kv_heads_needed else heads)
+        return self._size("num_key_value_heads", None if self._family.kv_heads_needed else heads, flag="kv_heads")
 
-    def _size(self, key: str, default: int | None = None) -> int:
-        """Return a size by its key or another spelling, as the type's own class or else the caller fills it in."""
+    def _size(self, key: str, default: int | None = None, *, flag: str = "") -> int:
+        """Return a size by its flag, its key or another spelling, or as the type's own class or the caller fills it in.
+
+        Args:
+            key: In the configuration.
+            default: The caller's; None: it must be there.
+            flag: The name in a shape of what a flag gives; empty: there is no flag.
+        """
+        spelling, found = self._in_file(key)
+        if flag in self._given:
+            self._used.add(flag)
+            size = int(self._given[flag])
+            if found not in (None, size):
+                self._notes.append(f"{as_flag(flag)} {size} is taken in place of {spelling} {found}")
+            return size
+        if found is not None:
+            return found
+        found = (self._family.defaults or {}).get(key, default)
+        if found is None:
+            remedy = f"give {as_flag(flag)}" if flag else "add it to the file"
+            raise ConfigError(f"{self._where}: {key} is missing in a configuration of type {self._type!r}: {remedy}")
+        return found
+
+    def _in_file(self, key: str) -> tuple[str, int | None]:
+        """Return how the file spells a key, and its value."""
         for spelling in (key, *_ALIASES.get(key, ())):
             given = self._config.get(spelling)
             if given is not None:
                 if type(given) is not int or given < 0:
-                    raise ConfigError(f"{self._where}: {spelling} is {given!r}; it must be a whole number")
-                return int(given)
-        found = (self._family.defaults or {}).get(key, default)
-        if found is None:
-            raise ConfigError(f"{self._where}: {key} is missing in a configuration of type {self._type!r}")
-        return found
+                    raise ConfigError(f"{self._where}: {spelling} is {given!r}; it must be a whole number, 0 or more")
+                return spelling, int(given)
+        return key, None

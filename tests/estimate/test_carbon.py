@@ -139,7 +139,7 @@ def test_a_trace_is_read_from_its_start_and_stands_for_longer_runs_only_with_a_w
     assert _bounds(intensity(signal, 12.0).g_per_kwh) == pytest.approx((100.0,) * 3)
     longer = intensity(signal, 100.0)
     assert longer.g_per_kwh.mid == pytest.approx(200.0) and "24 h of 100" in longer.warnings[0]
-    with pytest.raises(ConfigError, match="not known"):
+    with pytest.raises(ConfigError, match=r"all of 12 h .* has 2026-01-01T00:00Z to 2026-01-02T00:00Z"):
         intensity(signal, 12.0, datetime(2026, 1, 1, 20, tzinfo=UTC))
     best, worst = start_hours(signal, 3.0, None, 0.5)
     assert (best.times, worst.times) == (1.0, 2.0)  # 300 g/kWh on the half that is operational

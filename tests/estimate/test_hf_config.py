@@ -79,7 +79,7 @@ def test_every_type_is_held_to_a_real_model() -> None:
     assert {kind for kind, *_ in MODELS} == set(hf_config._FAMILIES)
 
 
-DEEPSEEK_V3 = {
+DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
     "intermediate_size": 18432, "vocab_size": 129280, "n_routed_experts": 256, "num_experts_per_tok": 8,
     "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536,
@@ -102,7 +102,7 @@ def test_experts_of_a_configuration() -> None:
     assert shape.active_parameters == pytest.approx(37e9, rel=0.02)
 
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
     "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False,
 }  # fmt: skip
@@ -129,12 +129,15 @@ def test_the_text_of_a_model_that_also_sees_is_read_and_said() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "lama"}, r"type 'lama' cannot be read.*Did you mean 'llama'\?.*--layers, --d-model"),
+        (
+            {"model_type": "lama"},
+            r"type 'lama' cannot be read.*Did you mean 'llama'\? Leave out --config.*--layers, --d-model",
+        ),
         ({"model_type": "t5", "is_encoder_decoder": True}, "type 't5' cannot be read"),
-        ({"hidden_size": None}, "hidden_size is missing in a configuration of type 'llama'"),
-        ({"hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number"),
+        ({"hidden_size": None}, "hidden_size is missing in a configuration of type 'llama': give --d-model"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number, 0 or more"),
         ({"num_key_value_heads": 5}, "not a multiple of 5 kv_heads"),
-        ({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads is missing"),
+        ({"model_type": "qwen2", "num_key_value_heads": None}, "num_key_value_heads is missing.*give --kv-heads"),
     ],
 )
 def test_a_wrong_configuration_is_refused(change: dict[str, Any], message: str) -> None:
@@ -142,11 +145,16 @@ def test_a_wrong_configuration_is_refused(change: dict[str, Any], message: str) 
         hf_config.shape_of({**LLAMA, **change})
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_size_without_a_flag_is_to_be_added_to_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"kv_lora_rank is missing.*add it to the file"):
+        hf_config.shape_of({**DEEPSEEK_V3, "kv_lora_rank": None})
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[]", "holds a list")])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"config\.json"):
+    with pytest.raises(ConfigError, match=rf"config\.json {says}.*name a config\.json"):
         hf_config.shape_of(path)
-    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+    with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file.*name of a preset"):
         hf_config.shape_of(tmp_path / "none.json")
