@@ -2,7 +2,7 @@
 
     python benchmarks/estimator.py                       # a minute; the runs lie beside the checkout, in ../shared
     python benchmarks/estimator.py --quick               # no pilots: seconds
-    python benchmarks/estimator.py --write               # make greentrain/estimate/{mfu,optimum}.toml again
+    python benchmarks/estimator.py --write               # make greentrain/estimate/{mfu,optimum,blend}.toml again
     python benchmarks/estimator.py --into docs/estimate-benchmarks.md
 
 No GPU, no network.
@@ -20,8 +20,9 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import estimator_layouts as layouts
 from benchmarks import estimator_predictors as predictors
-from benchmarks.estimator_fit import FEATURES, fit_table, toml
+from benchmarks.estimator_fit import toml
 from benchmarks.estimator_pilot import PilotCase, published, real_case, stepped_cases
 from benchmarks.estimator_roofline import FITTED, Optimum, StepTime, step_times
 from benchmarks.estimator_runs import BENCH, RUNS_CSV, Run, read_runs, whole
@@ -32,7 +33,9 @@ from benchmarks.metering import machine
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "greentrain" / "estimate"
 OURS: Final = "mfu"
-BLEND: Final = "blend of mfu and M3"
+ROOFLINE: Final = "roofline (M3)"
+BLEND: Final = "blend"
+METHODS: Final = (OURS, ROOFLINE, BLEND)
 BASELINES: Final = (
     "B0 6ND / 0.40",
     "B1 one MFU",
@@ -114,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def scored(runs: Sequence[Run]) -> dict[str, Left]:
     """Return what each predictor says of families that it has not seen."""
     optimum = Optimum()
+    ours = layouts.Layouts(optimum)
     b0, b1, b2, regression, scaled = BASELINES
     trains: Mapping[str, Train] = {
         b0: predictors.flat(0.40),
@@ -125,14 +129,13 @@ def scored(runs: Sequence[Run]) -> dict[str, Left]:
         "mfu, features chosen in the fold": predictors.chosen_table,
         "M0 optimum": optimum.alone,
         "M1 optimum x one derate": optimum.one_derate,
+        "M1, families alike": optimum.one_spread,
         "M2 optimum x derate by class x MoE": predictors.with_interval(optimum.by_class),
-        "M3 optimum over the mixed model's share": optimum.table,
         "blend of M2 and B2": predictors.with_interval(
-            predictors.blend({optimum.by_class: 1.0, predictors.by_class: 1.0})
+            predictors.geometric_mean({optimum.by_class: 1.0, predictors.by_class: 1.0})
         ),
-        BLEND: predictors.with_interval(
-            predictors.blend({predictors.table_middle: 1.0, optimum.table_middle: 1.0}),
-        ),
+        ROOFLINE: ours.roofline,
+        BLEND: ours.blend,
     }
     left = {}
     for name, train in trains.items():
@@ -167,19 +170,20 @@ def markdown(
 
 def bars(left: Mapping[str, Left], steps: Sequence[StepTime], pilots: Sequence[PilotCase]) -> list[Bar]:
     """Return the figures that this benchmark is held to."""
-    ours, blend = left[OURS], left[BLEND]
-    found = [
-        Bar(what="method mfu: median error", value=100 * ours.median, most=20.0),
-        Bar(what="method mfu: median error, the goal", value=100 * ours.median, most=18.0),
-        Bar(what=f"{BLEND}: median error, the goal", value=100 * blend.median, most=18.0),
-    ]
-    for name, one in ((OURS, ours), (BLEND, blend)):
+    found: list[Bar] = []
+    for name in (BLEND, OURS):
+        one = left[name]
+        found.append(Bar(what=f"{name}: median error", value=100 * one.median, most=20.0))
+        found.append(Bar(what=f"{name}: median error, the goal", value=100 * one.median, most=18.0))
+    for name in METHODS:
+        one = left[name]
         for what, share in (("runs", one.coverage), ("runs, families weighing the same", one.family_coverage)):
             value = None if share is None else 100 * share
             found.append(Bar(what=f"{name}: {what} inside the 80 % interval", value=value, least=75.0, most=90.0))
     for base in BASELINES:
-        low = gain(ours, left[base])[1]
-        found.append(Bar(what=f"mfu over {base}: 95 % sure gain in mean log error", value=100 * low, least=0.0))
+        for name in (OURS, BLEND):
+            low = gain(left[name], left[base])[1]
+            found.append(Bar(what=f"{name} over {base}: 95 % sure gain in mean log error", value=100 * low, least=0.0))
     fitted = [abs(step.error) for step in steps if step.family == FITTED]
     others = [abs(step.error) for step in steps if step.family != FITTED]
     found.append(Bar(what="step times, those of the fit: mean error", value=_mean(fitted), most=5.0))
@@ -230,12 +234,14 @@ def _gain_rows(left: Mapping[str, Left]) -> list[str]:
 
 
 def _subset_rows(left: Mapping[str, Left]) -> list[str]:
-    lines = ["| runs | number | mfu: median error | bias | inside 80 % | blend: median error | bias |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = ["| runs | number | mfu: median error | bias | inside 80 % | blend: median error | bias | inside 80 % |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for name, keep in SUBSETS.items():
         ours, blend = left[OURS].where(keep), left[BLEND].where(keep)
-        cells = [str(len(ours.runs)), _percent(ours.median), f"{ours.bias:+.1%}", _percent(ours.coverage or 0.0)]
-        lines.append(f"| {name} | {' | '.join(cells)} | {_percent(blend.median)} | {blend.bias:+.1%} |")
+        cells = [str(len(ours.runs))]
+        for one in (ours, blend):
+            cells += [_percent(one.median), f"{one.bias:+.1%}", _percent(one.coverage or 0.0)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
@@ -264,23 +270,27 @@ def _published_rows(runs: Sequence[Run]) -> list[str]:
 
 
 def _run_rows(left: Mapping[str, Left]) -> list[str]:
-    lines = ["| run | device | reported h | MFU | mfu: said h (80 %) | error |", "|---|---|---|---|---|---|"]
-    one = left[OURS]
-    for run, said, error in zip(one.runs, one.said, one.errors, strict=True):
-        span = f"{said.mid:,.0f} ({said.low:,.0f} to {said.high:,.0f})"
-        device = run.accelerator.name
-        lines.append(f"| {run.name} | {device} | {run.hours:,.0f} | {run.mfu:.3f} | {span} | {error:+.0%} |")
+    lines = ["| run | device | reported h | MFU | mfu: said h (80 %) | error | blend: said h (80 %) | error |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for i, run in enumerate(left[OURS].runs):
+        cells = [run.name, run.accelerator.name, f"{run.hours:,.0f}", f"{run.mfu:.3f}"]
+        for one in (left[OURS], left[BLEND]):
+            said = one.said[i]
+            cells += [f"{said.mid:,.0f} ({said.low:,.0f} to {said.high:,.0f})", f"{one.errors[i]:+.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 def _write(runs: Sequence[Run]) -> None:
-    tables = {
-        "mfu.toml": (fit_table(runs), "the dense 16-bit peak"),
-        "optimum.toml": (fit_table(runs, FEATURES, Optimum()), "real hours that the search's optimum is"),
+    found = layouts.Layouts(Optimum()).fit_blend(runs)
+    texts = {
+        "mfu.toml": toml(found.peak, "the dense 16-bit peak"),
+        "optimum.toml": toml(found.optimum, "real hours that the search's optimum is"),
+        "blend.toml": layouts.toml(found),
     }
-    for name, (table, what) in tables.items():
-        (PACKAGE / name).write_text(toml(table, what), encoding="utf-8")
-        _log(f"{PACKAGE / name}: {table.runs} runs of {table.families} families")
+    for name, text in texts.items():
+        (PACKAGE / name).write_text(text, encoding="utf-8")
+        _log(f"{PACKAGE / name}: {len(runs)} runs of {found.peak.families} families")
 
 
 def _mean(values: Sequence[float]) -> float | None:

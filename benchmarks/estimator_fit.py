@@ -8,6 +8,7 @@ How far families and runs scatter is averaged over a grid, by its likelihood. Th
 (conformal prediction, a family at a time), not from the model's own variance.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -74,6 +75,12 @@ def fit(runs: Sequence[Run], features: Sequence[str] = FEATURES, base: Base = at
         features: Which effects there are.
         base: What the share is of.
     """
+    return _fit(tuple(runs), tuple(features), base)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fit(runs: tuple[Run, ...], features: tuple[str, ...], base: Base) -> Fit:
+    """Fit once: families left out in pairs come in both orders."""
     classes = sorted({run.accelerator.family for run in runs}) if "class" in features else []
     names = ["base", *(f"class {each}" for each in classes), *(f for f in features if f != "class")]
     sds = [BASE_SD, *(CLASS_SD for _ in classes), *(PRIORS[f] for f in features if f != "class")]
@@ -102,11 +109,25 @@ def fit(runs: Sequence[Run], features: Sequence[str] = FEATURES, base: Base = at
     )
 
 
-def fit_table(runs: Sequence[Run], features: Sequence[str] = FEATURES, base: Base = at_peak) -> MfuTable:
-    """Return the table that these runs give, its width from each family left out in turn."""
-    whole = fit(runs, features, base)
+def half_width(runs: Sequence[Run], features: Sequence[str] = FEATURES, base: Base = at_peak) -> float:
+    """Return how many standard deviations hold 80 % of families, each left out in turn."""
     scores = [abs(error / sd) for error, sd in left_out(runs, features, base)]
-    half = family_quantile(scores, [run.family for run in runs], INSIDE)
+    return family_quantile(scores, [run.family for run in runs], INSIDE)
+
+
+def fit_table(
+    runs: Sequence[Run], features: Sequence[str] = FEATURES, base: Base = at_peak, half: float | None = None
+) -> MfuTable:
+    """Return the table that these runs give.
+
+    Args:
+        runs: To learn from.
+        features: Which effects there are.
+        base: What the share is of.
+        half: Half width of the interval in standard deviations; None: what holds 80 % of families left out.
+    """
+    whole = fit(runs, features, base)
+    half = half_width(runs, features, base) if half is None else half
     classes = sorted({run.accelerator.family for run in runs})
     rows = {
         (family, is_moe): _row(whole, runs, family, is_moe, half)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from benchmarks.estimator_fit import FEATURES, INSIDE, at_peak, choose_features, family_quantile, fit, fit_table
+from benchmarks.estimator_fit import FEATURES, INSIDE, choose_features, family_quantile, fit_table
 from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict, Train, leave_one_family_out
 from greentrain.estimate.mfu import estimate_mfu
@@ -85,19 +85,13 @@ def table(runs: Sequence[Run]) -> Predict:
     return _with_table(runs, FEATURES)
 
 
-def table_middle(runs: Sequence[Run]) -> Predict:
-    """Return the middle that :func:`table` gives, without the work for its interval."""
-    found = fit(runs)
-    return lambda run: Range.exactly(at_peak(run) / math.exp(found.predict(run)))
-
-
 def chosen_table(runs: Sequence[Run]) -> Predict:
     """Return the same, but the features too are chosen on these runs alone."""
     return _with_table(runs, choose_features(runs, POOL))
 
 
-def blend(parts: Mapping[Train, float]) -> Train:
-    """Return a weighted geometric mean of predictors, its interval from families left out of the runs."""
+def geometric_mean(parts: Mapping[Train, float]) -> Train:
+    """Return a weighted geometric mean of predictors."""
 
     def train(runs: Sequence[Run]) -> Predict:
         trained = {part(runs): weight for part, weight in parts.items()}

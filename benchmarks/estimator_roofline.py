@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from benchmarks.estimator_fit import FEATURES, fit, fit_table
+from benchmarks.estimator_fit import INSIDE, family_quantile
 from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict
 from greentrain.estimate.accelerator import Accelerator, Constant
@@ -28,7 +28,7 @@ class Optimum:
     def __call__(self, run: Run) -> float:
         """Return device-hours in which nothing goes wrong."""
         if run.name not in self._hours:
-            found = search(run.shape, run.workload, _with_network(run), run.count)
+            found = search(run.shape, run.workload, with_network(run), run.count)
             self._hours[run.name] = found.gpu_hours
         return self._hours[run.name]
 
@@ -51,21 +51,13 @@ class Optimum:
 
         return predict
 
-    def table(self, runs: Sequence[Run]) -> Predict:
-        """M3: over the share that the mixed model of utilisations, fitted to the optimum instead, gives."""
-        found = fit_table(runs, FEATURES, self)
-
-        def predict(run: Run) -> Range:
-            shape = run.shape
-            share = found.mfu(run.accelerator.family, shape.is_moe, shape.active_parameters, run.year)
-            return Range(low=1 / share.high, mid=1 / share.mid, high=1 / share.low).times(self(run))
-
-        return predict
-
-    def table_middle(self, runs: Sequence[Run]) -> Predict:
-        """The middle of M3, without the work for its interval."""
-        found = fit(runs, base=self)
-        return lambda run: Range.exactly(self(run) / math.exp(found.predict(run)))
+    def one_spread(self, runs: Sequence[Run]) -> Predict:
+        """M1 with an interval: 10th, 50th and 90th percentile of reported over optimum, families alike."""
+        ratios, families = [run.hours / self(run) for run in runs], [run.family for run in runs]
+        low, mid, high = (
+            family_quantile(ratios, families, share) for share in (0.5 - INSIDE / 2, 0.5, 0.5 + INSIDE / 2)
+        )
+        return lambda run: Range(low=low, mid=mid, high=high).times(self(run))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +98,13 @@ def _step_s(run: Run) -> float:
         interleave=noted("v"),
     )
     # the published runs fitted into memory; whether the model's memory agrees is another test
-    roomy = _with_network(run)
+    roomy = with_network(run)
     roomy = dataclasses.replace(roomy, memory_bytes=dataclasses.replace(roomy.memory_bytes, value=1e13))
     return cost(run.shape, run.workload, roomy, layout).step_s
 
 
-def _with_network(run: Run) -> Accelerator:
+def with_network(run: Run) -> Accelerator:
+    """Return the run's device with the network that was published."""
     if run.network_bytes_s is None:
         return run.accelerator
     network = Constant(value=run.network_bytes_s, kind=Kind.GIVEN, source="as published")

@@ -28,9 +28,9 @@ DEVICES: Final[Mapping[str, str]] = {
 _GUESSED_DAYS: Final = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Run:
-    """One published run, or one published step time (tier ``bench``)."""
+    """One published run, or one published step time (tier ``bench``). A run equals itself alone."""
 
     name: str
     family: str

@@ -17,6 +17,7 @@ from greentrain.config_values import bound, choice
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, hours
 from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.auto import AUTO, by_auto
 from greentrain.estimate.carbon import Operational, Signal, independent, intensity, operational, signal_of
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
@@ -64,6 +65,7 @@ class Estimate:
     cluster: Cluster
     device: Accelerator
     method: str
+    """That was used; never ``auto``."""
     count: int
     """Devices."""
     gpu_hours: Range
@@ -140,7 +142,7 @@ def estimate(
     workload: Workload,
     cluster: Cluster,
     *,
-    method: str = "mfu",
+    method: str = AUTO,
     pilot: Path | None = None,
     options: Options | None = None,
 ) -> Estimate:
@@ -150,15 +152,19 @@ def estimate(
         shape: The model.
         workload: What is trained.
         cluster: On what, and where.
-        method: ``mfu``: what published runs reached; ``roofline``: search over layouts; ``pilot``: a short run's speed.
-        pilot: The short run's folder, for ``pilot``.
+        method: ``mfu``: what published runs reached; ``roofline``: search over layouts; ``blend``: the middle of both;
+            ``pilot``: a short run's speed; ``auto``: ``pilot`` with a pilot's folder, ``blend`` where a layout can be
+            searched, else ``mfu`` with a warning that says why.
+        pilot: The short run's folder, for ``pilot`` and ``auto``.
         options: Prices, start, what the embodied carbon is taken from.
 
     Raises:
         ConfigError: An input is wrong, or contradicts another.
         CarbonSignalError: The zone is not in the tables, or the trace is malformed.
     """
-    choice("method", method, hours.METHODS)
+    choice("method", method, (AUTO, *hours.METHODS))
+    if method == AUTO and pilot is not None:
+        method = "pilot"
     if (method == "pilot") != (pilot is not None):
         raise ConfigError(f"method={method!r} and pilot={pilot}: a pilot's folder goes with method='pilot'")
     options = options or Options()
@@ -194,7 +200,7 @@ def estimate(
         workload=workload,
         cluster=cluster,
         device=device,
-        method=method,
+        method=found.method,
         count=found.count,
         gpu_hours=found.gpu_hours,
         duration_h=core.duration_h,
@@ -240,9 +246,8 @@ def _hours(
 ) -> Hours:
     if pilot is not None:
         return hours.by_pilot(shape, workload, cluster, device, pilot)
-    if method == "roofline":
-        return hours.by_roofline(shape, workload, cluster, device)
-    return hours.by_mfu(shape, workload, cluster, device, year=options.year)
+    by = {AUTO: by_auto, "blend": hours.by_blend, "mfu": hours.by_mfu, "roofline": hours.by_roofline}[method]
+    return by(shape, workload, cluster, device, year=options.year)
 
 
 def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, options: Options) -> _Core:

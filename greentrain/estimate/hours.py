@@ -8,37 +8,38 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import ConfigError
-from greentrain.estimate import hardware
+from greentrain.estimate import blend, hardware, mfu
 from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.blend import Blend
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.gemm import Floats
 from greentrain.estimate.layouts import Layout
-from greentrain.estimate.mfu import estimate_mfu
+from greentrain.estimate.mfu import MfuTable, estimate_mfu
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.pilot import Pilot, forecast, read_pilot
 from greentrain.estimate.power_model import HOST_SHARE, HOST_SOURCE
-from greentrain.estimate.search import search, smallest_count
+from greentrain.estimate.search import Optimum, Takes, search, smallest_count
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import DeviceKind, Gear
 from greentrain.units import S_PER_HOUR
 
-METHODS: Final = ("mfu", "roofline", "pilot")
+METHODS: Final = ("blend", "mfu", "roofline", "pilot")
 SERVER: Final = 8
 """Devices are taken by the server, where a time limit asks for their number."""
-REAL: Final = Range(low=1.06, mid=1.67, high=2.99)
-"""Device-hours of published runs over the search's optimum: 10th, 50th and 90th percentile, families alike."""
-REAL_SOURCE: Final = "42 published runs of 22 families over the optimum of this search, each family counted once"
+_FLOOR: Final = "the layout is the modelled optimum, its step time what nobody may reach: measure a pilot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hours:
     """What a method found."""
 
+    method: str
     gpu_hours: Range
     count: int
     """Devices."""
     mfu: float
-    """Share of the 16-bit peak that the devices reach, in the middle."""
+    """Share of the peak that the devices reach, in the middle; FP8 counts against 16 bit."""
     assumptions: tuple[Assumption, ...]
     warnings: tuple[str, ...]
     node_w: Range | None = None
@@ -56,6 +57,7 @@ def by_mfu(
     found = estimate_mfu(shape, workload, device, year=year)
     count, said, warned = _count(cluster, found.gpu_hours)
     return Hours(
+        method="mfu",
         gpu_hours=found.gpu_hours,
         count=count,
         mfu=found.mfu.mid,
@@ -85,6 +87,7 @@ def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Ac
         )
     node_w, power, lacking = _pilot_w(pilot, device)
     return Hours(
+        method="pilot",
         gpu_hours=found.gpu_hours,
         count=count,
         mfu=mfu,
@@ -94,37 +97,146 @@ def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Ac
     )
 
 
-def by_roofline(shape: ModelShape, workload: Workload, cluster: Cluster, device: Accelerator) -> Hours:
+def by_roofline(
+    shape: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    device: Accelerator,
+    *,
+    year: int | None = None,
+    of: MfuTable | None = None,
+) -> Hours:
     """Return device-hours of the best layout, times what real runs took beside it.
 
+    Args:
+        shape: The model; its layers and widths are known.
+        workload: Of the run.
+        cluster: Number of devices, or the time limit that asks for it.
+        device: What they are.
+        year: Of the run, for those of the past; None: today's software.
+        of: Shares of real hours that the optimum is; None: the package's.
+
     Raises:
-        ConfigError: Nothing fits into the devices' memory; the largest term is named.
+        ConfigError: Nothing fits into the devices' memory (the largest term is named), or only the size is known.
     """
-    if cluster.count is not None:
-        best = search(shape, workload, device, cluster.count)
-    else:
-        best = smallest_count(shape, workload, device, (cluster.limit_h or 1.0) * S_PER_HOUR / REAL.mid)
-    said = Assumption(
-        name="real runs over the modelled optimum",
-        value=f"{REAL.mid:.2f} x ({REAL.low:.2f} to {REAL.high:.2f})",
-        source=REAL_SOURCE,
-        kind=Kind.FITTED,
-    )
-    optimum = Assumption(
-        name="modelled optimum",
-        value=f"{best.gpu_hours:.3g} device-hours, MFU {best.mfu:.2f}: {best.layout}",
-        source=f"best of {best.fitting} layouts that fit into memory, of {best.tried}",
-        kind=Kind.FITTED,
-    )
+    of = of or mfu.of_optimum()
+    share = of.mfu(device.family, shape.is_moe, shape.active_parameters, year)
+    best = _best(shape, workload, cluster, device, lambda _, run_s: run_s / share.mid, "roofline")
+    gpu_hours = mfu.one_over(share).times(best.gpu_hours)
     return Hours(
-        gpu_hours=REAL.times(best.gpu_hours),
+        method="roofline",
+        gpu_hours=gpu_hours,
         count=best.count,
-        mfu=min(1.0, _mfu(shape, workload.tokens / (best.gpu_hours * REAL.mid * S_PER_HOUR), device)),
-        assumptions=(optimum, said, *best.assumptions),
-        warnings=("the layout is the modelled optimum, its step time what nobody may reach: measure a pilot",),
+        mfu=_reached(shape, workload, device, gpu_hours),
+        assumptions=(*_beside_optimum(best, share, of, shape, device), *best.assumptions),
+        warnings=(*_no_run(of, shape, device), _FLOOR, *_late(cluster, gpu_hours, best.count)),
         layout=best.layout,
         memory_bytes=best.memory_bytes,
     )
+
+
+def by_blend(
+    shape: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    device: Accelerator,
+    *,
+    year: int | None = None,
+    of: Blend | None = None,
+) -> Hours:
+    """Return the geometric mean of device-hours by the table and by the search for a layout.
+
+    Args:
+        shape: The model; its layers and widths are known.
+        workload: Of the run.
+        cluster: Number of devices, or the time limit that asks for it.
+        device: What they are.
+        year: Of the run, for those of the past; None: today's software.
+        of: What was learnt from published runs; None: the package's.
+
+    Raises:
+        ConfigError: Nothing fits into the devices' memory (the largest term is named), only the size is known, or the
+            device has no peak for the workload's precision.
+    """
+    of = of or blend.shipped()
+    table = estimate_mfu(shape, workload, device, year=year, of=of.peak)
+    share = of.optimum.mfu(device.family, shape.is_moe, shape.active_parameters, year)
+    table_s = table.gpu_hours.mid * S_PER_HOUR
+
+    def takes(count: Floats, run_s: Floats) -> Floats:
+        return blend.middle(table_s / count, run_s / share.mid)
+
+    best = _best(shape, workload, cluster, device, takes, "blend")
+    gpu_hours = of.hours(table.gpu_hours, best.gpu_hours, share.mid)
+    said = Assumption(
+        name="blend",
+        value=f"geometric mean of {table.gpu_hours.mid:.3g} device-hours by the table and"
+        f" {best.gpu_hours / share.mid:.3g} by the layout, equal weights",
+        source=f"bounds {of.width:.2f} times as wide (log) as the table's: {of.peak.families} families left out",
+        kind=Kind.FITTED,
+    )
+    return Hours(
+        method="blend",
+        gpu_hours=gpu_hours,
+        count=best.count,
+        mfu=_reached(shape, workload, device, gpu_hours),
+        assumptions=(
+            said,
+            *table.assumptions,
+            *_beside_optimum(best, share, of.optimum, shape, device),
+            *best.assumptions,
+        ),
+        warnings=(*table.warnings, _FLOOR, *_late(cluster, gpu_hours, best.count)),
+        layout=best.layout,
+        memory_bytes=best.memory_bytes,
+    )
+
+
+def _best(
+    shape: ModelShape, workload: Workload, cluster: Cluster, device: Accelerator, takes: Takes, method: str
+) -> Optimum:
+    """Return the best layout on the cluster's devices, or on the fewest that keep its time limit."""
+    if shape.sketched:
+        raise ConfigError(
+            f"method {method!r} needs layers and widths, and of {shape.name} only the size is known: give a name or a"
+            f" config.json (--config), or take method 'mfu'"
+        )
+    if cluster.count is not None:
+        return search(shape, workload, device, cluster.count)
+    limit_s = (cluster.limit_h or 1.0) * S_PER_HOUR
+    return smallest_count(shape, workload, device, limit_s, takes=takes)
+
+
+def _beside_optimum(
+    best: Optimum, share: Range, of: MfuTable, shape: ModelShape, device: Accelerator
+) -> tuple[Assumption, ...]:
+    """Return the floor, and how far above it real runs are."""
+    over = mfu.one_over(share)
+    row = of.row(device.family, shape.is_moe)
+    kind = "mixtures of experts" if shape.is_moe else "dense"
+    return (
+        Assumption(
+            name="modelled optimum",
+            value=f"{best.gpu_hours:.3g} device-hours, MFU {best.mfu:.2f}: {best.layout}",
+            source=f"best of {best.fitting} layouts that fit into memory, of {best.tried}",
+            kind=Kind.FITTED,
+        ),
+        Assumption(
+            name="real runs over the modelled optimum",
+            value=f"{over.mid:.2f} x ({over.low:.2f} to {over.high:.2f}, 80 % of unseen families)",
+            source=f"{of.runs} published runs of {of.families} families over the optimum of this search, {row.runs} of"
+            f" them {kind} on {device.family}; table of {of.made}, shifted by size",
+            kind=Kind.FITTED,
+        ),
+    )
+
+
+def _no_run(of: MfuTable, shape: ModelShape, device: Accelerator) -> tuple[str, ...]:
+    """Return a warning where nobody ran this kind of model on this class of devices."""
+    if of.row(device.family, shape.is_moe).runs:
+        return ()
+    kind = "mixture of experts" if shape.is_moe else "dense"
+    return (f"no published run in the table is {kind} on {device.family}: its hours over the optimum follow others'",)
 
 
 def _count(cluster: Cluster, gpu_hours: Range) -> tuple[int, tuple[Assumption, ...], tuple[str, ...]]:
@@ -135,11 +247,24 @@ def _count(cluster: Cluster, gpu_hours: Range) -> tuple[int, tuple[Assumption, .
     count = 1 if gpu_hours.mid <= limit_h else math.ceil(gpu_hours.mid / limit_h / SERVER) * SERVER
     value = f"{count}, to be done in {limit_h:g} h"
     said = Assumption(name="devices", value=value, source=f"the middle of the hours, by {SERVER}", kind=Kind.FITTED)
+    return count, (said,), _late(cluster, gpu_hours, count)
+
+
+def _late(cluster: Cluster, gpu_hours: Range, count: int) -> tuple[str, ...]:
+    """Return a warning where a time limit is kept in the middle alone."""
     longest_h = gpu_hours.high / count
-    if longest_h <= limit_h:
-        return count, (said,), ()
-    warning = f"the limit of {limit_h:g} h holds for the middle of the hours: one run in ten takes {longest_h:.2g} h"
-    return count, (said,), (warning,)
+    if cluster.limit_h is None or longest_h <= cluster.limit_h:
+        return ()
+    return (
+        f"the limit of {cluster.limit_h:g} h holds for the middle of the hours: one run in ten takes {longest_h:.2g} h",
+    )
+
+
+def _reached(shape: ModelShape, workload: Workload, device: Accelerator, gpu_hours: Range) -> float:
+    """Return the share of the peak that the middle of device-hours comes to."""
+    peak, _ = mfu.peak_of(device, workload.precision)
+    flop = FLOP_PER_PARAMETER_TOKEN * shape.active_parameters * workload.tokens
+    return min(1.0, flop / (gpu_hours.mid * S_PER_HOUR * peak.value))
 
 
 def _mfu(shape: ModelShape, tokens_per_s: float, device: Accelerator) -> float:

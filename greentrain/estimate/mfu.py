@@ -179,7 +179,7 @@ def estimate_mfu(
     """
     of = of or shipped()
     warnings = []
-    peak, gear = _peak(accelerator, workload.precision)
+    peak, gear = peak_of(accelerator, workload.precision)
     row = of.row(accelerator.family, shape.is_moe)
     mfu = of.mfu(accelerator.family, shape.is_moe, shape.active_parameters, year)
     kind = "mixture of experts" if shape.is_moe else "dense"
@@ -193,7 +193,7 @@ def estimate_mfu(
             f"{of.smallest:.2g} to {of.largest:.2g}"
         )
     flop = FLOP_PER_PARAMETER_TOKEN * shape.active_parameters * workload.tokens
-    hours = Range(low=1 / mfu.high, mid=1 / mfu.mid, high=1 / mfu.low).times(flop / peak.value / S_PER_HOUR)
+    hours = one_over(mfu).times(flop / peak.value / S_PER_HOUR)
     assumptions = [
         Assumption(
             name="model FLOP",
@@ -211,15 +211,23 @@ def estimate_mfu(
         ),
     ]
     if workload.precision is Gear.FP8:
-        gain = Range(low=1 / FP8_SPEEDUP.high, mid=1 / FP8_SPEEDUP.mid, high=1 / FP8_SPEEDUP.low)
-        hours = product([hours, gain])
+        hours = product([hours, one_over(FP8_SPEEDUP)])
         text = f"{FP8_SPEEDUP.mid:g} x ({FP8_SPEEDUP.low:g} to {FP8_SPEEDUP.high:g})"
         assumptions.append(Assumption(name="FP8 over BF16", value=text, source=_FP8_SOURCE, kind=Kind.ASSUMED))
     return MfuEstimate(gpu_hours=hours, mfu=mfu, flop=flop, assumptions=tuple(assumptions), warnings=tuple(warnings))
 
 
-def _peak(accelerator: Accelerator, precision: Gear) -> tuple[Constant, Gear]:
-    """Return the peak that utilisation refers to: FP8 counts against 16 bit, as the published runs do."""
+def one_over(share: Range) -> Range:
+    """Return the reciprocal of a range above 0: what a share of the peak costs."""
+    return Range(low=1 / share.high, mid=1 / share.mid, high=1 / share.low)
+
+
+def peak_of(accelerator: Accelerator, precision: Gear) -> tuple[Constant, Gear]:
+    """Return the peak that utilisation refers to: FP8 counts against 16 bit, as the published runs do.
+
+    Raises:
+        ConfigError: The device has no such precision.
+    """
     peaks = accelerator.peak_flop_s
     if precision is Gear.FP8 and Gear.FP8 not in peaks:
         raise ConfigError(f"{accelerator.name} has no FP8: choose bf16 or another device")

@@ -42,6 +42,8 @@ class ModelShape:
     published_total: float | None = None
     """Parameters as its makers state them, where the shape does not tell all (biases, other kinds of layers)."""
     published_active: float | None = None
+    sketched: bool = False
+    """True: only the size is known, layers and widths stand in for it; good for FLOP and not for layouts."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "vocabulary"):

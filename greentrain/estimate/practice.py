@@ -88,6 +88,11 @@ _COMMON: Final = {
 }
 
 
+def is_known(accelerator: Accelerator) -> bool:
+    """Return whether the device's family has a share of the peak of its own, and not the one for all others."""
+    return accelerator.family in ETA
+
+
 def practice_of(accelerator: Accelerator, precision: Gear) -> Practice:
     """Return the constants for a device in one precision."""
     eta = ETA.get(accelerator.family, ETA_OTHER)

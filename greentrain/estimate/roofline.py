@@ -133,8 +133,8 @@ def step_parts(
     )
 
 
-def assumptions() -> tuple[Assumption, ...]:
-    """Return the constants of kernels that no device changes."""
+def assumptions(shape: ModelShape) -> tuple[Assumption, ...]:
+    """Return the constants of kernels that no device changes, and how tokens reach the experts of a model."""
     kernels = (
         f"tiles of {TILE}, inner dimension of {RAMP:g} at half rate, last wave hidden from {LONG_WAVES} on, "
         f"{LAUNCH_S * 1e6:g} us a launch"
@@ -144,9 +144,16 @@ def assumptions() -> tuple[Assumption, ...]:
         f"one, {OPTIMIZER_BYTES:g} a parameter in the optimizer"
     )
     counted = "counted from the kernels of a layer; no profile of a device stands behind it"
+    even = Assumption(
+        name="roofline.routing",
+        value=f"each of {shape.experts} experts gets as many tokens as any other",
+        source="no imbalance is modelled; a layer waits for its fullest expert, so that uneven routing takes longer",
+        kind=Kind.ASSUMED,
+    )
     return (
         Assumption(name="roofline.kernels", value=kernels, source=counted, kind=Kind.ASSUMED),
         Assumption(name="roofline.traffic", value=moved, source=counted, kind=Kind.ASSUMED),
+        *((even,) if shape.is_moe else ()),
     )
 
 

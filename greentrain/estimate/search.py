@@ -1,7 +1,7 @@
 """The best layout for a number of devices, and the smallest number of devices that keeps a time limit."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,8 @@ from greentrain.estimate.values import Assumption
 from greentrain.estimate.workload import Workload
 from greentrain.units import S_PER_HOUR
 
+Takes = Callable[[Floats, Floats], Floats]
+"""Seconds that real runs take, of their numbers of devices and the optimum's seconds; falls with more devices."""
 _SWEEP: Final = 32
 """Numbers of devices that are searched at a time."""
 _FINE: Final = 128
@@ -92,12 +94,31 @@ def cost(
     return _Task(shape, workload, accelerator, used).of(Layouts.of([layout]))
 
 
+def optimum_s(count: Floats, run_s: Floats) -> Floats:
+    """Return the optimum's own seconds: a run that nothing holds up."""
+    return run_s
+
+
 def smallest_count(
-    shape: ModelShape, workload: Workload, accelerator: Accelerator, limit_s: float, practice: Practice | None = None
+    shape: ModelShape,
+    workload: Workload,
+    accelerator: Accelerator,
+    limit_s: float,
+    practice: Practice | None = None,
+    *,
+    takes: Takes = optimum_s,
 ) -> Optimum:
     """Return the layout with the fewest devices that ends a run within ``limit_s``.
 
     Whole nodes are tried, upward from what would do at the peak, in steps of at most 1/64.
+
+    Args:
+        shape: The model.
+        workload: Tokens, sequence, batch, precision.
+        accelerator: The device.
+        limit_s: Time limit (s).
+        practice: Constants; None: those of the device's family.
+        takes: How long real runs take beside the optimum; the limit is theirs.
 
     Raises:
         ConfigError: No number up to 64 times that one keeps the limit, or nothing fits into memory.
@@ -106,13 +127,13 @@ def smallest_count(
         raise ConfigError(f"limit_s is {limit_s!r}; give seconds above 0")
     used = practice or practice_of(accelerator, workload.precision)
     task = _Task(shape, workload, accelerator, used)
-    counts = _upward(task.ideal_step_s(1) * workload.steps / limit_s, min(accelerator.node, 8))
+    counts = _upward(_enough(task.ideal_step_s(1) * workload.steps, limit_s, takes), min(accelerator.node, 8))
     quickest_s, last = math.inf, counts[:_SWEEP]
     for start in range(0, len(counts), _SWEEP):
         some = counts[start : start + _SWEEP]
         found = sweep(shape, workload, accelerator, some, used)
         last = some if found.tried else last
-        run_s = found.step_s * workload.steps
+        run_s = takes(found.layouts.count.astype(float), found.step_s * workload.steps)
         if (run_s <= limit_s).any():
             return search(shape, workload, accelerator, int(found.layouts.count[run_s <= limit_s].min()), used)
         quickest_s = min(quickest_s, float(run_s.min(initial=math.inf)))
@@ -192,13 +213,28 @@ class _Task:
             run_s=step_s * self.workload.steps,
             tried=len(every),
             fitting=len(where),
-            assumptions=(*self.practice.assumptions(), *roofline.assumptions(), *memory.assumptions()),
+            assumptions=(*self.practice.assumptions(), *roofline.assumptions(self.shape), *memory.assumptions()),
         )
 
     def ideal_step_s(self, count: int) -> float:
         tokens = self.workload.sequences * self.workload.sequence
         peak = peak_flop_s(self.accelerator, self.workload.precision)
         return self.shape.flop_per_token(self.workload.sequence) * tokens / (count * peak)
+
+
+def _enough(ideal_s: float, limit_s: float, takes: Takes) -> float:
+    """Return the devices, 1 or more, that keep the limit where each makes all FLOP at the peak (``ideal_s`` alone)."""
+
+    def late(count: float) -> bool:
+        return bool(takes(np.array([count]), np.array([ideal_s / count]))[0] > limit_s)
+
+    low, high = 1.0, 1.0
+    while late(high):
+        low, high = high, 2.0 * high
+    while high / low > 1.0 + 1e-9:
+        between = math.sqrt(low * high)
+        low, high = (between, high) if late(between) else (low, between)
+    return low
 
 
 def _upward(ideal: float, node: int) -> list[int]:

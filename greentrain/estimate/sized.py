@@ -47,4 +47,5 @@ def sized(parameters: float, active: float | None = None) -> ModelShape:
         expert_layers=layers if experts else 0,
         published_total=parameters,
         published_active=met,
+        sketched=True,
     )

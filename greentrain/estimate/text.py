@@ -102,6 +102,7 @@ def footing(found: Estimate) -> str:
     hours = {
         "mfu": "hours: 10th and 90th percentile over families of models that the table has not seen",
         "roofline": "hours: what real runs took beside the modelled optimum, 10th and 90th percentile",
+        "blend": "hours: 10th and 90th percentile over families of models that neither of its parts has seen",
         "pilot": "hours: the pilot's speed, and what published runs lost to restarts",
     }[found.method]
     return f"Bounds, {hours}; independent factors are combined; embodied: bounds of lifetime and of what is counted."

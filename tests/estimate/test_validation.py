@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 import greentrain.estimate
-from benchmarks import estimator
+from benchmarks import estimator, estimator_layouts
 from benchmarks import estimator_predictors as predictors
-from benchmarks.estimator_fit import fit_table, toml
+from benchmarks.estimator_fit import toml
+from benchmarks.estimator_layouts import Layouts
+from benchmarks.estimator_roofline import Optimum, with_network
 from benchmarks.estimator_runs import RUNS_CSV, Run, read_runs, whole
 from benchmarks.estimator_scores import Left, Predict, Train, gain, leave_one_family_out
-from greentrain.estimate.mfu import MfuTable, shipped, table
+from greentrain.estimate import blend
+from greentrain.estimate.auto import by_auto
+from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.mfu import table
 
 
 @pytest.fixture(scope="module")
@@ -72,21 +77,47 @@ def test_a_family_left_out_has_no_say(runs: tuple[Run, ...]) -> None:
     assert [set(families) - each for each in seen] == [{family} for family in families]
 
 
-def test_shipped_table_is_the_one_that_the_runs_give(runs: tuple[Run, ...]) -> None:
-    fresh = table(tomllib.loads(toml(fit_table(runs), "peak")))
-    assert shipped().rows.keys() == fresh.rows.keys(), "run python benchmarks/estimator.py --write"
-    for key, row in fresh.rows.items():
-        old = shipped().rows[key]
-        assert old.mfu.mid == pytest.approx(row.mfu.mid, rel=0.01)
-        assert old.mfu.low == pytest.approx(row.mfu.low, rel=0.01)
-        assert (old.runs, old.families) == (row.runs, row.families)
-    assert isinstance(shipped(), MfuTable)
+def test_shipped_tables_are_those_that_the_runs_give(runs: tuple[Run, ...]) -> None:
+    fresh, old = Layouts(Optimum()).fit_blend(runs), blend.shipped()
+    again = "run python benchmarks/estimator.py --write"
+    for new_table, old_table in ((fresh.peak, old.peak), (fresh.optimum, old.optimum)):
+        new = table(tomllib.loads(toml(new_table, "peak")))
+        assert old_table.rows.keys() == new.rows.keys(), again
+        for key, row in new.rows.items():
+            was = old_table.rows[key]
+            assert (was.mfu.low, was.mfu.mid, was.mfu.high) == pytest.approx(
+                (row.mfu.low, row.mfu.mid, row.mfu.high), rel=0.01
+            ), again
+            assert (was.runs, was.families) == (row.runs, row.families), again
+        assert (old_table.per_decade, old_table.old_software) == pytest.approx(
+            (new.per_decade, new.old_software), rel=0.01
+        ), again
+    assert old.width == pytest.approx(blend.width(tomllib.loads(estimator_layouts.toml(fresh))), rel=0.01), again
+
+
+def test_the_blend_and_the_roofline_hold_on_unseen_families(runs: tuple[Run, ...], ours: Left) -> None:
+    methods = Layouts(Optimum())
+    blended, roofline = (leave_one_family_out(runs, train) for train in (methods.blend, methods.roofline))
+    assert blended.median <= 0.20
+    assert blended.mean < min(ours.mean, roofline.mean), "it errs less than either of its parts"
+    for left in (blended, roofline):
+        assert left.coverage is not None and left.family_coverage is not None and left.half_width is not None
+        assert 0.75 <= left.coverage <= 0.90
+        assert 0.75 <= left.family_coverage <= 0.90
+        assert left.half_width < 1.6
+        assert abs(left.bias) < 0.10
+
+
+def test_of_published_runs_every_one_gets_the_blend(runs: tuple[Run, ...]) -> None:
+    for run in runs:
+        cluster = Cluster(device=run.accelerator.name, count=run.count, g_per_kwh=0.0)
+        assert by_auto(run.shape, run.workload, cluster, with_network(run), year=run.year).method == "blend", run.name
 
 
 def test_tables_are_in_the_package() -> None:
     folder = Path(greentrain.estimate.__file__).parent
-    assert (folder / "mfu.toml").is_file()
-    assert (folder / "optimum.toml").is_file()
+    for name in ("mfu.toml", "optimum.toml", "blend.toml"):
+        assert (folder / name).is_file()
 
 
 def test_a_part_does_not_replace_the_whole_text(tmp_path: Path) -> None:
