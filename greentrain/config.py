@@ -111,6 +111,8 @@ class CarbonConfig:
     """How joules become grams."""
 
     signal: str = "constant"
+    """Who says what the grid emits: a ``constant`` by place, a ``typical`` month and hour, a recorded ``trace``, or one
+    that is asked over the network."""
     zone: str = WORLD
     """ISO country code, region (``US-CA``, ``CA-QC``), cloud region (``gcp:europe-west1``) or grid zone
     (``US-CAL-CISO``); ``world`` is the stated world average."""
@@ -227,8 +229,8 @@ class PrecisionConfig:
         bound("precision.probe_every", self.probe_every, 0, 1e9)
         if isinstance(self.gamma, str):
             choice("precision.gamma", self.gamma, GAMMAS)
-        elif not (math.isfinite(self.gamma) and self.gamma > 0):
-            raise ConfigError(f"precision.gamma is {self.gamma!r}; it must be a number above 0, or one of {GAMMAS}")
+        else:
+            bound("precision.gamma", self.gamma, 1e-6, 1e6)
         if self.eval_gear is not None:
             choice("precision.eval_gear", self.eval_gear, GEARS)
             if self.gears and self.eval_gear not in self.gears:
@@ -242,6 +244,7 @@ class PolicyConfig:
     """Who decides, and what it is told. All times are those of the grid, which differ where it is replayed faster."""
 
     name: str = "static"
+    """``static``: one gear; ``scripted``: gears by step; the others plan pauses, gears, limits and width."""
     gear: str | None = None
     """For ``static``: the gear of the whole run; None: the first of precision.gears."""
     schedule: tuple[tuple[int, str], ...] = ()

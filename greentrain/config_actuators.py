@@ -76,7 +76,9 @@ class WidthConfig:
     """How many ranks a plan may use; ``greentrain launch`` or Ray changes them."""
 
     min: int = 1
+    """Fewest ranks."""
     max: int = 1
+    """Most ranks."""
     global_batch: int | None = None
     """Samples of one optimizer step over all ranks: widths that do not divide it are left out; None: all are used."""
 

@@ -1,12 +1,15 @@
 """Checks and conversions of configured values: every error names key, value, bound and remedy."""
 
+import contextlib
 import dataclasses
 import difflib
 import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -17,8 +20,40 @@ _EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 """YAML 1.1 reads ``2.0e9`` as text: it wants ``2.0e+9`` (https://yaml.org/type/float.html, 2026-11-21)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A number is finite and within these bounds."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A word is one of these."""
+
+    allowed: tuple[str, ...]
+
+
+_heard: Final[ContextVar["list[tuple[str, Bound | Choice]] | None"]] = ContextVar("heard", default=None)
+
+
+@contextlib.contextmanager
+def rules_heard() -> Iterator["list[tuple[str, Bound | Choice]]"]:
+    """Collect keys and rules that :func:`bound` and :func:`choice` are called with, in place of checking them."""
+    rules: list[tuple[str, Bound | Choice]] = []
+    token = _heard.set(rules)
+    try:
+        yield rules
+    finally:
+        _heard.reset(token)
+
+
 def bound(key: str, value: float, low: float, high: float) -> None:
     """Check that a number is finite and within its bounds."""
+    if (heard := _heard.get()) is not None:
+        heard.append((key, Bound(low, high)))
+        return
     if not (math.isfinite(value) and low <= value <= high):
         raise ConfigError(f"{key} is {value!r}; it must be between {low:g} and {high:g}")
 
@@ -36,6 +71,9 @@ def moment(key: str, text: str) -> datetime:
 
 def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
     """Check that a word is one of those allowed."""
+    if (heard := _heard.get()) is not None:
+        heard.append((key, Choice(allowed)))
+        return
     if value not in allowed:
         raise ConfigError(f"{key} is {value!r}; known: {', '.join(allowed)}{nearest(value, allowed)}")
 
@@ -101,6 +139,8 @@ def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
         return float(value)
     if hint is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
         return float(value)
+    if hint is int and type(value) is float and value.is_integer():
+        return int(value)
     if hint in (bool, str, int) and type(value) is hint:
         return value
     if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
