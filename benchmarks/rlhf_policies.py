@@ -2,6 +2,7 @@
 
     python benchmarks/rlhf_policies.py            # a minute or two, one thread
     python benchmarks/rlhf_policies.py --quick    # to see that it runs
+    python benchmarks/rlhf_policies.py --into docs/rlhf-scheduler.md
 
 A policy sees costs with the scatter of a measurement (2 %) and is judged by the true ones; sequences grow and shrink
 from decision to decision. **Costs are drawn from assumed ranges** (``greentrain.simulator.pipeline.tasks``), and the
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
+from benchmarks.marks import put
 from benchmarks.metering import machine
 from greentrain.policy.offload.opening import NAMES, open_offload_policy
 from greentrain.policy.offload.oracle import OffloadOracle
@@ -35,6 +37,7 @@ RUNS = 125
 SEED = 20_000
 """The training of ppo begins with seeds of 0 to 15."""
 MIX = "the mix, 40/25/20/15"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +126,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="3 runs a workload: to see that it runs")
     parser.add_argument("--policy", action="append", choices=NAMES, help="only this policy (may be repeated)")
     parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--into", type=Path, help="also put the table into this text, between its two marks")
     args = parser.parse_args(argv)
+    if args.into is not None and (args.quick or args.policy):
+        parser.error("--into replaces the whole table, so it goes without --quick and --policy")
     names = args.policy or NAMES
     runs = 3 if args.quick else RUNS
     found = {name: [judged(task, name, runs) for task in TASKS] for name in names}
     for rows in found.values():
         rows.append(mixed(rows, {task.name: task.weight for task in TASKS}))
     about = machine("benchmarks/rlhf_policies.py")
-    print("\n".join(f"- {key}: {value}" for key, value in about.items()), end="\n\n")
-    print(table([rows[i] for i in range(len(TASKS) + 1) for rows in found.values()], runs * DECISIONS))
+    parts = ["\n".join(f"- {key}: {value}" for key, value in about.items())]
+    parts.append(table([rows[i] for i in range(len(TASKS) + 1) for rows in found.values()], runs * DECISIONS))
     if {"edi-rule", "ppo"} <= found.keys():
-        print("\n" + verdict(found["edi-rule"], found["ppo"]))
+        parts.append(verdict(found["edi-rule"], found["ppo"]))
+    text = "\n\n".join(parts)
+    print(text)
+    if args.into is not None:
+        put(text, BEGIN, END, args.into)
     if args.json is not None:
         rows_json = [asdict(row) for rows in found.values() for row in rows]
         args.json.write_text(json.dumps({"about": about, "rows": rows_json}, indent=1) + "\n", encoding="utf-8")
