@@ -1,0 +1,85 @@
+"""Finds run folders under a root, and tells by sizes and times whether one has changed."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from greentrain.errors import RunFolderError
+from greentrain.fleet.reading import RUN_JSON
+from greentrain.runfolder import ESTIMATE
+
+DEPTH: Final = 3
+"""Folders below the root in which a run may lie."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A run folder, or a folder that could not be looked into."""
+
+    folder: Path
+    fingerprint: str = ""
+    """Of names, sizes and times of what the run is read from; empty: it cannot be told, so it is read again."""
+    error: str | None = None
+
+
+def find_runs(root: Path) -> Iterator[Found]:
+    """Yield the run folders under a root, itself included, each once even where links lead to it in two ways.
+
+    A folder with a journal or a run.json is a run, and is not searched further. Hidden folders are left out.
+
+    Raises:
+        RunFolderError: The root is no folder, or cannot be read.
+    """
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        raise RunFolderError(
+            f"{root} cannot be read: {error.strerror}; give a folder that holds run folders, for example runs"
+        ) from error
+    yield from _find(root, DEPTH, set())
+
+
+def _find(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Found]:
+    try:
+        status = folder.stat()
+        if (status.st_dev, status.st_ino) in seen:
+            return
+        seen.add((status.st_dev, status.st_ino))
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError as error:
+        yield Found(folder=folder, error=f"the folder cannot be read: {error.strerror or error}")
+        return
+    if any(_is_raw(entry.name) for entry in entries):
+        yield Found(folder=folder, fingerprint=_fingerprint(entries))
+    elif depth > 0:
+        for entry in entries:
+            if not entry.name.startswith(".") and _is_folder(entry):
+                yield from _find(folder / entry.name, depth - 1, seen)
+
+
+def _is_raw(name: str) -> bool:
+    return name == RUN_JSON or fnmatchcase(name, "rank-*.jsonl")
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in a circle
+        return False
+
+
+def _fingerprint(entries: "list[os.DirEntry[str]]") -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for entry in entries:
+        if _is_raw(entry.name) or entry.name == ESTIMATE:
+            try:
+                status = entry.stat()
+            except OSError:
+                return ""
+            digest.update(f"{entry.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
