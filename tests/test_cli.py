@@ -68,7 +68,8 @@ def test_the_commands_and_options_are_these() -> None:
                 "--count", "--limit-h", "--zone", "--g-per-kwh", "--trace-csv", "--market-g-per-kwh", "--start",
                 "--pue", "--infrastructure", "--node-w", "--embodied", "--lifetime-years", "--price-kwh",
                 "--price-hour", "--currency", "--method", "--pilot", "--devices", "--json", "--html", "--actions",
-                "--into",
+                "--into", "--layers", "--d-model", "--heads", "--kv-heads", "--head-dim", "--d-ff", "--vocabulary",
+                "--experts", "--experts-per-token", "--d-expert", "--gated", "--tied",
             ]
         ),
         "fpga": [],

@@ -49,7 +49,10 @@ class ModelShape:
         for name in ("layers", "d_model", "heads", "kv_heads", "head_dim", "vocabulary"):
             bound(f"{self.name}.{name}", getattr(self, name), 1, 1e8)
         if self.heads % self.kv_heads:
-            raise ConfigError(f"{self.name}: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads")
+            raise ConfigError(
+                f"{self.name}: {self.heads} heads are not a multiple of {self.kv_heads} kv_heads: each serves as many"
+                " heads, so give a divisor"
+            )
         if self.experts:
             bound(f"{self.name}.experts_per_token", self.experts_per_token, 1, self.experts)
             bound(f"{self.name}.expert_layers", self.expert_layers, 1, self.layers)

@@ -23,7 +23,7 @@ def sized(parameters: float, active: float | None = None) -> ModelShape:
     """
     bound("parameters", parameters, 1e5, 1e15)
     if active is not None and not 0 < active <= parameters:
-        raise ConfigError(f"{active:g} active parameters of {parameters:g}: give at most all of them")
+        raise ConfigError(f"active is {active:g}; it must be above 0 and at most {parameters:g}, all parameters")
     met = parameters if active is None else active
     width = (met * _WIDTH_PER_LAYER / 12.0) ** (1 / 3)
     heads = max(1, round(width / _HEAD_DIM))

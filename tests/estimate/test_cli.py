@@ -76,30 +76,117 @@ def test_parameters_alone_are_enough_for_the_table_of_utilisations() -> None:
     [
         (("--config", "llama-3-8b", "--device", "h100"), "give --tokens"),
         ((*RUN[:4], *RUN[6:]), "give --device"),
-        ((*RUN, "--parameters", "8e9"), "one of them"),
-        ((*RUN, "--active", "8e9"), "--config knows its own"),
+        (RUN[2:], "give the model, one of: --config"),
+        ((*RUN, "--parameters", "8e9"), "--parameters and --config both say which model it is: give one"),
+        ((*RUN, "--active", "8e9"), "--active goes with --parameters"),
+        (
+            ("--parameters", "8e9", "--active", "9e9", *RUN[2:]),
+            "--active is 9e+09; it must be above 0 and at most 8e+09",
+        ),
+        ((*RUN, "--layers", "3"), "so --layers cannot correct it"),
+        (("--layers", "3", *RUN[2:]), "--d-model, --heads, --d-ff, --vocabulary missing beside --layers"),
+        (("--config", "llama-3-9b", *RUN[2:]), "Did you mean 'llama-3-8b'"),
+        (("--config", "nowhere/config.json", *RUN[2:]), "nowhere/config.json cannot be read: No such file"),
+        (("--config", "llama-3-8b", "--tokens", "0", *RUN[4:]), "--tokens is 0.0; it must be between 1 and 1e+18"),
         ((*RUN[:4], "--device", "H101", *RUN[6:]), "Did you mean"),
-        ((*RUN[:8], "--zone", "Frankreich"), "nearest"),
-        (RUN[:8], "where the energy comes from"),
-        ((*RUN, "--limit-h", "3"), "give one of them"),
-        (("--config", "llama-3-9b", *RUN[2:]), "llama-3-8b"),
-        ((*RUN, "--precision", "bf17"), "Did you mean 'bf16'"),
-        ((*RUN, "--start", "tomorrow"), "ISO 8601"),
-        ((*RUN, "--method", "pilot"), "pilot"),
-        (("--parameters", "8e9", *RUN[2:], "--method", "roofline"), "--config"),
-        ((*RUN, "--into", "."), "no run folder"),
-        ((*RUN, "--node-w", "-5"), "node_w"),
-        ((*RUN, "--market-g-per-kwh", "-5"), "market_g_per_kwh"),
-        ((*RUN, "--infrastructure", "nan"), "infrastructure_share"),
-        ((*RUN, "--price-hour", "inf"), "per_device_hour"),
-        ((*RUN[:8], "--trace-csv", "/nowhere.csv"), "cannot read the trace"),
-        ((*RUN, "--html", "/nowhere/x.html"), "cannot be written"),
+        ((*RUN[:6], *RUN[8:]), "give either --count (how many devices) or --limit-h"),
+        ((*RUN, "--limit-h", "3"), "give either --count (how many devices) or --limit-h"),
+        ((*RUN[:6], "--count", "0", *RUN[8:]), "--count is 0; it must be between 1 and"),
+        (
+            (*RUN[:6], "--count", "5000000", *RUN[8:]),
+            "--count is 5000000 devices; 977 sequences a batch through 32 layers",
+        ),
+        ((*RUN[:6], "--limit-h", "0", *RUN[8:]), "--limit-h is 0.0; it must be between 0.001"),
+        ((*RUN[:6], "--limit-h", "0.01", *RUN[8:], "--method", "mfu"), "give more hours, or a larger --batch"),
+        ((*RUN, "--batch", "10"), "--batch is 10.0; it must be between 4096"),
+        ((*RUN[:8], "--zone", "Frankreich"), "--zone 'Frankreich' is in none of the tables; the nearest are"),
+        (RUN[:8], "give one of --zone, --g-per-kwh and --trace-csv"),
+        ((*RUN, "--g-per-kwh", "50"), "give one of --zone, --g-per-kwh and --trace-csv"),
+        ((*RUN[:8], "--g-per-kwh", "-1"), "--g-per-kwh is -1.0; it must be between 0 and 5000"),
+        (
+            (*RUN[:8], "--trace-csv", "/nowhere.csv"),
+            "cannot read the trace /nowhere.csv: No such file or directory; check --",
+        ),
+        ((*RUN, "--precision", "bf17"), "--precision is 'bf17'; known: fp32, bf16, fp16, fp8. Did you mean 'bf16'"),
+        ((*RUN, "--start", "tomorrow"), "--start is 'tomorrow'; write it as ISO 8601"),
+        ((*RUN, "--method", "bland"), "Did you mean 'blend'"),
+        ((*RUN, "--method", "pilot"), "--method pilot needs --pilot"),
+        ((*RUN, "--pilot", "runs/x", "--method", "mfu"), "--pilot is for --method pilot, but --method is mfu"),
+        ((*RUN, "--pilot", "/nowhere"), "/nowhere does not exist; give the folder of one run"),
+        (("--parameters", "8e9", *RUN[2:], "--method", "roofline"), "--method roofline needs layers and widths"),
+        (("--parameters", "8e9", *RUN[2:], "--method", "blend"), "give --config or --layers"),
+        ((*RUN, "--pue", "0.9"), "--pue is 0.9; it must be between 1 and 5"),
+        ((*RUN, "--node-w", "-5"), "--node-w is -5.0; it must be"),
+        ((*RUN, "--market-g-per-kwh", "-5"), "--market-g-per-kwh is -5.0"),
+        ((*RUN, "--infrastructure", "nan"), "--infrastructure is nan; it must be between 0 and 2"),
+        ((*RUN, "--price-hour", "inf"), "--price-hour is inf; it must be between 0"),
+        ((*RUN, "--embodied", "lce"), "--embodied is 'lce'; known: lca, act. Did you mean 'lca'"),
+        ((*RUN, "--into", "."), "--into . is no run folder: it has no run.json; name one"),
+        (
+            (*RUN, "--html", "/nowhere/x.html"),
+            "--html /nowhere/x.html cannot be written: there is no folder /nowhere; make",
+        ),
+        ((*RUN, "--actions", "/"), "--actions / is a folder: name a file in it"),
     ],
 )
 def test_wrong_input_is_one_line_and_2(words: tuple[str, ...], says: str) -> None:
     result = _run(*words)
     assert result.exit_code == 2
     assert says in result.stderr and result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a,b\n1,2\n", "grid.csv:1: the columns are ['a', 'b']; a trace needs 'timestamp_utc' and 'g_per_kwh'"),
+        ("timestamp_utc,g_per_kwh\n2026-01-01T00:00Z,abc\n", "grid.csv:2: g_per_kwh is 'abc', not a number"),
+        ("timestamp_utc,g_per_kwh\n2026-01-01T00:00Z,9\n2026-01-01T01:00Z,9\n", "the trace has 2026-01-01T00:00Z to"),
+    ],
+)
+def test_a_trace_that_is_wrong_or_too_short_is_said(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "grid.csv"
+    path.write_text(text, encoding="utf-8")
+    result = _run(*RUN[:8], "--trace-csv", str(path), "--start", "2026-01-01T00:30Z")
+    assert result.exit_code == 2 and says in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_flags_are_a_model_and_correct_a_config_json(tmp_path: Path) -> None:
+    flags = ("--layers", "32", "--d-model", "4096", "--heads", "32", "--kv-heads", "8", "--vocabulary", "128256")
+    whole, named = _told(*flags, "--d-ff", "14336", *RUN[2:]), _told(*RUN)
+    assert whole["gpu_hours"] == pytest.approx(named["gpu_hours"]) and whole["method"] == named["method"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", "intermediate_size": 14336, "num_hidden_layers": 30}))
+    told = _told("--config", str(path), *flags, *RUN[2:])
+    assert told["gpu_hours"] == pytest.approx(named["gpu_hours"])
+    assert "--layers 32 is taken in place of num_hidden_layers 30" in told["warnings"]  # type: ignore[operator]
+    two = _told(*flags, "--d-ff", "14336", "--no-gated", "--tied", *RUN[2:])
+    assert two["inputs"]["parameters_total"] < 0.8 * whole["inputs"]["parameters_total"]  # type: ignore[index]
+
+
+def test_the_method_is_passed_on_and_auto_says_which_it_took() -> None:
+    assert _told(*RUN)["method"] == _told(*RUN, "--method", "blend")["method"] == "blend"
+    assert _told(*RUN, "--method", "mfu")["method"] == "mfu"
+    assert _told("--parameters", "8e9", *RUN[2:])["method"] == "mfu"
+
+
+def test_the_precision_is_the_devices_where_nobody_names_one() -> None:
+    rest = (*RUN[6:],)
+    old = _told(*RUN[:4], "--device", "v100", *rest)
+    assert old["inputs"]["workload"]["precision"] == "fp16"  # type: ignore[index]
+    assert "V100-16GB has no bf16: fp16 is taken" in old["warnings"]  # type: ignore[operator]
+    assert _told(*RUN)["inputs"]["workload"]["precision"] == "bf16"  # type: ignore[index]
+
+
+def test_a_pue_that_is_given_is_exact_and_one_that_is_not_is_a_range() -> None:
+    widths = {}
+    for name, words in {"given": ("--pue", "1.1"), "default": ()}.items():
+        energy = _told(*RUN, *words)["energy_kwh"]
+        assert isinstance(energy, dict)
+        widths[name] = energy["facility"]["high"] / energy["it"]["high"]
+    assert widths["given"] == pytest.approx(1.1) and widths["default"] > 1.1
+    shown = _run(*RUN, "--pue", "1.1").stdout
+    assert "1.08 to 1.2" in _run(*RUN).stdout and "1.08 to 1.2" not in shown and "PUE 1.1" in shown
 
 
 def test_a_plan_takes_the_estimates_actions(tmp_path: Path) -> None:
