@@ -35,6 +35,7 @@ from greentrain.clock import Clock, SystemClock
 from greentrain.config import GreenConfig, RunConfig
 from greentrain.control import Control
 from greentrain.errors import ConfigError, SessionError
+from greentrain.export.exporting import Exporting, open_exporters
 from greentrain.handover import EXIT_REQUEUE
 from greentrain.harmless import harmless
 from greentrain.ledger import Totals
@@ -104,6 +105,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._last: ActiveRun | None = None
         self._hook: ShutdownHook | None = None
         self._live: LiveLine | None = None
+        self._exporting = Exporting(())
         self._watcher = Watcher(self)
         self._control = Control(self.config, self, launcher)
         self._estimate = _estimate(self.config.run)
@@ -140,6 +142,7 @@ class GreenSession(contextlib.ContextDecorator):
         meter = self._all_meters(place)
         run: ActiveRun | None = None
         try:
+            self._exporting = open_exporters(self.config.export, place, run_id)
             _tell(self._signal, "start")
             run = ActiveRun(
                 config=self.config,
@@ -160,6 +163,7 @@ class GreenSession(contextlib.ContextDecorator):
             self._control.started(run, self._signal, grid_time, resumed=self._resume is not None)
         except BaseException:
             self._close_live()
+            self._exporting.close()
             meter.close() if run is None else run.close("exception")
             if self._own_signal:
                 _tell(self._signal, "close")
@@ -191,6 +195,7 @@ class GreenSession(contextlib.ContextDecorator):
         self._control.closed()
         run.know(parameters=self.parameters)
         run.close(reason)
+        self._exporting.close(run)
         if self._own_signal:
             _tell(self._signal, "close")
         self._close_live()
@@ -534,6 +539,7 @@ class GreenSession(contextlib.ContextDecorator):
 
     def _each_second(self, run: ActiveRun) -> None:
         self._control.each_second(run)
+        self._exporting.second(run, self._control.hands.power_cap)
         if self._live is not None:
             self._live.update(run)
 

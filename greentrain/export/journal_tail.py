@@ -1,0 +1,57 @@
+"""A journal that grows, read from where the last look ended."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+CHUNK_BYTES: Final = 1 << 22
+"""Read at a time, so that a journal of weeks needs no memory of its size."""
+_STEP_GROUPS: Final = b',"step_groups":'
+
+
+class JournalTail:
+    """Reads the complete lines that were appended to one file since the last time.
+
+    A line counts when its newline is there; one that a dead process left torn is closed by the next one, and skipped.
+    The file is opened anew each time, so that what another machine has appended to a shared folder is seen.
+
+    Args:
+        path: The file; it may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at = 0
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield the new records, entries without their step groups, which are most of a line.
+
+        Raises:
+            OSError: The file is there and cannot be read.
+        """
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            rest = b""
+            file.seek(self._at)
+            while chunk := file.read(CHUNK_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    self._at += len(line) + 1
+                    record = _parse(line)
+                    if record is not None:
+                        yield record
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    cut = line.rfind(_STEP_GROUPS)
+    for text in (line[:cut] + b"}",) * (cut >= 0 and line.endswith(b"]}")) + (line,):
+        try:
+            record = json.loads(text)
+        except ValueError:
+            continue
+        return record if isinstance(record, dict) and "kind" in record else None
+    return None
