@@ -40,6 +40,8 @@ _BLOCK: Final = 10
 """Spans of steps in a block: what one step has of the last is mostly gone after so many."""
 _LEAST_WARMUP_SPANS: Final = 10
 """Warm-up is looked for in so many spans, or the first quarter: further on it would cut off slow steps by chance."""
+_SLOWER: Final = 3.0
+"""Standard errors by which warm-up is slower than the rest: slow steps that came first by chance stay in the mean."""
 _LEAST_SPREAD: Final = 1e-3
 """Half-width of an interval, at least: clocks, and what is booked outside steps."""
 
@@ -137,7 +139,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
     Args:
         folder: Of one run.
         warmup_steps: To leave out; None: found from the steps' times (least standard error of the rest's mean,
-            White 1997, Simulation 69:323), at least 1, within the first quarter.
+            White 1997, Simulation 69:323, where they are slower than the rest), at least 1, within the first quarter.
         devices: Accelerators; None: those in the folder.
 
     Raises:
@@ -281,16 +283,21 @@ def _spans_of(spans: Sequence[_Span], steps: int) -> int:
 
 
 def _warmup(spans: Sequence[_Span]) -> int:
-    """Return how many spans to leave out so that the mean of the others has the least standard error."""
+    """Return how many spans to leave out so that the mean of the others has the least standard error, if it pays."""
     costs = [span.seconds / (span.tokens or 1) for span in spans]
 
-    def error(first: int) -> float:
-        rest = costs[first:]
-        mean = sum(rest) / len(rest)
-        return sum((cost - mean) ** 2 for cost in rest) / len(rest) ** 2
+    def rest(first: int) -> tuple[float, float]:
+        """Return mean and sum of squares about it."""
+        kept = costs[first:]
+        mean = sum(kept) / len(kept)
+        return mean, sum((cost - mean) ** 2 for cost in kept)
 
     most = min(max(_LEAST_WARMUP_SPANS, len(spans) // 4), len(spans) // 2)
-    return min(range(min(1, most), most + 1), key=error)
+    least = min(1, most)
+    first = min(range(least, most + 1), key=lambda n: rest(n)[1] / (len(costs) - n) ** 2)
+    mean, squares = rest(first)
+    error = math.sqrt(squares / (len(costs) - first) / max(first, 1))
+    return first if sum(costs[:first]) > first * (mean + _SLOWER * error) else least
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
