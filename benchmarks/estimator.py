@@ -29,6 +29,8 @@ from benchmarks.estimator_runs import BENCH, RUNS_CSV, Run, read_runs, whole
 from benchmarks.estimator_scores import Left, Train, gain, leave_one_family_out
 from benchmarks.marks import put
 from benchmarks.metering import machine
+from greentrain.estimate import hours
+from greentrain.estimate.auto import by_auto
 
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "greentrain" / "estimate"
@@ -136,6 +138,8 @@ def scored(runs: Sequence[Run]) -> dict[str, Left]:
         ),
         ROOFLINE: ours.roofline,
         BLEND: ours.blend,
+        "blend, batch and sequence not told": ours.untold(hours.by_blend),
+        "auto, batch and sequence not told": ours.untold(by_auto),
     }
     left = {}
     for name, train in trains.items():

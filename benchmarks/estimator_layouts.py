@@ -1,17 +1,20 @@
 """The package's methods on the layout search, with tables that some of the published runs give."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from benchmarks.estimator_fit import FEATURES, INSIDE, family_quantile, fit_table, half_width
 from benchmarks.estimator_roofline import Optimum, with_network
 from benchmarks.estimator_runs import Run
-from benchmarks.estimator_scores import Predict
+from benchmarks.estimator_scores import Predict, Train
 from greentrain.estimate import hours
 from greentrain.estimate.blend import Blend
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.hours import Hours
 from greentrain.estimate.mfu import estimate_mfu
+from greentrain.estimate.values import Range
+from greentrain.estimate.workload import Workload
 
 
 class Layouts:
@@ -33,6 +36,20 @@ class Layouts:
         return lambda run: (
             hours.by_blend(run.shape, run.workload, _cluster(run), with_network(run), year=run.year, of=of).gpu_hours
         )
+
+    def untold(self, by: Callable[..., Hours]) -> Train:
+        """Return a method of the package that is told neither batch nor sequence, and takes the defaults."""
+
+        def train(runs: Sequence[Run]) -> Predict:
+            of = self.fit_blend(runs)
+
+            def predict(run: Run) -> Range:
+                work = Workload(tokens=run.workload.tokens, precision=run.workload.precision)
+                return by(run.shape, work, _cluster(run), with_network(run), year=run.year, of=of).gpu_hours
+
+            return predict
+
+        return train
 
     def fit_blend(self, runs: Sequence[Run]) -> Blend:
         """Return what the blend learns from these runs, its width from each family left out in turn."""

@@ -51,10 +51,16 @@ class Hours:
 
 
 def by_mfu(
-    shape: ModelShape, workload: Workload, cluster: Cluster, device: Accelerator, *, year: int | None = None
+    shape: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    device: Accelerator,
+    *,
+    year: int | None = None,
+    of: MfuTable | None = None,
 ) -> Hours:
-    """Return device-hours by the table of utilisations."""
-    found = estimate_mfu(shape, workload, device, year=year)
+    """Return device-hours by the table of utilisations; ``of`` replaces the package's."""
+    found = estimate_mfu(shape, workload, device, year=year, of=of)
     count, said, warned = _count(cluster, found.gpu_hours)
     return Hours(
         method="mfu",

@@ -53,10 +53,19 @@ def test_independent_factors_widen_less_than_bound_by_bound(found: Estimate) -> 
 def test_it_is_a_document_that_json_carries(found: Estimate) -> None:
     told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert told["gpu_hours"].keys() == {"low", "mid", "high"}
-    assert told["operational_g"]["market"] is None
-    assert told["method"] == "blend" and told["layout"]["data"] * told["layout"]["tensor"] == 1024
+    assert told["operational_g"]["market"] is None and told["layout"] is None
     assert told["inputs"]["device"] == "H100-SXM"
     assert all(said["source"] and said["kind"] for said in told["assumptions"])
+
+
+def test_who_gives_the_batch_gets_the_blend_and_its_layout() -> None:
+    blended = estimate(LLAMA, dataclasses.replace(WORK, batch_tokens=8e6), CISO)
+    told = json.loads(json.dumps(blended.to_dict(), allow_nan=False))
+    layout = told["layout"]
+    assert told["method"] == "blend" and layout["data"] * layout["tensor"] * layout["pipeline"] == 1024
+    assert "neither of its parts has seen" in render_html(blended)
+    assert {each.name for each in blended.assumptions} >= {"method", "blend", "MFU", "modelled optimum"}
+    assert blended.duration_h.mid == pytest.approx(blended.gpu_hours.mid / 1024)
 
 
 def test_every_default_is_an_assumption(found: Estimate) -> None:

@@ -132,12 +132,13 @@ def test_auto_takes_the_blend_and_passes_on_what_no_method_can_do() -> None:
         by_auto(LLAMA, dataclasses.replace(WORK, precision=Gear.FP8), HERE, hardware.find("A100-80GB"))
 
 
-def test_a_default_batch_that_starves_a_large_cluster_is_said() -> None:
+def test_a_default_batch_that_starves_a_large_cluster_does_not_decide() -> None:
     many = dataclasses.replace(HERE, count=16_384)
-    assert any("--batch" in warning for warning in by_auto(LARGE, WORK, many, H100).warnings)
+    found = by_auto(LARGE, WORK, many, H100)
+    assert found.method == "mfu" and "--batch" in found.warnings[0]
     given = Workload(tokens=1e12, sequence=8192, batch_tokens=16e6)
-    for found in (by_auto(LARGE, given, many, H100), by_auto(LLAMA, WORK, HERE, H100)):
-        assert not any("--batch" in warning for warning in found.warnings)
+    assert by_auto(LARGE, given, many, H100).method == by_auto(LLAMA, WORK, HERE, H100).method == "blend"
+    assert hours.by_blend(LARGE, WORK, many, H100).gpu_hours.mid > 1.2 * found.gpu_hours.mid, "who names it gets it"
 
 
 def test_a_blend_without_its_width_says_how_to_make_it() -> None:
