@@ -13,13 +13,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from greentrain import cli_estimate, cli_fpga, cli_launch, cli_rlhf, cli_schedule, cli_serve
 from greentrain._version import __version__
-from greentrain.errors import GreenTrainError
+from greentrain.cli_input import input_checked
+from greentrain.errors import ConfigError, GreenTrainError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(
     name="greentrain",
@@ -111,18 +115,58 @@ def measure(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="One run folder, or several to compare.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
+    root: Annotated[
+        Path | None, typer.Option("--all", help="Totals of all runs under this folder, in place of single runs.")
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="With --all: project (the default), user, zone, month (UTC), device, provenance, tag:NAME."),
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="With --all: first month or day (UTC), as 2026-01.")] = None,
+    until: Annotated[str | None, typer.Option(help="With --all: last month or day, itself included.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="With --all: NAME=VALUE, as project=demo; all of several must hold.")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="With --all: write the runs as .csv or .parquet.")] = None,
+    export_totals: Annotated[
+        Path | None, typer.Option(help="With --all: write the totals as .csv or .parquet.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="With --all: file of what was read; in your cache folder by default.")
+    ] = None,
 ) -> None:
     """Print a run's table and write report.html, summary.json, emissions.csv, model_card.yaml and boamps.json."""
     from rich.console import Console
 
+    if (root is None) == (not runs):
+        raise typer.BadParameter("give run folders, or --all with a folder that holds them")
+    if root is None:
+        if any(option is not None for option in (by, since, until, where or None, export, export_totals, cache)):
+            raise typer.BadParameter(
+                "--by, --since, --until, --where, --export, --export-totals and --cache need --all"
+            )
+        _report(runs or [], Console(), as_json=as_json)
+        return
+    with input_checked(ConfigError):
+        from greentrain.fleet import report as fleet
+        from greentrain.fleet.totals import Selection, parse_where
+
+        only = Selection(since=since, until=until, where=parse_where(where or []))
+        keys = fleet.DEFAULT_BY if by is None else [key.strip() for key in by.split(",") if key.strip()]
+        asked = fleet.Asked(root=root, by=keys, only=only, runs_file=export, totals_file=export_totals, cache=cache)
+        fleet.report(asked, Console(), as_json=as_json)
+
+
+def _report(runs: list[Path], console: "Console", *, as_json: bool) -> None:
     from greentrain.ledger import read_run
     from greentrain.report import compare, table, write_report
     from greentrain.report.summary import summarize
 
     summaries: list[dict[str, Any]] = [summarize(read_run(folder)) for folder in runs]
-    console = Console()
     if len(runs) > 1:
         comparison = compare.compare(summaries)
         if as_json:

@@ -42,7 +42,10 @@ def test_the_commands_and_options_are_these() -> None:
     assert options == {
         "doctor": ["--config", "--json", "-c"],
         "measure": ["--config", "--name", "-c"],
-        "report": ["--json", "runs"],
+        "report": [
+            "--all", "--by", "--cache", "--export", "--export-totals", "--json", "--since", "--until", "--where",
+            "runs",
+        ],
         "simulate": [
             "--actions", "--history-h", "--json", "--out", "--pictures", "--policy", "--run", "--seeds", "--slack",
             "--trace", "--windows", "config",

@@ -16,13 +16,12 @@ from greentrain.fleet.cells import Cells
 from greentrain.fleet.find import Found, find_runs
 from greentrain.fleet.reading import Reading, read_folder
 from greentrain.fleet.row import RunRow
-from greentrain.fleet.totals import Selection, Total, run_condition, totals
+from greentrain.fleet.totals import NO_SELECTION, Selection, Total, run_condition, totals
 
 log = logging.getLogger("greentrain")
 
 _TOGETHER: Final = 256
 """Runs that are put into the tables at once: memory stays bounded, and 256 inserts cost as much as one."""
-_ALL: Final = Selection()
 Progress = Callable[[int, int], None]
 """Called with the runs read so far and those to be read."""
 
@@ -103,13 +102,15 @@ class Index:
                 unchanged=len(found) - len(stale),
             )
 
-    def runs(self, only: Selection = _ALL) -> list[RunRow]:
+    def runs(self, only: Selection = NO_SELECTION) -> list[RunRow]:
         """Return the runs, the newest first; with a selection those that have a part in it."""
         with self._lock:
             return tables.rows(self._connection, self.root, *run_condition(only))
 
-    def totals(self, by: Sequence[str] = (), only: Selection = _ALL) -> list[Total]:
-        """Return a total for each group, the one with most energy first; broken runs and duplicates are in none.
+    def totals(self, by: Sequence[str] = (), only: Selection = NO_SELECTION) -> list[Total]:
+        """Return a total for each group: by month in its order, else the one with most energy first.
+
+        Broken runs and duplicates are in none.
 
         Args:
             by: project, user, zone, month (UTC), device, provenance or tag:NAME; none: one total of all.
@@ -121,7 +122,7 @@ class Index:
         with self._lock:
             return totals(self._connection, by, only)
 
-    def export(self, path: Path, only: Selection = _ALL) -> None:
+    def export(self, path: Path, only: Selection = NO_SELECTION) -> None:
         """Write the runs, a line each and whole even if only a part is selected, as CSV or Parquet by suffix.
 
         Raises:
@@ -131,7 +132,7 @@ class Index:
         with self._lock:
             export.write_runs(self._connection, path, *run_condition(only))
 
-    def export_totals(self, path: Path, by: Sequence[str], only: Selection = _ALL) -> None:
+    def export_totals(self, path: Path, by: Sequence[str], only: Selection = NO_SELECTION) -> None:
         """Write the totals as CSV or Parquet by suffix.
 
         Raises:

@@ -97,6 +97,10 @@ class Selection:
         return first, None if self.until is None else _day("--until", self.until, last=True)
 
 
+NO_SELECTION: Final = Selection()
+"""All runs, whole."""
+
+
 def parse_where(texts: Sequence[str]) -> dict[str, str]:
     """Return ``NAME=VALUE`` texts as a mapping.
 
@@ -125,7 +129,7 @@ def check_keys(by: Sequence[str]) -> None:
 
 
 def totals(connection: "DuckDBPyConnection", by: Sequence[str], only: Selection) -> list[Total]:
-    """Return a total for each group, the one with most energy first.
+    """Return a total for each group: by month in its order, else the one with most energy first.
 
     Args:
         connection: To the tables.
@@ -150,7 +154,12 @@ def totals(connection: "DuckDBPyConnection", by: Sequence[str], only: Selection)
     work = {} if of_device else _by_key(query.run(connection, _WORK, "work"), len(by))
     saved = {} if in_parts else _by_key(query.run(connection, "fsum(r.saved_g)", None), len(by))
     out = [_total(by, line, work, saved) for line in found]
-    return sorted(out, key=lambda total: (-(total.energy_j or 0.0), *(str(value) for value in total.key.values())))
+    return sorted(out, key=_place)
+
+
+def _place(total: Total) -> tuple[Any, ...]:
+    month = total.key.get("month") or ""
+    return month, -(total.energy_j or 0.0), *(str(value) for value in total.key.values())
 
 
 def run_condition(only: Selection) -> tuple[str, list[Any]]:
