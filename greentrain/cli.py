@@ -1,4 +1,4 @@
-"""``greentrain doctor | measure | report | simulate | plan | estimate | launch | fpga | rlhf | serve``, from
+"""``greentrain doctor | measure | report | simulate | plan | estimate | launch | config | fpga | rlhf | serve``, from
 ``simulate`` on in ``greentrain.cli_*``.
 
 Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and all
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from greentrain import cli_estimate, cli_fpga, cli_launch, cli_rlhf, cli_schedule, cli_serve
+from greentrain import cli_config, cli_estimate, cli_fpga, cli_launch, cli_rlhf, cli_schedule, cli_serve
 from greentrain._version import __version__
 from greentrain.cli_input import input_checked
 from greentrain.errors import ConfigError, GreenTrainError
@@ -188,6 +188,7 @@ app.command()(cli_estimate.estimate)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 )(cli_launch.launch)
+app.add_typer(cli_config.app)
 app.add_typer(cli_fpga.app)
 app.add_typer(cli_rlhf.app)
 app.command()(cli_serve.serve)

@@ -1,1 +1,74 @@
-"""``greentrain config schema | check | show``: the configuration for editors, for people, and checked."""
+"""``greentrain config schema | check | show | docs``: the configuration for editors, checked, and for people."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greentrain.cli_input import input_checked
+from greentrain.errors import ConfigError, RunFolderError
+
+app = typer.Typer(name="config", help="The configuration: its schema, checks and values.", no_args_is_help=True)
+
+OutOption = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of standard output.")]
+
+
+@app.command()
+def schema(out: OutOption = None) -> None:
+    """Print the JSON Schema of green.yaml, by which editors complete and check it."""
+    from greentrain.config_schema import schema as found
+
+    _put(json.dumps(found(), indent=1), out)
+
+
+@app.command()
+def check(files: Annotated[list[Path], typer.Argument(help="One green.yaml, or several.")]) -> None:
+    """Check configurations: ends with 0 where all are right, with 2 and what is wrong where one is not."""
+    from greentrain.config import GreenConfig
+
+    wrong = 0
+    for path in files:
+        try:
+            GreenConfig.load(path)
+        except ConfigError as error:
+            typer.echo(f"greentrain: {error}", err=True)
+            wrong += 1
+        else:
+            typer.echo(f"{path}: fine")
+    if wrong:
+        raise typer.Exit(2)
+
+
+@app.command()
+def show(
+    file: Annotated[Path | None, typer.Argument(help="green.yaml; without it the defaults.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML with comments.")] = False,
+) -> None:
+    """Print every value in use with its meaning, bounds and default, as a green.yaml that can be loaded."""
+    from greentrain.config import GreenConfig
+    from greentrain.config_reference import commented_yaml
+    from greentrain.config_schema import plain
+
+    with input_checked(ConfigError):
+        config = GreenConfig.load(file)
+    _put(json.dumps(plain(config), indent=1) if as_json else commented_yaml(config).rstrip("\n"), None)
+
+
+@app.command()
+def docs(out: OutOption = None) -> None:
+    """Print the reference of every key in Markdown."""
+    from greentrain.config_reference import reference
+
+    _put(reference().rstrip("\n"), out)
+
+
+def _put(text: str, out: Path | None) -> None:
+    if out is None:
+        typer.echo(text)
+        return
+    try:
+        out.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"cannot write {out}: {error.strerror}; name a file in a writable folder") from error
+    typer.echo(f"Written: {out}", err=True)

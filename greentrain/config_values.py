@@ -143,7 +143,8 @@ def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
         return int(value)
     if hint in (bool, str, int) and type(value) is hint:
         return value
-    if origin is tuple and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
+    words = typing.get_args(hint)[:1] == (str,) and isinstance(value, (list, tuple))
+    if origin is tuple and words and all(isinstance(v, str) for v in value):
         return tuple(value)
     if typing.get_args(hint)[:1] == (float,) and isinstance(value, (list, tuple)):
         return tuple(_convert_leaf(float, item, f"{key}[{i}]") for i, item in enumerate(value))
