@@ -6,7 +6,7 @@ found.operational.location_g.mid, found.embodied_g, found.assumptions
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -246,8 +246,13 @@ def _hours(
 ) -> Hours:
     if pilot is not None:
         return hours.by_pilot(shape, workload, cluster, device, pilot)
-    by = {AUTO: by_auto, "blend": hours.by_blend, "mfu": hours.by_mfu, "roofline": hours.by_roofline}[method]
-    return by(shape, workload, cluster, device, year=options.year)
+    by: Mapping[str, Callable[..., Hours]] = {
+        AUTO: by_auto,
+        "blend": hours.by_blend,
+        "mfu": hours.by_mfu,
+        "roofline": hours.by_roofline,
+    }
+    return by[method](shape, workload, cluster, device, year=options.year)
 
 
 def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, options: Options) -> _Core:
