@@ -1,5 +1,5 @@
-"""``greentrain doctor | measure | report | simulate | plan | estimate | launch | config | fpga | rlhf | serve``, from
-``simulate`` on in ``greentrain.cli_*``.
+"""``greentrain doctor | measure | report | audit | simulate | plan | estimate | launch | config | watch | export | fpga | rlhf |
+serve``, from ``simulate`` on in ``greentrain.cli_*``.
 
 Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and all
 behind it is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from greentrain import cli_config, cli_estimate, cli_fpga, cli_launch, cli_rlhf, cli_schedule, cli_serve
+from greentrain import (
+    cli_audit,
+    cli_config,
+    cli_estimate,
+    cli_fpga,
+    cli_launch,
+    cli_rlhf,
+    cli_runs,
+    cli_schedule,
+    cli_serve,
+)
 from greentrain._version import __version__
 from greentrain.cli_input import input_checked
 from greentrain.errors import ConfigError, GreenTrainError
@@ -182,6 +192,7 @@ def _report(runs: list[Path], console: "Console", *, as_json: bool) -> None:
     console.print(f"Report: {html}", highlight=False, soft_wrap=True)
 
 
+app.command()(cli_audit.audit)
 app.command()(cli_schedule.simulate)
 app.command()(cli_schedule.plan)
 app.command()(cli_estimate.estimate)
@@ -189,6 +200,8 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 )(cli_launch.launch)
 app.add_typer(cli_config.app)
+app.command()(cli_runs.watch)
+app.add_typer(cli_runs.app)
 app.add_typer(cli_fpga.app)
 app.add_typer(cli_rlhf.app)
 app.command()(cli_serve.serve)

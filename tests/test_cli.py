@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from greentrain import GreenSession, __version__, cli_fpga, cli_rlhf
+from greentrain import GreenSession, __version__, cli_fpga, cli_rlhf, cli_runs
 from greentrain.cli import app
 from greentrain.ledger import RunRecord, read_run
 
@@ -46,6 +46,7 @@ def test_the_commands_and_options_are_these() -> None:
             "--all", "--by", "--cache", "--export", "--export-totals", "--json", "--since", "--until", "--where",
             "runs",
         ],
+        "audit": ["--json", "--key-file", "--verify", "--write", "root"],
         "simulate": [
             "--actions", "--history-h", "--json", "--out", "--pictures", "--policy", "--run", "--seeds", "--slack",
             "--trace", "--windows", "config",
@@ -75,8 +76,14 @@ def test_the_commands_and_options_are_these() -> None:
                 "--experts", "--experts-per-token", "--d-expert", "--gated", "--tied",
             ]
         ),
+        "watch": ["--every-s", "--json", "--once", "run"],
+        "export": [],
         "fpga": [],
         "rlhf": [],
+    }  # fmt: skip
+    export = typer.main.get_group(cli_runs.app).commands
+    assert {name: [option for param in export[name].params for option in param.opts] for name in export} == {
+        "dashboard": ["--out"], "alerts": ["--out"],
     }  # fmt: skip
     fpga = typer.main.get_group(cli_fpga.app).commands
     assert {name: sorted(option for param in fpga[name].params for option in param.opts) for name in fpga} == {
