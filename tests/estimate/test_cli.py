@@ -165,8 +165,10 @@ def test_flags_are_a_model_and_correct_a_config_json(tmp_path: Path) -> None:
 
 
 def test_the_method_is_passed_on_and_auto_says_which_it_took() -> None:
-    assert _told(*RUN)["method"] == _told(*RUN, "--method", "blend")["method"] == "blend"
-    assert _told(*RUN, "--method", "mfu")["method"] == "mfu"
+    batch = ("--batch", "8e6")
+    assert _told(*RUN, *batch)["method"] == "blend"
+    for method in ("mfu", "roofline", "blend"):
+        assert _told(*RUN, *batch, "--method", method)["method"] == method
     assert _told("--parameters", "8e9", *RUN[2:])["method"] == "mfu"
 
 
