@@ -1,5 +1,5 @@
-"""``greentrain doctor | measure | report | audit | simulate | plan | estimate | launch | config | watch | export | fpga |
-rlhf | serve``, from ``simulate`` on in ``greentrain.cli_*``.
+"""``greentrain doctor | measure | report | audit | simulate | plan | estimate | launch | config | watch | export |
+fpga | rlhf | serve``, from ``simulate`` on in ``greentrain.cli_*``.
 
 Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and all
 behind it is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
