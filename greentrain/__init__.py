@@ -16,6 +16,8 @@ from greentrain._version import __version__
 _LAZY = {
     "GreenSession": "greentrain.session",
     "GreenConfig": "greentrain.config",
+    "load_ipython_extension": "greentrain.notebook",
+    "unload_ipython_extension": "greentrain.notebook",
 }
 
 __all__ = ["GreenConfig", "GreenSession", "__version__"]

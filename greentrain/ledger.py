@@ -9,12 +9,14 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from greentrain.errors import RunFolderError
 from greentrain.journal import Journal, read_journal
 from greentrain.run_format import Unknown, check_format
+from greentrain.shown import Shown, View
 from greentrain.thinning import thin
 from greentrain.types import (
     FORMAT_VERSION,
@@ -36,7 +38,7 @@ _GEAR_KEYS: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(Shown):
     """Sums over ledger entries. ``a + b`` adds the totals of two ranks or two parts of a run."""
 
     energy_j: float = 0.0
@@ -155,6 +157,9 @@ class Totals:
         known = _fields(cls, data)
         gears = {name: GearUse(**_fields(GearUse, use)) for name, use in data.get("by_gear", {}).items()}
         return cls(**known | {"by_gear": gears})
+
+    def _view(self) -> View:
+        return cast("View", import_module("greentrain.report.notebook").totals_view(self))  # a floor above
 
 
 def _fields(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,11 @@ from greentrain.types import FORMAT_VERSION, Topology
 
 ESTIMATE: Final = "estimate.json"
 """What was estimated before the run: copied from ``run.estimate``, or by ``greentrain estimate --into RUN``."""
+_KERNELS: Final = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+"""Programs that run notebooks; behind them stands a connection file, which says nothing."""
+_NOTEBOOK: Final = "JPY_SESSION_NAME"
+"""Path of the notebook, or an id where it has none, as Jupyter Server tells its kernels
+(https://jupyter-server.readthedocs.io/en/latest/other/changelog.html, 2.0)."""
 _PACKAGES = ("torch", "lightning", "accelerate", "transformers", "deepspeed", "numpy", "nvidia-ml-py", "codecarbon")
 
 
@@ -40,10 +45,17 @@ def run_json(
         "platform": platform.platform(),
         "packages": _versions(),
         "world_size": topology.world_size,
-        "command": sys.argv,
+        "command": command(),
         "carbon": dict(carbon),
         "parameters": parameters,
     }
+
+
+def command() -> list[str]:
+    """Return the words that started the program; of a kernel, the notebook's name where the server tells it."""
+    if Path(sys.argv[0]).name in _KERNELS:
+        return [Path(os.environ.get(_NOTEBOOK) or "notebook").name]
+    return list(sys.argv)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:

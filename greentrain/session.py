@@ -44,6 +44,7 @@ from greentrain.power.claims import claims_dir, other_pids
 from greentrain.run_id import choose_run_id
 from greentrain.runfolder import ESTIMATE, write_json
 from greentrain.runtime import ActiveRun, wait_for_ranks
+from greentrain.shown import Shown, View
 from greentrain.shutdown import ShutdownHook
 from greentrain.spans import PhaseSpan
 from greentrain.topology import current_topology
@@ -60,7 +61,7 @@ STATE_FORMAT = 1
 _CLOSE_WAIT_S = 5.0
 
 
-class GreenSession(contextlib.ContextDecorator):
+class GreenSession(Shown, contextlib.ContextDecorator):
     """Measures the energy and carbon of what runs between ``start`` and ``close``.
 
     Use it as a context manager, as a decorator of a training function, or through one of the callbacks. It can be
@@ -472,6 +473,12 @@ class GreenSession(contextlib.ContextDecorator):
         self._control.load_state_dict(state)
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        from greentrain.report.notebook import session_view
+
+        state = "running" if self.running else "not started" if self._last is None else "closed"
+        return session_view(self.totals(), state=state, folder=self.folder, page=self.report_path)
 
     def _leave(self) -> None:
         leaving = self._control.leaving

@@ -30,6 +30,7 @@ from greentrain.estimate.relations import DEVICES, ZONES, Grams, Relation, relat
 from greentrain.estimate.sci_units import SciRange, sci_ranges
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
+from greentrain.shown import Shown, View
 
 FORMAT: Final = 1
 
@@ -57,7 +58,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Shown):
     """What a run would take. Ranges of hours and of what follows from them hold 80 % of unseen families of models."""
 
     shape: ModelShape
@@ -95,6 +96,11 @@ class Estimate:
     def total_g(self) -> Range | None:
         """Operational by location and embodied, bound by bound; None where embodied is not known."""
         return None if self.embodied_g is None else self.operational.location_g.plus(self.embodied_g)
+
+    def _view(self) -> View:
+        from greentrain.estimate.notebook import estimate_view
+
+        return estimate_view(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dict for JSON. Ranges have low, mid and high; what is not known is null."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from greentrain.errors import GreenTrainError
 from greentrain.report import units_text
 from greentrain.report.facility import pue_text
+from greentrain.report.notebook import Comparison
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +29,7 @@ _FAR = 0.02
 """Relative difference from which a share or factor is worth a caveat."""
 
 
-def compare(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
     """Compare runs with the first one.
 
     Args:
@@ -50,13 +51,15 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rows += _by(summaries, "phase", "phases", "name")
     rows += _by(summaries, "device kind", "devices", "kind")
     rows += _by_gear(summaries)
-    return {
-        "names": [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(summaries))],
-        "runs": [summary["run"]["run_id"] for summary in summaries],
-        "sentences": [_sentence(summaries, i) for i in range(1, len(summaries))],
-        "rows": [row for row in rows if any(value is not None for value in row["values"])],
-        "caveats": [text for i in range(1, len(summaries)) for text in _caveats(summaries, i)],
-    }
+    return Comparison(
+        {
+            "names": [chr(ord("A") + i) if i < 26 else str(i + 1) for i in range(len(summaries))],
+            "runs": [summary["run"]["run_id"] for summary in summaries],
+            "sentences": [_sentence(summaries, i) for i in range(1, len(summaries))],
+            "rows": [row for row in rows if any(value is not None for value in row["values"])],
+            "caveats": [text for i in range(1, len(summaries)) for text in _caveats(summaries, i)],
+        }
+    )
 
 
 def render(comparison: Mapping[str, Any]) -> "RenderableType":

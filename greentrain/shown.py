@@ -1,0 +1,100 @@
+"""Results as a person sees them: a line where they are printed, tables in a cell of a notebook."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+STYLE: Final = (
+    "div.greentrain table{border-collapse:collapse;margin:.3em 0 .6em;font-size:inherit;table-layout:auto}"
+    "div.greentrain th,div.greentrain td{text-align:left;vertical-align:top;padding:.15em 1.2em .15em 0;border:0;"
+    "color:inherit;font-weight:inherit;white-space:normal;max-width:48em}"
+    "div.greentrain td.figure{font-weight:600;white-space:nowrap}"
+    "div.greentrain thead th,div.greentrain p.note{opacity:.75}"
+    "div.greentrain p{margin:.2em 0}div.greentrain summary{cursor:pointer}"
+)
+"""Of the class alone; colours are the notebook's, so it is readable on light and dark ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A table. The first column names, the second holds the figure."""
+
+    rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()
+    title: str = ""
+    folded: bool = False
+    """Shown as its title, which opens it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What is shown of a result."""
+
+    line: str
+    """All of it in a line of plain text."""
+    title: str
+    grids: Sequence[Grid] = ()
+    notes: Sequence[str] = ()
+    page: Path | None = None
+    """A page with more, to which a link leads."""
+
+
+class Shown:
+    """A result that notebooks show as tables, and ``print`` as a line."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _view(self) -> View:
+        """Return what is shown."""
+
+    def __str__(self) -> str:
+        return self._view().line
+
+    def _repr_html_(self) -> str:
+        return to_html(self._view())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        view = self._view()
+        return {"text/plain": view.line, "text/html": to_html(view)}
+
+
+def to_html(view: View) -> str:
+    """Return a view as HTML for a cell: every word escaped, no script, nothing loaded."""
+    parts = [f"<p><b>{escape(view.title)}</b></p>", *(_table(grid) for grid in view.grids)]
+    parts += [f'<p class="note">{escape(note)}</p>' for note in view.notes]
+    if view.page is not None:
+        href = escape(quote(_from_here(view.page)))
+        parts.append(
+            f'<p><a href="{href}" target="_blank" rel="noopener">Report</a> <small>{escape(str(view.page))}</small></p>'
+        )
+    return f'<div class="greentrain"><style>{STYLE}</style>{"".join(parts)}</div>'
+
+
+def _from_here(page: Path) -> str:
+    """Return a path as notebooks resolve it: from the folder that the kernel works in, where it lies below."""
+    try:
+        return page.absolute().relative_to(Path.cwd()).as_posix()
+    except (OSError, ValueError):
+        return page.absolute().as_uri()
+
+
+def _table(grid: Grid) -> str:
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in grid.head)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>'
+        + "".join(f"<td{_FIGURE if i == 0 else ''}>{escape(text)}</td>" for i, text in enumerate(rest))
+        + "</tr>"
+        for first, *rest in grid.rows
+    )
+    table = f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{rows}</tbody></table>"
+    if grid.folded:
+        return f"<details><summary>{escape(grid.title)}</summary>{table}</details>"
+    return (f"<p>{escape(grid.title)}</p>" if grid.title else "") + table
+
+
+_FIGURE: Final = ' class="figure"'
