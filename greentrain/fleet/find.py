@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import RunFolderError
+from greentrain.fleet.make_row import clean
 from greentrain.fleet.reading import RUN_JSON
 from greentrain.runfolder import ESTIMATE
 
@@ -54,15 +55,25 @@ def _find(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Foun
     except OSError as error:
         yield Found(folder=folder, error=f"the folder cannot be read: {error.strerror or error}")
         return
-    if any(_is_raw(entry.name) for entry in entries):
+    if any(is_raw(entry.name) for entry in entries):
         yield Found(folder=folder, fingerprint=_fingerprint(entries))
     elif depth > 0:
         for entry in entries:
-            if not entry.name.startswith(".") and _is_folder(entry):
+            if entry.name.startswith(".") or not _is_folder(entry):
+                continue
+            if clean(entry.name) != entry.name:
+                yield Found(folder=folder / clean(entry.name), error="its name is not UTF-8: rename it")
+            else:
                 yield from _find(folder / entry.name, depth - 1, seen)
 
 
-def _is_raw(name: str) -> bool:
+def below(root: Path, folder: Path) -> str:
+    """Return the path of a folder that was found, from the root on, as text that UTF-8 can hold."""
+    return clean(folder.relative_to(root).as_posix())
+
+
+def is_raw(name: str) -> bool:
+    """Return True for what a run is read from: run.json and the journals."""
     return name == RUN_JSON or fnmatchcase(name, "rank-*.jsonl")
 
 
@@ -76,7 +87,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 def _fingerprint(entries: "list[os.DirEntry[str]]") -> str:
     digest = hashlib.blake2b(digest_size=16)
     for entry in entries:
-        if _is_raw(entry.name) or entry.name == ESTIMATE:
+        if is_raw(entry.name) or entry.name == ESTIMATE:
             try:
                 status = entry.stat()
             except OSError:

@@ -3,7 +3,6 @@
 import logging
 import threading
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from greentrain.errors import GreenTrainWarning
 from greentrain.fleet import export, tables
 from greentrain.fleet.cache import Cache, default_path
 from greentrain.fleet.cells import Cells
-from greentrain.fleet.find import Found, find_runs
+from greentrain.fleet.copies import Candidate, copies
+from greentrain.fleet.find import Found, below, find_runs
 from greentrain.fleet.reading import Reading, read_folder
 from greentrain.fleet.row import RunRow
 from greentrain.fleet.totals import NO_SELECTION, Selection, Total, run_condition, totals
@@ -74,7 +74,7 @@ class Index:
         """
         with self._lock:
             known = dict(self._connection.execute("SELECT folder, fingerprint FROM runs").fetchall())
-            found = {self._relative(item.folder): item for item in find_runs(self.root)}
+            found = {below(self.root, item.folder): item for item in find_runs(self.root)}
             stale = [
                 name for name, item in found.items() if not item.fingerprint or item.fingerprint != known.get(name)
             ]
@@ -153,9 +153,6 @@ class Index:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _relative(self, folder: Path) -> str:
-        return folder.relative_to(self.root).as_posix()
-
     def _count(self, where: str) -> int:
         found = self._connection.execute(f"SELECT count(*) FROM runs WHERE {where}").fetchone()
         return 0 if found is None else int(found[0])
@@ -178,18 +175,21 @@ class Index:
     def _mark_duplicates(self) -> None:
         self._connection.execute("UPDATE runs SET duplicate_of = NULL WHERE duplicate_of IS NOT NULL")
         many = "SELECT run_id FROM runs WHERE error IS NULL GROUP BY run_id HAVING count(*) > 1"
-        order = "end_unix_s DESC NULLS LAST, energy_j DESC NULLS LAST, folder"
         lines = self._connection.execute(
-            f"SELECT run_id, folder, ranks FROM runs WHERE error IS NULL AND run_id IN ({many}) ORDER BY {order}"
+            f"SELECT folder, run_id, ranks, end_unix_s, energy_j FROM runs WHERE error IS NULL AND run_id IN ({many})"
         ).fetchall()
-        kept: defaultdict[str, list[tuple[str, set[str]]]] = defaultdict(list)
-        for run_id, folder, ranks in lines:
-            own = set(ranks.split(","))
-            same = next((other for other, theirs in kept[run_id] if own & theirs), None)
-            if same is None:
-                kept[run_id].append((folder, own))
-            else:
-                self._connection.execute("UPDATE runs SET duplicate_of = $1 WHERE folder = $2", [same, folder])
+        found = copies(
+            Candidate(
+                folder=folder,
+                run_id=run_id,
+                ranks=frozenset(map(int, ranks.split(","))),
+                end_unix_s=end_s,
+                energy_j=energy_j,
+            )
+            for folder, run_id, ranks, end_s, energy_j in lines
+        )
+        for folder, other in found.items():
+            self._connection.execute("UPDATE runs SET duplicate_of = $1 WHERE folder = $2", [other, folder])
 
 
 def _entry(name: str, found: Found) -> tables.Entry:

@@ -1,0 +1,87 @@
+"""``greentrain audit``: hashes and totals of runs as a document, and the check of such a document.
+
+Exit codes: 0 written or as audited, 1 something differs or cannot be read, 2 wrong usage or input.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from greentrain.cli_input import input_checked
+from greentrain.errors import ConfigError
+
+
+def audit(
+    root: Annotated[
+        Path | None, typer.Argument(help="A run folder, or a folder of run folders.", show_default=False)
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write audit.json into the folder, in place of printing.")] = (
+        False
+    ),
+    check: Annotated[
+        Path | None, typer.Option("--verify", help="Check this document against the files beside it, or in the folder.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="Secret of at least 16 bytes: sign by HMAC-SHA256, or check the signature.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --verify: print the findings as JSON.")] = False,
+) -> None:
+    """Hash the raw files of runs and derive their totals, as in: greentrain audit runs --write."""
+    if check is None and root is None:
+        raise typer.BadParameter("give a run folder or a folder of them, or --verify with an audit document")
+    if (check is not None and write) or (check is None and as_json):
+        raise typer.BadParameter("--write is for a new document and --json for --verify: leave one out")
+    with input_checked(ConfigError):
+        from greentrain.fleet.audit import read_key
+
+        key = None if key_file is None else read_key(key_file)
+        if check is not None:
+            _verify(check, root or check.parent, key, as_json=as_json)
+        elif root is not None:
+            _audit(root, key, write=write)
+
+
+def _audit(root: Path, key: bytes | None, *, write: bool) -> None:
+    from greentrain.fleet.audit import AUDIT, audit, sign
+    from greentrain.report.files import write_atomic
+    from greentrain.report.units_text import energy
+
+    path = root / AUDIT
+    if write and path.exists():
+        raise ConfigError(f"{path} exists; an audit is kept: check it with --verify {path}, or move it elsewhere first")
+    document = audit(root)
+    if key is not None:
+        document = sign(document, key)
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    if not write:
+        typer.echo(text, nl=False)
+        return
+    write_atomic(path, text)
+    files = sum(len(run["files"]) for run in document["runs"])
+    signed = "signed" if key is not None else "not signed"
+    typer.echo(
+        f"{path}: {len(document['runs'])} runs, {files} files, {energy(document['totals']['energy_j'])}, {signed}"
+    )
+
+
+def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None:
+    from greentrain.fleet.report import shown
+    from greentrain.fleet.verify import read_document, verify
+
+    document = read_document(path)
+    verdict = verify(document, root, key=key)
+    word = "as audited" if verdict.ok else "differs"
+    if as_json:
+        findings = [{"kind": str(f.kind), "place": f.place, "text": f.text} for f in verdict.findings]
+        told: dict[str, Any] = {"ok": verdict.ok, "runs": verdict.runs, "files": verdict.files, "findings": findings}
+        typer.echo(json.dumps(told, indent=1, ensure_ascii=False))
+    else:
+        for finding in verdict.findings:
+            typer.echo(f"{finding.kind}: {shown(finding.place)}: {shown(finding.text)}")
+        signed = "" if key is None or not verdict.ok else ", signature valid"
+        when = shown(str(document.get("created_utc")))
+        typer.echo(f"{word}: {verdict.runs} runs, {verdict.files} files, audited {when}{signed}")
+    if not verdict.ok:
+        raise typer.Exit(1)
