@@ -49,7 +49,7 @@ def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
     assert totals.operational_g == pytest.approx(totals.energy_j / 1e4)
     entries = read_run(green.folder or "").ranks[0].entries
     steps_j = sum(group[2] for entry in entries for group in entry.step_groups)
-    assert steps_j == pytest.approx(250 * wall_s, rel=0.05)
+    assert 250 * wall_s * 0.98 <= steps_j <= totals.energy_j  # the first step counts from the start of the run
     metrics = green.metrics()
     assert metrics["green/energy_j"] == totals.energy_j
     assert metrics["green/tokens_per_j"] == pytest.approx(500 / totals.energy_j)
