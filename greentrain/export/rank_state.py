@@ -201,12 +201,12 @@ class RankState:
             operational_g=record["op_g"] or 0.0,
             weighted=(record["carbon"]["g_per_kwh"] or 0.0) * interval_s,
         )
-        self._devices(record["devices"], interval_s)
+        known = self._devices(record["devices"], interval_s)
         self.duration_s += interval_s
         self.facility_j += span.energy_j * span.pue
-        if span.priced:
+        if span.priced and known:
             self.operational_g = (self.operational_g or 0.0) + span.operational_g
-        else:
+        elif not span.priced:
             self.unpriced_j += span.energy_j
         if record["emb_g"] is not None:
             self.embodied_g = (self.embodied_g or 0.0) + record["emb_g"]
@@ -222,17 +222,21 @@ class RankState:
             self.gear = gears[0]
         self._remember(span)
 
-    def _devices(self, devices: Mapping[str, Mapping[str, Any]], interval_s: float) -> None:
+    def _devices(self, devices: Mapping[str, Mapping[str, Any]], interval_s: float) -> bool:
+        """Add energy and missing time; return whether the energy of any device is known."""
         self.power_w = {}
+        known = False
         for uid, device in devices.items():
             missing_s = device["missing_s"]
             if missing_s:
                 self.missing_s[uid] = self.missing_s.get(uid, 0.0) + missing_s
             known_s = interval_s - missing_s
             if device["prov"] != "missing" and (device["j"] != 0.0 or missing_s < 0.999 * interval_s):
+                known = True
                 self._joules(uid, device["prov"], device["j"])
                 if 0 < known_s <= 1.001 * interval_s:  # not where a counter delivers a gap's energy late
                     self.power_w[uid] = device["j"] / known_s
+        return known
 
     def _remember(self, span: Span) -> None:
         self.recent.append(span)
