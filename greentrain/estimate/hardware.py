@@ -73,7 +73,7 @@ class Catalogue:
             return self.devices[like.pop()]
         raise ConfigError(
             f"device {name!r} is not in the table; known: {', '.join(self.devices)}"
-            f"{nearest(name, (*self.devices, *self.spellings))}. Describe others in a YAML file of devices"
+            f"{nearest(name, (*self.devices, *self.spellings)) or '.'} Describe others in a YAML file of devices"
         )
 
 

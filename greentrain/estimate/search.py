@@ -184,7 +184,7 @@ class _Task:
             raise ConfigError(
                 f"{counts[0]} x {self.accelerator.name}: no way to split {self.shape.name} ({self.shape.layers} "
                 f"layers, {self.shape.heads} heads) and {self.workload.sequences} sequences over so many. Give a "
-                f"number with more divisors, or a larger batch"
+                f"number with more divisors, a larger batch, or with a time limit more hours"
             )
         return self.of(every)
 

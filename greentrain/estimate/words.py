@@ -24,7 +24,7 @@ def digits(value: float, most: int = 2) -> str:
     text = f"{rounded:,.{max(places, 0)}f}"
     if "." in text and abs(rounded) < 1e-9:
         return f"{rounded:.{most}g}"
-    return text.replace(",", "\N{THIN SPACE}")
+    return text.replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def span(found: Range | None, units: Units) -> str:
