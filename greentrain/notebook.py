@@ -20,6 +20,7 @@ from IPython.core.error import UsageError
 
 from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainError
+from greentrain.ledger import Totals
 from greentrain.session import GreenSession
 from greentrain.shown import Shown, View
 from greentrain.units import J_PER_KWH
@@ -130,11 +131,28 @@ def _within(session: GreenSession, name: str, code: _Code) -> Any:
 def _cell(session: GreenSession, t0_s: float, t1_s: float) -> View:
     from greentrain.report.notebook import cell_view
 
-    energy_j = session.energy(t0_s, t1_s, wait_s=WAIT_S)
-    run = session.active()
-    entry = None if run is None else run.last_entry
-    grams = None
-    if energy_j is not None and entry is not None and entry.carbon.g_per_kwh is not None:
-        grams = sum(energy_j.values()) * entry.pue * entry.carbon.g_per_kwh / J_PER_KWH
     name = "a session" if session.folder is None else session.folder.name
-    return cell_view(name, energy_j or None, grams, t1_s - t0_s)
+    energies = session.energy(t0_s, t1_s, wait_s=WAIT_S)
+    run = session.active()
+    if not energies or run is None:
+        return cell_view(name, None)
+    energy_j = sum(energies.values())
+    by_provenance: dict[str, float] = {}
+    for sensor in run.sensors:
+        known_j = energies.get(sensor.device.uid)
+        if known_j is not None:
+            by_provenance[sensor.provenance] = by_provenance.get(sensor.provenance, 0.0) + known_j
+    entry = run.last_entry
+    g_per_kwh = None if entry is None else entry.carbon.g_per_kwh
+    return cell_view(
+        name,
+        Totals(
+            energy_j=energy_j,
+            duration_s=t1_s - t0_s,
+            operational_g=0.0 if entry is None or g_per_kwh is None else energy_j * entry.pue * g_per_kwh / J_PER_KWH,
+            unpriced_j=energy_j if g_per_kwh is None else 0.0,
+            embodied_g=run.embodied_g_per_s * (t1_s - t0_s),
+            by_device=energies,
+            by_provenance=by_provenance,
+        ),
+    )

@@ -18,8 +18,8 @@ ESTIMATE: Final = "estimate.json"
 _KERNELS: Final = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 """Programs that run notebooks; behind them stands a connection file, which says nothing."""
 _NOTEBOOK: Final = "JPY_SESSION_NAME"
-"""Path of the notebook, or an id where it has none, as Jupyter Server tells its kernels
-(https://jupyter-server.readthedocs.io/en/latest/other/changelog.html, 2.0)."""
+"""Path of the notebook, as Jupyter Server tells its kernels
+(https://github.com/jupyter-server/jupyter_server, services/sessions/sessionmanager.py, read 2026-11-22)."""
 _PACKAGES = ("torch", "lightning", "accelerate", "transformers", "deepspeed", "numpy", "nvidia-ml-py", "codecarbon")
 
 

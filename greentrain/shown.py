@@ -68,7 +68,7 @@ def to_html(view: View) -> str:
     parts = [f"<p><b>{escape(view.title)}</b></p>", *(_table(grid) for grid in view.grids)]
     parts += [f'<p class="note">{escape(note)}</p>' for note in view.notes]
     if view.page is not None:
-        href = escape(quote(_from_here(view.page)))
+        href = escape(_from_here(view.page))
         parts.append(
             f'<p><a href="{href}" target="_blank" rel="noopener">Report</a> <small>{escape(str(view.page))}</small></p>'
         )
@@ -76,9 +76,9 @@ def to_html(view: View) -> str:
 
 
 def _from_here(page: Path) -> str:
-    """Return a path as notebooks resolve it: from the folder that the kernel works in, where it lies below."""
+    """Return a page's address as notebooks resolve it: from the kernel's folder, where it lies below that."""
     try:
-        return page.absolute().relative_to(Path.cwd()).as_posix()
+        return quote(page.absolute().relative_to(Path.cwd()).as_posix())
     except (OSError, ValueError):
         return page.absolute().as_uri()
 

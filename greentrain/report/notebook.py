@@ -37,26 +37,19 @@ def session_view(totals: Totals, *, state: str, folder: Path | None, page: Path 
     return _view(f"{folder.name}, {state}", totals, note, page)
 
 
-def cell_view(name: str, energy_j: Mapping[str, float] | None, operational_g: float | None, duration_s: float) -> View:
+def cell_view(name: str, totals: Totals | None) -> View:
     """Return what is shown of a cell that was measured within a run that goes on.
 
     Args:
         name: Name of the run.
-        energy_j: By device (J); None where a reading is missing.
-        operational_g: Of its electricity; None where the grid's intensity is not known.
-        duration_s: Wall time (s).
+        totals: Of the cell; None where a reading is missing in it.
     """
-    total_j = None if energy_j is None else sum(energy_j.values())
-    electricity = units_text.carbon(operational_g)
-    time = units_text.duration(duration_s)
-    rows = [("Energy", units_text.joules(total_j), units_text.energy(total_j) if total_j is not None else "")]
-    rows += [("Emissions", electricity, "electricity alone"), ("Time", time, "")]
-    line = f"{units_text.joules(total_j)}, {electricity} of electricity, {time}"
-    grids = [Grid(rows=rows)]
-    if energy_j:
-        grids.append(_of_whole("Device", "Energy by device", energy_j))
-    note = "Measured by that run, in whose books it is." if energy_j is not None else "A reading is missing in it."
-    return View(line=line, title=f"Cell of {name}", grids=grids, notes=[note])
+    if totals is None:
+        line = "unknown: a reading is missing in this time, or is late"
+        return View(
+            line=line, title=f"Cell of {name}", notes=[line.capitalize() + ". The run's books have what is known."]
+        )
+    return _view(f"Cell of {name}", totals, "It is part of that run, and in its books.")
 
 
 def comparison_view(comparison: Mapping[str, Any]) -> View:
@@ -137,10 +130,14 @@ def _emissions(totals: Totals) -> str:
 def _work(totals: Totals, energy_j: float | None) -> tuple[str, str] | None:
     for one, count in (("token", totals.tokens), ("sample", totals.samples), ("step", totals.steps)):
         if count:
-            steps = f"{units_text.count(totals.steps)} steps, " if totals.steps and one != "step" else ""
+            steps = f"{_counted(totals.steps, 'step')}, " if totals.steps and one != "step" else ""
             each = "" if energy_j is None else f"{units_text.joules(energy_j / count)}/{one}"
-            return f"{steps}{units_text.count(count)} {one}s", each
+            return f"{steps}{_counted(count, one)}", each
     return None
+
+
+def _counted(count: int, one: str) -> str:
+    return f"{units_text.count(count)} {one}" + ("" if count == 1 else "s")
 
 
 def _of_whole(what: str, title: str, energy_j: Mapping[str, float]) -> Grid:
