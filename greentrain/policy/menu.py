@@ -61,8 +61,8 @@ class Menu:
         rows = [row for row in known if row[1] > 0 and wanted(row[0].action)]
         if not rows:
             raise ConfigError(
-                f"the action table of {table.device!r} has {', '.join(str(c.action) for c in table.costs)}, and of none"
-                " that may be used here are both tokens/s and watts known: it needs the run's own gears, limits and"
+                f"the action table of {table.device!r} has {', '.join(str(c.action) for c in table.costs) or 'no action'},"
+                " and of none that may be used here are both tokens/s and watts known: it needs the run's own gears, limits and"
                 " number of ranks; count tokens in step(tokens=...), measure power, or declare such a table with"
                 " policy.actions"
             )

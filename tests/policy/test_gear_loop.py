@@ -66,7 +66,7 @@ def test_where_every_precise_gear_is_ruled_out_fp8_stands_in() -> None:
         ({"precision": {"gears": ["bf16", "bf16"]}}, ["twice"]),
         ({"precision": {"gears": ["fp8"], "fp8_max_share": 0.4}}, ["only gear", "add bf16"]),
         ({"precision": {"gears": ["fp8"], "fp8_max_share": 1.2}}, ["fp8_max_share", "1.2", "between 0 and 1"]),
-        ({"precision": {"gears": ["fp8"], "gamma": 0}}, ["precision.gamma", "above 0"]),
+        ({"precision": {"gears": ["fp8"], "gamma": 0}}, ["precision.gamma is 0.0", "between"]),
         ({"precision": {"gears": ["fp8"], "gamma": "measure"}}, ["Did you mean 'measured'"]),
         ({"precision": {"gears": ["fp8"], "backend": "te"}}, ["precision.backend", "transformer_engine"]),
         ({"precision": {"gears": ["fp8"], "eval_gear": "bf16"}}, ["eval_gear", "not among"]),

@@ -59,7 +59,7 @@ def test_held_ranks_go_on_drawing_power() -> None:
 def test_an_empty_table_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"policy\.actions"):
         Menu.of(table())
-    with pytest.raises(ConfigError, match="'a device' has 1 actions"):
+    with pytest.raises(ConfigError, match=r"'a device' has .*, and of none"):
         Menu.of(table(cost(BF16, 100.0, 500.0)), wanted=lambda action: action.gear is Gear.FP8)
 
 
