@@ -60,11 +60,11 @@ class Menu:
         known = [(c, v.mean, c.power_w.mean) for c in table.costs if (v := speed[c.action]) and c.power_w]
         rows = [row for row in known if row[1] > 0 and wanted(row[0].action)]
         if not rows:
+            known_ones = ", ".join(str(cost.action) for cost in table.costs) or "no action"
             raise ConfigError(
-                f"the action table of {table.device!r} has {', '.join(str(c.action) for c in table.costs) or 'no action'},"
-                " and of none that may be used here are both tokens/s and watts known: it needs the run's own gears, limits and"
-                " number of ranks; count tokens in step(tokens=...), measure power, or declare such a table with"
-                " policy.actions"
+                f"the action table of {table.device!r} has {known_ones}, and of none that may be used here are both"
+                " tokens/s and watts known: it needs the run's own gears, limits and number of ranks; count tokens in"
+                " step(tokens=...), measure power, or declare such a table with policy.actions"
             )
         if not released and idle_w is None:
             raise ConfigError(
