@@ -23,7 +23,7 @@ with try_import("otel") as _imports:
     from opentelemetry.metrics import CallbackOptions, Observation
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
-    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader, MetricsData
@@ -220,7 +220,5 @@ def _resource(topology: Topology, job: Mapping[str, str]) -> "Resource":
         "host.name": topology.host,
         **job,
     }
-    told = Resource.create().attributes
-    default = str(told.get("service.name", "")).startswith("unknown_service")
-    mine = {key: value for key, value in found.items() if key not in told or (key == "service.name" and default)}
-    return Resource.create(mine)
+    told = OTELResourceDetector().detect().attributes
+    return Resource.create({key: value for key, value in found.items() if key not in told})
