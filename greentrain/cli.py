@@ -1,4 +1,4 @@
-"""``greentrain doctor | measure | report | audit | simulate | plan | estimate | launch | config | watch | export |
+"""``greentrain doctor | measure | report | audit | simulate | plan | estimate | launch | config | watch | export | ui |
 fpga | rlhf | serve``, from ``simulate`` on in ``greentrain.cli_*``.
 
 Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and all
@@ -27,6 +27,7 @@ from greentrain import (
     cli_runs,
     cli_schedule,
     cli_serve,
+    cli_ui,
 )
 from greentrain._version import __version__
 from greentrain.cli_input import input_checked
@@ -91,6 +92,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         typer.echo(json.dumps(told, indent=1))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title="Sensors of this machine", title_justify="left")
@@ -99,11 +101,11 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     for finding in findings:
         mark = f"[green]{finding.provenance}[/]" if finding.usable else "[red]missing[/]"
         error = "" if finding.uncertainty is None else f"{finding.uncertainty:.0%}"
-        table.add_row(finding.meter, finding.device, mark, error, finding.detail)
+        table.add_row(finding.meter, escape(finding.device), mark, error, escape(finding.detail))
     console = Console()
     console.print(table)
     place = ", ".join(f"{key} {value}" for key, value in signal_facts.items() if key != "terms")
-    console.print(f"Carbon intensity: {place}", highlight=False)
+    console.print(f"Carbon intensity: {place}", highlight=False, markup=False)
     for line in survey_caps():
         console.print(line, highlight=False, markup=False)
 
@@ -189,7 +191,7 @@ def _report(runs: list[Path], console: "Console", *, as_json: bool) -> None:
         typer.echo(json.dumps(summaries[0], indent=1))
         return
     console.print(table.render(summaries[0]))
-    console.print(f"Report: {html}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {html}", highlight=False, markup=False, soft_wrap=True)
 
 
 app.command()(cli_audit.audit)
@@ -202,6 +204,7 @@ app.command(
 app.add_typer(cli_config.app)
 app.command()(cli_runs.watch)
 app.add_typer(cli_runs.app)
+app.command()(cli_ui.ui)
 app.add_typer(cli_fpga.app)
 app.add_typer(cli_rlhf.app)
 app.command()(cli_serve.serve)

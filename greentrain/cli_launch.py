@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from greentrain import redacted
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.handover import Handover
 from greentrain.units import iso
@@ -228,7 +229,7 @@ def _introduce(state: "State", words: list[str], folder: Path) -> None:
     if state.attempt == 0:
         _tell(f"this job is kept in {folder}: --status {folder} shows it")
     elif state.phase != "done" and list(state.command) != words:
-        _tell(f"{folder} holds the job of {' '.join(state.command)}: it goes on with this command")
+        _tell(f"{folder} holds the job of {' '.join(redacted.arguments(state.command))}: it goes on with this command")
 
 
 def _show(folder: Path) -> None:

@@ -43,10 +43,10 @@ def serve(
     with _told():
         from greentrain.config_values import bound, choice
         from greentrain.rlhf.opening import Offload
-        from greentrain.rlhf.serve.access import token_of
         from greentrain.rlhf.serve.limits import Limits
         from greentrain.rlhf.serve.server import Server, check_installed, check_listening
         from greentrain.rlhf.settings import OffloadSettings
+        from greentrain.token_file import token_of
 
         check_installed()
         choice("--too-long", too_long, ("refuse", "truncate"))

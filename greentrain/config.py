@@ -13,7 +13,7 @@ from typing import Any
 
 from greentrain.config_actuators import ActuatorsConfig
 from greentrain.config_export import ExportConfig
-from greentrain.config_values import bound, build, choice, moment
+from greentrain.config_values import bound, build, choice, folder_name, moment
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 
@@ -60,11 +60,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         bound("run.book_s", self.book_s, 0.1, 10.0)
         for key, text in (("run.name", self.name), ("run.id", self.id)):
-            if text is not None and (not text or text.startswith(".") or any(c in text for c in "/\\\0\n")):
-                raise ConfigError(
-                    f"{key} is {text!r}, but it becomes a folder's name: use letters, digits, '-', '_' and '.'"
-                    " only, not starting with '.'"
-                )
+            if text is not None:
+                folder_name(key, text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,6 +69,15 @@ def moment(key: str, text: str) -> datetime:
     return found
 
 
+def folder_name(key: str, name: str) -> None:
+    """Check that a text can be the name of a folder, and of none that lies elsewhere."""
+    if not name or name.startswith(".") or any(c in name for c in "/\\\0\n") or not name.isprintable():
+        raise ConfigError(
+            f"{key} is {name!r}, but it becomes a folder's name: use letters, digits, '-', '_' and '.' only, not"
+            " starting with '.'"
+        )
+
+
 def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
     """Check that a word is one of those allowed."""
     if (heard := _heard.get()) is not None:

@@ -116,6 +116,8 @@ class _Through:
 
 def live_text(run: ActiveRun) -> str:
     """Return the live line of a run, with rich markup. Figures nobody knows are left out."""
+    from rich.markup import escape
+
     energy_j, power_w = run.now()
     totals = run.ledger.totals
     parts = ["[bold green]greentrain[/]"]
@@ -127,7 +129,10 @@ def live_text(run: ActiveRun) -> str:
         parts.append("energy missing: no sensor")
     entry = run.last_entry
     if entry is not None and entry.carbon.g_per_kwh is not None:
-        parts += [f"{totals.emissions_g:,.3g} gCO2e", f"grid {entry.carbon.g_per_kwh:.0f} g/kWh ({entry.carbon.zone})"]
+        parts += [
+            f"{totals.emissions_g:,.3g} gCO2e",
+            f"grid {entry.carbon.g_per_kwh:.0f} g/kWh ({escape(entry.carbon.zone)})",
+        ]
     if totals.tokens and totals.energy_j:
         parts.append(f"{totals.tokens / totals.energy_j:,.1f} tokens/J")
     elif totals.samples and totals.energy_j:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from greentrain.config import RunConfig
+from greentrain.config_values import folder_name
 from greentrain.handover import ENV_JOB
 from greentrain.journal import rank_path
 from greentrain.types import Topology
@@ -29,10 +30,15 @@ def choose_run_id(config: RunConfig, place: Topology, unix_s: float, nth: int, c
         nth: The how-manieth run of this process it is, from 1.
         carried: Id in a checkpoint that is resumed; it wins, then ``run.id``, then $GREENTRAIN_RUN_ID, then what the
             launcher calls the job: an attempt that was killed before its first checkpoint is continued.
+
+    Raises:
+        ConfigError: $GREENTRAIN_RUN_ID is no name of a folder.
     """
-    fixed = carried or config.id or os.environ.get(ENV_RUN_ID)
-    if fixed:
-        return str(fixed)
+    if carried or config.id:
+        return str(carried or config.id)
+    if given := os.environ.get(ENV_RUN_ID):
+        folder_name(f"${ENV_RUN_ID}", given)
+        return given
     job = os.environ.pop(ENV_JOB, None)  # for one session: processes that the script starts later are no attempts
     if job is not None:
         run_id = f"{config.name}-{job}"

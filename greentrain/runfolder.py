@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from greentrain import redacted
 from greentrain._version import __version__
 from greentrain.config import GreenConfig
 from greentrain.types import FORMAT_VERSION, Topology
@@ -32,20 +33,20 @@ def run_json(
     carbon: Mapping[str, str],
     parameters: int | None,
 ) -> dict[str, Any]:
-    """Return the content of run.json: what ran, where, with which versions and settings."""
+    """Return the content of run.json: what ran, where, with which versions and settings, and no secrets."""
     return {
         "format": FORMAT_VERSION,
         "run_id": run_id,
         "created_unix_s": created_unix_s,
         "name": config.run.name,
-        "tags": dict(config.run.tags),
-        "config": config.to_dict(),
+        "tags": redacted.settings(dict(config.run.tags)),
+        "config": redacted.settings(config.to_dict()),
         "greentrain_version": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _versions(),
         "world_size": topology.world_size,
-        "command": command(),
+        "command": redacted.arguments(command()),
         "carbon": dict(carbon),
         "parameters": parameters,
     }
@@ -58,15 +59,23 @@ def command() -> list[str]:
     return list(sys.argv)
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of one.
+
+    Args:
+        path: The file.
+        data: What it holds.
+        private: Let nobody but the owner read it.
 
     Raises:
         OSError: The file cannot be written.
     """
     part = path.with_suffix(f".{os.getpid()}.part")
+    text = json.dumps(data, indent=1, sort_keys=True, default=str) + "\n"
     try:
-        part.write_text(json.dumps(data, indent=1, sort_keys=True, default=str) + "\n", encoding="utf-8")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+        with os.fdopen(os.open(part, flags, 0o600 if private else 0o666), "w", encoding="utf-8") as file:
+            file.write(text)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -33,6 +33,7 @@ from greentrain.carbon.detect import open_signal
 from greentrain.carbon.replayed import GridTime, ReplayedSignal
 from greentrain.clock import Clock, SystemClock
 from greentrain.config import GreenConfig, RunConfig
+from greentrain.config_values import folder_name
 from greentrain.control import Control
 from greentrain.errors import ConfigError, SessionError
 from greentrain.export.exporting import Exporting, open_exporters
@@ -457,7 +458,7 @@ class GreenSession(Shown, contextlib.ContextDecorator):
         the totals of the checkpoint are carried.
 
         Raises:
-            ConfigError: The state is of a newer format.
+            ConfigError: The state is of a newer format, or names a run as no run is named.
             SessionError: The session is running.
         """
         if not state or state.get("run_id") is None:
@@ -467,6 +468,7 @@ class GreenSession(Shown, contextlib.ContextDecorator):
                 f"the checkpoint's GreenTrain state has format {state['format']}, this version reads up to"
                 f" {STATE_FORMAT}: upgrade greentrain-torch"
             )
+        folder_name("the run id in the checkpoint's GreenTrain state", str(state["run_id"]))
         if self._run is not None:
             raise SessionError("load_state_dict() must come before start(): the run folder is open already")
         self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"]), "rank": state.get("rank")}

@@ -76,8 +76,8 @@ def _is_rule(error: ConfigError) -> bool:
     assert trace is not None
     while trace.tb_next is not None:
         trace = trace.tb_next
-    frame = trace.tb_frame
-    return frame.f_globals["__name__"] != "greentrain.config_values" or frame.f_code.co_name == "moment"
+    name = trace.tb_frame.f_code.co_name
+    return trace.tb_frame.f_globals["__name__"] != "greentrain.config_values" or name in ("moment", "folder_name")
 
 
 def _agree(document: Any) -> bool:

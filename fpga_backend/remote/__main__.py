@@ -5,7 +5,6 @@ python -m greentrain.fpga_backend.remote torch --option device=cuda --option dty
 """
 
 import argparse
-import secrets
 import signal
 import sys
 import threading
@@ -15,6 +14,7 @@ from pathlib import Path
 from greentrain.errors import GreenTrainError
 from greentrain.fpga_backend.discovery import devices
 from greentrain.fpga_backend.remote.server import serve
+from greentrain.token_file import token_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     try:
-        with serve(device, host=asked.host, port=asked.port, token=_token(asked.token_file)) as server:
+        token = None if asked.token_file is None else token_of(asked.token_file)
+        with serve(device, host=asked.host, port=asked.port, token=token) as server:
             shown = "" if asked.token_file else f", token {server.token}"
             print(f"{device.probe().name} at {server.url}{shown}", flush=True)
             ended.wait()
@@ -68,18 +69,6 @@ def _option(text: str) -> tuple[str, str | int]:
     if not (name and sign):
         raise argparse.ArgumentTypeError(f"{text!r}: write NAME=VALUE")
     return name, int(value) if value.isdigit() else value
-
-
-def _token(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        token = secrets.token_urlsafe(32)
-        file.touch(mode=0o600)
-        file.write_text(f"{token}\n", encoding="ascii")
-        return token
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from greentrain import redacted
 from greentrain.accounting.facility import HIGHEST, LOWEST, PuePoint
 from greentrain.clock import Clock, SystemClock
 from greentrain.errors import ConfigError
@@ -197,5 +198,7 @@ def _place(url: str) -> str:
     except ValueError:
         host = None
     if host is None or parts.scheme not in ("http", "https"):
-        raise ConfigError(f"carbon.pue_prometheus_url is {url!r}; it must be like http://prometheus:9090")
+        raise ConfigError(
+            f"carbon.pue_prometheus_url is {redacted.text(url)!r}; it must be like http://prometheus:9090"
+        )
     return f"{parts.scheme}://{host}" + ("" if port is None else f":{port}")

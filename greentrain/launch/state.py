@@ -126,7 +126,7 @@ class JobFolder:
     def save(self, state: State) -> str:
         """Write the state; return what went wrong, empty for nothing."""
         try:
-            write_json(self.path / STATE, state.to_dict())
+            write_json(self.path / STATE, state.to_dict(), private=True)  # the command may hold a key
         except OSError as error:
             return f"{self.path / STATE} cannot be written ({error.strerror}): a restart of the launcher would not know"
         return ""

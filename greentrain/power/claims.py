@@ -13,6 +13,7 @@ import math
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -57,6 +58,16 @@ def _is_of(announcement: Path, pid: int) -> bool:
         return False
 
 
+def _not_ours(folder: Path) -> str:
+    """Say why the folder in the temporary one is not to be used: anybody may make one of its name there first."""
+    if folder.parent != Path(tempfile.gettempdir()) or not hasattr(os, "getuid"):
+        return ""
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+        return ""
+    return f"no claims: {folder} is a link or another user's; remove it, or set {ENV_DIR}"
+
+
 class Claims:
     """The device locks that this process holds.
 
@@ -74,8 +85,10 @@ class Claims:
         self._announcement = folder / f"{_PROCESS}{os.getpid()}.{secrets.token_hex(4)}.pid"  # one a session
         self.degraded = ""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._announcement.touch()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.degraded = _not_ours(folder)
+            if not self.degraded:
+                self._announcement.touch()
         except OSError as error:
             self.degraded = f"no claims: cannot write {folder} ({error.strerror})"
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from greentrain._imports import try_import
 from greentrain.clock import Clock, SystemClock
@@ -45,7 +46,7 @@ class PrometheusClient:
     """Asks one server.
 
     Args:
-        url: The server, for example ``http://prometheus:9090``.
+        url: The server, for example ``http://prometheus:9090``; a name and password in it go into a header.
         timeout_s: Longest wait for one answer (s).
         transport: An httpx transport, for tests.
         clock: Time.
@@ -63,10 +64,10 @@ class PrometheusClient:
         clock: Clock | None = None,
     ) -> None:
         imports.check()
-        self.url = url.rstrip("/")
+        self.url, auth = _without_user(url.rstrip("/"))
         self.timeout_s = timeout_s
         self._clock = clock or SystemClock()
-        self._http = httpx.Client(timeout=timeout_s, transport=transport)
+        self._http = httpx.Client(timeout=timeout_s, transport=transport, auth=auth)
 
     def query(self, promql: str, stop: threading.Event) -> Reply:
         """Return the answer to an instant query.
@@ -96,6 +97,19 @@ class PrometheusClient:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+
+def _without_user(url: str) -> tuple[str, tuple[str, str] | None]:
+    """Take name and password out of a URL: httpx logs every address that it asks."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return url, None  # the first question says what is wrong
+    user, at, place = parts.netloc.rpartition("@")
+    if not at:
+        return url, None
+    name, _, password = user.partition(":")
+    return parts._replace(netloc=place).geturl(), (unquote(name), unquote(password))
 
 
 def _parse(body: bytes, status: int) -> Reply:

@@ -37,7 +37,7 @@ optimizer, schedule = build_optimizer(model, settings.steps, settings.lr)
 green = GreenSession(settings.green)  # green
 step = 0
 if "GREENTRAIN_CHECKPOINT" in os.environ:  # green: the newest whole one; unset at the first start
-    state = torch.load(os.environ["GREENTRAIN_CHECKPOINT"])
+    state = torch.load(os.environ["GREENTRAIN_CHECKPOINT"], weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])

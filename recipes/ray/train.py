@@ -42,7 +42,7 @@ def train(config: Mapping[str, Any]) -> None:
     newest = ray.train.get_checkpoint()
     if newest is not None:
         with newest.as_directory() as folder:
-            state = torch.load(f"{folder}/state.pt")
+            state = torch.load(f"{folder}/state.pt", weights_only=True)
         step = state.pop("step")
         for name, part in state.items():
             objects[name].load_state_dict(part)

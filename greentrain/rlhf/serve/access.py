@@ -4,15 +4,9 @@ import base64
 import binascii
 import hmac
 import ipaddress
-import os
-import secrets
 from collections.abc import Iterable
-from pathlib import Path
 
-from greentrain.errors import ConfigError
-
-SHORTEST = 16
-"""Characters of a token."""
+from greentrain.token_file import check_token
 
 
 class Access:
@@ -31,10 +25,8 @@ class Access:
     """
 
     def __init__(self, token: str | None) -> None:
-        if token is not None and (len(token) < SHORTEST or not token.isascii() or not token.isprintable()):
-            raise ConfigError(
-                f"the token has {len(token)} characters: give at least {SHORTEST} printable ones of ASCII"
-            )
+        if token is not None:
+            check_token(token)
         self._token = None if token is None else token.encode("ascii")
 
     @property
@@ -49,32 +41,6 @@ class Access:
             name = found.get(b"host", b"").decode("latin-1").lower()
             return _is_local(name) or _is_local(name.rpartition(":")[0])
         return hmac.compare_digest(_given(found.get(b"authorization", b"")), self._token)
-
-
-def token_of(file: Path) -> str:
-    """Return the token that a file holds; make the file, for its owner alone to read, where it is missing.
-
-    Raises:
-        ConfigError: It cannot be read or made, or holds no token.
-    """
-    try:
-        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as made:
-            token = secrets.token_urlsafe(32)
-            made.write(f"{token}\n")
-            return token
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise ConfigError(f"the token file {file} cannot be made: {error.strerror}") from error
-    try:
-        found = file.read_text(encoding="ascii").strip()
-        shared = file.stat().st_mode & 0o077
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token file {file} cannot be read as ASCII: {error}") from error
-    if shared:
-        raise ConfigError(f"the token file {file} can be read by others: chmod 600 {file}")
-    Access(found)
-    return found
 
 
 def _is_local(name: str) -> bool:

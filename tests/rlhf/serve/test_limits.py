@@ -9,13 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.rlhf.serve.access import Access, token_of
+from greentrain.rlhf.serve.access import Access
 from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.serve.server import Server
 from tests.rlhf.serve.serving import TOKEN, Parts, client, connected, request_of
@@ -261,22 +260,6 @@ def test_without_a_token_only_this_machine_may_ask_by_its_own_name(made: Parts) 
             Server(made.engine, host=host)
     with pytest.raises(ConfigError, match="16 printable"):
         Server(made.engine, token="short")
-
-
-def test_a_token_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    token = token_of(file)
-    assert file.stat().st_mode & 0o777 == 0o600 and len(token) >= 32 and token_of(file) == token
-    assert Access(token).allows([(b"authorization", f"Bearer {token}".encode())])
-    file.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"others: chmod 600"):
-        token_of(file)
-    file.chmod(0o600)
-    file.write_text("short\n")
-    with pytest.raises(ConfigError, match="16 printable"):
-        token_of(file)
-    with pytest.raises(ConfigError, match="cannot be made"):
-        token_of(tmp_path / "none" / "token")
 
 
 @pytest.mark.parametrize("wrong", [{"batch_sequences": 0}, {"window_s": -1.0}, {"receive_s": 0.0}, {"held_bytes": 1}])
