@@ -67,8 +67,9 @@ def _audit(root: Path, key: bytes | None, *, write: bool) -> None:
 
 
 def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None:
+    from greentrain.fleet.audit_file import read_document
     from greentrain.fleet.report import shown
-    from greentrain.fleet.verify import read_document, verify
+    from greentrain.fleet.verify import verify
 
     document = read_document(path)
     verdict = verify(document, root, key=key)

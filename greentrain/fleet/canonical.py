@@ -28,9 +28,9 @@ def _parts(value: Any) -> "list[str]":
     if value is None or isinstance(value, bool | str):
         return [json.dumps(value, ensure_ascii=False)]
     if isinstance(value, int):
-        if abs(value) > EXACT and int(float(value)) != value:
+        if abs(value) > EXACT and str(value) != _number(float(value)):
             raise ValueError(f"{value} is above 2**53: not every reader of JSON keeps it")
-        return [_number(float(value))]
+        return [str(value)]
     if isinstance(value, float):
         return [_number(value)]
     if isinstance(value, Mapping):

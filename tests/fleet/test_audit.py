@@ -12,8 +12,9 @@ from typer.testing import CliRunner, Result
 from greentrain.cli import app
 from greentrain.errors import ConfigError
 from greentrain.fleet.audit import audit, checksum, sign
+from greentrain.fleet.audit_file import read_document
 from greentrain.fleet.index import Index
-from greentrain.fleet.verify import Kind, Verdict, read_document, verify
+from greentrain.fleet.verify import Kind, Verdict, verify
 from tests.report.run_folders import GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
 
 KEY = b"0123456789abcdef"

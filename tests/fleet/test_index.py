@@ -181,6 +181,27 @@ def test_a_folder_that_cannot_be_read_is_listed(tmp_path: Path, cache: Path, mon
     assert rows == {"fine": None, "locked": "the folder cannot be read: Permission denied"}
 
 
+def test_a_name_that_is_not_utf_8_is_listed(tmp_path: Path, cache: Path) -> None:
+    runs = tmp_path / "runs"
+    _run(runs, "fine")
+    shutil.copytree(runs / "fine", os.fsdecode(os.fsencode(runs) + b"/caf\xe9"))
+    with Index(runs, cache) as fleet:
+        assert fleet.refresh().broken == 1
+        assert [row.error for row in fleet.runs() if row.error] == ["its name is not UTF-8: rename it"]
+        assert fleet.refresh().added == 0
+        fleet.export(tmp_path / "runs.csv")
+
+
+def test_half_a_character_in_a_tag_is_replaced(tmp_path: Path, cache: Path) -> None:
+    runs = tmp_path / "runs"
+    path = _run(runs, "half", tags={"\ud83d": "a\udf31", "project": "\ud83d"})
+    assert "\\ud83d" in (path / "run.json").read_text()
+    with Index(runs, cache) as fleet:
+        assert fleet.refresh().broken == 0
+        assert fleet.runs()[0].tags == {"?": "a?", "project": "?"}
+        assert fleet.totals(["project"])[0].key == {"project": "?"}
+
+
 def test_a_root_that_is_none_is_refused(tmp_path: Path, cache: Path) -> None:
     with Index(tmp_path / "nowhere", cache) as fleet, pytest.raises(RunFolderError, match="nowhere cannot be read"):
         fleet.refresh()
