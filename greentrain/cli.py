@@ -1,8 +1,8 @@
 """``greentrain doctor | measure | report | audit | simulate | plan | estimate | launch | config | watch | export | ui |
 fpga | rlhf | serve``, from ``simulate`` on in ``greentrain.cli_*``.
 
-Exit codes: 0 fine, 1 a GreenTrain error (message on standard error), 2 wrong usage, which for ``simulate`` and all
-behind it is also wrong input; ``measure`` and ``launch`` end with the exit code of what they ran.
+Exit codes: 0 as asked, 1 failed, 2 wrong usage or input, 130 interrupted, each but 0 with a line on standard error;
+``measure`` and ``launch`` end with the exit code of what they ran.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from greentrain import (
     cli_serve,
 )
 from greentrain._version import __version__
-from greentrain.cli_input import input_checked
+from greentrain.cli_input import FAILED, WRONG, WRONG_INPUT, Commands, flush, input_checked, interrupted
 from greentrain.errors import ConfigError, GreenTrainError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="greentrain",
+    cls=Commands,
     help="Energy and carbon of PyTorch training, measured.",
     no_args_is_help=True,
     add_completion=True,
@@ -50,7 +51,11 @@ def main() -> None:
         app()
     except GreenTrainError as error:
         typer.echo(f"greentrain: {error}", err=True)
-        sys.exit(1)
+        sys.exit(WRONG if isinstance(error, WRONG_INPUT) else FAILED)
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(interrupted())
+    finally:
+        flush()
 
 
 def _version(wanted: bool) -> None:
@@ -90,9 +95,10 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         told = {"sensors": sensors, "carbon": signal_facts, "caps": list(survey_caps())}
         typer.echo(json.dumps(told, indent=1))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
+
+    from greentrain.cli_output import console as console_of
 
     table = Table(title="Sensors of this machine", title_justify="left")
     for column in ("meter", "device", "", "error", "how, or why not"):
@@ -101,7 +107,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         mark = f"[green]{finding.provenance}[/]" if finding.usable else "[red]missing[/]"
         error = "" if finding.uncertainty is None else f"{finding.uncertainty:.0%}"
         table.add_row(finding.meter, escape(finding.device), mark, error, escape(finding.detail))
-    console = Console()
+    console = console_of()
     console.print(table)
     place = ", ".join(f"{key} {value}" for key, value in signal_facts.items() if key != "terms")
     console.print(f"Carbon intensity: {place}", highlight=False, markup=False)
@@ -151,7 +157,7 @@ def report(
     ] = None,
 ) -> None:
     """Print a run's table and write report.html, summary.json, emissions.csv, model_card.yaml and boamps.json."""
-    from rich.console import Console
+    from greentrain.cli_output import console
 
     if (root is None) == (not runs):
         raise typer.BadParameter("give run folders, or --all with a folder that holds them")
@@ -160,7 +166,7 @@ def report(
             raise typer.BadParameter(
                 "--by, --since, --until, --where, --export, --export-totals and --cache need --all"
             )
-        _report(runs or [], Console(), as_json=as_json)
+        _report(runs or [], console(), as_json=as_json)
         return
     with input_checked(ConfigError):
         from greentrain.fleet import report as fleet
@@ -169,7 +175,7 @@ def report(
         only = Selection(since=since, until=until, where=parse_where(where or []))
         keys = fleet.DEFAULT_BY if by is None else [key.strip() for key in by.split(",") if key.strip()]
         asked = fleet.Asked(root=root, by=keys, only=only, runs_file=export, totals_file=export_totals, cache=cache)
-        fleet.report(asked, Console(), as_json=as_json)
+        fleet.report(asked, console(), as_json=as_json)
 
 
 def _report(runs: list[Path], console: "Console", *, as_json: bool) -> None:

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from greentrain.cli_input import input_checked
-from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
-from greentrain.runfolder import ESTIMATE
+from greentrain.cli_input import WRONG_INPUT, input_checked
+from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from greentrain.estimate.api import Estimate
     from greentrain.types import Gear
 
-WRONG_INPUT: Final = (ConfigError, CarbonSignalError, RunFolderError)
 SEARCHED: Final = ("roofline", "blend")
 """Methods that split layers over devices."""
 SHAPE: Final = "Shape of the model, without --config or where a config.json lacks something"
@@ -228,11 +226,10 @@ def _show(found: "Estimate", as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
         return
-    from rich.console import Console
-
+    from greentrain.cli_output import console
     from greentrain.estimate.text import render
 
-    Console().print(render(found))
+    console().print(render(found))
 
 
 def _write(found: "Estimate", html: Path | None, actions: Path | None, into: Path | None, *, quiet: bool) -> None:
@@ -245,6 +242,8 @@ def _write(found: "Estimate", html: Path | None, actions: Path | None, into: Pat
 
         _put(actions, document(found), "--actions", quiet)
     if into is not None:
+        from greentrain.runfolder import ESTIMATE
+
         _put(into / ESTIMATE, json.dumps(found.to_dict(), indent=1) + "\n", "--into", quiet)
 
 

@@ -98,11 +98,10 @@ def explore(
         if as_json:
             typer.echo(json.dumps(_document(found, points, gpus, said, specs), indent=1))
         else:
-            from rich.console import Console
-
+            from greentrain.cli_output import console
             from greentrain.fpga_backend.explore.text import table
 
-            Console().print(table(found, points, gpus, said, specs))
+            console().print(table(found, points, gpus, said, specs))
         if plot is not None:
             try:
                 draw(found, points, gpus).savefig(plot, dpi=130)
@@ -123,8 +122,9 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         bus = [{"address": address, "card": what, "problem": problem} for address, what, problem in cards]
         typer.echo(json.dumps({"devices": found, "cards": bus}, indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
+
+    from greentrain.cli_output import console as console_of
 
     shown = Table(title="Offload devices", title_justify="left")
     for column in ("name", "", "results", "what it is, or why not"):
@@ -133,7 +133,7 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         mark = "[green]usable[/]" if told["available"] else "[red]not now[/]"
         kind = {True: "exact", False: "rounded", None: ""}[told["exact"]]
         shown.add_row(name, mark, kind + (", modelled" if told["simulated"] else ""), _plain(told))
-    console = Console()
+    console = console_of()
     console.print(shown)
     for address, what, problem in cards:
         console.print(f"{address}: {what}" + (f": {problem}" if problem else ""), highlight=False, markup=False)

@@ -1,9 +1,22 @@
-"""How a command ends where what it was given is wrong."""
+"""How a command ends: 0 as asked, 1 failed, 2 wrong usage or input, 130 interrupted."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
+from typing import Any, Final
 
 import typer
+from typer.core import TyperGroup
+
+from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
+
+FAILED: Final = 1
+WRONG: Final = 2
+INTERRUPTED: Final = 130
+"""128 + SIGINT, as shells say it."""
+WRONG_INPUT: Final = (ConfigError, CarbonSignalError, RunFolderError)
+"""Raised where what was given is wrong; any other GreenTrainError is a failure."""
 
 
 @contextlib.contextmanager
@@ -17,4 +30,32 @@ def input_checked(*wrong: type[Exception]) -> Iterator[None]:
         yield
     except wrong as error:
         typer.echo(f"greentrain: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(WRONG) from error
+
+
+class Commands(TyperGroup):
+    """Commands that Ctrl-C ends with 130 and one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that is asked for."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupted()) from None
+
+
+def interrupted() -> int:
+    """Say that the user ended it, and return the exit code."""
+    with contextlib.suppress(OSError):
+        typer.echo("greentrain: interrupted", err=True)
+    return INTERRUPTED
+
+
+def flush() -> None:
+    """Write what is left; a reader that has gone away, as ``head`` does, is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):  # or the interpreter tries again, and complains
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from greentrain import redacted
+from greentrain.cli_input import WRONG, WRONG_INPUT
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.handover import Handover
 from greentrain.units import iso
@@ -77,9 +78,9 @@ def launch(
         code = _launch(
             words, config, folder, width, checkpoints, retries, back_off, grace, start, actions, engine, preload
         )
-    except ConfigError as error:
+    except WRONG_INPUT as error:
         typer.echo(f"greentrain launch: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(WRONG) from error
     except GreenTrainError as error:
         typer.echo(f"greentrain launch: {error}", err=True)
         raise typer.Exit(1) from error

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain.cli_input import WRONG_INPUT as WRONG
 from greentrain.cli_input import input_checked
-from greentrain.errors import ConfigError, RunFolderError
+from greentrain.errors import ConfigError
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from greentrain.simulator.pipeline.scaling import Link
     from greentrain.simulator.pipeline.study import Answer, Asked
 
-WRONG_INPUT: Final = (ConfigError, RunFolderError, ArtifactError, BatchError, UnsupportedModelError)
+WRONG_INPUT: Final = (*WRONG, ArtifactError, BatchError, UnsupportedModelError)
 
 app = typer.Typer(
     name="rlhf", help="RLHF steps with frozen passes on cards: time, joules, grams, limits.", no_args_is_help=True
@@ -283,9 +284,9 @@ def _told(found: "Answer", as_json: bool, plot: Path | None) -> None:
     if as_json:
         typer.echo(json.dumps(found.document, indent=1, allow_nan=False))
     else:
-        from rich.console import Console
+        from greentrain.cli_output import console
 
-        Console().print(*found.shown, sep="\n")
+        console().print(*found.shown, sep="\n")
     if plot is not None:
         from greentrain.simulator.picture import save
 

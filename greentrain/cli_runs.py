@@ -1,6 +1,7 @@
 """``greentrain watch | export | ui``: runs that go on, and many of them."""
 
 import json
+import sys
 import time
 from importlib import resources
 from pathlib import Path
@@ -43,8 +44,7 @@ def watch(
     every_s: Annotated[float, typer.Option("--every-s", help="Time between two looks (s).")] = 2.0,
 ) -> None:
     """Show a run while it goes on, from its files alone; ends when the run has ended."""
-    from rich.console import Console
-
+    from greentrain.cli_output import console as console_of
     from greentrain.config_values import bound
     from greentrain.errors import ConfigError
     from greentrain.follow import RunFollow, find_run
@@ -53,7 +53,7 @@ def watch(
         bound("--every-s", every_s, 0.1, 3600.0)
         follow = RunFollow(find_run(run))
         now = follow.look()
-    console = Console()
+    console = console_of()
     try:
         if as_json:
             _print_json(follow, now, once, every_s)
@@ -76,7 +76,7 @@ def _show(follow: "RunFollow", now: "RunNow", console: "Console", every_s: float
 
     from greentrain import follow_view
 
-    if console.is_terminal:
+    if sys.stdout.isatty():
         with Live(follow_view.frame(now), console=console, auto_refresh=False, vertical_overflow="crop") as live:
             while not now.over:
                 time.sleep(every_s)

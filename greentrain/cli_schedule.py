@@ -3,17 +3,17 @@
 Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with one line that says what to do.
 """
 
-import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from greentrain.cli_input import input_checked
-from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
+from greentrain.cli_input import WRONG_INPUT, input_checked
+from greentrain.cli_output import console, progress
+from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from greentrain.config import GreenConfig
     from greentrain.simulator.actions import Actions
     from greentrain.simulator.scene import Scene
-
-WRONG_INPUT: Final = (ConfigError, CarbonSignalError, RunFolderError)
 
 NONE: Final = "none"
 """In place of a picture's format or file: no picture."""
@@ -89,8 +87,8 @@ def simulate(
             seeds=seeds,
             history_h=history_h,
         )
-        with _progress("simulating") as progress:
-            result = run_study(study, progress)
+        with progress("simulating", quiet=as_json) as told:
+            result = run_study(study, told)
         several = len(result.cases) > 1
         scenes = [
             (f"{scene.grid_name}-slack-{case.slack:g}" if several else scene.grid_name, scene)
@@ -224,21 +222,7 @@ def _finish(
 
 
 def _print(what: "RenderableType", last: str) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(what)
+    out = console(highlight=False)
+    out.print(what)
     if last:
-        console.print(last, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield what takes the number of runs done and of all; a bar on standard error, where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        out.print(last, soft_wrap=True)

@@ -142,11 +142,11 @@ def test_wrong_usage_is_2(tmp_path: Path, words: Sequence[str]) -> None:
         (["measure", "--name", "a/b", "--", "true"], "run.name"),
     ],
 )
-def test_a_greentrain_error_is_1_and_one_line(tmp_path: Path, words: Sequence[str], text: str) -> None:
+def test_wrong_input_is_2_and_one_line(tmp_path: Path, words: Sequence[str], text: str) -> None:
     (tmp_path / "wrong.yaml").write_text("pwer: {}\n", encoding="utf-8")
     (tmp_path / "zone.yaml").write_text("carbon: {zone: Atlantis}\n", encoding="utf-8")
     done = _greentrain(*words, cwd=tmp_path)
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert text in done.stderr and done.stderr.startswith("greentrain: ")
     assert done.stderr.count("\n") == 1 and not done.stdout
 

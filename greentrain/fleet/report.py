@@ -1,6 +1,7 @@
 """``greentrain report --all``: the totals of many runs as a table, as JSON and as files."""
 
 import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,10 +55,7 @@ def report(asked: Asked, console: "Console", *, as_json: bool) -> None:
         RunFolderError: The root cannot be read, or a file not be written.
     """
     with Index(asked.root, asked.cache) as index:
-        if as_json or not console.is_terminal:
-            index.refresh()
-        else:
-            _refresh(index, console)
+        _refresh(index, quiet=as_json)
         by, only = list(asked.by), asked.only
         totals, whole, rows = index.totals(by, only), index.totals([], only)[0:1], index.runs(only)
         others = rows if only == NO_SELECTION else [row for row in index.runs() if row.error is not None]
@@ -118,8 +116,13 @@ def shown(text: str | None) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def _refresh(index: Index, console: "Console") -> None:
-    with console.status("Looking for runs") as status:
+def _refresh(index: Index, *, quiet: bool) -> None:
+    if quiet or not sys.stderr.isatty():
+        index.refresh()
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Looking for runs") as status:
         index.refresh(lambda done, of: status.update(f"Reading runs: {done} of {of}"))
 
 

@@ -102,12 +102,12 @@ def test_wrong_usage_is_2(runs: Path, words: list[str], text: str) -> None:
     assert text in " ".join(done.output.split())
 
 
-def test_a_root_that_is_none_is_1(
+def test_a_root_that_is_none_is_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["greentrain", "report", "--all", str(tmp_path / "none")])
     monkeypatch.setenv("GREENTRAIN_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "none cannot be read" in capsys.readouterr().err
