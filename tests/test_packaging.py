@@ -1,9 +1,14 @@
 """The wheel ships every package on disk with its data, and nothing else at top level."""
 
+import json
+import os
+import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -12,6 +17,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS = CONFIG["tool"]["setuptools"]
+ESTIMATED = ("--config", "llama-3-8b", "--tokens", "1e9", "--device", "h100", "--count", "8", "--zone", "FR")
+VERSION = re.compile(r'__version__ = "(.+)"')
+TRAIN = """
+import time
+import torch
+from greentrain import GreenSession
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+config = {"run": {"book_s": 0.5}, "power": {"meters": ["cpu_model"], "cpu_tdp_w": 65.0}, "carbon": {"zone": "FR"}}
+with GreenSession(config) as green:
+    green.watch(model, optimizer)
+    for _ in range(5):
+        model(torch.zeros(8, 64)).sum().backward()
+        optimizer.step()
+        time.sleep(0.1)
+        green.step(samples=8)
+print(green.folder)
+"""
 
 
 def _packages_on_disk(mapping: dict[str, str]) -> set[str]:
@@ -106,3 +130,55 @@ def test_the_sdist_has_the_licence_and_no_stray_folder(built: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"LICENSE", "README.md", "pyproject.toml", "callbacks/__init__.py"} <= names
     assert not {name for name in names if name.startswith(("benchmarks", "recipes", "docs", "runs"))}
+
+
+def _installed(folder: Path, archive: Path) -> Path:
+    """Install an archive alone into a fresh environment that borrows its dependencies; return its programs."""
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+    programs = folder / "bin"
+    (site,) = folder.glob("lib/python*/site-packages")
+    # A .pth in it is not read: the checkout, which stands in one, is not found by way of it.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    install = ["install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), *install, str(archive)]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False, env=_environment(folder))
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    return programs
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_", "GREENTRAIN_"))}
+    return {**kept, "GREENTRAIN_CACHE_DIR": str(folder / "cache"), "GREENTRAIN_CLAIMS_DIR": str(folder / "claims")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_what_is_installed_works_far_from_the_checkout(built: Path, tmp_path: Path, kind: str) -> None:
+    (archive,) = built.glob(kind)
+    programs = _installed(tmp_path / "venv", archive)
+    (tmp_path / "elsewhere").mkdir()
+
+    def told(*words: str) -> str:
+        environment = _environment(tmp_path) | {"PATH": f"{programs}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            words, cwd=tmp_path / "elsewhere", env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout[-1000:]}{done.stderr[-2000:]}"
+        return done.stdout
+
+    where = "import greentrain.callbacks, greentrain.fpga_backend.contract, greentrain.optim as o; print(o.__file__)"
+    assert told("python", "-c", where).startswith(str(tmp_path / "venv"))
+    version = VERSION.search((ROOT / "greentrain" / "_version.py").read_text(encoding="utf-8"))
+    assert version is not None and told("greentrain", "--version") == f"greentrain-torch {version[1]}\n"
+    if kind == "*.tar.gz":
+        return  # the wheel was made from it, and both have the same files: see above
+    assert "estimate" in told("greentrain", "--help")
+    assert json.loads(told("greentrain", "doctor", "--json"))["sensors"]
+    (tmp_path / "elsewhere" / "train.py").write_text(TRAIN, encoding="utf-8")
+    folder = told("python", "train.py").strip().splitlines()[-1]
+    summary = json.loads(told("greentrain", "report", "--json", folder))
+    assert summary["work"]["steps"] == 5 and summary["energy"]["energy_j"] > 0
+    assert (tmp_path / "elsewhere" / folder / "report.html").stat().st_size > 10_000
+    assert "CO2e" in told("greentrain", "estimate", *ESTIMATED)
+    assert json.loads(told("greentrain", "config", "schema"))["properties"]["carbon"]
+    assert "power.sample_s" in told("greentrain", "config", "docs")
