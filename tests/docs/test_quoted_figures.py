@@ -1,0 +1,71 @@
+"""README quotes no figure that a benchmark's table does not have."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """A cell of README's table, and where it is from."""
+
+    figure: str
+    document: str
+    row: str
+    """How the row of the table begins, or what is in it."""
+    cell: str
+    """As the benchmark printed it."""
+
+
+METERING = "benchmarks.md"
+WINDOW = "0.5 s windows (n=200), 120/420 W square, 0.73 s: mean error"
+SEES = "0.5 s windows, sensor sees 25 % of the time, 120/420 W square, 0.73 s: mean error"
+RANKS = "sum of 4 ranks on one node, error, CUDA_VISIBLE_DEVICES by index |"
+STEP = "1 GPUs, step() / start_task+stop_task / begin+end_window: median"
+QUOTES = (
+    Quote(figure="0.132 %", document=METERING, row=WINDOW, cell="0.132"),
+    Quote(figure="7.6 %", document=METERING, row=WINDOW, cell="7.6"),
+    Quote(figure="7.68 %", document=METERING, row=WINDOW, cell="7.68"),
+    Quote(figure="7.11 %", document=METERING, row=SEES, cell="7.11"),
+    Quote(figure="5.8 %", document=METERING, row=SEES, cell="5.8"),
+    Quote(figure="5.79 %", document=METERING, row=SEES, cell="5.79"),
+    Quote(figure="0.016 %", document=METERING, row=RANKS, cell="0.016"),
+    Quote(figure="302 %", document=METERING, row=RANKS, cell="302"),
+    Quote(figure="300 %", document=METERING, row=RANKS, cell="300"),
+    Quote(figure="0.17 us", document=METERING, row=STEP, cell="0.17"),
+    Quote(figure="407 us", document=METERING, row=STEP, cell="407"),
+    Quote(figure="8.24 us", document=METERING, row=STEP, cell="8.24"),
+    Quote(figure="52.4 %", document="scheduling-benchmarks.md", row="mpc, mean of the windows", cell="52.4"),
+    Quote(figure="40.4 %", document="scheduling-benchmarks.md", row="mpc, mean of the windows", cell="40.4"),
+    Quote(figure="18.1 %", document="estimate-benchmarks.md", row="| blend |", cell="18.1 %"),
+    Quote(figure="21.5 %", document="estimate-benchmarks.md", row="| B1 one MFU |", cell="21.5 %"),
+    Quote(figure="30.8 %", document="estimate-benchmarks.md", row="| LLMCarbon's regression |", cell="30.8 %"),
+)
+SETTINGS = {"0.5 s", "25 %"}
+"""Conditions of a figure, not figures."""
+KNOWN_ELSEWHERE = {"70 %"}
+"""Of ``docs/measurement.md``: 30 to 70 %, a range that others measured."""
+FIGURE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(%|us|ms|MB|s)(?![\w])")
+
+
+def _readme() -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: quote.figure)
+def test_a_quoted_figure_is_in_the_table_it_is_from(quote: Quote) -> None:
+    text = (ROOT / "docs" / quote.document).read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("|") and quote.row in line]
+    assert rows, quote.row
+    assert any(f"| {quote.cell} |" in row for row in rows), rows
+    assert quote.figure in _readme()
+
+
+def test_readme_has_no_other_figure() -> None:
+    found = {f"{number} {unit}" for number, unit in FIGURE.findall(_readme())}
+    assert found - {quote.figure for quote in QUOTES} - SETTINGS - KNOWN_ELSEWHERE == set()
