@@ -271,6 +271,28 @@ def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool on PATH (Debian: apt install prometheus)")
+def test_the_scrape_configuration_of_the_documentation_is_valid(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    found = re.search(r"```yaml\n(# prometheus\.yml\n.*?)```", page, re.DOTALL)
+    assert found is not None
+    (tmp_path / "token").write_text("0123456789abcdef")
+    (tmp_path / "greentrain-alerts.yaml").write_text(ALERTS, encoding="utf-8")
+    text = found[1].replace("/etc/prometheus/greentrain.token", "token")
+    (tmp_path / "prometheus.yml").write_text(text, encoding="utf-8")
+    done = _promtool("check", "config", str(tmp_path / "prometheus.yml"))
+    assert done.returncode == 0 and "1 rule files found" in done.stdout, done.stdout + done.stderr
+    assert [job["job_name"] for job in yaml.safe_load(text)["scrape_configs"]] == re.findall(r'job="(\w+)"', ALERTS)
+
+
+def test_every_metric_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    for name in exported():
+        short = re.sub(r"greentrain_plan_(\w+?)_timestamp_seconds", r"..._\1_...", name)
+        assert f"`{name}`" in page or f"`{short}`" in page, name
+    assert set(re.findall(r"`(greentrain_\w+)`", page)) <= exported()
+
+
 def _promtool(*words: str) -> "subprocess.CompletedProcess[str]":
     assert PROMTOOL is not None
     return subprocess.run([PROMTOOL, *words], capture_output=True, text=True, timeout=60, check=False)
