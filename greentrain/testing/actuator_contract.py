@@ -1,4 +1,6 @@
-"""What every actuator must do, as a pytest class to inherit from.
+"""What every actuator must do, as a pytest class, in one line or to inherit from.
+
+    TestMine = ActuatorContract.of(Mine, setting=what_the_hardware_has, levels=(1.0, 0.8, 0.6))
 
     class TestMyActuator(ActuatorContract):
         levels = (1.0, 0.8, 0.6)             # what apply() takes; the first leaves everything as it was found
@@ -16,7 +18,10 @@
 The module needs pytest only to run, not to import.
 """
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from greentrain.testing.suites import filled, opened
 
 
 @runtime_checkable
@@ -45,6 +50,21 @@ class ActuatorContract:
     """Levels that it must refuse."""
     can_refuse = False
     """True where :meth:`refuse` does something."""
+
+    @classmethod
+    def of(
+        cls, make: Callable[[], Actuator], *, setting: Callable[[], object], levels: tuple[float, ...], **settings: Any
+    ) -> "type[ActuatorContract]":
+        """Return the suite for the actuators that ``make`` opens.
+
+        Args:
+            make: Opens an actuator; it is closed after each test.
+            setting: Returns what the hardware has now, to be compared with ``==``.
+            levels: As the attribute.
+            **settings: Other attributes of this class, such as ``outside``.
+        """
+        members = {"actuator": opened("actuator", make), "setting": lambda _: setting(), "levels": levels}
+        return filled(cls, members, settings)
 
     def setting(self) -> object:
         """Return what the hardware has now, to be compared with ``==``."""

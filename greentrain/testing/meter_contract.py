@@ -1,4 +1,6 @@
-"""What every power meter must do, as a pytest class to inherit from.
+"""What every power meter must do, as a pytest class, in one line or to inherit from.
+
+    TestMyMeter = MeterContract.of(MyMeter)
 
     class TestMyMeter(MeterContract):
         @pytest.fixture
@@ -14,7 +16,10 @@ The module needs pytest only to run, not to import.
 import math
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
+from greentrain.testing.suites import filled, opened
 from greentrain.types import PowerMeter, PowerSample, Provenance
 
 
@@ -27,6 +32,16 @@ class MeterContract:
     """False for a meter that reads some sensors less often than others: a read may then leave sensors out."""
     threads_end_s = 5.0
     """Threads must be gone this long after ``close`` (s)."""
+
+    @classmethod
+    def of(cls, make: Callable[[], PowerMeter], **settings: Any) -> "type[MeterContract]":
+        """Return the suite for the meters that ``make`` opens.
+
+        Args:
+            make: Opens a meter; it is closed after each test.
+            **settings: Attributes of this class, such as ``reads``.
+        """
+        return filled(cls, {"meter": opened("meter", make)}, settings)
 
     def vanish(self) -> None:
         """Take the source away, as when a driver unloads or a file disappears; default: nothing happens."""

@@ -1,4 +1,6 @@
-"""What every offload device must do, as a pytest class to inherit from.
+"""What every offload device must do, as a pytest class, in one line or to inherit from.
+
+    TestMyDevice = OffloadContract.of(MyDevice, exact=False, tolerance=0.02, batch_tolerance=1e-5)
 
     class TestMyDevice(OffloadContract):
         exact = False                        # its numbers are not those of the integer contract,
@@ -36,6 +38,7 @@ from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Score
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.testing.offload_models import decoder, encoder, sequences
+from greentrain.testing.suites import filled, opened
 from greentrain.types import Provenance
 
 LENGTHS = (5, 1, 17, 64, 5, 33)
@@ -66,6 +69,16 @@ class OffloadContract:
     """How the names of threads begin that the test keeps running beside the device."""
     meter_contract: type[MeterContract] = MeterContract
     """What the device's meter is held to."""
+
+    @classmethod
+    def of(cls, make: Callable[[], OffloadDevice], **settings: Any) -> "type[OffloadContract]":
+        """Return the suite for the devices that ``make`` opens.
+
+        Args:
+            make: Opens a device without models; it is closed after each test.
+            **settings: Attributes of this class, such as ``exact`` and ``tolerance``.
+        """
+        return filled(cls, {"device": opened("device", make)}, settings)
 
     def encoder(self, seed: int = 0) -> Artifact:
         """Return a small model with a score head, another one for each seed."""

@@ -2,11 +2,16 @@
 
 For a policy of your own, in a test file::
 
+    TestMine = OffloadPolicyContract.of(Mine)
+
+or, to override more::
+
     class TestMine(OffloadPolicyContract):
         def make_policy(self) -> OffloadPolicy:
             return Mine()
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +20,7 @@ from greentrain.policy.offload.oracle import OffloadOracle
 from greentrain.policy.offload.stages import CostTable, Hardware, Stage, StageCost, Where, all_gpu, check
 from greentrain.policy.offload.timeline import Late, StepShape
 from greentrain.policy.offload.view import OffloadPolicy, View
+from greentrain.testing.suites import filled
 from greentrain.types import Provenance
 
 STEPS = 24
@@ -22,6 +28,11 @@ STEPS = 24
 
 class OffloadPolicyContract:
     """Tests that every policy must pass. Subclass it in a test file and give the method below."""
+
+    @classmethod
+    def of(cls, make: Callable[[], OffloadPolicy]) -> "type[OffloadPolicyContract]":
+        """Return the suite for the policies that ``make`` returns, a fresh one at each call."""
+        return filled(cls, {"make_policy": lambda _: make()}, {})
 
     def make_policy(self) -> OffloadPolicy:
         """Return a fresh policy."""

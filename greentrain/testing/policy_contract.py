@@ -2,10 +2,17 @@
 
 For a policy of your own, in a test file::
 
+    TestMine = PolicyContract.of(Mine)
+
+or, to override more::
+
     class TestMine(PolicyContract):
         def make_policy(self, menu: Menu) -> SchedulePolicy:
             return Mine(menu)
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +20,7 @@ from greentrain.action_table import ActionTable
 from greentrain.policy.loop import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Outlook, SchedulePolicy
+from greentrain.testing.suites import filled
 from greentrain.types import Gear
 
 HOUR_S = 3600.0
@@ -21,6 +29,16 @@ JOBS = 12
 
 class PolicyContract:
     """Tests that every policy must pass. Subclass it in a test file and give the method below."""
+
+    @classmethod
+    def of(cls, make: Callable[[Menu], SchedulePolicy], **settings: Any) -> "type[PolicyContract]":
+        """Return the suite for the policies that ``make`` returns.
+
+        Args:
+            make: Returns a fresh policy for a menu.
+            **settings: Attributes of this class, such as ``draws``.
+        """
+        return filled(cls, {"make_policy": lambda _, menu: make(menu)}, settings)
 
     def make_policy(self, menu: Menu) -> SchedulePolicy:
         """Return a fresh policy for a menu."""

@@ -2,6 +2,10 @@
 
 For a signal of your own, in a test file::
 
+    TestMySignal = SignalContract.of(MySignal, known=(1_700_000_000.0, 1_700_086_400.0))
+
+or, to override more::
+
     class TestMySignal(SignalContract):
         def make_signal(self) -> CarbonSignal:
             return MySignal(...)
@@ -11,8 +15,10 @@ For a signal of your own, in a test file::
 """
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
+from greentrain.testing.suites import filled
 from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint, CarbonSignal
 
 DESCRIBED = ("zone", "source", "kind", "basis", "accounting", "resolution", "terms")
@@ -21,6 +27,16 @@ DESCRIBED = ("zone", "source", "kind", "basis", "accounting", "resolution", "ter
 
 class SignalContract:
     """Tests that every carbon signal must pass. Subclass it in a test file and give the two methods below."""
+
+    @classmethod
+    def of(cls, make: Callable[[], CarbonSignal], *, known: tuple[float, float]) -> "type[SignalContract]":
+        """Return the suite for the signals that ``make`` returns.
+
+        Args:
+            make: Returns a fresh signal.
+            known: An interval (s since the epoch) of an hour or more over which the signal has values.
+        """
+        return filled(cls, {"make_signal": lambda _: make(), "known": lambda _: known}, {})
 
     def make_signal(self) -> CarbonSignal:
         """Return a fresh signal."""

@@ -55,7 +55,11 @@ class Lookup:
             return
         for alias in node.names:
             try:
-                value = getattr(module, alias.name, None) or importlib.import_module(f"{node.module}.{alias.name}")
+                value = (
+                    getattr(module, alias.name)
+                    if hasattr(module, alias.name)
+                    else importlib.import_module(f"{node.module}.{alias.name}")
+                )
             except ImportError:
                 self.wrong.append(f"{node.module} has no {alias.name}")
             else:

@@ -42,7 +42,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the site once."""
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html", str(DOCS), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -104,6 +104,6 @@ def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
     shutil.copy(DOCS / "conf.py", tmp_path)
     (tmp_path / "index.md").write_text("# Page\n\n[gone](gone.md) and [nowhere](#nowhere)\n")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html", ".", "out"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode != 0
     assert "gone.md" in done.stderr and "nowhere" in done.stderr

@@ -57,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         capture_output=True,
         env=environment(tmp_path_factory.mktemp("home")),
         cwd=ROOT,
-        timeout=300,
+        timeout=600,
     )
     told = {line["name"]: line["wrong"] for line in map(json.loads, done.stdout.splitlines())}
     return {name: told.get(name, f"not reached: {done.stderr[-3000:]}") for name in (*SHOWN, *(b.name for b in RUN))}
@@ -85,7 +85,7 @@ def test_shell_lines_run(block: Block, tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
 
@@ -100,7 +100,7 @@ def test_files_with_tests_pass(page: str, tmp_path: Path) -> None:
         env=environment(tmp_path),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-5000:]
 
