@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,6 +252,16 @@ def test_the_command(runs: Path, tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "differs: demo/rank-00000.jsonl: the first" in done.stdout
     assert json.loads(_command("--verify", runs / "audit.json", "--json").stdout)["ok"] is False
+
+
+def test_the_command_needs_no_duckdb(runs: Path) -> None:
+    code = (
+        "import sys; sys.modules['duckdb'] = None\n"
+        "from greentrain.cli import main; sys.argv = ['greentrain', 'audit', *sys.argv[1:]]; main()"
+    )
+    for words in ([str(runs), "--write"], ["--verify", str(runs / "audit.json")]):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_wrong_usage_of_the_command_is_2(runs: Path, tmp_path: Path) -> None:
