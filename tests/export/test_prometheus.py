@@ -9,6 +9,7 @@ import textwrap
 import time
 import urllib.error
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.export.exporter import Exporter
 from greentrain.export.exporting import Exporting
 from greentrain.export.prometheus import Figures, Page, Textfile
-from greentrain.export.snapshot import DeviceNow, Snapshot
+from greentrain.export.rank_state import RankState
+from greentrain.export.snapshot import DeviceNow, Snapshot, snapshot_of
 from greentrain.types import CarbonPoint, Topology
 from tests.export.shown import free_port, page, planned, samples, session, until, value
 from tests.flat_meter import FlatMeter
@@ -275,3 +277,53 @@ def test_without_the_section_nothing_is_opened_or_read(tmp_path: Path) -> None:
         with green:
             time.sleep(0.1)
             assert green._exporting._tail is None
+
+
+@dataclass(frozen=True)
+class SetTo:
+    """Power limits of some GPUs."""
+
+    uuids: tuple[str, ...]
+    fraction: float
+    limit_w: float
+
+
+def test_a_power_limit_is_shown_where_the_run_sets_one() -> None:
+    rank = RankState()
+    gpu = {"kind": "gpu", "name": "G", "provenance": "measured"}
+    place = {"run_id": "r", "rank": 0, "world_size": 1, "host": "h", "pid": 1, "t": 0.0}
+    sensors = [{**gpu, "uid": "GPU-a"}, {**gpu, "uid": "GPU-b"}]
+    rank.add({"kind": "open", "format": 1, **place, "sensors": sensors, "carried": None})
+    one = snapshot_of(rank, {}, t_unix_s=0.0, caps=SetTo(("GPU-a",), 0.8, 700.0))
+    assert [(d.limit_share, d.limit_w) for d in one.devices] == [(0.8, pytest.approx(560.0)), (None, None)]
+    both = snapshot_of(rank, {}, t_unix_s=0.0, caps=SetTo(("GPU-a", "GPU-b"), 0.8, 1400.0))
+    assert [(d.limit_share, d.limit_w) for d in both.devices] == [(0.8, None)] * 2, "whose watts is not known"
+    figures = Figures()
+    figures.update(one)
+    found = {f.name: {s.labels.get("device", ""): s.value for s in f.samples} for f in figures.collect()}
+    assert found["greentrain_power_limit_ratio"] == {"GPU-a": 0.8}
+    assert found["greentrain_power_limit_watts"] == pytest.approx({"GPU-a": 560.0})
+
+
+@pytest.mark.parametrize(
+    ("module", "export", "extra"),
+    [("prometheus_client", {"prometheus": {}}, "export"), ("opentelemetry", {"otel": {}}, "otel")],
+)
+def test_a_missing_extra_is_named_before_training(tmp_path: Path, module: str, export: Any, extra: str) -> None:
+    code = f"""
+        import sys
+        sys.modules[{module!r}] = None
+        from greentrain import GreenSession
+        from greentrain.errors import MissingExtraError
+        GreenSession({{"run": {{"dir": "runs", "report": False}}}}).start().close()
+        try:
+            GreenSession({{"run": {{"dir": {str(tmp_path / "x")!r}}}, "export": {export!r}}}).start()
+        except MissingExtraError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"greentrain-torch[{extra}]" in done.stdout and not (tmp_path / "x").exists()
