@@ -2,7 +2,7 @@
 
     python benchmarks/fleet.py                 # 2000 runs, two minutes on two idle cores, 0.6 GB of scratch
     python benchmarks/fleet.py --quick         # 40 runs: to see that it runs
-    python benchmarks/fleet.py --json fleet.json
+    python benchmarks/fleet.py --into docs/fleet.md
 
 Every figure is of a process of its own, the whole commands with its start. Others are pandas over CodeCarbon's
 emissions.csv (its columns, the same totals by project; a file a run, and one file of all) and our own report of every
@@ -27,11 +27,13 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.fleet_runs import append, size_of, write_emissions, write_runs
+from benchmarks.marks import put
 from benchmarks.metering import machine
 from greentrain.fleet.index import Index
 from greentrain.ledger import read_run
 from greentrain.report.summary import summarize
 
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BY: Final = ("project", "month", "zone", "provenance")
 CHANGED: Final = 10
 SAMPLE: Final = 40
@@ -68,18 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="40 runs")
     parser.add_argument("--runs", type=int, default=2000, help="how many")
     parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--into", type=Path, help="also put the table into this text, between its two marks")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.worker:
         print(json.dumps(WORKERS[args.worker[0]](Path(args.worker[1]), Path(args.worker[2]))))
         return 0
+    if args.into is not None and args.quick:
+        parser.error("--into replaces the whole table, so it goes without --quick")
     count = 40 if args.quick else args.runs
     with tempfile.TemporaryDirectory(prefix="greentrain-fleet-") as scratch:
         about, rows = measure(Path(scratch), count)
-    print("\n".join(f"- {key}: {value}" for key, value in {**machine("benchmarks/fleet.py"), **about}.items()))
-    print(markdown(rows))
-    missed = sum(row.verdict == "MISS" for row in rows)
-    print(f"\n{sum(row.verdict == 'PASS' for row in rows)} bars reached, {missed} missed")
+    head = "\n".join(f"- {key}: {value}" for key, value in {**machine("benchmarks/fleet.py"), **about}.items())
+    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("PASS", "MISS")}
+    text = f"{head}\n\n{markdown(rows).strip()}\n\n{counts['PASS']} bars reached, {counts['MISS']} missed"
+    print(text)
+    if args.into is not None:
+        put(text, BEGIN, END, args.into)
     if args.json is not None:
         lines = [{**dataclasses.asdict(row), "verdict": row.verdict} for row in rows]
         args.json.write_text(json.dumps({"about": about, "rows": lines}, indent=1), encoding="utf-8")
