@@ -27,6 +27,7 @@ from greentrain import (
     cli_runs,
     cli_schedule,
     cli_serve,
+    cli_ui,
 )
 from greentrain._version import __version__
 from greentrain.cli_input import FAILED, WRONG, WRONG_INPUT, Commands, flush, input_checked, interrupted
@@ -209,6 +210,7 @@ app.command(
 app.add_typer(cli_config.app)
 app.command()(cli_runs.watch)
 app.add_typer(cli_runs.app)
+app.command()(cli_ui.ui)
 app.add_typer(cli_fpga.app)
 app.add_typer(cli_rlhf.app)
 app.command()(cli_serve.serve)

@@ -1,0 +1,65 @@
+"""A run's summary and report, read or made in memory: nothing is written into a run folder."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain.errors import RunFolderError
+from greentrain.fleet.find import is_raw
+from greentrain.fleet.make_row import WRONG_DATA
+from greentrain.ledger import read_run
+from greentrain.report import MOST_ENTRIES
+from greentrain.report.html import render_html
+from greentrain.report.series import build_series
+from greentrain.report.summary import summarize
+
+REPORT: Final = "report.html"
+MOST_BYTES: Final = 32 * 2**20
+"""Of a report that is passed on: GreenTrain's own have less than 1 MB."""
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run.
+
+    Raises:
+        RunFolderError: It cannot be read.
+    """
+    try:
+        return summarize(read_run(folder, most=MOST_ENTRIES))
+    except OSError as error:
+        raise RunFolderError(f"{folder.name} cannot be read: {error.strerror or error}") from error
+    except WRONG_DATA as error:
+        raise RunFolderError(f"a record of {folder.name} makes no sense: {type(error).__name__}: {error}") from error
+
+
+def report_of(folder: Path) -> bytes:
+    """Return report.html: the folder's, if nothing was booked since, else one that is made.
+
+    Raises:
+        RunFolderError: The run cannot be read.
+    """
+    found = _existing(folder)
+    if found is not None:
+        return found
+    try:
+        record = read_run(folder, most=MOST_ENTRIES)
+        series = build_series(record)
+        return render_html(summarize(record, series=series), series).encode("utf-8", "replace")
+    except OSError as error:
+        raise RunFolderError(f"{folder.name} cannot be read: {error.strerror or error}") from error
+    except WRONG_DATA as error:
+        raise RunFolderError(f"a record of {folder.name} makes no sense: {type(error).__name__}: {error}") from error
+
+
+def _existing(folder: Path) -> bytes | None:
+    """Return the report in a folder; None if it is older than the books, too large, a link or no file."""
+    try:
+        newest_ns = max(entry.stat().st_mtime_ns for entry in os.scandir(folder) if is_raw(entry.name))
+        handle = os.open(folder / REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        usable = stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= newest_ns and status.st_size <= MOST_BYTES
+        return file.read(MOST_BYTES) if usable else None
