@@ -23,6 +23,9 @@ AWAY: Final = "away"
 KILLED: Final = "killed"
 SILENT_S: Final = 60.0
 """Without a booking for so long, a rank is silent (s); while it lives it books every 10 s or more often."""
+MOST_BOOK_S: Final = 10.0
+SLACK_S: Final = 3.0
+"""A process that lives has booked within ``run.book_s`` and its sensors' lateness (s)."""
 SAVED_S: Final = 30.0
 """Time between two looks at what a plan has saved (s)."""
 BORN_S: Final = 5.0
@@ -156,7 +159,8 @@ class RunFollow:
         first = states[0]
         shots = [snapshot_of(state, run, t_unix_s=now_s) for state in states]
         world = shots[0].world_size
-        live = [_status(state, now_s) for state in states]
+        book_s = float(((run.get("config") or {}).get("run") or {}).get("book_s") or MOST_BOOK_S)
+        live = [_status(state, now_s, book_s) for state in states]
         status = _of_run([word for word, shot in zip(live, shots, strict=True) if shot.rank < world])
         active = [i for i, word in enumerate(live) if word == RUNNING and shots[i].rank < world]
         ranks = [_rank(shots[i], states[i], live[i], i in active) for i in range(len(states))]
@@ -232,15 +236,17 @@ def find_run(folder: Path) -> Path:
     return newest.parent
 
 
-def _status(state: RankState, now_s: float) -> str:
+def _status(state: RankState, now_s: float, book_s: float) -> str:
     opened = state.opened or {}
     if state.close is not None:
         reason = str(state.close["reason"])
         return AWAY if reason == "left" else reason
-    if opened.get("host") == socket.gethostname() and not _is_alive(opened):
+    told_s = [float(event["t"]) for event in state.events]
+    quiet_s = now_s - max(state.booked_unix_s or 0.0, float(opened["t"]), *told_s)
+    here = opened.get("host") == socket.gethostname()
+    if here and quiet_s > 1.5 * book_s + SLACK_S and not _is_alive(opened):  # it may be in another container
         return KILLED
-    heard_s = max(state.booked_unix_s or 0.0, float(opened["t"]), *(float(event["t"]) for event in state.events))
-    return SILENT if now_s - heard_s > SILENT_S else RUNNING
+    return SILENT if quiet_s > SILENT_S else RUNNING
 
 
 def _is_alive(opened: Mapping[str, Any]) -> bool:

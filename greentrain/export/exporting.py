@@ -89,7 +89,7 @@ class Exporting:
         now_s = time.monotonic()
         if facts.get("plan") and self._rank.decisions and now_s >= self._next_saved_s:
             self._next_saved_s = now_s + SAVED_S
-            self._saved = saved_so_far(facts, self._rank)
+            self._saved = _saved_so_far(facts, self._rank)
         return self._saved
 
 
@@ -147,13 +147,17 @@ def _open_prometheus(config: PrometheusConfig, topology: Topology, run_id: str) 
         return [Textfile(Path(config.textfile), f"greentrain-{run_id}-{topology.rank}")]
     try:
         return [Page(config, topology.local_rank)]
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter for a port above 65535
         port = config.port + topology.local_rank
+        why = getattr(error, "strerror", None) or error
         warn(
-            f"nobody can listen at {config.host}:{port} ({error.strerror or error}), so Prometheus sees nothing of this"
+            f"nobody can listen at {config.host}:{port} ({why}), so Prometheus sees nothing of this"
             " rank: name another export.prometheus.port"
         )
     return []
+
+
+_saved_so_far = harmless(saved_so_far)
 
 
 def _power_w(run: ActiveRun) -> Mapping[str, float] | None:

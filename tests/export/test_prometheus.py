@@ -192,6 +192,16 @@ def test_a_port_in_use_is_one_warning(tmp_path: Path) -> None:
         holder.close()
 
 
+def test_a_rank_beyond_the_last_port_is_one_warning(tmp_path: Path) -> None:
+    place = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2, host="h")
+    with (
+        pytest.warns(GreenTrainWarning, match=r"127\.0\.0\.1:65536"),
+        session(tmp_path, {"prometheus": {"port": 65535}}, topology=place) as green,
+    ):
+        green.step()
+    assert green.totals().steps == 1
+
+
 def test_each_local_rank_has_a_port_of_its_own(tmp_path: Path) -> None:
     port = free_port()
     place = Topology(rank=5, world_size=8, local_rank=1, local_world_size=4, host="h")
