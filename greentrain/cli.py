@@ -19,6 +19,7 @@ import typer
 
 from greentrain import (
     cli_audit,
+    cli_complete,
     cli_config,
     cli_estimate,
     cli_fpga,
@@ -123,18 +124,24 @@ def measure(
     context: typer.Context,
     config: ConfigOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; the program's name by default.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Write the run's figures to this file too, as report --json prints them.")
+    ] = None,
 ) -> None:
     """Measure any program and its whole process tree, as in: greentrain measure -- python train.py."""
     command = [word for i, word in enumerate(context.args) if not (i == 0 and word == "--")]
     if not command:
         raise typer.BadParameter("give the program to measure after --, for example: greentrain measure -- python x.py")
-    sys.exit(_measure(command, config, name))
+    sys.exit(_measure(command, config, name, summary))
 
 
 @app.command()
 def report(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="One run folder, or several to compare.", show_default=False)
+        list[Path] | None,
+        typer.Argument(
+            help="One run folder, or several to compare.", show_default=False, autocompletion=cli_complete.run_folders
+        ),
     ] = None,
     as_json: JsonOption = False,
     root: Annotated[
@@ -142,7 +149,10 @@ def report(
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="With --all: project (the default), user, zone, month (UTC), device, provenance, tag:NAME."),
+        typer.Option(
+            help="With --all: project (the default), user, zone, month (UTC), device, provenance, tag:NAME.",
+            autocompletion=cli_complete.some_of("project", "user", "zone", "month", "device", "provenance", "tag:"),
+        ),
     ] = None,
     since: Annotated[str | None, typer.Option(help="With --all: first month or day (UTC), as 2026-01.")] = None,
     until: Annotated[str | None, typer.Option(help="With --all: last month or day, itself included.")] = None,
@@ -216,7 +226,7 @@ app.add_typer(cli_rlhf.app)
 app.command()(cli_serve.serve)
 
 
-def _measure(command: list[str], config: Path | None, name: str | None) -> int:
+def _measure(command: list[str], config: Path | None, name: str | None, summary: Path | None) -> int:
     import dataclasses
     import functools
 
@@ -230,6 +240,10 @@ def _measure(command: list[str], config: Path | None, name: str | None) -> int:
     run = dataclasses.replace(settings.run, name=name or Path(command[0]).name.lstrip(".") or "measure")
     settings = dataclasses.replace(settings, run=run)
     _check_writable(Path(run.dir))
+    if summary is not None:
+        if not run.report:
+            raise ConfigError("--summary needs the report, but run.report is false: leave one of them out")
+        _check_file(summary)
     with _forwarding() as children:
         try:
             child = subprocess.Popen(command)
@@ -251,6 +265,8 @@ def _measure(command: list[str], config: Path | None, name: str | None) -> int:
         code = child.wait()
     if green.report_path is not None:
         typer.echo(f"greentrain: report {green.report_path}", err=True)
+        if summary is not None:
+            _copy(green.report_path.with_name("summary.json"), summary)
     return code if code >= 0 else 128 - code  # as shells do for a process that signal n killed
 
 
@@ -288,3 +304,18 @@ def _check_writable(folder: Path) -> None:
         raise RunFolderError(f"cannot create {folder}: {error.strerror}; set run.dir to a writable folder") from error
     if not os.access(folder, os.W_OK):
         raise RunFolderError(f"cannot write to {folder}; make it writable or set run.dir")
+
+
+def _check_file(path: Path) -> None:
+    """Check, before the program runs, that a file can be written."""
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ConfigError(f"--summary {path} cannot be written: {error.strerror}; name another file") from error
+
+
+def _copy(source: Path, to: Path) -> None:
+    try:
+        to.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:  # the program has ended: its exit code counts
+        typer.echo(f"greentrain: cannot write {to}: {error.strerror}; the figures are in {source}", err=True)

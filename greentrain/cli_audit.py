@@ -9,13 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
+from greentrain import cli_complete as complete
 from greentrain.cli_input import input_checked
 from greentrain.errors import ConfigError
 
 
 def audit(
     root: Annotated[
-        Path | None, typer.Argument(help="A run folder, or a folder of run folders.", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="A run folder, or a folder of run folders.", show_default=False, autocompletion=complete.run_folders
+        ),
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Write audit.json into the folder, in place of printing.")] = (
         False

@@ -23,20 +23,27 @@ def schema(out: OutOption = None) -> None:
 
 
 @app.command()
-def check(files: Annotated[list[Path], typer.Argument(help="One green.yaml, or several.")]) -> None:
+def check(
+    files: Annotated[list[Path], typer.Argument(help="One green.yaml, or several.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print file, ok and error of each as JSON.")] = False,
+) -> None:
     """Check configurations: ends with 0 where all are right, with 2 and what is wrong where one is not."""
     from greentrain.config import GreenConfig
 
-    wrong = 0
+    found = []
     for path in files:
         try:
             GreenConfig.load(path)
         except ConfigError as error:
+            found.append({"file": str(path), "ok": False, "error": str(error)})
             typer.echo(f"greentrain: {error}", err=True)
-            wrong += 1
         else:
-            typer.echo(f"{path}: fine")
-    if wrong:
+            found.append({"file": str(path), "ok": True, "error": None})
+            if not as_json:
+                typer.echo(f"{path}: fine")
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    if not all(one["ok"] for one in found):
         raise typer.Exit(2)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain import cli_complete as complete
 from greentrain.cli_input import WRONG_INPUT, input_checked
 from greentrain.errors import ConfigError
 
@@ -42,7 +43,11 @@ KEYS: Final = {"carbon.zone": "--zone", "carbon.g_per_kwh": "--g-per-kwh", "carb
 
 def estimate(
     config: Annotated[
-        str, typer.Option(help="Model: a name such as llama-3-8b, or a Hugging Face config.json or its folder.")
+        str,
+        typer.Option(
+            help="Model: a name such as llama-3-8b, or a Hugging Face config.json or its folder.",
+            autocompletion=complete.models,
+        ),
     ] = "",
     parameters: Annotated[float | None, typer.Option(help="Parameters in all, instead of --config.")] = None,
     active: Annotated[float | None, typer.Option(help="With --parameters: those that a token meets.")] = None,
@@ -73,12 +78,19 @@ def estimate(
     sequence: Annotated[int | None, typer.Option(help="Tokens a sequence.")] = None,
     batch: Annotated[float | None, typer.Option(help="Tokens of a global batch.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32, bf16, fp16 or fp8; bf16 if none, or the device's 16 bit.")
+        str | None,
+        typer.Option(
+            help="fp32, bf16, fp16 or fp8; bf16 if none, or the device's 16 bit.", autocompletion=complete.gears
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device, as in h100, A100-80GB, TPUv4.")] = "",
+    device: Annotated[
+        str, typer.Option(help="Device, as in h100, A100-80GB, TPUv4.", autocompletion=complete.devices)
+    ] = "",
     count: Annotated[int | None, typer.Option(help="How many devices.")] = None,
     limit_h: Annotated[float | None, typer.Option(help="Hours it may take, instead of --count.")] = None,
-    zone: Annotated[str, typer.Option(help="Place, as in US-CAL-CISO, FRA, CA-QC, gcp:europe-west1.")] = "",
+    zone: Annotated[
+        str, typer.Option(help="Place, as in US-CAL-CISO, FRA, CA-QC, gcp:europe-west1.", autocompletion=complete.zones)
+    ] = "",
     g_per_kwh: Annotated[float | None, typer.Option(help="Intensity of the grid, instead of --zone.")] = None,
     trace_csv: Annotated[Path | None, typer.Option(help="Intensity over time, instead of --zone.")] = None,
     market_g_per_kwh: Annotated[float | None, typer.Option(help="By contracts, for the market-based figure.")] = None,
@@ -88,20 +100,41 @@ def estimate(
         float, typer.Option(help="Energy of networks and storage, as a share of the servers'.")
     ] = 0.0,
     node_w: Annotated[float | None, typer.Option(help="Watts of a device with its share of the server.")] = None,
-    embodied: Annotated[str, typer.Option(help="lca: life-cycle figures; act: area x carbon per area.")] = "lca",
+    embodied: Annotated[
+        str,
+        typer.Option(
+            help="lca: life-cycle figures; act: area x carbon per area.", autocompletion=complete.one_of("lca", "act")
+        ),
+    ] = "lca",
     lifetime_years: Annotated[float, typer.Option(help="Years over which embodied carbon is spread.")] = 4.0,
     price_kwh: Annotated[float | None, typer.Option(help="Price of a kWh.")] = None,
     price_hour: Annotated[float | None, typer.Option(help="Price of a device-hour.")] = None,
     currency: Annotated[str, typer.Option(help="Of the prices.")] = "USD",
-    method: Annotated[str, typer.Option(help="auto, blend, mfu, roofline or pilot.")] = "auto",
-    pilot: Annotated[Path | None, typer.Option(help="Folder of a short run, whose speed and watts are taken.")] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="auto, blend, mfu, roofline or pilot.",
+            autocompletion=complete.one_of("auto", "blend", "mfu", "roofline", "pilot"),
+        ),
+    ] = "auto",
+    pilot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a short run, whose speed and watts are taken.", autocompletion=complete.run_folders
+        ),
+    ] = None,
     devices: Annotated[Path | None, typer.Option(help="YAML of devices of your own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     actions: Annotated[
         Path | None, typer.Option(help="YAML to write: gears and widths for greentrain plan --actions.")
     ] = None,
-    into: Annotated[Path | None, typer.Option(help="Run folder: its report shows estimate beside measured.")] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run folder: its report shows estimate beside measured.", autocompletion=complete.run_folders
+        ),
+    ] = None,
 ) -> None:
     """Estimate hours, energy, carbon and money of a training run, as ranges, with every assumption."""
     with input_checked(*WRONG_INPUT), _told_by_options():

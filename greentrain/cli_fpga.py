@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain import cli_complete as complete
 from greentrain.cli_input import input_checked
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
@@ -35,17 +36,31 @@ LENGTHS: Final = (128, 512)
 
 @app.command()
 def explore(
-    model: Annotated[str, typer.Argument(help="Folder of a compiled or Hugging Face model, or a name: llama-3-8b.")],
-    card: Annotated[str, typer.Option(help="Cards, as in U55C,V80.")] = "U55C,V80",
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a compiled or Hugging Face model, or a name: llama-3-8b.", autocompletion=complete.models
+        ),
+    ],
+    card: Annotated[str, typer.Option(help="Cards, as in U55C,V80.", autocompletion=complete.cards)] = "U55C,V80",
     cards: Annotated[str, typer.Option(help="How many cards, as in 1,2.")] = "1,2",
     precision: Annotated[
-        str, typer.Option(help="fp16, int8, int8a16 (16-bit activations), int4 (weights only).")
+        str,
+        typer.Option(
+            help="fp16, int8, int8a16 (16-bit activations), int4 (weights only).",
+            autocompletion=complete.some_of("fp16", "int8", "int8a16", "int4"),
+        ),
     ] = "fp16,int8,int4",
     batch: Annotated[str, typer.Option(help="Sequences at a time.")] = "1,32",
     sequence: Annotated[
         str | None, typer.Option(help="Tokens a sequence; without it 128,512, or what the model takes.")
     ] = None,
-    head: Annotated[str, typer.Option(help="score or logprob; a compiled model has its own.")] = "score",
+    head: Annotated[
+        str,
+        typer.Option(
+            help="score or logprob; a compiled model has its own.", autocompletion=complete.one_of("score", "logprob")
+        ),
+    ] = "score",
     given: Annotated[
         list[str] | None,
         typer.Option("--set", help="A constant, as in U55C.idle_power_w=31:measured; may be repeated."),

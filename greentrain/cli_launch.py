@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from greentrain import cli_complete as complete
 from greentrain import redacted
 from greentrain.cli_input import WRONG, WRONG_INPUT
 from greentrain.errors import ConfigError, GreenTrainError
@@ -52,12 +53,24 @@ def launch(
     retries: Annotated[int, typer.Option(help="Crashes in a row without progress that are tried again.")] = 3,
     back_off: Annotated[float, typer.Option(help="Wait after the first crash (s), doubled with each one.")] = 10.0,
     grace: Annotated[float, typer.Option(help="From SIGTERM or SIGINT to SIGKILL (s).")] = 20.0,
-    start: Annotated[str, typer.Option(help="now, or green: when the plan would train first.")] = "now",
+    start: Annotated[
+        str,
+        typer.Option(
+            help="now, or green: when the plan would train first.", autocompletion=complete.one_of("now", "green")
+        ),
+    ] = "now",
     actions: Annotated[
-        str | None, typer.Option("--actions", help="Table of actions for the plan, as of greentrain plan.")
+        str | None,
+        typer.Option(
+            "--actions", help="Table of actions for the plan, as of greentrain plan.", autocompletion=complete.actions
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="elastic: workers stay warm; spawn: they do not; command: as typed; auto: what fits.")
+        str,
+        typer.Option(
+            help="elastic: workers stay warm; spawn: they do not; command: as typed; auto: what fits.",
+            autocompletion=complete.one_of("auto", "elastic", "spawn", "command"),
+        ),
     ] = "auto",
     preload: Annotated[
         str, typer.Option(help="Modules that warm workers share, beside the script's own frameworks, as in a,b.")
@@ -66,12 +79,15 @@ def launch(
         str | None, typer.Option(help="namespace/name of a Job that is to follow the plan; without a command.")
     ] = None,
     status: Annotated[Path | None, typer.Option(help="Show the job in this folder and end.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --status: print it as JSON alone.")] = False,
 ) -> None:
     """Supervise a training, as in: greentrain launch --width 1:2 -- torchrun train.py."""
     words = [word for i, word in enumerate(context.args) if not (i == 0 and word == "--")]
     if status is not None:
-        _show(status)
+        _show(status, as_json=as_json)
         return
+    if as_json:
+        raise typer.BadParameter("--json is for --status: a training's output is its own")
     try:
         if kubernetes is not None:
             sys.exit(_follow(kubernetes, words, config, folder, actions))
@@ -233,7 +249,7 @@ def _introduce(state: "State", words: list[str], folder: Path) -> None:
         _tell(f"{folder} holds the job of {' '.join(redacted.arguments(state.command))}: it goes on with this command")
 
 
-def _show(folder: Path) -> None:
+def _show(folder: Path, *, as_json: bool) -> None:
     from greentrain.launch import timeline
     from greentrain.launch.state import read_state
 
@@ -242,6 +258,9 @@ def _show(folder: Path) -> None:
     except ConfigError as error:
         typer.echo(f"greentrain launch: {error}", err=True)
         raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(json.dumps(asdict(state), indent=1))
+        return
     until = "" if state.not_before_unix_s is None else f" until {iso(state.not_before_unix_s)}"
     typer.echo(f"{state.phase}{until}, attempt {state.attempt}, {state.ranks} ranks, begun {iso(state.created_unix_s)}")
     typer.echo(json.dumps(asdict(state), indent=1))

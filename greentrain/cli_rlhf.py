@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain import cli_complete as complete
 from greentrain.cli_input import WRONG_INPUT as WRONG
 from greentrain.cli_input import input_checked
 from greentrain.errors import ConfigError
@@ -26,6 +27,10 @@ app = typer.Typer(
     name="rlhf", help="RLHF steps with frozen passes on cards: time, joules, grams, limits.", no_args_is_help=True
 )
 ALL: Final = "all"
+MODES: Final = (
+    "gpu", "sequential", "eager", "parallel", "late", "late-all", "stream", "stream-late", "off-policy",
+)  # fmt: skip
+"""For the shell; as of ``greentrain.simulator.pipeline.modes``, which needs NumPy."""
 CHUNKS: Final = 8
 """As of ``greentrain.simulator.pipeline.modes``, which needs NumPy."""
 _B_PER_GB: Final = 1e9
@@ -36,9 +41,15 @@ SlowdownOption = Annotated[
     float | None, typer.Option(help="A card that takes so many times the GPUs' time for each pass (assumed).")
 ]
 EngineOption = Annotated[Path | None, typer.Option(help="Statistics of an offload engine (JSON): measured.")]
-CardOption = Annotated[str | None, typer.Option(help="Model the passes on this card: U55C, V80.")]
-RewardOption = Annotated[str | None, typer.Option(help="Reward model on the card: a name or a folder.")]
-ReferenceOption = Annotated[str | None, typer.Option(help="Reference on the card: a name or a folder.")]
+CardOption = Annotated[
+    str | None, typer.Option(help="Model the passes on this card: U55C, V80.", autocompletion=complete.cards)
+]
+RewardOption = Annotated[
+    str | None, typer.Option(help="Reward model on the card: a name or a folder.", autocompletion=complete.models)
+]
+ReferenceOption = Annotated[
+    str | None, typer.Option(help="Reference on the card: a name or a folder.", autocompletion=complete.models)
+]
 SequencesOption = Annotated[int | None, typer.Option(help="Rollouts of a step, for --card.")]
 LengthOption = Annotated[int | None, typer.Option(help="Tokens of a rollout, prompt included, for --card.")]
 PrecisionOption = Annotated[str, typer.Option(help="fp16, int8, int8a16 or int4, for --card.")]
@@ -69,7 +80,9 @@ PlotOption = Annotated[Path | None, typer.Option(help="Picture: FILE.png, .svg o
 def simulate(
     context: typer.Context,
     table: TableArgument,
-    mode: Annotated[str, typer.Option(help="Modes, as in late,stream; all.")] = ALL,
+    mode: Annotated[
+        str, typer.Option(help="Modes, as in late,stream; all.", autocompletion=complete.some_of(ALL, *MODES))
+    ] = ALL,
     cards: Annotated[str, typer.Option(help="How many cards, as in 1,2.")] = "1",
     tokens: TokensOption = None,
     slowdown: SlowdownOption = None,
@@ -159,11 +172,18 @@ def waterfall(
 def sensitivity(
     context: typer.Context,
     table: TableArgument,
-    over: Annotated[str, typer.Option(help="reward-model, batch or grid.")] = "reward-model",
+    over: Annotated[
+        str,
+        typer.Option(
+            help="reward-model, batch or grid.", autocompletion=complete.one_of("reward-model", "batch", "grid")
+        ),
+    ] = "reward-model",
     values: Annotated[
         str | None, typer.Option(help="Factors of the reward model or the batch; models, with --card; g/kWh.")
     ] = None,
-    mode: Annotated[str, typer.Option(help="How the training waits for passes on the card.")] = "late",
+    mode: Annotated[
+        str, typer.Option(help="How the training waits for passes on the card.", autocompletion=complete.one_of(*MODES))
+    ] = "late",
     cards: CardsOption = 1,
     tokens: TokensOption = None,
     slowdown: SlowdownOption = None,

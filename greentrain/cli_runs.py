@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from greentrain import cli_complete as complete
 from greentrain.cli_input import input_checked
 from greentrain.errors import RunFolderError
 
@@ -38,7 +39,10 @@ def alerts(out: OutOption = None) -> None:
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a run; one of runs: the newest of them.")],
+    run: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run; one of runs: the newest of them.", autocompletion=complete.run_folders),
+    ],
     once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document a look.")] = False,
     every_s: Annotated[float, typer.Option("--every-s", help="Time between two looks (s).")] = 2.0,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from greentrain import cli_complete as complete
 from greentrain.cli_input import WRONG_INPUT, input_checked
 from greentrain.cli_output import console, progress
 from greentrain.errors import ConfigError
@@ -30,7 +31,11 @@ HISTORY_H: Final = 21 * 24.0
 
 ActionsOption = Annotated[
     str | None,
-    typer.Option("--actions", help="Table of actions: a run folder, a YAML file, or 'reference' (assumed)."),
+    typer.Option(
+        "--actions",
+        help="Table of actions: a run folder, a YAML file, or 'reference' (assumed).",
+        autocompletion=complete.actions,
+    ),
 ]
 TraceOption = Annotated[
     list[str] | None,
@@ -41,11 +46,21 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 def simulate(
     config: Annotated[Path | None, typer.Argument(help="green.yaml with carbon, policy and precision.")] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Replay a run folder: what would others have done?")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", help="Replay a run folder: what would others have done?", autocompletion=complete.run_folders
+        ),
+    ] = None,
     trace: TraceOption = None,
     actions: ActionsOption = None,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", help="Policy to compare, may be repeated; the usual ones if none.")
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            help="Policy to compare, may be repeated; the usual ones if none.",
+            autocompletion=complete.policies,
+        ),
     ] = None,
     slack: Annotated[
         list[float] | None,
@@ -55,7 +70,13 @@ def simulate(
     seeds: Annotated[int, typer.Option(help="Times that each job is run, for policies that draw.")] = 1,
     history_h: Annotated[float, typer.Option(help="Hours of a grid before its first job.")] = HISTORY_H,
     out: Annotated[Path | None, typer.Option(help="Folder for table.csv, result.json and pictures.")] = None,
-    pictures: Annotated[str, typer.Option(help="Format of the pictures: png, svg, pdf or none.")] = "png",
+    pictures: Annotated[
+        str,
+        typer.Option(
+            help="Format of the pictures: png, svg, pdf or none.",
+            autocompletion=complete.one_of("png", "svg", "pdf", NONE),
+        ),
+    ] = "png",
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies on recorded grids, or with what a run did: table, CSV, JSON and pictures."""
@@ -103,7 +124,9 @@ def simulate(
 def plan(
     tokens: Annotated[float, typer.Option(help="Tokens of the job, such as 2e9.")],
     deadline: Annotated[str, typer.Option(help="Hours from the start, or a time with its offset (ISO 8601).")],
-    zones: Annotated[str, typer.Option(help="Grid zones, as in US-CAL-CISO,US-MIDA-PJM.")] = "",
+    zones: Annotated[
+        str, typer.Option(help="Grid zones, as in US-CAL-CISO,US-MIDA-PJM.", autocompletion=complete.grid_zones)
+    ] = "",
     actions: ActionsOption = None,
     start: Annotated[
         str | None, typer.Option(help="Earliest start with its offset (ISO 8601); the next full hour if none.")

@@ -41,7 +41,7 @@ def test_the_commands_and_options_are_these() -> None:
     }
     assert options == {
         "doctor": ["--config", "--json", "-c"],
-        "measure": ["--config", "--name", "-c"],
+        "measure": ["--config", "--name", "--summary", "-c"],
         "report": [
             "--all", "--by", "--cache", "--export", "--export-totals", "--json", "--since", "--until", "--where",
             "runs",
@@ -53,8 +53,8 @@ def test_the_commands_and_options_are_these() -> None:
         ],
         "launch": sorted(
             [
-                "--actions", "--back-off", "--checkpoints", "--config", "--dir", "--engine", "--grace", "--kubernetes",
-                "--preload", "--retries", "--start", "--status", "--width", "-c",
+                "--actions", "--back-off", "--checkpoints", "--config", "--dir", "--engine", "--grace", "--json",
+                "--kubernetes", "--preload", "--retries", "--start", "--status", "--width", "-c",
             ]
         ),
         "plan": [
