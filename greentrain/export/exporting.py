@@ -19,6 +19,8 @@ from greentrain.types import Topology
 
 SAVED_S: Final = 60.0
 """Time between two looks at what a plan has saved (s)."""
+CATCH_UP_BYTES: Final = 1 << 24
+"""Most of the journal that is read a second: parsing it takes about 0.2 s, and two weeks are read in 20 s."""
 LATE_S: Final = 0.5
 """Readings of this long ago are in (s), beyond a sensor's own period."""
 LATEST_S: Final = 5.0
@@ -66,13 +68,13 @@ class Exporting:
             harmless(self._exporters.pop().close)()
 
     def snapshot(self, run: ActiveRun, caps: Caps | None) -> Snapshot | None:
-        """Return the figures of now; None where the journal cannot be read yet."""
+        """Return the figures of now; None while the journal of an earlier part of the run is being read."""
         if self._tail is None:
             self._tail = JournalTail(rank_path(run.folder, run.topology.rank))
-        for record in self._tail.read():
+        for record in self._tail.read(CATCH_UP_BYTES):
             self._rank.add(record)
-        if self._rank.opened is None:
-            return None
+        if self._rank.opened is None or self._tail.behind:
+            return None  # half of an earlier part would look like a counter that was reset
         if not self._config:
             self._config = {"name": run.config.run.name, "config": run.config.to_dict()}
         facts = {**self._config, **self._run_json.read(run.folder)}  # another node may not see rank 0's file

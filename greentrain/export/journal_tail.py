@@ -1,6 +1,7 @@
 """A journal that grows, read from where the last look ended."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +23,15 @@ class JournalTail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.behind = True
+        """True until a reading has reached the end of the file."""
         self._at = 0
 
-    def read(self) -> Iterator[dict[str, Any]]:
+    def read(self, most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
         """Yield the new records, entries without their step groups, which are most of a line.
+
+        Args:
+            most_bytes: About where this reading stops; the next one goes on from there.
 
         Raises:
             OSError: The file is there and cannot be read.
@@ -35,9 +41,13 @@ class JournalTail:
         except FileNotFoundError:
             return
         with file:
-            rest = b""
-            file.seek(self._at)
-            while chunk := file.read(CHUNK_BYTES):
+            rest, start = b"", self._at
+            file.seek(start)
+            while self._at - start < most_bytes:
+                chunk = file.read(CHUNK_BYTES)
+                if not chunk:
+                    self.behind = False
+                    break
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     self._at += len(line) + 1

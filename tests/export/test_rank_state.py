@@ -75,6 +75,17 @@ def test_it_says_what_the_books_say(twice: Path, piece: int | None) -> None:
     assert len(state.record().entries) <= 3, "an hour of a process is one line"
 
 
+def test_a_long_journal_is_read_in_parts(twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.export.journal_tail.CHUNK_BYTES", 512)
+    path, state = twice / "rank-00000.jsonl", RankState()
+    tail, looks = JournalTail(path), 0
+    while tail.behind:
+        looks += 1
+        for record in tail.read(1024):
+            state.add(record)
+    assert looks > 2 and state.total_j == pytest.approx(read_run(twice).totals.energy_j)
+
+
 def test_a_look_at_what_has_not_grown_reads_nothing(twice: Path, tmp_path: Path) -> None:
     tail = JournalTail(twice / "rank-00000.jsonl")
     assert len(list(tail.read())) > 4 and list(tail.read()) == []
