@@ -25,6 +25,7 @@ TESTED = sorted({block.page for block in ALL if (block.file or "").startswith("t
 def environment(folder: Path) -> dict[str, str]:
     """Return variables for a child whose caches are in its own folder, and which asks no network."""
     own = {"GREENTRAIN_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    own["OMP_NUM_THREADS"] = "1"  # tests run two at a time: threads that wait for a core spin
     return {**os.environ, **own, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
