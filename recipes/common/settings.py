@@ -1,6 +1,7 @@
 """What the recipes share: the command line and the size of the run."""
 
 import argparse
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class Settings:
     """Pairs of an optimizer step and the gear from there on."""
     minutes: float = 3.0
     """In which a recipe that replays a day of the grid lets it pass."""
+    loggers: tuple[str, ...] = ()
+    """Names of the framework's loggers that get the figures."""
 
     @property
     def green(self) -> dict[str, dict[str, object]]:
@@ -40,6 +43,8 @@ class Settings:
             "run": {"dir": self.out, "name": self.name},
             "carbon": {"signal": "typical", "zone": self.zone, "pue": 1.2},
         }
+        if self.loggers:
+            sections["run"]["book_s"] = 1.0  # loggers get what is booked: by default up to 10 s old
         if self.gears:
             # Below 128 features FP8 does not pay; --small goes there to show the way.
             sections["precision"] = {"gears": self.gears, "min_features": min(128, self.size.width)}
@@ -52,6 +57,7 @@ def parse(
     argv: list[str] | None = None,
     gears: Sequence[str] = (),
     steps: tuple[int, int] | None = (500, 300),
+    loggers: Sequence[str] = (),
 ) -> Settings:
     """Read the command line of a recipe and load its data.
 
@@ -61,6 +67,7 @@ def parse(
         gears: Precision gears among which a recipe shifts; adds the flags --gear and --schedule.
         steps: Optimizer steps of the large and of the small model, unless the command line says; None: as many as fit
             into a replayed day, and a flag --minutes for its length.
+        loggers: Names among which a recipe lets choose; adds the flag --logger, by default the first.
     """
     parser = argparse.ArgumentParser(description="Train a small GPT on Python's own source and report its energy.")
     parser.add_argument(
@@ -79,7 +86,11 @@ def parse(
         either.add_argument("--schedule", help="step:gear,... (default: fp8 from 40 to 75 %% of the steps, else bf16)")
     if steps is None:
         parser.add_argument("--minutes", type=float, default=3.0, help="in which a day of the grid passes (default 3)")
+    if loggers:
+        parser.add_argument("--logger", nargs="+", choices=loggers, default=[loggers[0]], help="one or more")
     args = parser.parse_args(argv)
+    chosen = tuple(args.logger) if loggers else ()
+    _check_installed(chosen)
     torch.manual_seed(args.seed)
     if args.small:
         torch.set_num_threads(1)  # more only wait for one another in a model this small
@@ -104,7 +115,14 @@ def parse(
         gears=tuple(gears),
         minutes=args.minutes if steps is None else 3.0,
         schedule=_schedule(args.gear, args.schedule, count) if gears else (),
+        loggers=chosen,
     )
+
+
+def _check_installed(loggers: Sequence[str]) -> None:
+    for name in loggers:  # Accelerate would leave one out without a word
+        if name != "csv" and importlib.util.find_spec(name) is None:
+            raise SystemExit(f"--logger {name} needs the package {name}: pip install {name}")
 
 
 def _schedule(gear: str | None, text: str | None, steps: int) -> tuple[tuple[int, str], ...]:

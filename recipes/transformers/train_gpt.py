@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from greentrain.callbacks.transformers import GreenCallback  # green
-from recipes.common.model import build_optimizer
+from recipes.common.model import Size, build_optimizer
 from recipes.common.settings import Settings, parse
 
 
@@ -48,10 +48,8 @@ class Printer(TrainerCallback):
         print(f"step {step}: val loss {loss:.2f} nats (unigram entropy {self.entropy:.2f})", flush=True)
 
 
-def main() -> None:
-    settings = parse("gpt-transformers")
-    size = settings.size
-    model = GPT2LMHeadModel(
+def gpt2(size: Size) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=size.vocab,
             n_positions=size.context,
@@ -65,6 +63,11 @@ def main() -> None:
             eos_token_id=0,
         )
     )
+
+
+def main() -> None:
+    settings = parse("gpt-transformers")
+    model = gpt2(settings.size)
     green = GreenCallback(settings.green)  # green
     trainer = Trainer(
         model,
