@@ -102,8 +102,6 @@ class RankState:
         self.gear: str | None = None
         self.cap: float | None = None
         """Power limit that was decided on last, as a share of the limit found; None: nobody decided."""
-        self.phase_s: Mapping[str, float] = {}
-        """Of the last entry."""
         self.booked_unix_s: float | None = None
         """End of the last entry."""
         self.events: deque[Mapping[str, Any]] = deque(maxlen=LAST_EVENTS)
@@ -118,12 +116,6 @@ class RankState:
     def total_j(self) -> float | None:
         """Known energy of all devices (J)."""
         return sum(self.energy_j.values()) if self.energy_j else None
-
-    @property
-    def emissions_g(self) -> float | None:
-        """Operational grams plus the mid estimate of embodied grams."""
-        known = [grams for grams in (self.operational_g, self.embodied_g) if grams is not None]
-        return sum(known) if known else None
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Take in one record. One that is damaged, or of a kind not known here, counts nothing."""
@@ -213,7 +205,7 @@ class RankState:
         self.steps += span.steps
         self.tokens += span.tokens
         self.samples += span.samples
-        self.carbon, self.phase_s, self.booked_unix_s = record["carbon"], record["phase_s"], span.t1_s
+        self.carbon, self.booked_unix_s = record["carbon"], span.t1_s
         self.pue = (span.pue, str(record.get("pue_from", "constant")))
         gears = list(record.get("gears", {}))
         if gears and self.gear not in gears:

@@ -135,12 +135,6 @@ class Snapshot:
         """Device-seconds without knowledge (s)."""
         return sum(device.missing_s for device in self.devices)
 
-    @property
-    def emissions_g(self) -> float | None:
-        """Operational grams plus the mid estimate of embodied grams."""
-        known = [grams for grams in (self.operational_g, self.embodied_g) if grams is not None]
-        return sum(known) if known else None
-
 
 def snapshot_of(
     rank: RankState,
