@@ -108,7 +108,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
         metrics = harmless(self.green.metrics)() or {}
-        super().log({**metrics, **values}, step=step, log_kwargs=log_kwargs)
+        super().log({**metrics, **values}, step=step, log_kwargs=log_kwargs or {})  # accelerate 1.2 takes no None
 
     def end_training(self) -> None:
         self._ended = True

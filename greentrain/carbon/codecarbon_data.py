@@ -15,7 +15,7 @@ from typing import Any
 
 from greentrain.errors import CarbonSignalError
 
-_REMEDY = "install 'codecarbon>=3.3,<4', or give a number with carbon.g_per_kwh"
+_REMEDY = "install 'codecarbon>=3.3.2,<4', or give a number with carbon.g_per_kwh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
