@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from greentrain.action_table import ActionTable
 from greentrain.estimate.api import Estimate
-from greentrain.estimate.mfu import FP8_SPEEDUP
+from greentrain.estimate.mfu import fp8_speedup
 from greentrain.types import Gear
 from greentrain.units import S_PER_HOUR
 
@@ -23,9 +23,9 @@ def rows(found: Estimate) -> list[dict[str, Any]]:
     speeds = {found.workload.precision: tokens_per_s}
     if Gear.FP8 in found.device.peak_flop_s:
         if found.workload.precision is Gear.FP8:
-            speeds[Gear.BF16] = tokens_per_s / FP8_SPEEDUP.mid
+            speeds[Gear.BF16] = tokens_per_s / fp8_speedup(found.device).mid
         elif found.workload.precision is Gear.BF16:
-            speeds[Gear.FP8] = tokens_per_s * FP8_SPEEDUP.mid
+            speeds[Gear.FP8] = tokens_per_s * fp8_speedup(found.device).mid
     widths = [round(found.count * share) for share in SHARES if (found.count * share).is_integer()]
     return [
         {

@@ -33,7 +33,7 @@ OTHER: Final = "other"
 STAND_IN: Final[Mapping[str, str]] = {"b200": "h100"}
 """Classes without a run that are taken to reach what their predecessor reaches."""
 FP8_SPEEDUP: Final = Range(low=1.2, mid=1.35, high=1.5)
-"""FP8 over BF16, whole steps."""
+"""FP8 over BF16, whole steps, on devices of twice the peak in FP8; see :func:`fp8_speedup`."""
 _FP8_SOURCE: Final = (
     "torchtitan is published with +34 % for Llama-2-7B and +50 % for Llama3-70B on 128 H100s; low is assumed"
 )
@@ -211,10 +211,23 @@ def estimate_mfu(
         ),
     ]
     if workload.precision is Gear.FP8:
-        hours = product([hours, one_over(FP8_SPEEDUP)])
-        text = f"{FP8_SPEEDUP.mid:g} x ({FP8_SPEEDUP.low:g} to {FP8_SPEEDUP.high:g})"
-        assumptions.append(Assumption(name="FP8 over BF16", value=text, source=_FP8_SOURCE, kind=Kind.ASSUMED))
+        gain = fp8_speedup(accelerator)
+        hours = product([hours, one_over(gain)])
+        text = f"{gain.mid:g} x ({gain.low:g} to {gain.high:g})"
+        source = _FP8_SOURCE + ("" if gain == FP8_SPEEDUP else f"; {accelerator.name}'s peaks allow no more")
+        assumptions.append(Assumption(name="FP8 over BF16", value=text, source=source, kind=Kind.ASSUMED))
     return MfuEstimate(gpu_hours=hours, mfu=mfu, flop=flop, assumptions=tuple(assumptions), warnings=tuple(warnings))
+
+
+def fp8_speedup(accelerator: Accelerator) -> Range:
+    """Return what FP8 gains over 16 bit in whole steps: as published, and no more than the device's peaks promise.
+
+    Raises:
+        ConfigError: The device has no FP8, or no 16-bit peak.
+    """
+    wide, _ = peak_of(accelerator, Gear.FP8)
+    most = max(1.0, accelerator.peak_flop_s[Gear.FP8].value / wide.value)
+    return Range(low=min(FP8_SPEEDUP.low, most), mid=min(FP8_SPEEDUP.mid, most), high=min(FP8_SPEEDUP.high, most))
 
 
 def one_over(share: Range) -> Range:

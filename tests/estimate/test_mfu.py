@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
-from greentrain.estimate.mfu import FP8_SPEEDUP, OTHER, estimate_mfu, of_optimum, shipped, table
+from greentrain.estimate.mfu import FP8_SPEEDUP, OTHER, estimate_mfu, fp8_speedup, of_optimum, shipped, table
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
@@ -107,3 +107,15 @@ def test_a_table_without_its_keys_says_which() -> None:
     only = {"a100": {"dense": {"mfu": [0.2, 0.3, 0.4], "runs": 1, "families": 1}}}
     with pytest.raises(ConfigError, match=OTHER):
         table({**whole, "smallest": 1.0, "largest": 1e12, "class": only})
+
+
+def test_fp8_gains_nothing_where_its_peak_is_that_of_16_bit() -> None:
+    device = hardware.find("TPUv5p")
+    assert device.peak_flop_s[Gear.FP8].value == device.peak_flop_s[Gear.BF16].value
+    wide, narrow = (
+        estimate_mfu(LLAMA_3_8B, Workload(tokens=1e12, precision=gear), device) for gear in (Gear.BF16, Gear.FP8)
+    )
+    assert narrow.gpu_hours.mid == pytest.approx(wide.gpu_hours.mid)
+    assert narrow.gpu_hours.low == pytest.approx(wide.gpu_hours.low)
+    assert any("TPUv5p's peaks allow no more" in said.source for said in narrow.assumptions)
+    assert fp8_speedup(hardware.find("H100-SXM")) == FP8_SPEEDUP
