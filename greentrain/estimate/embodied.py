@@ -80,7 +80,7 @@ DIES: Final[Mapping[str, Die]] = {
     "TPUv3": Die(cm2=7.0, node_nm=14, source=f"{_LLMCARBON}; 16 nm taken as 14", kind=Kind.DATASHEET),
     "TPUv4": Die(cm2=4.0, node_nm=7, source=_LLMCARBON, kind=Kind.DATASHEET),
 }
-"""By the beginning of a device's name."""
+"""By a device's name, or what stands in it before a dash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def _lca(device: Accelerator) -> tuple[Range | None, Range, str, Kind]:
 
 
 def _act(device: Accelerator) -> tuple[Range | None, Range, str, Kind]:
-    die = next((die for name, die in DIES.items() if device.name.startswith(name)), None)
+    die = next((die for name, die in DIES.items() if f"{device.name}-".startswith(f"{name}-")), None)
     server = Range.exactly(SERVER_OTHERS_KG / min(device.node, 8))
     if die is None:
         return (

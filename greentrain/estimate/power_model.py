@@ -49,15 +49,17 @@ class Metered:
 
 
 _PATTERSON: Final = "Patterson et al., arXiv 2104.10350, table 4: system average a device in training, host included"
+_V100: Final = Metered(node_w=Range(low=290.0, mid=330.0, high=370.0), source=f"{_PATTERSON}; bounds assumed")
 METERED: Final[Mapping[str, Metered]] = {
-    "V100": Metered(node_w=Range(low=290.0, mid=330.0, high=370.0), source=f"{_PATTERSON}; bounds assumed"),
+    "V100-16GB": _V100,
+    "V100-32GB": _V100,
     "TPUv3": Metered(node_w=Range(low=245.0, mid=289.0, high=310.0), source=_PATTERSON),
     "TPUv4": Metered(
         node_w=Range(low=326.0, mid=352.0, high=378.5),
         source="326 W (GLaM, arXiv 2112.06905) and 378.5 W (PaLM, arXiv 2204.02311) a chip, host included",
     ),
 }
-"""By the beginning of a device's name."""
+"""By a device's name; with a TDP that a user gives, or of a later year, it is another device."""
 TPU_SHARE: Final = Range(low=1.1, mid=1.4, high=1.85)
 """System over chip: 289 of 262 W (v3) and 352 of 192 W (v4); for chips without a metered system."""
 
@@ -81,13 +83,11 @@ def watts(device: Accelerator, mfu: float) -> Watts:
         mfu: Share of its peak that the model's FLOP come to.
     """
     bound("mfu", mfu, 1e-6, 1.0)
-    for beginning, metered in METERED.items():
-        if device.name.startswith(beginning):
-            said = Assumption(
-                name="power", value=_w(metered.node_w, "a device"), source=metered.source, kind=Kind.MEASURED
-            )
-            return Watts(node_w=metered.node_w, device_w=None, assumptions=(said,))
     tdp = device.tdp_w
+    metered = METERED.get(device.name)
+    if metered is not None and tdp.kind is not Kind.GIVEN:
+        said = Assumption(name="power", value=_w(metered.node_w, "a device"), source=metered.source, kind=Kind.MEASURED)
+        return Watts(node_w=metered.node_w, device_w=None, assumptions=(said,))
     if device.family == "tpu":
         node_w = TPU_SHARE.times(tdp.value)
         source = f"no system of it was metered: TPUv3 and v4 drew 1.1 and 1.8 x the chip's {tdp.source}"

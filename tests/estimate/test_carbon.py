@@ -215,3 +215,10 @@ def test_energy_that_was_metered_on_devices_alone_lies_within_the_bounds() -> No
         misses[row["name"]] = kwh.mid / metered - 1
         assert kwh.low < metered < kwh.high, row["name"]
     assert len(misses) >= 3 and sum(abs(miss) for miss in misses.values()) / len(misses) < 0.35, misses
+
+
+def test_watts_that_were_metered_are_not_those_of_a_tdp_that_a_user_gives(tmp_path: Path) -> None:
+    path = tmp_path / "devices.yaml"
+    path.write_text("V100-32GB: {tdp_w: 200}\n", encoding="utf-8")
+    assert watts(hardware.find("V100-32GB", path), 0.4).node_w.mid < 290.0
+    assert watts(hardware.find("V100-32GB"), 0.4).node_w.mid == 330.0

@@ -2,6 +2,8 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
+from greentrain.estimate.embodied import embodied_hour
+from greentrain.estimate.power_model import watts
 from greentrain.estimate.projection import Rate, Rates, project
 from greentrain.estimate.values import Kind
 from greentrain.types import Gear
@@ -45,3 +47,17 @@ def test_years_and_rates_have_bounds() -> None:
         project(hardware.find("h100"), 21)
     with pytest.raises(ConfigError, match="per_year is 35"):
         Rate(per_year=35, source="per cent by mistake")
+
+
+@pytest.mark.parametrize("name", ["TPUv4", "V100-32GB"])
+def test_nobody_metered_a_device_of_a_later_year(name: str) -> None:
+    now, later = hardware.find(name), project(hardware.find(name), 5).device
+    assert {said.kind for said in watts(now, 0.4).assumptions} == {Kind.MEASURED}
+    assert watts(later, 0.4).node_w.mid > later.tdp_w.value > watts(now, 0.4).node_w.mid * 0.7
+    assert Kind.MEASURED not in {said.kind for said in watts(later, 0.4).assumptions}
+
+
+def test_the_die_of_a_device_of_a_later_year_is_not_known() -> None:
+    now = hardware.find("B200")
+    assert embodied_hour(now, method="act").g_per_h is not None
+    assert embodied_hour(project(now, 5).device, method="act").g_per_h is None
