@@ -30,6 +30,8 @@ class Cluster:
             raise ConfigError(f"count={self.count}, limit_h={self.limit_h}: give one of them")
         if self.count is not None:
             bound("count", self.count, 1, 1e7)
+            if self.count != int(self.count):
+                raise ConfigError(f"count is {self.count!r}; it must be a whole number of devices")
         if self.limit_h is not None:
             bound("limit_h", self.limit_h, 1e-3, 1e6)
         if self.pue is not None:

@@ -209,6 +209,8 @@ def _range(given: Any, where: str) -> Range:
     if len(values) != 3:
         raise ConfigError(f"{where} is {given!r}; give one number, or low, mid and high (kg)")
     low, mid, high = (_number(value, where, least=0.0) for value in values)
+    if not low <= mid <= high:
+        raise ConfigError(f"{where} is {given!r}; give low, mid and high in this order (kg)")
     return Range(low=low, mid=mid, high=high)
 
 

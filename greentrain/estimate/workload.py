@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from greentrain.config_values import bound
+from greentrain.errors import ConfigError
 from greentrain.types import Gear
 
 
@@ -21,6 +22,8 @@ class Workload:
     def __post_init__(self) -> None:
         bound("tokens", self.tokens, 1.0, 1e18)
         bound("sequence", self.sequence, 1, 2**24)
+        if self.sequence != int(self.sequence):
+            raise ConfigError(f"sequence is {self.sequence!r}; it must be a whole number of tokens")
         bound("batch_tokens", self.batch_tokens, self.sequence, 1e12)
 
     @property
