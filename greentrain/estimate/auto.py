@@ -58,7 +58,10 @@ def by_auto(
     if workload.batch_tokens == default:
         twice = dataclasses.replace(workload, batch_tokens=2.0 * default)
         same = dataclasses.replace(cluster, count=found.count, limit_h=None)
-        other = hours.by_blend(shape, twice, same, device, year=year, of=of)
+        try:
+            other = hours.by_blend(shape, twice, same, device, year=year, of=of)
+        except ConfigError:  # more micro-batches in flight do not fit: a larger batch saves nothing
+            other = found
         less = 1.0 - other.gpu_hours.mid / found.gpu_hours.mid
         if less > HANGS:
             return _instead(

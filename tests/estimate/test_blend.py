@@ -157,3 +157,12 @@ def test_it_learns_from_the_tables_that_it_is_given() -> None:
     assert estimate_mfu(LLAMA, WORK, H100, of=of.peak).gpu_hours.mid == pytest.approx(
         2 * hours.by_mfu(LLAMA, WORK, HERE, H100).gpu_hours.mid
     )
+
+
+def test_a_batch_of_which_twice_as_much_does_not_fit_is_no_error() -> None:
+    shape, device = shapes.find("llama-2-13b"), hardware.find("A100-80GB")
+    cluster = Cluster(device="A100-80GB", count=64, zone="FRA")
+    long = Workload(tokens=1e11, sequence=2**20)
+    with pytest.raises(ConfigError, match="The largest term is activations"):
+        hours.by_blend(shape, dataclasses.replace(long, batch_tokens=8e6), cluster, device)
+    assert by_auto(shape, long, cluster, device).method == "blend"
