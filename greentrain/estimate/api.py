@@ -23,6 +23,7 @@ from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
 from greentrain.estimate.hours import Hours
 from greentrain.estimate.layouts import Layout
+from greentrain.estimate.mfu import fp8_speedup, peak_of
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money, Prices, money
 from greentrain.estimate.power_model import watts
@@ -31,6 +32,7 @@ from greentrain.estimate.sci_units import SciRange, sci_ranges
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
 from greentrain.shown import Shown, View
+from greentrain.types import Gear
 
 FORMAT: Final = 1
 
@@ -55,6 +57,13 @@ class Options:
     """Of the run, for those of the past."""
     compare_devices: Sequence[str] = DEVICES
     compare_zones: Sequence[str] = ZONES
+
+    def __post_init__(self) -> None:
+        if self.start is not None and self.start.tzinfo is None:
+            raise ConfigError(
+                f"start is {self.start.isoformat()}, without a time zone: give one, as in datetime(2026, 12, 1, 22,"
+                " tzinfo=UTC)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +186,8 @@ def estimate(
     catalogue = hardware.catalogue(options.devices_file)
     device = catalogue.find(cluster.device)
     signal = signal_of(cluster)
-    found = _hours(shape, workload, cluster, device, method, pilot, options)
-    core = _core(found, cluster, device, signal, options)
+    found = _hours(shape, workload, cluster, device, method, pilot, options, catalogue)
+    core = _core(found, workload, cluster, device, signal, options)
 
     modelled = dataclasses.replace(options, node_w=None)
 
@@ -190,7 +199,7 @@ def estimate(
             cluster.g_per_kwh,
             cluster.trace_csv,
         )
-        found = _core(by_table, there, other, signal if same_grid else signal_of(there), modelled)
+        found = _core(by_table, work, there, other, signal if same_grid else signal_of(there), modelled)
         return Grams(
             operational=found.operational.location_g.mid,
             embodied=found.embodied_g.mid if found.embodied_g else None,
@@ -219,7 +228,7 @@ def estimate(
         layout=found.layout,
         memory_bytes=found.memory_bytes,
         assumptions=(*_inputs(workload), *found.assumptions, *core.assumptions),
-        warnings=(*found.warnings, *core.warnings),
+        warnings=(*_precision(workload, device, found.method), *found.warnings, *core.warnings),
         relations=(
             *relations(workload, cluster, again=again, device=device, others=others, zones=options.compare_zones),
             *start_hours(signal, core.duration_h.mid, options.start, share),
@@ -249,9 +258,10 @@ def _hours(
     method: str,
     pilot: Path | None,
     options: Options,
+    catalogue: hardware.Catalogue,
 ) -> Hours:
     if pilot is not None:
-        return hours.by_pilot(shape, workload, cluster, device, pilot)
+        return hours.by_pilot(shape, workload, cluster, device, pilot, known=catalogue)
     by: Mapping[str, Callable[..., Hours]] = {
         AUTO: by_auto,
         "blend": hours.by_blend,
@@ -261,7 +271,9 @@ def _hours(
     return by[method](shape, workload, cluster, device, year=options.year)
 
 
-def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, options: Options) -> _Core:
+def _core(
+    found: Hours, workload: Workload, cluster: Cluster, device: Accelerator, signal: Signal, options: Options
+) -> _Core:
     said: list[Assumption] = []
     duration_h = found.gpu_hours.times(1.0 / found.count)
     if options.node_w is not None:
@@ -271,7 +283,8 @@ def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, o
     elif found.node_w is not None:
         node_w = found.node_w
     else:
-        modelled = watts(device, found.mfu)
+        gain = fp8_speedup(device).mid if workload.precision is Gear.FP8 else 1.0
+        modelled = watts(device, found.mfu / gain)  # nobody metered FP8: the watts are those of 16 bit
         node_w = modelled.node_w
         said += modelled.assumptions
     grid = intensity(signal, duration_h.mid, options.start)
@@ -294,6 +307,16 @@ def _core(found: Hours, cluster: Cluster, device: Accelerator, signal: Signal, o
         assumptions=(*said, *used.assumptions, *made.assumptions, *paid.assumptions),
         warnings=(*grid.warnings, *made.warnings),
     )
+
+
+def _precision(workload: Workload, device: Accelerator, method: str) -> tuple[str, ...]:
+    """Return a warning where another precision stands in for the workload's, or nobody published a run in it."""
+    if workload.precision in (Gear.BF16, Gear.FP16) and workload.precision not in device.peak_flop_s:
+        _, gear = peak_of(device, workload.precision)
+        return (f"{device.name} has no {workload.precision}: the peak in {gear} is taken",)
+    if workload.precision is Gear.FP32 and method != "pilot":
+        return ("the published runs are in 16 bit: the share of the peak that they reached is taken for fp32 too",)
+    return ()
 
 
 def _inputs(workload: Workload) -> tuple[Assumption, ...]:

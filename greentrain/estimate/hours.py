@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +13,7 @@ from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.blend import Blend
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.gemm import Floats
+from greentrain.estimate.hardware import Catalogue
 from greentrain.estimate.layouts import Layout
 from greentrain.estimate.mfu import MfuTable, estimate_mfu
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
@@ -27,6 +28,7 @@ from greentrain.units import S_PER_HOUR
 METHODS: Final = ("blend", "mfu", "roofline", "pilot")
 SERVER: Final = 8
 """Devices are taken by the server, where a time limit asks for their number."""
+_MOST_DEVICES: Final = 10**7
 _FLOOR: Final = "the layout is the modelled optimum, its step time what nobody may reach: measure a pilot"
 
 
@@ -61,18 +63,26 @@ def by_mfu(
 ) -> Hours:
     """Return device-hours by the table of utilisations; ``of`` replaces the package's."""
     found = estimate_mfu(shape, workload, device, year=year, of=of)
-    count, said, warned = _count(cluster, found.gpu_hours)
+    count, said, warned = _count(cluster, device, lambda _: found.gpu_hours)
     return Hours(
         method="mfu",
         gpu_hours=found.gpu_hours,
         count=count,
-        mfu=found.mfu.mid,
+        mfu=_reached(shape, workload, device, found.gpu_hours),
         assumptions=(*found.assumptions, *said),
         warnings=(*found.warnings, *warned),
     )
 
 
-def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Accelerator, folder: Path) -> Hours:
+def by_pilot(
+    shape: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    device: Accelerator,
+    folder: Path,
+    *,
+    known: Catalogue | None = None,
+) -> Hours:
     """Return device-hours by the speed of a short run, and its watts where they were read.
 
     Args:
@@ -81,9 +91,23 @@ def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Ac
         cluster: Devices of the long run; each is taken to be as fast as in the pilot.
         device: What they are.
         folder: The pilot's run folder.
+        known: Devices by name, for what the pilot ran on; None: the table.
+
+    Raises:
+        ConfigError: The pilot cannot be read, is faster than the device's peak, or failures keep any number of devices
+            from the time limit.
     """
     pilot = read_pilot(folder)
-    count, said, warned = _count(cluster, forecast(pilot, workload.tokens, count=SERVER).gpu_hours)
+
+    def gpu_hours(count: int) -> Range:
+        if count > _MOST_DEVICES:
+            raise ConfigError(
+                f"limit_h is {cluster.limit_h:g}, which no number of devices keeps at the pilot's speed: with more of"
+                " them failures take more of the time. Give more hours"
+            )
+        return forecast(pilot, workload.tokens, count=count).gpu_hours
+
+    count, said, warned = _count(cluster, device, gpu_hours)
     found = forecast(pilot, workload.tokens, count=count)
     mfu = _mfu(shape, pilot.tokens_per_s.mid / pilot.devices, device)
     if mfu > 1:
@@ -91,14 +115,15 @@ def by_pilot(shape: ModelShape, workload: Workload, cluster: Cluster, device: Ac
             f"{folder}: {pilot.tokens_per_s.mid:.3g} tokens/s of {shape.name} are {mfu:.2g} x the peak of"
             f" {pilot.devices} x {device.name}: name the model and the device that the pilot ran"
         )
-    node_w, power, lacking = _pilot_w(pilot, device)
+    another, is_its_own = _ran_on(pilot, device, known or hardware.catalogue())
+    node_w, power, lacking = _pilot_w(pilot, device) if is_its_own else (None, (), ())
     return Hours(
         method="pilot",
         gpu_hours=found.gpu_hours,
         count=count,
         mfu=mfu,
         assumptions=(*found.assumptions, *said, *power),
-        warnings=(*found.warnings, *warned, *lacking, *_other_device(pilot, device)),
+        warnings=(*found.warnings, *warned, *lacking, *another),
         node_w=node_w,
     )
 
@@ -245,15 +270,25 @@ def _no_run(of: MfuTable, shape: ModelShape, device: Accelerator) -> tuple[str, 
     return (f"no published run in the table is {kind} on {device.family}: its hours over the optimum follow others'",)
 
 
-def _count(cluster: Cluster, gpu_hours: Range) -> tuple[int, tuple[Assumption, ...], tuple[str, ...]]:
-    """Return the devices, what was assumed for them, and whether the limit is safe."""
+def _count(
+    cluster: Cluster, device: Accelerator, gpu_hours: Callable[[int], Range]
+) -> tuple[int, tuple[Assumption, ...], tuple[str, ...]]:
+    """Return the devices, what was assumed for them, and whether the limit is safe.
+
+    Args:
+        cluster: With the number, or the limit.
+        device: Its nodes are taken whole, but for parts of one.
+        gpu_hours: Of a number of devices; it does not fall with more of them.
+    """
     if cluster.count is not None or cluster.limit_h is None:
         return cluster.count or 1, (), ()
-    limit_h = cluster.limit_h
-    count = 1 if gpu_hours.mid <= limit_h else math.ceil(gpu_hours.mid / limit_h / SERVER) * SERVER
+    limit_h, node = cluster.limit_h, min(device.node, SERVER)
+    count = next((n for n in range(1, node) if node % n == 0 and gpu_hours(n).mid <= n * limit_h), node)
+    while (needed := gpu_hours(count).mid) > count * limit_h:
+        count = max(count + node, math.ceil(needed / limit_h / node) * node)
     value = f"{count}, to be done in {limit_h:g} h"
-    said = Assumption(name="devices", value=value, source=f"the middle of the hours, by {SERVER}", kind=Kind.FITTED)
-    return count, (said,), _late(cluster, gpu_hours, count)
+    said = Assumption(name="devices", value=value, source=f"the middle of the hours, by {node}", kind=Kind.FITTED)
+    return count, (said,), _late(cluster, gpu_hours(count), count)
 
 
 def _late(cluster: Cluster, gpu_hours: Range, count: int) -> tuple[str, ...]:
@@ -281,15 +316,29 @@ def _mfu(shape: ModelShape, tokens_per_s: float, device: Accelerator) -> float:
     return max(1e-6, flop_s / peaks[gear].value)
 
 
-def _other_device(pilot: Pilot, device: Accelerator) -> tuple[str, ...]:
-    """Return a warning where the pilot ran on a device of the table that is another one."""
-    for row in pilot.by_device:
-        if row.kind is not DeviceKind.GPU:
-            continue
-        with contextlib.suppress(ConfigError):  # a device that the table does not know
-            if (ran := hardware.find(row.name).name) != device.name:
-                return (f"the pilot ran on {ran}, the estimate is of {device.name}: hours and watts are the pilot's",)
-    return ()
+def _ran_on(pilot: Pilot, device: Accelerator, known: Catalogue) -> tuple[tuple[str, ...], bool]:
+    """Return a warning where the pilot did not run on the device, and whether its watts can be those of one."""
+    names = {row.name: _name(row.name, known) for row in pilot.by_device}
+    gpus = {row.name for row in pilot.by_device if row.kind is DeviceKind.GPU}
+    if not gpus:
+        if device.name in names.values() or any(
+            r.kind is DeviceKind.NODE and r.watts is not None for r in pilot.by_device
+        ):
+            return (), True
+        what = f"the pilot's meters saw no accelerator: its hours are taken for those of {device.name}"
+        return (f"{what}, power is modelled",), False
+    others = sorted(names[name] for name in gpus if names[name] != device.name)
+    if not others:
+        return (), True
+    ran = ", ".join(others)
+    return (f"the pilot ran on {ran}, the estimate is of {device.name}: hours and watts are the pilot's",), True
+
+
+def _name(name: str, known: Catalogue) -> str:
+    """Return a device's name in the table; its own where the table does not know it."""
+    with contextlib.suppress(ConfigError):
+        return known.find(name).name
+    return name
 
 
 def _pilot_w(pilot: Pilot, device: Accelerator) -> tuple[Range | None, tuple[Assumption, ...], tuple[str, ...]]:

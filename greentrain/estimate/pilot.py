@@ -177,11 +177,16 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
     if steps < _GOOD_STEPS:
         warnings.append(f"{steps} steps after warm-up are few: 50 give an interval that can be trusted")
     warnings.append("checkpoints, evaluations and failures that the pilot had none of are in no rate of it")
-    accelerators = len({uid for uid, kind in _kinds(record.ranks).items() if kind is DeviceKind.GPU})
+    accelerators = _accelerators(record.ranks)
+    world = int(record.run.get("world_size") or 0)
+    if world > len(record.ranks):
+        warnings.append(
+            f"{len(record.ranks)} of {world} ranks are in the folder: each of the others is taken for alike"
+        )
     return Pilot(
         tokens_per_s=_around(tokens_per_s, spread),
         joules_per_token=energy,
-        devices=devices or accelerators or int(record.run.get("world_size") or len(record.ranks)),
+        devices=devices or accelerators or len(record.ranks),
         steps=steps,
         warmup_steps=left_out,
         warmup_s=max(seconds for seconds, _ in lost),
@@ -331,6 +336,13 @@ def _lost(spans: Sequence[_Span], speed: tuple[float, float], watts: tuple[float
 
 def _kinds(ranks: Sequence[RankRecord]) -> Mapping[str, DeviceKind]:
     return {uid: DeviceKind(str(sensor["kind"])) for rank in ranks for uid, sensor in rank.sensors.items()}
+
+
+def _accelerators(ranks: Sequence[RankRecord]) -> int:
+    """Return how many accelerators the job had at its end; a run that was brought back may have had others before."""
+    kinds = _kinds(ranks)
+    booked = {uid for rank in ranks for entry in rank.entries[-1:] for uid in entry.devices}
+    return sum(kinds.get(uid) is DeviceKind.GPU for uid in booked)
 
 
 def _by_device(ranks: Sequence[RankRecord], watts: float) -> tuple[list[DeviceWatts], list[str]]:

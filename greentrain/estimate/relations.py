@@ -70,7 +70,10 @@ def relations(
         others: Devices beside it.
         zones: Places beside the cluster's.
     """
-    here = again(workload, cluster)
+    try:
+        here = again(workload, cluster)
+    except (ConfigError, CarbonSignalError):  # by the table's hours it leaves its trace, or its precision has no peak
+        return ()
     found: list[Relation] = []
     for other in others:
         if other.name != device.name:
@@ -83,7 +86,7 @@ def relations(
             found += _beside("zone", zone, workload, there, again, here, "")
     if Gear.FP8 in device.peak_flop_s and workload.precision in (Gear.BF16, Gear.FP16):
         quicker = dataclasses.replace(workload, precision=Gear.FP8)
-        basis = "published gain of whole steps over BF16, at the same watts"
+        basis = "published gain of whole steps over BF16, at most that of the peaks, at the same watts"
         found += _beside("precision", "FP8", quicker, cluster, again, here, basis)
     return tuple(found)
 
@@ -144,7 +147,7 @@ def _beside(
         return []
     both = here.embodied is not None and there.embodied is not None
     before, after = (grams.operational + (grams.embodied or 0.0 if both else 0.0) for grams in (here, there))
-    if before <= 0:
+    if before <= 0 or (what == "zone" and there == here):  # another spelling of the same place
         return []
     notes = [note for note in there.notes if note not in here.notes]
     parts = [basis or there.grid, *([] if both else ["operational alone: embodied carbon is not known"]), *notes]

@@ -172,3 +172,48 @@ def test_a_method_and_its_pilot_go_together(tmp_path: Path) -> None:
             estimate(LLAMA, WORK, CISO, method=method, pilot=tmp_path)
     with pytest.raises(RunFolderError, match=str(tmp_path)):  # auto reads a pilot where it is given one
         estimate(LLAMA, WORK, CISO, pilot=tmp_path)
+
+
+def test_a_start_without_a_time_zone_is_refused_and_not_taken_for_this_machines() -> None:
+    with pytest.raises(ConfigError, match="start is 2026-12-01T22:00:00, without a time zone"):
+        Options(start=datetime(2026, 12, 1, 22))
+
+
+def test_parts_of_a_device_or_of_a_token_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"count is 2\.5; it must be a whole number"):
+        Cluster(device="h100", count=2.5, zone="FRA")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"sequence is 4096\.5; it must be a whole number"):
+        Workload(tokens=1e9, sequence=4096.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "says"),
+    [
+        ("V100-32GB", Gear.BF16, "V100-32GB has no bf16: the peak in fp16 is taken"),
+        ("TPUv4", Gear.FP16, "TPUv4 has no fp16: the peak in bf16 is taken"),
+        ("H100-SXM", Gear.FP32, "the published runs are in 16 bit"),
+        ("H100-SXM", Gear.BF16, ""),
+        ("TPUv4", Gear.BF16, ""),
+    ],
+)
+def test_a_precision_that_another_one_stands_in_for_is_said(device: str, precision: Gear, says: str) -> None:
+    work = Workload(tokens=1e12, precision=precision)
+    warnings = estimate(LLAMA, work, Cluster(device=device, count=256, zone="FRA")).warnings
+    told = [warning for warning in warnings if "has no" in warning or "16 bit" in warning]
+    assert told == [] if not says else len(told) == 1 and says in told[0]
+
+
+@pytest.mark.parametrize("method", ["mfu", "blend", "roofline"])
+def test_in_fp8_every_method_tells_the_mfu_that_its_hours_come_to_at_the_watts_of_16_bit(method: str) -> None:
+    one = Cluster(device="h100", count=64, zone="FRA")
+    fp8 = estimate(LLAMA, Workload(tokens=1e11, precision=Gear.FP8), one, method=method)
+    flop = 6 * LLAMA.active_parameters * 1e11
+    assert fp8.mfu == pytest.approx(flop / (fp8.gpu_hours.mid * 3600 * 989.4e12))
+    bf16 = estimate(LLAMA, Workload(tokens=1e11), one, method=method)
+    assert fp8.node_w.mid == pytest.approx(bf16.node_w.mid, rel=0.02)
+
+
+def test_another_spelling_of_the_place_is_no_relation() -> None:
+    cluster = Cluster(device="h100", count=64, zone="FR")
+    names = [relation.name for relation in estimate(LLAMA, WORK, cluster, method="mfu").relations]
+    assert "DEU" in names and "FRA" not in names

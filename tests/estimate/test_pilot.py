@@ -3,14 +3,19 @@
 import dataclasses
 import random
 import statistics
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from benchmarks.estimator_pilot_clock import TOKENS, noisy_steps, stepped_run
 from greentrain.errors import ConfigError, RunFolderError
-from greentrain.estimate import pilot
+from greentrain.estimate import hardware, hours, pilot
+from greentrain.estimate.api import Options, estimate
+from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.sized import sized
 from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.workload import Workload
 from greentrain.types import DeviceKind, Provenance, Topology
 
 
@@ -153,3 +158,84 @@ def test_what_is_no_pilot_is_refused(tmp_path: Path) -> None:
         pilot.forecast(pilot.given(1e6, devices=8), 1e9, good=Range.exactly(1.2))
     with pytest.raises(ConfigError, match="tokens_per_s"):
         pilot.given(0.0, devices=8)
+
+
+def test_a_run_brought_back_on_another_gpu_had_one_at_a_time(tmp_path: Path) -> None:
+    place = Topology(rank=0, world_size=1, local_rank=0, local_world_size=1, host="h")
+    green = stepped_run(tmp_path, 40, noisy_steps(1), place=place)
+    journal = Path(green.folder or "") / "rank-00000.jsonl"
+    journal.write_text(journal.read_text(encoding="utf-8").replace("GPU-0", "GPU-of-before"), encoding="utf-8")
+    stepped_run(tmp_path, 40, noisy_steps(1), place=place, start_s=90_000.0)
+    found = pilot.read_pilot(green.folder or "")
+    assert {each.kind for each in found.by_device if each.kind is DeviceKind.GPU} and len(found.by_device) == 3
+    assert found.devices == 1
+    assert found.watts is not None and found.watts.mid == pytest.approx(650.0, rel=1e-2)
+
+
+def test_ranks_that_are_not_in_the_folder_are_said(tmp_path: Path) -> None:
+    for rank in range(3):
+        place = Topology(rank=rank, world_size=4, local_rank=rank, local_world_size=4, host="h")
+        green = stepped_run(tmp_path, 60, noisy_steps(1), place=place)
+    found = pilot.read_pilot(green.folder or "")
+    assert found.devices == 3 and found.tokens_per_s.mid / 3 == pytest.approx(TOKENS / 0.5, rel=0.02)
+    assert any("3 of 4 ranks are in the folder" in warning for warning in found.warnings)
+
+
+LARGE = sized(1e9)
+
+
+@pytest.mark.parametrize(("tokens", "limit_h"), [(1e15, 720.0), (1e14, 100.0), (1e12, 1000.0), (1e7, 1.0), (6e7, 1.0)])
+def test_a_limit_is_kept_with_failures_and_no_node_fewer_would_do(
+    tmp_path: Path, tokens: float, limit_h: float
+) -> None:
+    folder = Path(stepped_run(tmp_path, 60, noisy_steps(1)).folder or "")
+    cluster = Cluster(device="h100", limit_h=limit_h, zone="FRA")
+    found = hours.by_pilot(LARGE, Workload(tokens=tokens), cluster, hardware.find("h100"), folder)
+    assert found.gpu_hours.mid / found.count <= limit_h
+    if found.count > 1:
+        fewer = found.count - 8 if found.count > 8 else found.count // 2
+        assert pilot.forecast(pilot.read_pilot(folder), tokens, count=fewer).duration_h.mid > limit_h
+
+
+def test_a_limit_that_failures_forbid_is_refused(tmp_path: Path) -> None:
+    folder = Path(stepped_run(tmp_path, 60, noisy_steps(1)).folder or "")
+    cluster = Cluster(device="h100", limit_h=1.0, zone="FRA")
+    with pytest.raises(ConfigError, match="limit_h is 1, which no number of devices keeps"):
+        hours.by_pilot(LARGE, Workload(tokens=1e15), cluster, hardware.find("h100"), folder)
+
+
+@pytest.mark.parametrize(
+    ("ran", "kind", "says", "own_watts"),
+    [
+        ("NVIDIA H100 80GB HBM3", "gpu", "", True),
+        ("NVIDIA A100-SXM4-80GB", "gpu", "ran on A100-80GB, the estimate is of H100-SXM", True),
+        ("RTX 9999", "gpu", "ran on RTX 9999, the estimate is of H100-SXM", True),
+        ("AMD EPYC", "cpu", "saw no accelerator: its hours are taken for those of H100-SXM, power is modelled", False),
+        ("chassis", "node", "", True),
+    ],
+)
+def test_what_the_pilot_ran_on_is_held_to_the_device(
+    tmp_path: Path, ran: str, kind: str, says: str, own_watts: bool
+) -> None:
+    folder = Path(stepped_run(tmp_path, 60, noisy_steps(1)).folder or "")
+    journal = folder / "rank-00000.jsonl"
+    text = journal.read_text(encoding="utf-8").replace("Fake GPU", ran).replace('"gpu"', f'"{kind}"')
+    journal.write_text(text, encoding="utf-8")
+    cluster = Cluster(device="h100", count=1, zone="FRA")
+    found = hours.by_pilot(LARGE, Workload(tokens=1e9), cluster, hardware.find("h100"), folder)
+    told = [warning for warning in found.warnings if "the pilot ran on" in warning or "accelerator" in warning]
+    assert told == [] if not says else len(told) == 1 and says in told[0]
+    assert (found.node_w is not None) is own_watts
+
+
+def test_a_trace_long_enough_for_the_pilot_need_not_reach_the_tables_hours(tmp_path: Path) -> None:
+    folder = Path(stepped_run(tmp_path, 60, noisy_steps(1)).folder or "")
+    trace = tmp_path / "trace.csv"
+    rows = [f"2026-01-{1 + hour // 24:02d}T{hour % 24:02d}:00Z,{100 + hour % 24}" for hour in range(240)]
+    trace.write_text("timestamp_utc,g_per_kwh\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    cluster = Cluster(device="h100", count=1, trace_csv=str(trace))
+    begun = Options(start=datetime(2026, 1, 1, tzinfo=UTC))
+    work = Workload(tokens=5e9)  # 170 h at the pilot's speed, more than 240 h by the table
+    found = estimate(sized(1e10), work, cluster, pilot=folder, options=begun)
+    assert found.duration_h.mid < 240.0 < estimate(sized(1e10), work, cluster).duration_h.mid
+    assert all(relation.what == "start" for relation in found.relations)
