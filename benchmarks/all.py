@@ -59,6 +59,7 @@ BENCHMARKS: Final = (
     Benchmark(name="metering", document="benchmarks.md", minutes=10),
     Benchmark(name="gears", document="gears-benchmarks.md", minutes=8),
     Benchmark(name="fleet", document="fleet.md", minutes=2),
+    Benchmark(name="export_cost", document="monitoring.md", minutes=2.5),
     Benchmark(name="forecasting", document="scheduling-benchmarks.md", minutes=1),
     Benchmark(name="scheduling", document="scheduling-benchmarks.md", minutes=6),
     Benchmark(name="actuation", document="actuation-benchmarks.md", minutes=6),
