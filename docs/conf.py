@@ -58,9 +58,26 @@ def _drop_module_docstring(app: Sphinx, what: str, name: str, obj: object, optio
         lines.clear()
 
 
+_AS_WRITTEN: dict[str, list[str]] = {}
+
+
+def _keep_attribute(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Keep what an attribute says before napoleon takes the words in front of a colon for a type."""
+    if what in ("attribute", "data", "property"):
+        _AS_WRITTEN[name] = list(lines)
+
+
+def _restore_attribute(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Put it back after napoleon."""
+    if name in _AS_WRITTEN:
+        lines[:] = _AS_WRITTEN.pop(name)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx."""
     app.connect("source-read", _link_files)
     app.connect("source-read", _drop_missing)
     app.connect("autodoc-process-docstring", _drop_module_docstring)
+    app.connect("autodoc-process-docstring", _keep_attribute, priority=100)
+    app.connect("autodoc-process-docstring", _restore_attribute, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -58,6 +58,19 @@ def test_every_page_is_there(site: Path) -> None:
     assert (site / "searchindex.js").is_file()
 
 
+def test_the_reference_says_what_docstrings_say(site: Path) -> None:
+    callbacks = text_of(site / "reference" / "callbacks.html")
+    assert "lightning.GreenCallback(session=None)" in callbacks
+    assert "A finished GreenSession, or anything GreenSession accepts." in callbacks
+    suites = text_of(site / "reference" / "testing.html")
+    assert "False for a meter that reads some sensors less often than others: a read may" in suites  # no "Type:"
+
+
+def text_of(path: Path) -> str:
+    """Return a page's text without its tags."""
+    return " ".join(re.sub(r"<[^>]+>", "", path.read_text(encoding="utf-8")).split())
+
+
 def test_internal_links_and_anchors_exist(pages: dict[Path, Page], site: Path) -> None:
     dead = []
     for path, page in pages.items():
