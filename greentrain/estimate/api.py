@@ -203,7 +203,9 @@ def estimate(
         return Grams(
             operational=found.operational.location_g.mid,
             embodied=found.embodied_g.mid if found.embodied_g else None,
-            notes=by_table.warnings,
+            notes=tuple(
+                note for note in by_table.warnings if note not in hours.late(there, by_table.gpu_hours, by_table.count)
+            ),
             grid=found.grid,
         )
 

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.estimator_pilot_clock import TOKENS, noisy_steps, stepped_run
 from greentrain.errors import ConfigError, RunFolderError
@@ -239,3 +241,13 @@ def test_a_trace_long_enough_for_the_pilot_need_not_reach_the_tables_hours(tmp_p
     found = estimate(sized(1e10), work, cluster, pilot=folder, options=begun)
     assert found.duration_h.mid < 240.0 < estimate(sized(1e10), work, cluster).duration_h.mid
     assert all(relation.what == "start" for relation in found.relations)
+
+
+@given(devices=st.integers(1, 4096), count=st.integers(1, 10**6), tokens=st.floats(1e6, 1e15))
+def test_another_device_never_lengthens_a_pilots_forecast(devices: int, count: int, tokens: float) -> None:
+    given_it = pilot.given(5000.0 * devices, devices=devices, watts=900.0 * devices)
+    few, many = (pilot.forecast(given_it, tokens, count=each) for each in (count, count + 1))
+    assert many.duration_h.mid <= few.duration_h.mid
+    assert many.gpu_hours.mid >= few.gpu_hours.mid
+    assert few.energy_kwh is not None
+    assert few.energy_kwh.mid * 3.6e6 == pytest.approx(few.gpu_hours.mid * 3600 * 900.0)
