@@ -115,6 +115,9 @@ def by_pilot(
             f"{folder}: {pilot.tokens_per_s.mid:.3g} tokens/s of {shape.name} are {mfu:.2g} x the peak of"
             f" {pilot.devices} x {device.name}: name the model and the device that the pilot ran"
         )
+    if pilot.gears and set(pilot.gears) != {workload.precision.value}:
+        ran = " and ".join(pilot.gears)
+        warned = (*warned, f"the pilot ran in {ran}, the estimate is in {workload.precision}: hours are the pilot's")
     another, is_its_own = _ran_on(pilot, device, known or hardware.catalogue())
     node_w, power, lacking = _pilot_w(pilot, device) if is_its_own else (None, (), ())
     return Hours(
