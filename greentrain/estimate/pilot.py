@@ -159,8 +159,10 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
     left_out = sum(span.steps for span in spans[0][:first])
     kept = [rank[_spans_of(rank, left_out) :] for rank in spans]
     if min(sum(span.steps for span in rank) for rank in kept) < _LEAST_STEPS:
+        done, rank_of = min((sum(span.steps for span in s), r.rank) for s, r in zip(spans, record.ranks, strict=True))
         raise ConfigError(
-            f"{folder} has {total} steps, {left_out} of them warm-up: run {_LEAST_STEPS + left_out} at least, better 50"
+            f"{folder} has {done} steps of rank {rank_of}, {min(left_out, done)} of them warm-up: run"
+            f" {_LEAST_STEPS + left_out} at least, better 50, and call green.step in every rank"
         )
     steps = total - left_out
     speeds = [_ratio([(span.tokens, span.seconds) for span in rank]) for rank in kept]

@@ -276,3 +276,11 @@ def test_a_pilot_in_another_precision_is_said(tmp_path: Path, gears: tuple[str, 
     found = hours.by_pilot(LARGE, Workload(tokens=1e9), cluster, hardware.find("h100"), Path(green.folder or ""))
     told = [warning for warning in found.warnings if "the pilot ran in" in warning]
     assert told == [] if not says else len(told) == 1 and says in told[0]
+
+
+def test_a_rank_without_steps_is_named(tmp_path: Path) -> None:
+    for rank, steps in ((0, 60), (1, 0)):
+        place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2, host="h")
+        green = stepped_run(tmp_path, steps, noisy_steps(1), place=place)
+    with pytest.raises(ConfigError, match=r"has 0 steps of rank 1, 0 of them warm-up: .*green\.step in every rank"):
+        pilot.read_pilot(green.folder or "")
