@@ -183,6 +183,8 @@ def estimate(
     if (method == "pilot") != (pilot is not None):
         raise ConfigError(f"method={method!r} and pilot={pilot}: a pilot's folder goes with method='pilot'")
     options = options or Options()
+    if options.year is not None:
+        bound("year", options.year, 2012, 2100)
     catalogue = hardware.catalogue(options.devices_file)
     device = catalogue.find(cluster.device)
     signal = signal_of(cluster)
