@@ -53,8 +53,10 @@ const line = (run, place) => ({
 const group = (name, runs) => {
   const sorted = runs.sort(order("g_per_token"));
   const known = sorted.filter((run) => run.g_per_token !== null);
-  const ranked = known.filter((run) => !isBound(run));
-  const bounds = known.filter(isBound);
+  const embodied = runs.some((run) => run.embodied_g !== null); // then one without would win by what it leaves out
+  const least = (run) => isBound(run) || (embodied && run.embodied_g === null);
+  const ranked = known.filter((run) => !least(run));
+  const bounds = known.filter(least);
   const unknown = sorted.length - known.length;
   const rest = [
     ranked.length > PLACES ? `${ranked.length - PLACES} more have a place` : "",

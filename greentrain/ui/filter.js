@@ -8,6 +8,13 @@ const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" })
 const DAY_S = 86400;
 
 const pair = (name, value) => `=${encodeURIComponent(name)}=${encodeURIComponent(value)}`;
+const plain = (text) => {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // an address that somebody mistyped
+  }
+};
 const tagsOf = (run) => Object.entries(run.tags).filter(([name]) => name !== "project" && name !== "user");
 const one = (value) => [value === null || value === undefined ? [NONE, "(none)"] : [`=${value}`, value]];
 const CHOICES = {
@@ -66,7 +73,7 @@ const options = (runs, name) => {
   const shown = sorted.slice(0, MOST_OPTIONS).map(([value, { label, runs: n }]) => make("option", { value }, `${label} (${n})`));
   const wanted = state[name];
   if (wanted && wanted !== "unfinished" && !sorted.slice(0, MOST_OPTIONS).some(([value]) => value === wanted)) {
-    shown.push(make("option", { value: wanted }, name === "tag" ? decodeURIComponent(wanted.slice(1)) : wanted.replace(/^=/, "")));
+    shown.push(make("option", { value: wanted }, name === "tag" ? plain(wanted.slice(1)) : wanted.replace(/^=/, "")));
   }
   return [make("option", { value: "" }, "all"), ...more, ...shown];
 };
@@ -100,8 +107,8 @@ export const forTotals = () => {
     if (state[name]) query.append("where", `${name}=${state[name] === NONE ? "" : state[name].slice(1)}`);
   }
   if (state.tag) {
-    const [name, value] = state.tag.slice(1).split("=").map(decodeURIComponent);
-    query.append("where", `tag:${name}=${value}`);
+    const [name, value] = state.tag.slice(1).split("=").map(plain);
+    query.append("where", `tag:${name}=${value ?? ""}`);
   }
   if (state.from) query.set("since", state.from);
   if (state.to) query.set("until", state.to);

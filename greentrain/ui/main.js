@@ -82,10 +82,8 @@ let timer = 0;
 const again = async () => {
   clearTimeout(timer);
   if (document.hidden) return;
-  let waitS = source.everyS;
   try {
     const isNew = await poll();
-    if (source.reading) waitS = Math.min(waitS, 0.5);
     if (isNew || byId("content").hidden || byId("pulse").classList.contains("lost")) {
       byId("pulse").classList.remove("lost");
       show();
@@ -95,7 +93,7 @@ const again = async () => {
     byId("pulse").classList.add("lost");
     say("pulse", "The server does not answer");
   }
-  timer = setTimeout(again, 1000 * waitS);
+  timer = setTimeout(again, 1000 * (source.reading ? Math.min(source.everyS, 0.5) : source.everyS));
 };
 
 const setUp = () => {

@@ -10,6 +10,7 @@ let told = () => {};
 export const read = () => {
   const found = new URLSearchParams(location.hash.slice(1));
   for (const name of Object.keys(DEFAULTS)) state[name] = found.get(name) ?? DEFAULTS[name];
+  for (const name of ["from", "to"]) if (!/^\d{4}-\d{2}-\d{2}$/.test(state[name])) state[name] = "";
 };
 
 export const hashWith = (changes) => {

@@ -16,15 +16,16 @@ const MEASURES = {
 
 export const setUp = () => byId("measure").addEventListener("change", (event) => set({ measure: event.target.value }));
 
-const card = ([key, name], totals, measure) => {
-  const sorted = key === "month" ? totals.slice(-2 * MOST) : [...totals].sort((a, b) => (b[state.measure] ?? -1) - (a[state.measure] ?? -1)).slice(0, MOST);
+const card = ([key, name], totals, shown) => {
+  const measure = MEASURES[shown];
+  const sorted = key === "month" ? totals.slice(-2 * MOST) : [...totals].sort((a, b) => (b[shown] ?? -1) - (a[shown] ?? -1)).slice(0, MOST);
   const left = totals.length - sorted.length;
   const rows = sorted.map((total) => {
-    const bound = state.measure === "total_g" && total.unpriced_j > 0 && total.total_g !== null ? "≥ " : "";
+    const bound = shown === "total_g" && total.unpriced_j > 0 && total.total_g !== null ? "≥ " : "";
     return {
       label: total.key[key] ?? make("span", { class: "none" }, `(no ${key})`),
       parts: measure.parts(total),
-      text: `${bound}${measure.text(total[state.measure])}`,
+      text: `${bound}${measure.text(total[shown])}`,
       small: `${total.runs} run${total.runs === 1 ? "" : "s"}`,
     };
   });
@@ -46,8 +47,7 @@ export const show = async () => {
   try {
     const found = await Promise.all(KEYS.map(([key]) => ask(`/api/totals?by=${key}&${query}`)));
     if (turn !== asking) return;
-    const measure = MEASURES[byId("measure").value];
-    const cards = KEYS.map((key, i) => (found[i].totals.length ? card(key, found[i].totals, measure) : null)).filter(Boolean);
+    const cards = KEYS.map((key, i) => (found[i].totals.length ? card(key, found[i].totals, byId("measure").value) : null)).filter(Boolean);
     replace(byId("totals"), cards.length ? cards : make("div", { class: "card empty" }, "Nothing is booked."));
   } catch (error) {
     drawn = "";

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.report.test_html import CHROMIUM
 
-LIMIT_S = 60.0
+LIMIT_S = 30.0
 
 
 class Chrome:
@@ -91,7 +91,9 @@ class Chrome:
     def wait(self, script: str, limit_s: float = LIMIT_S) -> Any:
         """Wait until an expression is truthy, and return it."""
         deadline_s = time.monotonic() + limit_s
-        while not (found := self.run(f"Promise.resolve({script}).catch(() => null)")):
+        while not (
+            found := self.run(f"Promise.resolve({script}).then(found => found instanceof Node || found, () => null)")
+        ):
             assert time.monotonic() < deadline_s, f"not true within {limit_s} s: {script}; {self.troubles}"
             time.sleep(0.02)
         return found
