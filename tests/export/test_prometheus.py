@@ -82,7 +82,7 @@ def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
         pytest.warns(GreenTrainWarning),
         session(tmp_path, {"prometheus": {"port": port}}, meter, signal=Unknown()) as green,
     ):
-        until(lambda: (value(samples(page(port)), "sensor_missing_seconds_total", device="GPU-a") or 0) > 5)
+        until(lambda: (value(samples(page(port)), "sensor_missing_seconds_total", device="GPU-a") or 0) > 1)
         found = samples(page(port))
         meter.fail = lambda: None
         until(lambda: value(samples(page(port)), "unpriced_energy_joules_total") != 0)
@@ -248,7 +248,8 @@ def test_a_textfile_that_cannot_be_written_fails_before_training(tmp_path: Path)
         green.start()
 
 
-def test_a_disk_that_goes_away_is_one_warning(tmp_path: Path) -> None:
+def test_a_disk_that_goes_away_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.export.prometheus.TEXTFILE_S", 0.5)
     folder = tmp_path / "textfiles"
     with (
         pytest.warns(GreenTrainWarning, match="figures cannot be exported") as said,
