@@ -183,6 +183,7 @@ class Page:
         )
         self._thread.daemon = True
         self._thread.start()
+        self._pid = os.getpid()
 
     def update(self, snapshot: Snapshot) -> None:
         """Show these figures from now on."""
@@ -192,6 +193,9 @@ class Page:
         """Give the port back. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
+            return
+        if os.getpid() != self._pid:  # a forked child has no such thread, whose end would be waited for
+            self._server.server_close()
             return
         self._server.shutdown()
         thread.join(timeout=2.0)
