@@ -1,9 +1,10 @@
 """A run folder as it grows: what its files say now, from another process or another machine."""
 
+import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,8 +151,8 @@ class RunFollow:
             if rank.opened is not None and rank.opened is not opened:
                 check_format(rank.opened.get("format"), path)
         try:
-            return self._shown(run)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            return _finite(self._shown(run))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
             raise RunFolderError(
                 f"{self.folder} holds a run.json or a record that makes no sense ({error!r}): it was damaged, or"
                 " changed by hand"
@@ -259,6 +260,15 @@ def _status(state: RankState, journal: Path, now_s: float, book_s: float) -> str
     if here and quiet_s > 1.5 * book_s + SLACK_S and not _is_alive(opened):  # it may be in another container
         return KILLED
     return SILENT if quiet_s > SILENT_S else RUNNING
+
+
+def _finite(now: RunNow) -> RunNow:
+    """Return it; raise ValueError or OverflowError where JSON or a person could not be shown a figure of it."""
+    for item in fields(now):
+        value = getattr(now, item.name)
+        if isinstance(value, int | float) and not math.isfinite(value):
+            raise ValueError(f"{item.name} is {value}")
+    return now
 
 
 def _written_s(path: Path) -> float:

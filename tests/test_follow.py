@@ -175,6 +175,9 @@ def test_a_clock_that_was_set_makes_no_dead_of_the_living(tmp_path: Path) -> Non
         ("rank-00000.jsonl", '"rank":0', '"rank":"x"'),
         ("rank-00000.jsonl", '"world_size":1', '"world_size":null'),
         ("run.json", '"config"', '"config": 5, "was"'),
+        ("rank-00000.jsonl", '"world_size":1', '"world_size":0'),
+        ("run.json", '"market_g_per_kwh": null', '"market_g_per_kwh": Infinity'),
+        ("run.json", '"tokens": null', f'"tokens": {10**400}'),
         ("run.json", '"book_s": 0.1', '"book_s": "x"'),
     ],
 )
