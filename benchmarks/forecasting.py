@@ -1,4 +1,4 @@
-"""How wrong the forecast is on the shared grids, against the issue's bars and two forecasts that cost nothing.
+"""How wrong the forecast is on the shared grids, against its bars and two forecasts that cost nothing.
 
     python benchmarks/forecasting.py                                       # a minute
     python benchmarks/forecasting.py --into docs/scheduling-benchmarks.md
@@ -36,7 +36,7 @@ BARS: Final[Mapping[str, tuple[float, float]]] = {
     "de_2023_em": (13.7, 22.0),
     "gb_2023_em": (18.1, 28.1),
 }
-"""Largest error at 6 and 24 h (% of the year's mean), as the issue sets them."""
+"""Largest error at 6 and 24 h (% of the year's mean), set before it was written."""
 PAST_H: Final = DAYS * 24
 AHEAD_H: Final = 240
 EVERY_H: Final = 7

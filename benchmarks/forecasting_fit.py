@@ -35,7 +35,7 @@ HOURS: Final = np.array([1, 2, 3, 4, 6, 8, 10, 12, 15, 18, 21, 24, 28, 32, 36, 4
 """Hours ahead that are judged."""
 WEIGHTS: Final = 1 / np.sqrt(HOURS) / (1 / np.sqrt(HOURS)).sum()
 FIXED: Final = Fades(last=0.894, last_h=6.0, last_growth=0.0, rise=0.0, level=0.894, level_h=36.0, same_hour=0.0)
-"""What the errors are relative to: the forecast of the issue's bars, whose profile holds today's own 10.6 %."""
+"""What the errors are relative to: the forecast of the bars, whose profile holds today's own 10.6 %."""
 
 
 class Grid:

@@ -1,4 +1,4 @@
-"""What the policies save on the shared grids, against the bars of the issue: 24 windows of 14 days a grid.
+"""What the policies save on the shared grids, against their bars: 24 windows of 14 days a grid.
 
     python benchmarks/scheduling.py                       # all cases
     python benchmarks/scheduling.py --only bars           # a minute

@@ -1,4 +1,4 @@
-"""What policies save on the shared grids: against the issue's bars, against each other, and by what they may do."""
+"""What policies save on the shared grids: against their bars, against each other, and by what they may do."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -20,7 +20,7 @@ from greentrain.policy.threshold import Threshold
 from greentrain.simulator.reference_table import IDLE_NODE_W, SETS, reference_table
 
 WITHIN: Final = 0.3
-"""Points by which a saving may be below its bar (the issue)."""
+"""Points by which a saving may be below its bar; set before the policies were written."""
 BARS: Final[Mapping[str, tuple[tuple[float, ...], float]]] = {
     "us_caiso_2022_eia": ((40.1, 44.4, 47.6, 52.1), 2.7),
     "us_pjm_2022_eia": ((36.7, 38.6, 39.6, 41.5), 0.6),
@@ -29,7 +29,7 @@ BARS: Final[Mapping[str, tuple[tuple[float, ...], float]]] = {
     "de_2023_em": ((39.7, 44.6, 46.9, 50.9), 7.9),
     "gb_2023_em": ((40.7, 46.6, 49.1, 53.6), 10.2),
 }
-"""Savings of mpc at each slack (%) and excess over the clairvoyant at 2.0 (%), from the issue."""
+"""Savings of mpc at each slack (%) and excess over the clairvoyant at 2.0 (%), set before it was written."""
 HELD_EVERY: Final = 4
 """Where nodes are held, every so many windows are simulated."""
 ROUNDED: Final = 0.05
@@ -37,7 +37,7 @@ ROUNDED: Final = 0.05
 
 
 def bars(bench: Bench) -> list[Table]:
-    """Mpc against the bars of the issue."""
+    """Mpc against its bars."""
     rows: list[list[str]] = []
     passed = missed = 0
     full = menu()

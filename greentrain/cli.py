@@ -8,6 +8,7 @@ Exit codes: 0 as asked, 1 failed, 2 wrong usage or input, 130 interrupted, each 
 import contextlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -254,13 +255,13 @@ def _measure(command: list[str], config: Path | None, name: str | None, summary:
         try:
             others = functools.partial(other_pids, claims_dir())  # a child with a session books for itself
             meter = open_meters(settings.power, root_pid=child.pid, excluded_pids=others)
-            green = GreenSession(settings, meter=meter, topology=Topology(host=os.uname().nodename)).start()
+            green = GreenSession(settings, meter=meter, topology=Topology(host=platform.node())).start()
         except BaseException:
             child.terminate()
             child.wait()
             raise
         # Until the books are closed the child stays a zombie, whose CPU time can still be read.
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        _await(child)
         green.close("finished")
         code = child.wait()
     if green.report_path is not None:
@@ -268,6 +269,14 @@ def _measure(command: list[str], config: Path | None, name: str | None, summary:
         if summary is not None:
             _copy(green.report_path.with_name("summary.json"), summary)
     return code if code >= 0 else 128 - code  # as shells do for a process that signal n killed
+
+
+def _await(child: "subprocess.Popen[bytes]") -> None:
+    """Wait for the end of a child and leave it a zombie, where the platform can."""
+    if sys.platform != "win32" and hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    else:
+        child.wait()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import typer
 
 from greentrain import cli_complete as complete
 from greentrain.cli_input import input_checked
+from greentrain.cli_output import progress
 from greentrain.errors import ConfigError
 
 
@@ -55,7 +56,8 @@ def _audit(root: Path, key: bytes | None, *, write: bool) -> None:
     path = root / AUDIT
     if write and path.exists():
         raise ConfigError(f"{path} exists; an audit is kept: check it with --verify {path}, or move it elsewhere first")
-    document = audit(root)
+    with progress("reading runs", quiet=not write) as told:
+        document = audit(root, told)
     if key is not None:
         document = sign(document, key)
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
@@ -76,12 +78,13 @@ def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None
     from greentrain.fleet.verify import verify
 
     document = read_document(path)
-    verdict = verify(document, root, key=key)
+    with progress("checking runs", quiet=as_json) as told:
+        verdict = verify(document, root, key=key, progress=told)
     word = "as audited" if verdict.ok else "differs"
     if as_json:
         findings = [{"kind": str(f.kind), "place": f.place, "text": f.text} for f in verdict.findings]
-        told: dict[str, Any] = {"ok": verdict.ok, "runs": verdict.runs, "files": verdict.files, "findings": findings}
-        typer.echo(json.dumps(told, indent=1, ensure_ascii=False))
+        answer: dict[str, Any] = {"ok": verdict.ok, "runs": verdict.runs, "files": verdict.files, "findings": findings}
+        typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     else:
         for finding in verdict.findings:
             typer.echo(f"{finding.kind}: {shown(finding.place)}: {shown(finding.text)}")

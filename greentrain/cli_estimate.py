@@ -95,6 +95,9 @@ def estimate(
     trace_csv: Annotated[Path | None, typer.Option(help="Intensity over time, instead of --zone.")] = None,
     market_g_per_kwh: Annotated[float | None, typer.Option(help="By contracts, for the market-based figure.")] = None,
     start: Annotated[str | None, typer.Option(help="When it begins, as in 2026-12-01T22:00Z.")] = None,
+    year: Annotated[
+        int | None, typer.Option(help="Of a run of the past, whose software was slower before 2023.")
+    ] = None,
     pue: Annotated[float | None, typer.Option(help="Power usage effectiveness; 1.08 to 1.2 if none.")] = None,
     infrastructure: Annotated[
         float, typer.Option(help="Energy of networks and storage, as a share of the servers'.")
@@ -199,6 +202,7 @@ def estimate(
             pilot=pilot,
             options=Options(
                 start=None if start is None else moment("--start", start),
+                year=year,
                 embodied=embodied,
                 lifetime_years=lifetime_years,
                 infrastructure_share=infrastructure,

@@ -13,6 +13,7 @@ import typer
 
 from greentrain import cli_complete as complete
 from greentrain.cli_input import input_checked
+from greentrain.cli_output import progress
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
 
@@ -99,7 +100,8 @@ def explore(
         if size > MAX_POINTS:
             raise ConfigError(f"{size} points, at most {MAX_POINTS}: name fewer batches, sequences or cards")
         gpus = _gpus(found, sequences, gpu, mfu, gpu_tokens_per_s, gpu_power_w)
-        flips = _flips(found, texts, precisions)
+        with progress("measuring rank flips", quiet=as_json or texts is None):
+            flips = _flips(found, texts, precisions)
         points = points_of(
             found.program,
             cards=specs,

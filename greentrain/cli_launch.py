@@ -127,6 +127,8 @@ def _launch(
     engine: str,
     preload: str,
 ) -> int:
+    if sys.platform == "win32":
+        raise ConfigError("it needs the signals and locks of POSIX: start the training itself on Windows")
     from greentrain.config import GreenConfig
     from greentrain.config_values import bound, choice
     from greentrain.launch import timeline

@@ -3,10 +3,12 @@
 Clocks follow how long the GPU waits for data; that is looked at in the thread which books, never in the training's.
 """
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from greentrain.config_actuators import ActuatorsConfig
+from greentrain.errors import ConfigError
 from greentrain.harmless import harmless
 from greentrain.types import LedgerEntry, Topology
 
@@ -57,6 +59,11 @@ class Hands:
             warn(sentence)
         if config.power_cap is None and config.clocks is None:
             return cls()
+        if sys.platform == "win32":
+            raise ConfigError(
+                "actuators.power_cap and actuators.clocks are set, but the guardian that puts limits back needs Linux:"
+                " leave both out on Windows"
+            )
         one = guardian.Guardian()
         cap, limit, control = None, None, None
         if config.power_cap is not None:

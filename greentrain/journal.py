@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from greentrain.errors import GreenTrainWarning, RunFolderError
 
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 WAITING_LINES = 4096
 """Lines kept in memory while the disk refuses them: about 11 hours of 10 s intervals."""
 _STEP_GROUPS: Final = b',"step_groups":'
@@ -47,7 +48,7 @@ class Journal:
         self._warned = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, _FLAGS, 0o644)
         except OSError as error:
             raise RunFolderError(
                 f"cannot write the run file {path}: {error.strerror}. Make the folder writable or set run.dir to one"
@@ -107,7 +108,10 @@ class Journal:
 
     def _ends_torn(self) -> bool:
         size = os.fstat(self._fd).st_size
-        return size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        if size == 0:
+            return False
+        os.lseek(self._fd, size - 1, os.SEEK_SET)
+        return os.read(self._fd, 1) != b"\n"
 
     def _warn(self, error: OSError) -> None:
         if not self._warned:

@@ -73,7 +73,7 @@ def test_the_commands_and_options_are_these() -> None:
                 "--pue", "--infrastructure", "--node-w", "--embodied", "--lifetime-years", "--price-kwh",
                 "--price-hour", "--currency", "--method", "--pilot", "--devices", "--json", "--html", "--actions",
                 "--into", "--layers", "--d-model", "--heads", "--kv-heads", "--head-dim", "--d-ff", "--vocabulary",
-                "--experts", "--experts-per-token", "--d-expert", "--gated", "--tied",
+                "--experts", "--experts-per-token", "--d-expert", "--gated", "--tied", "--year",
             ]
         ),
         "watch": ["--every-s", "--json", "--once", "run"],

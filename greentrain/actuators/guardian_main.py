@@ -18,12 +18,15 @@ The lock is held by the guardian and by nobody who forks, so a free lock means t
 PID namespace it was.
 """
 
+import contextlib
 import ctypes
-import fcntl
 import os
 import select
 import sys
 import time
+
+with contextlib.suppress(ImportError):  # Windows, where greentrain.hands refuses before anything is locked
+    import fcntl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

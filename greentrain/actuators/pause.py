@@ -60,22 +60,23 @@ class Pause:
     @contextmanager
     def _listening(self) -> Iterator[None]:
         """Listen to SIGCONT; signals only reach the main thread."""
-        if threading.current_thread() is not threading.main_thread():
+        number = getattr(signal, "SIGCONT", None)  # Windows has none
+        if number is None or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: Any = signal.getsignal(signal.SIGCONT)
+        before: Any = signal.getsignal(number)
 
         def woken(signum: int, frame: FrameType | None) -> None:
             self._woken.set()
             if callable(before):
                 before(signum, frame)
 
-        signal.signal(signal.SIGCONT, woken)
+        signal.signal(number, woken)
         try:
             yield
         finally:
-            if signal.getsignal(signal.SIGCONT) is woken:
-                signal.signal(signal.SIGCONT, signal.SIG_DFL if before is None else before)
+            if signal.getsignal(number) is woken:
+                signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
 def _empty_cuda_cache() -> None:

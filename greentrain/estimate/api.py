@@ -183,6 +183,8 @@ def estimate(
     if (method == "pilot") != (pilot is not None):
         raise ConfigError(f"method={method!r} and pilot={pilot}: a pilot's folder goes with method='pilot'")
     options = options or Options()
+    if options.year is not None:
+        bound("year", options.year, 2012, 2100)
     catalogue = hardware.catalogue(options.devices_file)
     device = catalogue.find(cluster.device)
     signal = signal_of(cluster)
@@ -203,7 +205,9 @@ def estimate(
         return Grams(
             operational=found.operational.location_g.mid,
             embodied=found.embodied_g.mid if found.embodied_g else None,
-            notes=by_table.warnings,
+            notes=tuple(
+                note for note in by_table.warnings if note not in hours.late(there, by_table.gpu_hours, by_table.count)
+            ),
             grid=found.grid,
         )
 

@@ -63,7 +63,8 @@ class Catalogue:
             return self.devices[name]
         wanted = _words(name)
         spelled = [(n, n) for n in self.devices] + list(self.spellings.items())
-        exact = {of for spelling, of in spelled if wanted and _words(spelling) == wanted}
+        run_in = _run_in(name)
+        exact = {of for s, of in spelled if wanted and (_words(s) == wanted or _run_in(s) == run_in)}
         words = {
             n: frozenset[str]().union(*(_words(spelling) for spelling, of in spelled if of == n)) for n in self.devices
         }
@@ -231,6 +232,11 @@ def _check_keys(given: Any, where: str, allowed: tuple[str, ...]) -> None:
     for key in given:
         if key not in allowed:
             raise ConfigError(f"{where}: unknown key {key}; known here: {', '.join(allowed)}{nearest(key, allowed)}")
+
+
+def _run_in(name: str) -> str:
+    """Return a name without punctuation: ``RTX-4090`` is rtx4090."""
+    return re.sub(r"[^a-z0-9]+", "", name.casefold())
 
 
 def _words(name: str) -> frozenset[str]:

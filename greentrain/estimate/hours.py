@@ -115,6 +115,9 @@ def by_pilot(
             f"{folder}: {pilot.tokens_per_s.mid:.3g} tokens/s of {shape.name} are {mfu:.2g} x the peak of"
             f" {pilot.devices} x {device.name}: name the model and the device that the pilot ran"
         )
+    if pilot.gears and set(pilot.gears) != {workload.precision.value}:
+        ran = " and ".join(pilot.gears)
+        warned = (*warned, f"the pilot ran in {ran}, the estimate is in {workload.precision}: hours are the pilot's")
     another, is_its_own = _ran_on(pilot, device, known or hardware.catalogue())
     node_w, power, lacking = _pilot_w(pilot, device) if is_its_own else (None, (), ())
     return Hours(
@@ -160,7 +163,7 @@ def by_roofline(
         count=best.count,
         mfu=_reached(shape, workload, device, gpu_hours),
         assumptions=(*_beside_optimum(best, share, of, shape, device), *best.assumptions),
-        warnings=(*_no_run(of, shape, device), _FLOOR, *_late(cluster, gpu_hours, best.count)),
+        warnings=(*_no_run(of, shape, device), _FLOOR, *late(cluster, gpu_hours, best.count)),
         layout=best.layout,
         memory_bytes=best.memory_bytes,
     )
@@ -217,7 +220,7 @@ def by_blend(
             *_beside_optimum(best, share, of.optimum, shape, device),
             *best.assumptions,
         ),
-        warnings=(*table.warnings, _FLOOR, *_late(cluster, gpu_hours, best.count)),
+        warnings=(*table.warnings, _FLOOR, *late(cluster, gpu_hours, best.count)),
         layout=best.layout,
         memory_bytes=best.memory_bytes,
     )
@@ -288,16 +291,17 @@ def _count(
         count = max(count + node, math.ceil(needed / limit_h / node) * node)
     value = f"{count}, to be done in {limit_h:g} h"
     said = Assumption(name="devices", value=value, source=f"the middle of the hours, by {node}", kind=Kind.FITTED)
-    return count, (said,), _late(cluster, gpu_hours(count), count)
+    return count, (said,), late(cluster, gpu_hours(count), count)
 
 
-def _late(cluster: Cluster, gpu_hours: Range, count: int) -> tuple[str, ...]:
+def late(cluster: Cluster, gpu_hours: Range, count: int) -> tuple[str, ...]:
     """Return a warning where a time limit is kept in the middle alone."""
     longest_h = gpu_hours.high / count
     if cluster.limit_h is None or longest_h <= cluster.limit_h:
         return ()
     return (
-        f"the limit of {cluster.limit_h:g} h holds for the middle of the hours: one run in ten takes {longest_h:.2g} h",
+        f"the limit of {cluster.limit_h:g} h holds for the middle of the hours: one run in ten takes"
+        f" {float(f'{longest_h:.2g}'):g} h",
     )
 
 

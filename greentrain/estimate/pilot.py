@@ -75,6 +75,8 @@ class Pilot:
     """Time that warm-up cost beyond what its tokens take in the steady state."""
     warmup_j: float = 0.0
     by_device: Sequence[DeviceWatts] = ()
+    gears: Sequence[str] = ()
+    """Precisions of its steps; empty: it did not say."""
     source: str = ""
     warnings: Sequence[str] = field(default=())
 
@@ -157,8 +159,10 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
     left_out = sum(span.steps for span in spans[0][:first])
     kept = [rank[_spans_of(rank, left_out) :] for rank in spans]
     if min(sum(span.steps for span in rank) for rank in kept) < _LEAST_STEPS:
+        done, rank_of = min((sum(span.steps for span in s), r.rank) for s, r in zip(spans, record.ranks, strict=True))
         raise ConfigError(
-            f"{folder} has {total} steps, {left_out} of them warm-up: run {_LEAST_STEPS + left_out} at least, better 50"
+            f"{folder} has {done} steps of rank {rank_of}, {min(left_out, done)} of them warm-up: run"
+            f" {_LEAST_STEPS + left_out} at least, better 50, and call green.step in every rank"
         )
     steps = total - left_out
     speeds = [_ratio([(span.tokens, span.seconds) for span in rank]) for rank in kept]
@@ -192,6 +196,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
         warmup_s=max(seconds for seconds, _ in lost),
         warmup_j=sum(joules for _, joules in lost),
         by_device=by_device,
+        gears=sorted(_gears(record.ranks)),
         source=f"run {record.run_id}",
         warnings=tuple(warnings),
     )
@@ -336,6 +341,10 @@ def _lost(spans: Sequence[_Span], speed: tuple[float, float], watts: tuple[float
 
 def _kinds(ranks: Sequence[RankRecord]) -> Mapping[str, DeviceKind]:
     return {uid: DeviceKind(str(sensor["kind"])) for rank in ranks for uid, sensor in rank.sensors.items()}
+
+
+def _gears(ranks: Sequence[RankRecord]) -> set[str]:
+    return {gear for rank in ranks for entry in rank.entries for gear, use in entry.gears.items() if gear and use.steps}
 
 
 def _accelerators(ranks: Sequence[RankRecord]) -> int:

@@ -125,7 +125,7 @@ def start_hours(signal: Signal, duration_h: float, start: datetime | None, share
     now = over(signal, days[0].timestamp(), duration_h) if len(days) == 1 else sum(by_hour.values()) / len(by_hour)
     if now <= 0:
         return ()
-    than = "than begun then" if len(days) == 1 else "than at any hour"
+    than = "beside the estimate's start" if len(days) == 1 else "beside any hour"
     found = []
     for hour in (min(by_hour, key=by_hour.__getitem__), max(by_hour, key=by_hour.__getitem__)):
         times = two_digits(1.0 - share + share * by_hour[hour] / now)

@@ -219,6 +219,8 @@ def _candidate(folder: str, reading: Reading) -> Candidate:
         folder=folder,
         run_id=row.run_id,
         ranks=reading.ranks,
+        starts=reading.starts,
+        carried=reading.carried,
         end_unix_s=row.end_unix_s,
         energy_j=row.energy_j,
     )

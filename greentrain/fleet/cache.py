@@ -17,7 +17,7 @@ from greentrain.fleet import tables
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the tables; another one is read again from the runs."""
 _MAGIC: Final = b"DUCK"
 _MAGIC_AT: Final = 8
@@ -27,7 +27,7 @@ _TABLES: Final = "SELECT table_name FROM duckdb_tables() WHERE database_name = '
 
 def default_path(root: Path) -> Path | None:
     """Return where the tables of a root are kept; None where this user has no folder for it."""
-    name = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:24]
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
     try:
         return cache_folder() / "fleet" / f"{name}.duckdb"
     except RuntimeError:
@@ -47,7 +47,7 @@ class Cache:
 
     def __init__(self, path: Path, root: Path) -> None:
         self.path = path
-        self._is = {"format": str(FORMAT), "greentrain": __version__, "root": os.fsencode(root.resolve()).hex()}
+        self._is = {"format": str(FORMAT), "greentrain": __version__, "root": os.fsencode(os.path.realpath(root)).hex()}
         self._check_ours()
 
     def load(self, connection: "DuckDBPyConnection") -> str | None:

@@ -6,6 +6,7 @@ Keys are sorted by their UTF-16 code units, there is no space, and numbers are w
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
@@ -28,7 +29,7 @@ def _parts(value: Any) -> "list[str]":
     if value is None or isinstance(value, bool | str):
         return [json.dumps(value, ensure_ascii=False)]
     if isinstance(value, int):
-        if abs(value) > EXACT and str(value) != _number(float(value)):
+        if abs(value) > EXACT and (abs(value) > sys.float_info.max or str(value) != _number(float(value))):
             raise ValueError(f"{value} is above 2**53: not every reader of JSON keeps it")
         return [str(value)]
     if isinstance(value, float):

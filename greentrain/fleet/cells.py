@@ -14,6 +14,8 @@ DAY_S: Final = 86_400
 
 _DAYS: Final = (-719_162, 2_932_896)
 """Years 1 to 9999, as the calendar of Python has them (datetime, MINYEAR and MAXYEAR)."""
+LAST_S: Final = _DAYS[1] * DAY_S
+"""End of that calendar (s since the epoch, UTC)."""
 _MOST_DAYS: Final = 36_525
 """An interval of the ledger, 10 s as a rule, cannot be a century."""
 

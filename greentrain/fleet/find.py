@@ -55,7 +55,10 @@ def _find(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Foun
     except OSError as error:
         yield Found(folder=folder, error=f"the folder cannot be read: {error.strerror or error}")
         return
-    if any(is_raw(entry.name) for entry in entries):
+    raw = [entry.name for entry in entries if is_raw(entry.name)]
+    if any(clean(name) != name for name in raw):
+        yield Found(folder=folder, error="the name of a file in it is not UTF-8: rename it")
+    elif raw:
         yield Found(folder=folder, fingerprint=_fingerprint(entries))
     elif depth > 0:
         for entry in entries:

@@ -176,17 +176,20 @@ class Index:
         self._connection.execute("UPDATE runs SET duplicate_of = NULL WHERE duplicate_of IS NOT NULL")
         many = "SELECT run_id FROM runs WHERE error IS NULL GROUP BY run_id HAVING count(*) > 1"
         lines = self._connection.execute(
-            f"SELECT folder, run_id, ranks, end_unix_s, energy_j FROM runs WHERE error IS NULL AND run_id IN ({many})"
+            "SELECT folder, run_id, ranks, starts, carried, end_unix_s, energy_j FROM runs"
+            f" WHERE error IS NULL AND run_id IN ({many})"
         ).fetchall()
         found = copies(
             Candidate(
                 folder=folder,
                 run_id=run_id,
                 ranks=frozenset(map(int, ranks.split(","))),
+                starts=frozenset(starts.split(",")) - {""},
+                carried=carried,
                 end_unix_s=end_s,
                 energy_j=energy_j,
             )
-            for folder, run_id, ranks, end_s, energy_j in lines
+            for folder, run_id, ranks, starts, carried, end_s, energy_j in lines
         )
         for folder, other in found.items():
             self._connection.execute("UPDATE runs SET duplicate_of = $1 WHERE folder = $2", [other, folder])

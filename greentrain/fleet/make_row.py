@@ -16,8 +16,8 @@ from greentrain.report.summary import summarize
 from greentrain.types import Provenance
 from greentrain.units import kwh_from_j
 
-MOST_INT: Final = 2**63
-"""A count that a table can hold is below it."""
+MOST_INT: Final = 2**53
+"""Figures are below it: a thousand runs with the largest still add up in a table's 64 bits."""
 WRONG_DATA: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, IndexError)
 """What records raise that make no sense."""
 _FRAMEWORKS: Final = ("torch", "lightning", "accelerate", "transformers", "deepspeed")
@@ -183,6 +183,7 @@ def _estimate_ratio(folder: Path, tokens: int | None, wall_s: float | None, sums
     found = estimated(
         folder,
         {
+            "run": {},
             "work": {"tokens": tokens},
             "time": {"wall_s": wall_s},
             "energy": {"energy_j": sums.energy_j},

@@ -7,16 +7,17 @@ thousands of runs would take minutes.
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import RunFolderError
-from greentrain.fleet.cells import Cells
+from greentrain.fleet.cells import LAST_S, Cells
 from greentrain.fleet.make_row import MOST_INT, WRONG_DATA, clean, make_row
 from greentrain.fleet.rank import RankFacts
 from greentrain.fleet.row import RunRow
 from greentrain.journal import parse_line
+from greentrain.ledger import Totals
 from greentrain.types import Provenance
 
 RUN_JSON: Final = "run.json"
@@ -32,6 +33,10 @@ class Reading:
     cells: Cells
     market_g_per_kwh: float | None = None
     ranks: frozenset[int] = frozenset()
+    starts: frozenset[str] = frozenset()
+    """``rank@unix_s`` of each process."""
+    carried: bool = False
+    """It went on from a checkpoint, the journals before which are not here."""
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
@@ -92,7 +97,10 @@ def _read(folder: Path, run: Mapping[str, Any], lines: Lines) -> Reading:
             except RunFolderError as error:
                 raise RunFolderError(f"{path.name} has {error}") from error
         if rank.opens:
-            ranks[int(rank.opens[0]["rank"])] = rank
+            number = int(rank.opens[0]["rank"])
+            if number in ranks:
+                raise RunFolderError(f"{path.name} is a second file of rank {number}; move it out of the folder")
+            ranks[number] = rank
     if not ranks:
         raise RunFolderError("no rank file has a complete line; the run died before it booked anything")
     run_id = _same_run(run, ranks)
@@ -102,7 +110,15 @@ def _read(folder: Path, run: Mapping[str, Any], lines: Lines) -> Reading:
     market = ((run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
     market = None if market is None else float(market)
     row = make_row(folder, run, run_id, list(ranks.values()), cells, market)
-    return Reading(row=row, cells=cells, market_g_per_kwh=market, ranks=frozenset(ranks))
+    _check_row(row)
+    return Reading(
+        row=row,
+        cells=cells,
+        market_g_per_kwh=market,
+        ranks=frozenset(ranks),
+        starts=frozenset(f"{n}@{opened['t']}" for n, rank in ranks.items() for opened in rank.opens if "t" in opened),
+        carried=any(rank.carried != Totals() for rank in ranks.values()),
+    )
 
 
 def _same_run(run: Mapping[str, Any], ranks: Mapping[int, RankFacts]) -> str:
@@ -122,6 +138,19 @@ def _mean_pue(cells: Cells, run: Mapping[str, Any]) -> float:
     if energy_j > 0:
         return sum(cell.facility_j for cell in cells.cells.values()) / energy_j
     return float(((run.get("config") or {}).get("carbon") or {}).get("pue") or 1.0)
+
+
+def _check_row(row: RunRow) -> None:
+    """Refuse what neither a table nor JSON can hold.
+
+    Raises:
+        RunFolderError: A figure is not finite, absurdly large, or a date in no calendar.
+    """
+    for item in fields(row):
+        value = getattr(row, item.name)
+        most = LAST_S if item.name in ("created_unix_s", "end_unix_s") else MOST_INT
+        if isinstance(value, int | float) and not abs(value) < most:
+            raise RunFolderError(f"its {item.name} is {value:g}, which cannot be")
 
 
 def _check_figures(cells: Cells) -> None:

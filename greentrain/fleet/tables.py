@@ -29,7 +29,7 @@ _ROW: Final = {
     item.name: _COUNT if item.name in _COUNTS else _REAL if item.name in _REALS else _TEXT for item in fields(RunRow)
 }
 _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
-    "runs": {**_ROW, "fingerprint": _TEXT, "ranks": _TEXT},
+    "runs": {**_ROW, "fingerprint": _TEXT, "ranks": _TEXT, "starts": _TEXT, "carried": "BOOLEAN"},
     "tags": {"folder": _TEXT, "tag": _TEXT, "value": _TEXT},
     "cells": {
         "folder": _TEXT, "day": "INTEGER", "zone": _TEXT, "device": _TEXT, "provenance": _TEXT, "energy_j": _REAL,
@@ -80,8 +80,16 @@ def insert(connection: "DuckDBPyConnection", entries: Iterable[Entry]) -> None:
     lines: dict[str, list[tuple[Any, ...]]] = {name: [] for name in NAMES}
     for entry in entries:
         row = entry.reading.row
-        ranks = ",".join(map(str, sorted(entry.reading.ranks)))
-        lines["runs"].append((*(_encoded(row, name, entry.folder) for name in _ROW), entry.fingerprint, ranks))
+        ranks, starts = ",".join(map(str, sorted(entry.reading.ranks))), ",".join(sorted(entry.reading.starts))
+        lines["runs"].append(
+            (
+                *(_encoded(row, name, entry.folder) for name in _ROW),
+                entry.fingerprint,
+                ranks,
+                starts,
+                entry.reading.carried,
+            )
+        )
         lines["tags"] += [(entry.folder, tag, value) for tag, value in row.tags.items()]
         lines["cells"] += _cells(entry)
         lines["work"] += [

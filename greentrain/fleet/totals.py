@@ -112,6 +112,8 @@ def parse_where(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--where is {text!r}; give NAME=VALUE, for example project=demo")
+        if name.strip() in out:
+            raise ConfigError(f"--where names {name.strip()} twice, and a run has one: give one value")
         out[name.strip()] = value
     return out
 

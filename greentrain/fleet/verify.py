@@ -19,6 +19,7 @@ from greentrain.fleet.audit import (
     signature,
 )
 from greentrain.fleet.find import below, find_runs, is_raw
+from greentrain.fleet.make_row import clean
 from greentrain.fleet.reading import RUN_JSON
 
 _EQUAL: Final = 1e-9
@@ -126,7 +127,7 @@ def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
             yield Finding(kind=finding[0], place=place, text=finding[1])
     for path in sorted(folder.iterdir()):
         if is_raw(path.name) and path.name not in sizes:
-            yield Finding(kind=Kind.GROWN, place=str(PurePosixPath(name) / path.name), text="a new file")
+            yield Finding(kind=Kind.GROWN, place=str(PurePosixPath(name) / clean(path.name)), text="a new file")
     if run["error"] is not None:
         yield Finding(kind=Kind.NOTE, place=name, text=f"no totals: at the audit it was broken: {run['error']}")
         return

@@ -18,7 +18,7 @@ from greentrain.types import Gear
 from greentrain.units import G_PER_KG
 
 NEAR: Final = 0.8
-"""Share of the budget at which it is time to say so (the issue)."""
+"""Share of the budget at which it is time to say so; a round number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ SHIPPED: Final = Path(__file__).with_name("chain.npz")
 TRAILING_H: Final = 14 * 24
 """Against how many hours an hour is dirty or clean."""
 TREND_H: Final = 6
-"""How many hours ahead count for the trend. 3 and 12 hours do as well, to 0.2 points (issue 4, 2026-11-21)."""
+"""How many hours ahead count for the trend. 3 and 12 hours do as well, to 0.2 points."""
 HISTORY_H: Final = 21 * 24
 """What a forecast looks back on."""
 LEVELS: Final = np.array(

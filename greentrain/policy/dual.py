@@ -19,7 +19,7 @@ from greentrain.units import S_PER_HOUR
 MEMORY: Final = 0.9
 """Weight of what was before in RobustDual's average, an epoch."""
 GAIN: Final = 4.0
-"""The price is multiplied by exp(GAIN x deficit) (facts, 4.11)."""
+"""The price is multiplied by exp(GAIN x deficit)."""
 
 
 class Dual(Protocol):

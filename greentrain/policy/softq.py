@@ -27,9 +27,9 @@ from greentrain.policy.outlook import Array
 from greentrain.units import J_PER_KWH, S_PER_HOUR
 
 TEMPERATURE: Final = 0.004
-"""T, in hours of the fastest row at mean intensity (facts, 4.11); 0.001 does as well, 0.012 loses up to 0.3 points."""
+"""T, in hours of the fastest row at mean intensity; 0.001 does as well, 0.012 loses up to 0.3 points."""
 DISCOUNT: Final = 0.97
-"""gamma, an hour (facts, 4.11)."""
+"""gamma, an hour."""
 PRICES: Final = 48
 """Prices for which values are kept, log-spaced; 15 lose up to 0.3 points, 9 up to 1.5 (PJM, 10 minutes a change)."""
 _CLEANEST: Final = 0.3

@@ -82,7 +82,8 @@ def document(path: Path) -> Mapping[str, Any]:
 def estimated(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return estimated and measured figures of a run; None where no estimate lies in its folder.
 
-    A run that trained fewer or more tokens than the estimate was for is held to its share of it.
+    A run that trained fewer or more tokens than the estimate was for is held to its share of it. The time of one on
+    another number of devices is shown and not held to it.
 
     Args:
         folder: The run's.
@@ -98,12 +99,17 @@ def estimated(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any] | None
         "energy_j": summary["energy"]["energy_j"],
         "operational_g": summary["carbon"]["operational_location_g"],
     }
+    figures = {name: _beside(said.figures[name], value, share) for name, value in measured.items()}
+    ranks = summary["run"].get("world_size")
+    if ranks not in (None, said.devices) and (time := figures["duration_s"]) is not None:
+        figures["duration_s"] = {**time, "ratio": None, "within": None}
     return {
         "method": said.method,
         "devices": said.devices,
         "tokens": said.tokens,
+        "ranks": ranks,
         "trained_share": share,
-        "figures": {name: _beside(said.figures[name], value, share) for name, value in measured.items()},
+        "figures": figures,
     }
 
 
@@ -135,10 +141,16 @@ def scope(summary: Mapping[str, Any]) -> str:
     text = f"Method {found['method']}, {found['devices']} devices, {units_text.count(found['tokens'])} tokens"
     if share is None:
         return f"{text}; the run's tokens were not counted, so nothing can be held to it."
+    if found.get("ranks") not in (None, found["devices"]):
+        text += f", where the run had {_ranks(found['ranks'])}, so that its time is held to nothing"
     part = units_text.percent(share) if share < 1 else f"{share:.3g} x"
     return (
         f"{text}; scaled to {part} of them, which were trained. The estimate has the servers in it, the run its meters."
     )
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank" + ("" if number == 1 else "s")
 
 
 def _beside(bounds: Mapping[str, float], measured: float | None, share: float | None) -> dict[str, Any] | None:

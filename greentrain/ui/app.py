@@ -25,6 +25,8 @@ from greentrain.ui.watching import Watching
 FORMAT: Final = 1
 """Of the JSON documents."""
 PAGE: Final = "page.html"
+STYLE: Final = "report.css"
+"""The report's: one look for both."""
 KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
 
@@ -42,14 +44,14 @@ def application(watching: Watching, door: Door, names: Names) -> Guard:
     @app.get("/")
     async def page() -> Response:
         """The page, without a run in it."""
-        return static[PAGE]
+        return _file(*static[PAGE])
 
     @app.get("/static/{name}")
     async def file(name: str) -> Response:
         """A file of the page."""
         if name not in static:
             raise HTTPException(404, "there is no such file")
-        return static[name]
+        return _file(*static[name])
 
     @app.get("/session")
     async def session(request: Request) -> Response:
@@ -119,12 +121,17 @@ def _known(watching: Watching, key: str) -> RunRow:
     return row
 
 
-def _static() -> dict[str, Response]:
+def _static() -> dict[str, tuple[bytes, str]]:
+    found = [*files("greentrain.ui").iterdir(), files("greentrain.report").joinpath(STYLE)]
     return {
-        item.name: Response(item.read_bytes(), media_type=KINDS[suffix])
-        for item in files("greentrain.ui").iterdir()
+        item.name: (item.read_bytes(), KINDS[suffix])
+        for item in found
         if (suffix := "." + item.name.rpartition(".")[2]) in KINDS
     }
+
+
+def _file(content: bytes, kind: str) -> Response:
+    return Response(content, media_type=kind)  # a new one each time: compression changes its headers
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -153,8 +153,11 @@ def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         made = socket.create_server((host, port), family=family, backlog=128)
+    except UnicodeError as error:
+        raise ConfigError(f"--host is {host!r}, which is no address of this machine: {error}") from error
     except OSError as error:
-        if isinstance(error, socket.gaierror):
+        number = error.errno or 0
+        if number < 0 or number == errno.EADDRNOTAVAIL:  # below 0: of getaddrinfo
             raise ConfigError(f"--host is {host!r}, which is no address of this machine: {error.strerror}") from error
         remedy = "; choose another --port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
         raise OSError(error.errno, f"{host}:{port} cannot be listened at: {error.strerror}{remedy}") from error

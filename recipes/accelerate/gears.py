@@ -3,9 +3,10 @@
     accelerate launch --config_file recipes/accelerate/gears_deepspeed.yaml recipes/accelerate/gears.py [--small]
     accelerate launch --config_file recipes/accelerate/two_processes.yaml recipes/accelerate/gears.py [--small]
 
-The first needs DeepSpeed: pip install 'greentrain-torch[accelerate,deepspeed,recipes]'. Its ds_config.json turns the
-sections bf16 and fp16 off, whose weights have one precision for good, and torch_autocast on, which keeps them in FP32:
-only so may the gears shift. The second is plain data parallel and needs nothing more.
+Any machine; --small is a quick look. On a CPU FP8 costs more than BF16: what is shown is the shift. The first needs
+DeepSpeed: pip install 'greentrain-torch[accelerate,deepspeed,recipes]'. Its ds_config.json turns the sections bf16 and
+fp16 off, whose weights have one precision for good, and torch_autocast on, which keeps them in FP32: only so may the
+gears shift. The second is plain data parallel and needs nothing more.
 """
 
 import os

@@ -2,7 +2,8 @@
 
     accelerate launch --config_file recipes/accelerate/two_processes.yaml recipes/accelerate/train_gpt.py [--small]
 
-The lines marked "green" are all that differs from a plain Accelerate script.
+Any machine: two processes, on two GPUs or on the CPU; --small is a quick look. The lines marked "green" are all that
+differs from a plain Accelerate script.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Log joules and grams beside the loss, to CSV, TensorBoard, W&B or MLflow, with Lightning.
 
-    python recipes/lightning/loggers.py --logger tensorboard         two to three minutes on two cores
+    python recipes/lightning/loggers.py --logger tensorboard         as long as train_gpt.py
     python recipes/lightning/loggers.py --logger csv wandb --small   a quick look, to two of them
 
 Any machine. The package of each logger must be installed. All write below --out: W&B offline, MLflow into SQLite.

@@ -3,7 +3,7 @@
     python recipes/lightning/train_gpt.py           two to three minutes on two cores
     python recipes/lightning/train_gpt.py --small   a quick look
 
-The lines marked "green" are all that differs from a plain Lightning script.
+Any machine, on its GPU where it has one. The lines marked "green" are all that differs from a plain Lightning script.
 """
 
 import sys

@@ -2,9 +2,9 @@
 
     greentrain launch --width 1:2 --checkpoints raw-checkpoints -- python recipes/raw/elastic.py --small
 
-SIGUSR1 to the launcher makes it save and end, and the same command goes on; under a plan it leaves and returns by the
-grid's carbon intensity, as in recipes/accelerate/elastic. The lines marked "green" are all that differs from a plain
-script of DistributedDataParallel that can resume.
+Any machine; it computes on the CPU. SIGUSR1 to the launcher makes it save and end, and the same command goes on; under
+a plan it leaves and returns by the grid's carbon intensity, as in recipes/accelerate/elastic. The lines marked "green"
+are all that differs from a plain script of DistributedDataParallel that can resume.
 """
 
 import os

@@ -1,9 +1,10 @@
 """Train a small GPT while a frozen copy of it, compiled to 8-bit integers, scores every batch beside it.
 
-    python recipes/raw/offload.py --small
+    python recipes/raw/offload.py --small    a quick look
 
-That is the reference pass of RLHF without the RL: the mean of ln p_policy - ln p_reference says how far training has
-moved. The device here is the exact emulator; a card through XRT gives the same bits (docs/fpga.md).
+Any machine; it computes on the CPU. That is the reference pass of RLHF without the RL: the mean of ln p_policy - ln
+p_reference says how far training has moved. The device here is the exact emulator; a card through XRT gives the same
+bits (docs/fpga.md).
 """
 
 import sys

@@ -4,10 +4,11 @@
     python recipes/raw/ppo_offload.py --small
     python recipes/raw/ppo_offload.py --small --sequential        # the same weights at the end, bit for bit
 
-The policy completes lines of Python's own source. A reward model, trained here to tell the library's lines from the
-policy's, says how real they look; both it and the frozen policy are compiled to integers and score each completion as
-soon as it is finished, while others are still generated and the old log-probabilities and the critic's values are
-computed. The barrier is before the advantages, which need all three (docs/rlhf.md).
+Any machine; it computes on the CPU, with --small for half a minute. The policy completes lines of Python's own source.
+A reward model, trained here to tell the library's lines from the policy's, says how real they look; both it and the
+frozen policy are compiled to integers and score each completion as soon as it is finished, while others are still
+generated and the old log-probabilities and the critic's values are computed. The barrier is before the advantages,
+which need all three (docs/rlhf.md).
 """
 
 import argparse

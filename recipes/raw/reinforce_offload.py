@@ -4,9 +4,10 @@
     python recipes/raw/reinforce_offload.py --small
     python recipes/raw/reinforce_offload.py --small --algorithm process
 
-The policy, its task and its judge are those of ppo_offload.py. ``reinforce++`` scores whole completions, with the KL in
-the reward. ``process`` scores each completion at every blank, as if that were the end of a step of reasoning, compares
-the steps of four completions of one prompt, and has the KL in the loss, as GRPO has.
+Any machine; it computes on the CPU, with --small for half a minute. The policy, its task and its judge are those of
+ppo_offload.py. ``reinforce++`` scores whole completions, with the KL in the reward. ``process`` scores each completion
+at every blank, as if that were the end of a step of reasoning, compares the steps of four completions of one prompt,
+and has the KL in the loss, as GRPO has.
 """
 
 import argparse
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithm", choices=(REINFORCE, PROCESS), default=REINFORCE)
     parser.add_argument("--small", action="store_true", help="a model of 0.3 M parameters, for a quick look and for CI")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, help="of the algorithm")
     parser.add_argument("--sequential", action="store_true", help="wait for each pass where it is submitted")
     parser.add_argument("--zone", default="US-CAL-CISO", help="grid zone whose typical carbon intensity is used")
     parser.add_argument("--out", default="runs", help="folder of the run folders")

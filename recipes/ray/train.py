@@ -2,9 +2,10 @@
 
     python recipes/ray/train.py --small --workers 1:2 --want 30:2,90:1
 
-The number of workers changes after steps 30 and 90 here; a plan (section "policy" of the configuration) does the same
-by the grid's carbon intensity. Every step trains the same samples at any width. The lines marked "green" are all that
-differs from a plain script of Ray Train.
+Any machine: a cluster of Ray is started where it runs, or RAY_ADDRESS names one. The number of workers changes after
+steps 30 and 90 here; a plan (section "policy" of the configuration) does the same by the grid's carbon intensity. Every
+step trains the same samples at any width. The lines marked "green" are all that differs from a plain script of Ray
+Train.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Log joules and grams beside the loss, to TensorBoard, W&B or MLflow, with the Hugging Face Trainer.
 
-    python recipes/transformers/loggers.py --logger tensorboard           two to three minutes on two cores
+    python recipes/transformers/loggers.py --logger tensorboard           as long as train_gpt.py
     python recipes/transformers/loggers.py --logger wandb mlflow --small  a quick look, to two of them
 
 Any machine. The package of each logger must be installed. All write below --out: W&B offline, MLflow into SQLite.

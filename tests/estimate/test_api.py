@@ -1,10 +1,13 @@
 import dataclasses
 import io
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from greentrain.errors import ConfigError, RunFolderError
@@ -17,6 +20,7 @@ from greentrain.estimate.sized import sized
 from greentrain.estimate.text import render
 from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
+from greentrain.report.estimated import _Said
 from greentrain.types import Gear
 
 LLAMA = shapes.find("llama-3-8b")
@@ -217,3 +221,46 @@ def test_another_spelling_of_the_place_is_no_relation() -> None:
     cluster = Cluster(device="h100", count=64, zone="FR")
     names = [relation.name for relation in estimate(LLAMA, WORK, cluster, method="mfu").relations]
     assert "DEU" in names and "FRA" not in names
+
+
+def test_a_relation_says_nothing_of_the_limit_of_another_device() -> None:
+    limited = Cluster(device="h200", limit_h=720.0, zone="FRA")
+    found = estimate(LLAMA, WORK, limited, method="mfu")
+    late = [warning for warning in found.warnings if "one run in ten" in warning]
+    assert len(late) == 1 and re.search(r"takes \d+ h$", late[0])
+    assert not any("one run in ten" in relation.basis for relation in found.relations)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.floats(1e6, 1e14),
+    count=st.integers(1, 20_000),
+    device=st.sampled_from(["h100", "TPUv5p", "V100-32GB", "MI300X"]),
+    name=st.sampled_from(["llama-3-8b", "mixtral-8x7b"]),
+    g_per_kwh=st.floats(0.0, 1000.0),
+)
+def test_units_round_trip(tokens: float, count: int, device: str, name: str, g_per_kwh: float) -> None:
+    cluster = Cluster(device=device, count=count, g_per_kwh=g_per_kwh)
+    none = Options(compare_devices=(), compare_zones=())
+    found = estimate(shapes.find(name), Workload(tokens=tokens), cluster, method="mfu", options=none)
+    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    said = _Said.of(told)  # as the report reads it: seconds, joules, grams
+    for bound in ("low", "mid", "high"):
+        assert said.figures["duration_s"][bound] * count == pytest.approx(told["gpu_hours"][bound] * 3600)
+        assert said.figures["operational_g"][bound] == told["operational_g"]["location"][bound]
+    watts = said.figures["energy_j"]["mid"] / said.figures["duration_s"]["mid"]
+    assert watts == pytest.approx(told["node_w"]["mid"] * count)
+    assert told["energy_kwh"]["facility"]["mid"] * g_per_kwh == pytest.approx(told["operational_g"]["location"]["mid"])
+    all_g = told["operational_g"]["location"]["mid"] + (told["embodied_g"] or {"mid": 0.0})["mid"]
+    for score in told["sci"]:
+        assert score["g_per_unit"]["mid"] * score["units"] == pytest.approx(all_g)
+    flop = 6 * found.shape.active_parameters * tokens
+    assert told["gpu_hours"]["mid"] * 3600 * found.mfu * _peak(found) == pytest.approx(flop)
+    more = dataclasses.replace(cluster, count=count + 1)
+    again = estimate(shapes.find(name), Workload(tokens=tokens), more, method="mfu", options=none)
+    assert again.duration_h.mid < found.duration_h.mid
+
+
+def _peak(found: Estimate) -> float:
+    peaks = found.device.peak_flop_s
+    return (peaks.get(Gear.BF16) or peaks[Gear.FP16]).value

@@ -34,6 +34,14 @@ def _told(*words: str) -> dict[str, object]:
     return found
 
 
+def test_software_of_an_earlier_year_is_slower() -> None:
+    hours = {year: _told(*RUN, "--method", "mfu", "--year", year)["gpu_hours"] for year in ("2021", "2024")}
+    assert hours["2021"]["mid"] > 1.2 * hours["2024"]["mid"]  # type: ignore[index]
+    refused = _run(*RUN, "--year", "21")
+    assert refused.exit_code == 2
+    assert "year is 21" in refused.stderr
+
+
 def test_the_line_of_the_readme_prints_ranges_relations_and_assumptions() -> None:
     result = _run(*RUN)
     assert result.exit_code == 0, result.output

@@ -149,3 +149,14 @@ def test_a_wrong_file_of_devices_is_refused(tmp_path: Path, text: str, message: 
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         hardware.catalogue(path)
+
+
+@pytest.mark.parametrize("spelling", ["rtx4090", "RTX 4090", "rtx-4090", "NVIDIA GeForce RTX 4090"])
+def test_an_own_device_is_found_however_it_is_written(tmp_path: Path, spelling: str) -> None:
+    path = tmp_path / "devices.yaml"
+    path.write_text(
+        "RTX-4090: {family: ada, year: 2022, aliases: [GeForce RTX 4090], peak_flop_s: {bf16: 165.2e12}, node: 8,"
+        " memory_bytes: 24e9, memory_bytes_s: 1008e9, link_bytes_s: 31.5e9, network_bytes_s: 3.1e9, tdp_w: 450}\n",
+        encoding="utf-8",
+    )
+    assert hardware.find(spelling, path).name == "RTX-4090"

@@ -7,8 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks.estimator_pilot_clock import TOKENS, noisy_steps, stepped_run
+from benchmarks.estimator_pilot_clock import SIGNAL, TOKENS, SteppedClock, SteppedMeter, noisy_steps, stepped_run
+from greentrain import GreenSession
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.estimate import hardware, hours, pilot
 from greentrain.estimate.api import Options, estimate
@@ -239,3 +242,45 @@ def test_a_trace_long_enough_for_the_pilot_need_not_reach_the_tables_hours(tmp_p
     found = estimate(sized(1e10), work, cluster, pilot=folder, options=begun)
     assert found.duration_h.mid < 240.0 < estimate(sized(1e10), work, cluster).duration_h.mid
     assert all(relation.what == "start" for relation in found.relations)
+
+
+@given(devices=st.integers(1, 4096), count=st.integers(1, 10**6), tokens=st.floats(1e6, 1e15))
+def test_another_device_never_lengthens_a_pilots_forecast(devices: int, count: int, tokens: float) -> None:
+    given_it = pilot.given(5000.0 * devices, devices=devices, watts=900.0 * devices)
+    few, many = (pilot.forecast(given_it, tokens, count=each) for each in (count, count + 1))
+    assert many.duration_h.mid <= few.duration_h.mid
+    assert many.gpu_hours.mid >= few.gpu_hours.mid
+    assert few.energy_kwh is not None
+    assert few.energy_kwh.mid * 3.6e6 == pytest.approx(few.gpu_hours.mid * 3600 * 900.0)
+
+
+@pytest.mark.parametrize(
+    ("gears", "says"),
+    [
+        ((), ""),
+        (("bf16",), ""),
+        (("fp32",), "the pilot ran in fp32, the estimate is in bf16"),
+        (("bf16", "fp16"), "the pilot ran in bf16 and fp16, the estimate is in bf16"),
+    ],
+)
+def test_a_pilot_in_another_precision_is_said(tmp_path: Path, gears: tuple[str, ...], says: str) -> None:
+    clock = SteppedClock()
+    config = {"run": {"dir": str(tmp_path), "report": False}, "power": {"sample_s": 10.0}}
+    with GreenSession(config, meter=SteppedMeter(clock), signal=SIGNAL, clock=clock) as green:
+        for step in range(40):
+            if gears and step % 20 == 0:
+                green.gear(gears[step // 20 % len(gears)])
+            clock.t_s += 0.5
+            green.step(tokens=TOKENS)
+    cluster = Cluster(device="h100", count=1, zone="FRA")
+    found = hours.by_pilot(LARGE, Workload(tokens=1e9), cluster, hardware.find("h100"), Path(green.folder or ""))
+    told = [warning for warning in found.warnings if "the pilot ran in" in warning]
+    assert told == [] if not says else len(told) == 1 and says in told[0]
+
+
+def test_a_rank_without_steps_is_named(tmp_path: Path) -> None:
+    for rank, steps in ((0, 60), (1, 0)):
+        place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2, host="h")
+        green = stepped_run(tmp_path, steps, noisy_steps(1), place=place)
+    with pytest.raises(ConfigError, match=r"has 0 steps of rank 1, 0 of them warm-up: .*green\.step in every rank"):
+        pilot.read_pilot(green.folder or "")

@@ -113,3 +113,16 @@ def test_a_disk_that_does_not_take_it_costs_a_warning_and_no_training(tmp_path: 
 
 def test_reader_and_writer_speak_of_one_format() -> None:
     assert estimated.FORMAT == api.FORMAT
+
+
+def test_the_time_of_a_run_on_another_number_of_devices_is_held_to_nothing(tmp_path: Path, file: Path) -> None:
+    told = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**told, "count": 64}), encoding="utf-8")
+    folder = _train(_session(tmp_path, file))
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    figures = summary["estimate"]["figures"]
+    assert figures["duration_s"]["measured"] > 0
+    assert figures["duration_s"]["ratio"] is figures["duration_s"]["within"] is None
+    assert figures["energy_j"]["ratio"] is not None
+    assert "64 devices" in estimated.scope(summary) and "the run had 1 rank," in estimated.scope(summary)
+    assert next(row for row in estimated.rows(summary) if row[0] == "Time")[3] == ""

@@ -9,15 +9,19 @@ import pytest
 import greentrain.estimate
 from benchmarks import estimator, estimator_layouts
 from benchmarks import estimator_predictors as predictors
-from benchmarks.estimator_fit import toml
+from benchmarks.estimator_fit import fit_table, toml
 from benchmarks.estimator_layouts import Layouts
 from benchmarks.estimator_roofline import Optimum, with_network
 from benchmarks.estimator_runs import RUNS_CSV, Run, read_runs, whole
 from benchmarks.estimator_scores import Left, Predict, Train, gain, leave_one_family_out
-from greentrain.estimate import blend
+from greentrain.estimate import blend, mfu
+from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.auto import by_auto
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.mfu import table
+from greentrain.estimate.sized import sized
+from greentrain.estimate.values import Range
+from greentrain.estimate.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +49,30 @@ def test_eighty_percent_interval_holds_for_unseen_families(ours: Left) -> None:
     assert 0.75 <= ours.family_coverage <= 0.90
     assert ours.half_width is not None
     assert ours.half_width < 1.8, "an interval that holds because it says nothing"
+
+
+def test_the_public_call_gives_what_the_benchmark_claims(
+    runs: tuple[Run, ...], ours: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters, tokens, device and count alone, with the tables of the families that were not left out."""
+
+    def train(others: Sequence[Run]) -> Predict:
+        of = fit_table(others)
+
+        def predict(run: Run) -> Range:
+            shape = sized(run.shape.total_parameters, run.shape.active_parameters if run.shape.is_moe else None)
+            work = Workload(tokens=run.workload.tokens, precision=run.workload.precision)
+            cluster = Cluster(device=run.accelerator.name, count=run.count, g_per_kwh=100.0)
+            options = Options(year=run.year, compare_devices=(), compare_zones=())
+            with monkeypatch.context() as patched:
+                patched.setattr(mfu, "shipped", lambda: of)
+                return estimate(shape, work, cluster, method="mfu", options=options).gpu_hours
+
+        return predict
+
+    told = leave_one_family_out(runs, train)
+    assert told.median == pytest.approx(ours.median) and told.coverage == ours.coverage
+    assert [said.mid for said in told.said] == pytest.approx([said.mid for said in ours.said])
 
 
 @pytest.mark.parametrize(

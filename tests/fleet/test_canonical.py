@@ -71,7 +71,9 @@ def test_the_rfcs_example() -> None:
     )
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2**60 + 1, "\ud800", {1: 2}, {"a": {3}}, b"x"])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), 2**60 + 1, 10**400, -(10**400), "\ud800", {1: 2}, {"a": {3}}, b"x"]
+)
 def test_what_has_no_form_is_refused(value: Any) -> None:
     with pytest.raises(ValueError):
         canonical(value)

@@ -13,8 +13,11 @@ import pytest
 
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.fleet import index
+from greentrain.fleet.audit import audit
 from greentrain.fleet.index import Index, Refresh
 from greentrain.fleet.reading import Reading, read_folder
+from greentrain.fleet.verify import verify
+from greentrain.ledger import Totals
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, showcase
 
 ENTRY = entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0)}, tokens=5)
@@ -109,6 +112,14 @@ def _broken(runs: Path) -> dict[str, str]:
     journal.write_text(journal.read_text().replace('"j":1000.0', '"j":Infinity'))
     journal = _run(runs, "huge") / "rank-00000.jsonl"
     journal.write_text(journal.read_text().replace('"tokens":5', f'"tokens":{10**30}'))
+    shutil.copy(path := _run(runs, "twice") / "rank-00000.jsonl", path.with_name("rank-00000 (copy).jsonl"))
+    for name, facts in {
+        "year 9e300": {"created_unix_s": 9e300},
+        "many ranks": {"world_size": 10**30},
+        "market": {"config": {"carbon": {"market_g_per_kwh": float("inf")}}},
+    }.items():
+        path = _run(runs, name) / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     journal = _run(runs, "guessed") / "rank-00000.jsonl"
     journal.write_text(journal.read_text().replace('"prov":"measured"', '"prov":"guessed"'))
     return {
@@ -125,6 +136,10 @@ def _broken(runs: Path) -> dict[str, str]:
         "infinite": "not finite",
         "huge": "absurdly large",
         "guessed": "'guessed'",
+        "twice": "second file of rank 0",
+        "year 9e300": "created_unix_s is 9e\\+300",
+        "many ranks": "world_size is 1e\\+30",
+        "market": "market_g is inf",
     }
 
 
@@ -135,6 +150,7 @@ def test_broken_runs_are_listed_with_the_reason_and_stop_nobody(tmp_path: Path, 
         assert fleet.refresh().broken == len(reasons)
         rows = {row.folder.name: row for row in fleet.runs()}
         assert fleet.totals()[0].energy_j == 1000.0 and fleet.totals()[0].runs == 1
+        fleet.export(tmp_path / "runs.parquet")
     assert rows.keys() == reasons.keys() | {"fine"}
     for name, reason in reasons.items():
         assert re.search(reason, rows[name].error or ""), (name, rows[name].error)
@@ -192,6 +208,19 @@ def test_a_name_that_is_not_utf_8_is_listed(tmp_path: Path, cache: Path) -> None
         fleet.export(tmp_path / "runs.csv")
 
 
+def test_a_file_whose_name_is_not_utf_8_is_told(tmp_path: Path, cache: Path) -> None:
+    runs = tmp_path / "runs"
+    journal = _run(runs, "fine") / "rank-00000.jsonl"
+    journal.rename(os.fsdecode(os.fsencode(journal.parent) + b"/rank-\xe9.jsonl"))
+    with Index(runs, cache) as fleet:
+        assert fleet.refresh().broken == 1
+        assert [row.error for row in fleet.runs()] == ["the name of a file in it is not UTF-8: rename it"]
+    document = audit(runs)
+    assert [run["error"] for run in document["runs"]] == ["the name of a file in it is not UTF-8: rename it"]
+    findings = [(str(f.kind), f.place) for f in verify(document, runs).findings]  # none of them differs
+    assert findings == [("grown since", "fine/rank-?.jsonl"), ("grown since", "fine/run.json"), ("note", "fine")]
+
+
 def test_half_a_character_in_a_tag_is_replaced(tmp_path: Path, cache: Path) -> None:
     runs = tmp_path / "runs"
     path = _run(runs, "half", tags={"\ud83d": "a\udf31", "project": "\ud83d"})
@@ -204,6 +233,13 @@ def test_half_a_character_in_a_tag_is_replaced(tmp_path: Path, cache: Path) -> N
 
 def test_a_root_that_is_none_is_refused(tmp_path: Path, cache: Path) -> None:
     with Index(tmp_path / "nowhere", cache) as fleet, pytest.raises(RunFolderError, match="nowhere cannot be read"):
+        fleet.refresh()
+
+
+def test_a_root_that_leads_in_a_circle_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENTRAIN_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "loop").symlink_to("loop")
+    with Index(tmp_path / "loop") as fleet, pytest.raises(RunFolderError, match="loop cannot be read"):
         fleet.refresh()
 
 
@@ -339,6 +375,28 @@ def test_a_copy_of_a_run_is_counted_once(tmp_path: Path, cache: Path) -> None:
         fleet.refresh()
         assert fleet.totals()[0].energy_j == 1000.0
         assert fleet.runs()[0].duplicate_of is None
+
+
+def test_two_runs_of_one_id_are_both_counted(tmp_path: Path, cache: Path) -> None:
+    runs = tmp_path / "runs"
+    _run(runs / "ann", "baseline")
+    Folder(runs / "bo", "baseline").rank(0, [GPU, CPU], [ENTRY], t_s=T0_S + 3.0)
+    with Index(runs, cache) as fleet:
+        fleet.refresh()
+        assert fleet.totals()[0].energy_j == 2000.0
+        assert [row.duplicate_of for row in fleet.runs()] == [None, None]
+    assert audit(runs)["totals"]["energy_j"] == 2000.0
+
+
+def test_the_part_before_a_resume_elsewhere_is_counted_once(tmp_path: Path, cache: Path) -> None:
+    runs = tmp_path / "runs"
+    first = _run(runs / "ann", "baseline")
+    later = entry(T0_S + 50, T0_S + 60, {"GPU-0": device(500.0)})
+    on = Folder(runs / "bo", "baseline").rank(0, [GPU, CPU], [later], carried=Totals.of(ENTRY)).path
+    with Index(runs, cache) as fleet:
+        fleet.refresh()
+        assert fleet.totals()[0].energy_j == 1500.0
+        assert {row.folder: row.duplicate_of for row in fleet.runs()} == {on: None, first: on}
 
 
 def test_ranks_of_one_run_in_two_folders_are_both_counted(tmp_path: Path, cache: Path) -> None:

@@ -40,6 +40,7 @@ def test_the_ratio_to_an_estimate(tmp_path: Path) -> None:
     }  # fmt: skip
     assert read_folder(path).row.estimate_ratio is None
     (path / "estimate.json").write_text(json.dumps(said))
+    assert read_folder(path).row.error is None
     assert read_folder(path).row.estimate_ratio == pytest.approx(63_000 / (0.02 * 3.6e6 / 2))  # half the tokens
     (path / "estimate.json").write_text("{")
     assert read_folder(path).row.estimate_ratio is None

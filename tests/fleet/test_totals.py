@@ -192,3 +192,8 @@ def test_wrong_questions_are_refused(tmp_path: Path, by: list[str], only: dict[s
 def test_a_condition_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         parse_where(["project"])
+
+
+def test_two_conditions_on_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="project twice"):
+        parse_where(["project=a", "project=b"])

@@ -10,11 +10,11 @@ from greentrain.types import Gear
 Array = NDArray[np.float64]
 
 CAPS = ((1.0, 1.0), (0.8, 0.95), (0.6, 0.82))
-"""Power cap and the share of speed that it leaves, as in the issue's action table."""
+"""Power cap and the share of speed that it leaves, as in the bars' action table."""
 
 
 def action_table(nodes: int = 8, fp8: float = 1.35) -> ActionTable:
-    """Return the issue's action table: 1 to ``nodes`` nodes of eight GPUs, BF16 and FP8, three caps."""
+    """Return the bars' action table: 1 to ``nodes`` nodes of eight GPUs, BF16 and FP8, three caps."""
     costs = [
         ActionCost(
             action=Action(gear=gear, cap=cap, ranks=n),

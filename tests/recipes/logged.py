@@ -1,6 +1,7 @@
 """Reads what loggers wrote, each from its own files: the values of each key in the order they were logged."""
 
 import csv
+import importlib
 import json
 import sqlite3
 import struct
@@ -46,11 +47,10 @@ def _mlflow(out: Path) -> Iterator[tuple[str, float]]:
 
 
 def _wandb(out: Path) -> Iterator[tuple[str, float]]:
-    from wandb.proto import wandb_internal_pb2
-
+    records: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
     (file,) = out.glob("wandb/offline-run-*/*.wandb")
     for raw in _records(file.read_bytes()):
-        record: Any = wandb_internal_pb2.Record()
+        record = records.Record()
         record.ParseFromString(raw)
         for item in record.history.item:
             value = json.loads(item.value_json)

@@ -1,4 +1,4 @@
-"""Train a small GPT that waits, leaves and comes back with more or fewer processes, with Accelerate.
+r"""Train a small GPT that waits, leaves and comes back with more or fewer processes, with Accelerate.
 
     greentrain launch --config recipes/accelerate/elastic/green.yaml --checkpoints elastic-checkpoints \
         -- accelerate launch --config_file recipes/accelerate/two_processes.yaml \
