@@ -62,7 +62,7 @@ class Control:
             self._declared = declared(config.policy.actions)
         self.hands = Hands()
         """Power limits and clocks, from start to end of a run."""
-        self._measuring = Measuring(config, host, gears=lambda: self.gears, plan_with=self._plan_with)
+        self._measuring = Measuring(config, host, gears=self._named_gears, plan_with=self._plan_with)
 
     @property
     def action_table(self) -> ActionTable | None:
@@ -325,6 +325,10 @@ class Control:
         self._shifted_s = self._host.mark("gear", str(decision.gear))
         text = f"{before} -> {decision.gear} after step {steps}: {decision.reason}"
         run.event("gear", text, step=steps, gear=str(decision.gear))
+
+    def _named_gears(self) -> "Gears | None":
+        """Return the gears; a method, as a session that has not started can be sent to another process."""
+        return self.gears
 
     def _plan_with(self, table: ActionTable) -> bool:
         """Plan with what was measured; False where nothing is planned."""
