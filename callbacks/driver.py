@@ -6,6 +6,7 @@ Once training runs, nothing here raises.
 import contextlib
 import functools
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,7 @@ class Driver:
 
     @harmless
     def stop(self, reason: str) -> None:
-        """Take every hook off and close the session if this driver started it. Idempotent."""
+        """Take every hook off; close the session if this driver started it, and name its report. Idempotent."""
         self.enter(None)
         while self._undo:
             self._undo.pop()()
@@ -232,3 +233,10 @@ class Driver:
         if self.owned:
             self.owned = False
             self.session.close(reason)
+            self._say_where()
+
+    @harmless
+    def _say_where(self) -> None:
+        # On standard error, as `greentrain measure` does: what the program prints stays its own.
+        if self.session.report_path is not None:
+            print(f"greentrain: report {self.session.report_path}", file=sys.stderr, flush=True)

@@ -171,7 +171,10 @@ class GreenCallback(TrainerCallback, ExportableState):
 
     @harmless
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        metrics = self.session.metrics() if self.session.running else {}
+        last = self._training and "train_loss" in kwargs["logs"]  # nothing is computed behind the Trainer's last log
+        if last:
+            self._driver.stop("finished")
+        metrics = self.session.metrics() if last or self.session.running else {}
         for log in (kwargs["logs"], state.log_history[-1]):  # what the loggers get, and what is kept
             log.update(metrics)
 

@@ -59,12 +59,13 @@ def watch(
         now = follow.look()
     console = console_of()
     try:
-        if as_json:
-            _print_json(follow, now, once, every_s)
-        elif once:
-            _show_once(now, console)
-        else:
-            _show(follow, now, console, every_s)
+        with input_checked(RunFolderError):
+            if as_json:
+                _print_json(follow, now, once, every_s)
+            elif once:
+                _show_once(now, console)
+            else:
+                _show(follow, now, console, every_s)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

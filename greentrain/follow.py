@@ -93,8 +93,8 @@ class RunNow:
     """Power limit that was decided on last, as a share of the limit found; None: nobody decided."""
     steps: int
     """Of the rank with most of them."""
-    tokens: int
-    samples: int
+    tokens: int | None
+    samples: int | None
     steps_per_s: float | None
     """Over the last minute."""
     tokens_per_s: float | None
@@ -149,6 +149,15 @@ class RunFollow:
                 raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error
             if rank.opened is not None and rank.opened is not opened:
                 check_format(rank.opened.get("format"), path)
+        try:
+            return self._shown(run)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise RunFolderError(
+                f"{self.folder} holds a run.json or a record that makes no sense ({error!r}): it was damaged, or"
+                " changed by hand"
+            ) from error
+
+    def _shown(self, run: Mapping[str, Any]) -> RunNow:
         states = sorted((r for _, r in self._ranks.values() if r.opened), key=lambda r: int((r.opened or {})["rank"]))
         if not states:
             raise RunFolderError(f"{self.folder} has no rank-*.jsonl file with a line yet; give the folder of one run")
@@ -160,17 +169,18 @@ class RunFollow:
         shots = [snapshot_of(state, run, t_unix_s=now_s) for state in states]
         world = shots[0].world_size
         book_s = float(((run.get("config") or {}).get("run") or {}).get("book_s") or MOST_BOOK_S)
-        live = [_status(state, now_s, book_s) for state in states]
+        paths = {id(state): path for path, (_, state) in self._ranks.items()}
+        live = [_status(state, paths[id(state)], now_s, book_s) for state in states]
         status = _of_run([word for word, shot in zip(live, shots, strict=True) if shot.rank < world])
         active = [i for i, word in enumerate(live) if word == RUNNING and shots[i].rank < world]
         ranks = [_rank(shots[i], states[i], live[i], i in active) for i in range(len(states))]
         powers = [rank.power_w for rank in ranks if rank.power_w is not None]
         speed = {what: _rate([states[i] for i in active], what) for what in ("tokens", "samples", "energy_j")}
-        tokens, samples = sum(s.tokens for s in shots), sum(s.samples for s in shots)
+        tokens, samples = sum(s.tokens for s in shots) or None, sum(s.samples for s in shots) or None
         joules, speed_of = speed["energy_j"], speed["tokens"] if tokens else speed["samples"]
         asked = ((run.get("config") or {}).get("policy") or {}).get("tokens")
         plan = shots[0].plan
-        left = None if asked is None else max(0.0, asked - (tokens or samples))
+        left = None if asked is None else max(0.0, asked - (tokens or samples or 0))
         paused = plan is not None and plan.paused
         steps_per_s = max((rate_per_s(states[i].recent, "steps") or 0.0 for i in active), default=None)
         return RunNow(
@@ -236,22 +246,34 @@ def find_run(folder: Path) -> Path:
     return newest.parent
 
 
-def _status(state: RankState, now_s: float, book_s: float) -> str:
+def _status(state: RankState, journal: Path, now_s: float, book_s: float) -> str:
     opened = state.opened or {}
     if state.close is not None:
         reason = str(state.close["reason"])
         return AWAY if reason == "left" else reason
     told_s = [float(event["t"]) for event in state.events]
-    quiet_s = now_s - max(state.booked_unix_s or 0.0, float(opened["t"]), *told_s)
     here = opened.get("host") == socket.gethostname()
+    if here:  # a clock that was set meanwhile sets files apart from the books, which keep the time of their start
+        told_s.append(_written_s(journal))
+    quiet_s = now_s - max(state.booked_unix_s or 0.0, float(opened["t"]), *told_s)
     if here and quiet_s > 1.5 * book_s + SLACK_S and not _is_alive(opened):  # it may be in another container
         return KILLED
     return SILENT if quiet_s > SILENT_S else RUNNING
 
 
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _is_alive(opened: Mapping[str, Any]) -> bool:
     try:
-        born_s = psutil.Process(int(opened["pid"])).create_time()
+        process = psutil.Process(int(opened["pid"]))
+        born_s = process.create_time()
+        if process.status() == psutil.STATUS_ZOMBIE:  # nobody has asked yet how it ended
+            return False
     except (psutil.NoSuchProcess, ValueError):
         return False
     except psutil.AccessDenied:

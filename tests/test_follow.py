@@ -143,6 +143,59 @@ def test_a_killed_run_says_so_and_ends(tmp_path: Path) -> None:
     assert (later.look().status, later.look().over) == ("silent", False)
 
 
+def test_a_process_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> None:
+    with training(tmp_path, 60.0) as process:
+        follow = RunFollow(found(tmp_path))
+        process.kill()  # a zombie until wait(), as below a container's first process that never waits
+        now = look_until(follow, lambda now: now.status != "running")
+        assert process.returncode is None and (now.status, now.over) == ("killed", True)
+
+
+def test_a_clock_that_was_set_makes_no_dead_of_the_living(tmp_path: Path) -> None:
+    """The books go on by the clock of their start, so after a step of an hour they lie an hour back."""
+    with session(tmp_path) as green:
+        green.step()
+        time.sleep(0.3)
+        folder = tmp_path / "set"
+        folder.mkdir()
+        lines = (tmp_path / "one" / "rank-00000.jsonl").read_text().splitlines()
+        moved = []
+        for line_ in lines:
+            record = json.loads(line_)
+            moved.append(json.dumps(record | {key: record[key] - 3600 for key in ("t", "t0", "t1") if key in record}))
+        (folder / "rank-00000.jsonl").write_text("\n".join(moved) + "\n")
+        now = RunFollow(folder).look()
+        assert (now.status, now.over) == ("running", False)
+        assert now.power_w is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "put"),
+    [
+        ("rank-00000.jsonl", '"rank":0', '"rank":"x"'),
+        ("rank-00000.jsonl", '"world_size":1', '"world_size":null'),
+        ("run.json", '"config"', '"config": 5, "was"'),
+        ("run.json", '"book_s": 0.1', '"book_s": "x"'),
+    ],
+)
+def test_files_that_make_no_sense_are_refused(tmp_path: Path, name: str, was: str, put: str) -> None:
+    with session(tmp_path):
+        time.sleep(0.2)
+    path = tmp_path / "one" / name
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, put))
+    with pytest.raises(RunFolderError, match="makes no sense"):
+        RunFollow(tmp_path / "one").look()
+
+
+def test_what_nobody_counted_is_no_zero(tmp_path: Path) -> None:
+    with session(tmp_path) as green:
+        green.step()
+        time.sleep(0.2)
+    now = RunFollow(tmp_path / "one").look()
+    assert (now.steps, now.tokens, now.samples) == (1, None, None)
+
+
 def _of_another_host(folder: Path, copy: Path) -> Path:
     shutil.copytree(folder, copy)
     journal = copy / "rank-00000.jsonl"

@@ -42,15 +42,17 @@ def find(name: str) -> ModelShape:
     """Return a shape; case, punctuation, the maker's name before a slash and endings as ``-Instruct`` do not matter.
 
     Raises:
-        ConfigError: There is none; the message names the nearest.
+        ConfigError: There is none; the message names those that begin so, or the nearest.
     """
     table = presets()
     wanted = _plain(name)
     for known_name, preset in table.items():
         if _plain(known_name) == wanted:
             return preset.shape
+    sizes = [known_name for known_name in table if wanted and _plain(known_name).startswith(wanted)]
+    hint = f". Names that begin so: {', '.join(sizes)}." if sizes else nearest(name.lower(), table) or "."
     raise ConfigError(
-        f"model {name!r} is not among the {len(table)} presets{nearest(name.lower(), table) or '.'} Give the path of a"
+        f"model {name!r} is not among the {len(table)} presets{hint} Give the path of a"
         f" config.json, or its shape: {FLAGS} --d-expert"
     )
 

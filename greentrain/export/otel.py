@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from greentrain._imports import try_import
 from greentrain._version import __version__
 from greentrain.config_export import OtelConfig
-from greentrain.export.snapshot import DeviceNow, Snapshot
+from greentrain.export.snapshot import DeviceNow, MissingSeconds, Snapshot
 from greentrain.harmless import once, warn
 from greentrain.types import Topology
 
@@ -59,6 +59,7 @@ class Otel:
     ) -> None:
         _imports.check()
         self._now: Snapshot | None = None
+        self._missing = MissingSeconds()
         self._pid = os.getpid()
         self._job = {"greentrain.run.id": run_id, "greentrain.rank": str(topology.rank)}
         self._own: MeterProvider | None = None
@@ -76,6 +77,7 @@ class Otel:
 
     def update(self, snapshot: Snapshot) -> None:
         """Show these figures from now on."""
+        self._missing.update(snapshot)
         self._now = snapshot
 
     def close(self) -> None:
@@ -91,7 +93,7 @@ class Otel:
         counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_gauge
         for make, name, unit, text, points in (
             (counter, "energy", "J", "IT energy of the run", _energy),
-            (counter, "sensor.missing", "s", "Time in which a device's energy was not known", _missing),
+            (counter, "sensor.missing", "s", "Time in which a device's energy was not known", self._missing_of),
             (counter, "emissions", "g", "CO2e of the run", _emissions),
             (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
             (counter, "tokens", "{token}", "Tokens of this rank", lambda now: [(now.tokens or None, {})]),
@@ -105,6 +107,9 @@ class Otel:
             (gauge, "plan.paused", "1", "1 while the plan holds the job", _paused),
         ):
             make(f"greentrain.{name}", [self._asked(points)], unit, text)
+
+    def _missing_of(self, now: Snapshot) -> Points:
+        return [(self._missing.by_uid.get(device.uid, 0.0), _of(device)) for device in now.by_uid.values()]
 
     def _asked(self, points: Callable[[Snapshot], Points]) -> "Callable[[CallbackOptions], Iterable[Observation]]":
         def asked(_: "CallbackOptions") -> "Iterable[Observation]":
@@ -123,10 +128,6 @@ def _energy(now: Snapshot) -> Points:
 
 def _power(now: Snapshot) -> Points:
     return [(device.power_w, _about(device)) for device in now.devices]
-
-
-def _missing(now: Snapshot) -> Points:
-    return [(max(0.0, device.missing_s), _of(device)) for device in now.by_uid.values()]
 
 
 def _limits(now: Snapshot) -> Points:

@@ -15,7 +15,7 @@ from greentrain._imports import try_import
 from greentrain._version import __version__
 from greentrain.config_export import PrometheusConfig
 from greentrain.errors import ConfigError
-from greentrain.export.snapshot import OFF, DeviceNow, PlanNow, Snapshot
+from greentrain.export.snapshot import OFF, DeviceNow, MissingSeconds, PlanNow, Snapshot
 
 with try_import("export") as _imports:
     from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
@@ -39,12 +39,11 @@ class Figures:
 
     def __init__(self) -> None:
         self._now: Snapshot | None = None
-        self._missing_s: dict[str, float] = {}
+        self._missing = MissingSeconds()
 
     def update(self, snapshot: Snapshot) -> None:
         """Show these figures from now on."""
-        for device in snapshot.devices:  # a late reading takes time back, which a counter must not
-            self._missing_s[device.uid] = max(device.missing_s, self._missing_s.get(device.uid, 0.0))
+        self._missing.update(snapshot)
         self._now = snapshot
 
     def describe(self) -> "Iterable[Metric]":
@@ -79,7 +78,7 @@ class Figures:
         names = [([*job, d.uid, d.kind, d.name], 1.0) for d in firsts]
         yield _gauge("device_info", "Devices, by name.", names, (*_JOB, "device", "kind", "name"))
         text = "Seconds in which a device's energy was not known."
-        missing = [([*job, d.uid, d.kind], self._missing_s.get(d.uid, 0.0)) for d in firsts]
+        missing = [([*job, d.uid, d.kind], self._missing.by_uid.get(d.uid, 0.0)) for d in firsts]
         yield _counter("sensor_missing_seconds", text, missing, _DEVICE[:4])
         watts = [([*job, d.uid, d.kind], d.limit_w) for d in firsts]
         yield _gauge("power_limit_watts", "Power limit that the run has set.", watts, _DEVICE[:4])
@@ -184,6 +183,7 @@ class Page:
         )
         self._thread.daemon = True
         self._thread.start()
+        self._pid = os.getpid()
 
     def update(self, snapshot: Snapshot) -> None:
         """Show these figures from now on."""
@@ -193,6 +193,9 @@ class Page:
         """Give the port back. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is None:
+            return
+        if os.getpid() != self._pid:  # a forked child has no such thread, whose end would be waited for
+            self._server.server_close()
             return
         self._server.shutdown()
         thread.join(timeout=2.0)

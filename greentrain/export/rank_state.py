@@ -15,6 +15,10 @@ LAST_EVENTS: Final = 20
 RECENT_S: Final = 60.0
 """Time over which speeds are taken (s)."""
 _PLAN_EVENTS: Final = ("decision", "leave")
+_MOST: Final = 2.0**63
+"""No joule, gram, second or count of an entry is so large; what is, or is no number, is damaged."""
+LATEST_S: Final = 253_402_300_800.0
+"""End of the year 9999, after which Python has no date (s since the epoch, UTC)."""
 _ADDED: Final = ("seconds", "energy_j", "steps", "tokens", "samples", "operational_g", "weighted")
 
 
@@ -131,7 +135,7 @@ class RankState:
                 self.close = record
             if kind in ("open", "sensors"):
                 self.sensors.update({str(sensor["uid"]): sensor for sensor in record["sensors"]})
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return
 
     def record(self) -> RankRecord:
@@ -150,7 +154,7 @@ class RankState:
         )
 
     def _open(self, record: Mapping[str, Any]) -> None:
-        self.opened, self.close = record, None
+        self.opened, self.close, self.power_w = record, None, {}
         self.opens.append(record)
         self.recent.clear()
         if record.get("carried"):
@@ -178,6 +182,7 @@ class RankState:
         self.energy_j[uid, provenance] = self.energy_j.get((uid, provenance), 0.0) + joules
 
     def _entry(self, record: Mapping[str, Any]) -> None:
+        _check(record)
         interval_s = record["t1"] - record["t0"]
         span = Span(
             t0_s=record["t0"],
@@ -240,8 +245,10 @@ class RankState:
             self._spans.append(replace(span))
 
     def _event(self, record: Mapping[str, Any]) -> None:
+        name = str(record["name"])
+        if not abs(float(record["t"])) < LATEST_S:
+            raise ValueError("its time is in no calendar")
         self.events.append(record)
-        name = record["name"]
         if name in _PLAN_EVENTS:
             self.decisions.append(record)
         if name == "gear":
@@ -250,6 +257,20 @@ class RankState:
             self.cap = float(record["cap"])
         elif name == "decision" and record.get("action") is not None:
             self.cap = float(record["action"]["cap"])
+
+
+def _check(entry: Mapping[str, Any]) -> None:
+    """Raise what :meth:`RankState.add` knows for a damaged entry, before a part of it counts."""
+    grams = [entry[name] for name in ("op_g", "emb_g") if entry[name] is not None]
+    figures = [*grams, *(entry[name] for name in ("t0", "t1", "pue", "steps", "tokens", "samples"))]
+    figures.append(entry["carbon"]["g_per_kwh"] or 0.0)
+    for device in entry["devices"].values():
+        figures += [device["j"], device["missing_s"]]
+        if not isinstance(device["prov"], str):
+            raise TypeError("a provenance is no text")
+    if not all(abs(figure) < _MOST for figure in figures):
+        raise ValueError("a figure is not finite")
+    list(entry.get("gears", {}))
 
 
 def rate_per_s(spans: Sequence[Span], what: str) -> float | None:

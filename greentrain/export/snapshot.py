@@ -136,6 +136,19 @@ class Snapshot:
         return sum(device.missing_s for device in self.devices)
 
 
+class MissingSeconds:
+    """Time without knowledge as a counter: a late reading takes some back, which a counter must not show."""
+
+    def __init__(self) -> None:
+        self.by_uid: dict[str, float] = {}
+        """By device uid (s)."""
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Take in the figures of now."""
+        for uid, device in snapshot.by_uid.items():
+            self.by_uid[uid] = max(device.missing_s, self.by_uid.get(uid, 0.0))
+
+
 def snapshot_of(
     rank: RankState,
     run: Mapping[str, Any],

@@ -17,6 +17,8 @@ from greentrain.report.summary import summarize
 REPORT: Final = "report.html"
 MOST_BYTES: Final = 32 * 2**20
 """Of a report that is passed on: GreenTrain's own have less than 1 MB."""
+_GUARDED: Final = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+"""Flags of ``open`` that Windows lacks."""
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -56,7 +58,7 @@ def _existing(folder: Path) -> bytes | None:
     """Return the report in a folder; None if it is older than the books, too large, a link or no file."""
     try:
         newest_ns = max(entry.stat().st_mtime_ns for entry in os.scandir(folder) if is_raw(entry.name))
-        handle = os.open(folder / REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(folder / REPORT, os.O_RDONLY | _GUARDED)
     except (OSError, ValueError):
         return None
     with os.fdopen(handle, "rb") as file:

@@ -4,9 +4,7 @@
     python recipes/transformers/loggers.py --logger wandb mlflow --small  a quick look, to two of them
 
 Any machine. The package of each logger must be installed. All write below --out: W&B offline, MLflow into SQLite.
-The Trainer logs last before it ends, so its loggers' last figures are those of the last booking, a second or two old
-(run.book_s is 1 here); summary.json and the end of log_history have the final ones. The lines marked "green" are all
-that differs from a plain Trainer script.
+The lines marked "green" are all that differs from a plain Trainer script.
 """
 
 import os

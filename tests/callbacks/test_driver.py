@@ -47,6 +47,19 @@ def test_a_running_session_is_used_and_left_running(recorder: Make) -> None:
     assert session.folder == folder
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_report_of_a_run_that_it_started_is_named_once(
+    tmp_path: Path, wanted: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    driver = Driver({"run": {"dir": str(tmp_path), "report": wanted}, "power": {"meters": "null"}})
+    _start(driver)
+    driver.stop("finished")
+    driver.stop("finished")
+    said = capfd.readouterr()
+    assert said.err == (f"greentrain: report {driver.session.folder}/report.html\n" if wanted else "")
+    assert said.out == ""
+
+
 def test_what_the_user_got_wrong_is_raised_before_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     driver = Driver({"run": {"dir": str(tmp_path / "file")}, "power": {"meters": "null"}})

@@ -49,6 +49,11 @@ def test_an_unknown_model_is_refused_with_the_nearest_and_what_to_give() -> None
         shapes.find("llama-3-9b")
 
 
+def test_a_family_without_a_size_names_its_sizes() -> None:
+    with pytest.raises(ConfigError, match=r"'mistral' is not .* begin so: mistral-7b, mistral-large-2, .*\. Give the"):
+        shapes.find("mistral")
+
+
 def test_flop_of_a_token_are_six_a_parameter_and_attention() -> None:
     shape = shapes.find("llama-2-7b")
     multiplying = shape.total_parameters - 32000 * 4096

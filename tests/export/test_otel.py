@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_what_nobody_knows_has_no_point() -> None:
     otel.close()
 
 
+def test_time_that_a_late_reading_takes_back_stays_counted() -> None:
+    reader = InMemoryMetricReader()
+    otel = Otel(OtelConfig(), PLACE, "job", reader)
+    (gpu, *_) = FULL.devices
+    for missing_s in (7.0, 2.0):
+        otel.update(replace(FULL, devices=[replace(gpu, missing_s=missing_s)]))
+        (point,) = read(reader)[1]["greentrain.sensor.missing"].data.data_points
+        assert point.value == 7.0, "the instrument is monotonic"
+    otel.close()
+
+
 def test_a_collector_gets_the_last_figures(tmp_path: Path) -> None:
     with Receiver() as collector:
         with planned(tmp_path, {"otel": {"endpoint": collector.url, "interval_s": 1.0}}) as green:
@@ -111,7 +123,10 @@ def test_the_environment_names_the_collector(tmp_path: Path, monkeypatch: pytest
         assert collector.points()["greentrain.steps"][0][1] == 0
 
 
-def test_a_collector_that_is_not_there_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_is_not_there_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "1")  # else it tries again for 5 s
     url = f"http://127.0.0.1:{free_port()}"
     green = session(tmp_path, {"otel": {"endpoint": url, "interval_s": 1.0}})
     with warnings.catch_warnings(record=True) as said, caplog.at_level(logging.INFO, "opentelemetry"):

@@ -82,7 +82,7 @@ def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
         pytest.warns(GreenTrainWarning),
         session(tmp_path, {"prometheus": {"port": port}}, meter, signal=Unknown()) as green,
     ):
-        until(lambda: (value(samples(page(port)), "sensor_missing_seconds_total", device="GPU-a") or 0) > 5)
+        until(lambda: (value(samples(page(port)), "sensor_missing_seconds_total", device="GPU-a") or 0) > 1)
         found = samples(page(port))
         meter.fail = lambda: None
         until(lambda: value(samples(page(port)), "unpriced_energy_joules_total") != 0)
@@ -230,6 +230,25 @@ def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_forked_child_that_closes_ends_at_once_and_the_page_stays() -> None:
+    code = """
+        import os, signal, urllib.request
+        from greentrain.config_export import PrometheusConfig
+        from greentrain.export.prometheus import Page
+        page = Page(PrometheusConfig(port=0), 0)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            page.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=10).close()
+        page.close()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_textfile_is_whole_and_gone_at_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "textfiles"
     with session(tmp_path, {"prometheus": {"textfile": str(folder)}}, run={"id": "job"}) as green:
@@ -248,7 +267,8 @@ def test_a_textfile_that_cannot_be_written_fails_before_training(tmp_path: Path)
         green.start()
 
 
-def test_a_disk_that_goes_away_is_one_warning(tmp_path: Path) -> None:
+def test_a_disk_that_goes_away_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.export.prometheus.TEXTFILE_S", 0.5)
     folder = tmp_path / "textfiles"
     with (
         pytest.warns(GreenTrainWarning, match="figures cannot be exported") as said,

@@ -108,6 +108,45 @@ def test_a_damaged_record_counts_nothing(record: dict[str, Any]) -> None:
     assert state.total_j is None and state.duration_s == 0 and state.steps == 0
 
 
+DEVICE = {"j": 5.0, "prov": "measured", "missing_s": 0.0}
+ENTRY = {
+    "kind": "entry", "t0": 0.0, "t1": 10.0, "steps": 1, "tokens": 1, "samples": 0, "pue": 1.0, "op_g": 1.0,
+    "emb_g": 1.0, "devices": {"a": DEVICE, "b": DEVICE}, "carbon": {"g_per_kwh": 1.0, "zone": "x"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"emb_g": "x"},
+        {"carbon": None},
+        {"op_g": float("inf")},
+        {"tokens": 10**400},
+        {"t1": float("nan")},
+        {"gears": 5},
+        {"devices": {"a": DEVICE, "b": {**DEVICE, "prov": ["x"]}}},
+    ],
+)
+def test_of_a_damaged_entry_no_part_counts(damage: dict[str, Any]) -> None:
+    state = RankState()
+    state.add({**ENTRY, **damage})
+    assert (state.total_j, state.duration_s, state.steps, state.tokens, state.operational_g) == (None, 0, 0, 0, None)
+    assert (state.booked_unix_s, state.embodied_g, list(state.recent)) == (None, None, [])
+    state.add(ENTRY)
+    assert state.total_j == 10.0 and state.embodied_g == 1.0
+
+
+def test_a_process_that_has_just_begun_has_no_power_yet(twice: Path) -> None:
+    lines = (twice / "rank-00000.jsonl").read_text().splitlines()
+    state, second = RankState(), [i for i, line in enumerate(lines) if line.startswith('{"kind":"open"')][1]
+    for i, line in enumerate(lines[: second + 1]):
+        if i == second:
+            assert state.power_w
+        if not line.endswith('"t0":12'):
+            state.add(json.loads(line))
+    assert state.power_w == {}
+
+
 def test_a_device_whose_reading_changes_its_kind_has_two_parts(twice: Path, tmp_path: Path) -> None:
     lines = (twice / "rank-00000.jsonl").read_text().splitlines()
     path, state = tmp_path / "rank-00000.jsonl", RankState()

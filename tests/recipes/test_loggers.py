@@ -83,9 +83,6 @@ def test_what_was_logged_is_what_was_booked(logger: str, out: tuple[str, Path]) 
         assert min(abs(value / booked - 1) for booked in booked_j) < 1e-6
 
     energy_j, emissions_g = summary["energy"]["energy_j"], summary["carbon"]["emissions_g"]
-    if framework == "transformers":  # logs last before the run ends
-        assert 0 < logged_j[-1] <= energy_j
-        return
     assert logged_j[-1] == pytest.approx(energy_j, rel=1e-6)
     assert found["green/emissions_g"][-1] == pytest.approx(emissions_g, rel=1e-6)
     assert found["green/tokens_per_j"][-1] == pytest.approx(summary["work"]["tokens_per_j"], rel=1e-6)
