@@ -1,65 +1,30 @@
 """The acting side of a session: gears, limits, the phase that measures them, the plan, and what a checkpoint holds."""
 
 import math
-import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.action_cache import ActionCache
-from greentrain.action_table import Action, ActionTable, declared
+from greentrain.action_table import ActionTable, declared
 from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
-from greentrain.errors import ConfigError, SessionError
-from greentrain.handover import Handover, Offer
-from greentrain.hands import FULL, Hands
+from greentrain.errors import ConfigError
+from greentrain.handover import Handover
+from greentrain.hands import Hands
 from greentrain.harmless import harmless
+from greentrain.host import Host
+from greentrain.measuring import Measuring, check_gears
+from greentrain.plan_actors import PlanActors
 from greentrain.runtime import ActiveRun
 from greentrain.types import CarbonSignal, Decision, Gear
 from greentrain.watch import is_engine
 
 if TYPE_CHECKING:
     from greentrain.budgeting import Budgeting
-    from greentrain.gear_table import GearTable  # loads torch, as the next
-    from greentrain.gears import Gears
+    from greentrain.gears import Gears  # loads torch
     from greentrain.leaving import Launcher, Leaving
-    from greentrain.policy.objective import Objective
     from greentrain.schedule import Schedule  # loads numpy
 
 NONE: Final = (0, 0)
-FIRST_READING_S: Final = 2.0
-"""How long a profile waits for the sensors of a run that has just begun (s): probing them takes up to 0.4 s."""
-PLAN_STEPS: Final = 2000
-"""Most steps in which a plan learns what its gears cost: steps of milliseconds need many for a block of 1 s, which
-sensors need; usual ones are done after tens."""
-
-SHORT_JOB: Final = 2000
-"""A job of fewer optimizer steps is measured in fewer blocks: what it learns must not take a good part of it."""
-FEW_ROUNDS: Final = 2
-"""Blocks a gear then; fewer would have no interval."""
-
-
-class Host(Protocol):
-    """The part of a session that acting needs."""
-
-    def active(self) -> ActiveRun | None:
-        """Return the run, None where there is none in this process."""
-        ...
-
-    def mark(self, name: str, *what: Any) -> float:
-        """Queue a mark of this moment and return its time (s)."""
-        ...
-
-    def begin(self, name: str) -> int:
-        """Enter a phase."""
-        ...
-
-    def end(self, name: str, token: int = 0) -> None:
-        """Leave a phase."""
-        ...
-
-    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
-        """Return joules by device between two times."""
-        ...
 
 
 class Control:
@@ -80,9 +45,7 @@ class Control:
         self.steps = 0
         """Optimizer steps of the run, earlier parts included, without those that a checkpoint undid."""
         self._ranks = 1
-        self._capping = False
         self._gears: Gears | None = None
-        self._profile: GearTable | None = None
         self._shifted_s: float | None = None
         self._until_close = False
         self._grid: tuple[CarbonSignal, GridTime] | None = None
@@ -94,22 +57,17 @@ class Control:
         self._tokens = 0.0
         self._told: tuple[str, ...] = ()
         self._uncounted = NONE
-        if config.policy.plans and not config.precision.gears:
-            raise ConfigError(
-                f"policy.name is {config.policy.name!r}, but precision.gears is empty: name the gears that the plan may"
-                " use; one, such as [bf16], is enough for a plan of pauses"
-            )
-        if config.actuators.power_cap is not None and not config.precision.gears:
-            raise ConfigError(
-                "actuators.power_cap is set, but precision.gears is empty: limits are measured in the gears of the run,"
-                " so name them; one, such as [bf16], is enough"
-            )
+        check_gears(config)
         if config.policy.actions is not None:
             self._declared = declared(config.policy.actions)
         self.hands = Hands()
         """Power limits and clocks, from start to end of a run."""
-        self.action_table: ActionTable | None = None
+        self._measuring = Measuring(config, host, gears=self._named_gears, plan_with=self._plan_with)
+
+    @property
+    def action_table(self) -> ActionTable | None:
         """What :meth:`profile_gears` has measured; None before."""
+        return self._measuring.table
 
     @property
     def gears(self) -> "Gears | None":
@@ -136,11 +94,11 @@ class Control:
             if self._gears is not None:
                 self._gears.restart()
         self._grid = (signal, grid_time)
-        self._shifted_s = self._profile = self._schedule = self._budget = self.leaving = None
+        self._shifted_s = self._schedule = self._budget = self.leaving = None
         self._uncounted = NONE
         self._ranks = run.topology.world_size
         self.hands = Hands.open(self._config.actuators, run.topology, run.warn)
-        self._capping = not self._plans and self._config.actuators.power_cap is not None
+        self._measuring.started(self.hands)
         launcher = self._who_launched()
         if launcher is not None:
             self._meet_launcher(launcher, run)
@@ -171,7 +129,7 @@ class Control:
 
     def each_second(self, run: ActiveRun) -> None:
         """Look for a launcher's notice, and let clocks follow the books; called by the thread that books."""
-        self.hands.look(run.last_entry, profiling=self._profile is not None)
+        self.hands.look(run.last_entry, profiling=self._measuring.running is not None)
         if self.leaving is not None:
             harmless(self.leaving.look)()
 
@@ -225,25 +183,16 @@ class Control:
             self._uncounted = NONE
         self.steps += 1
         self._tokens += (tokens or samples) * self._ranks
-        if self._profile is not None:
-            self._profile.step(tokens, samples)
+        if self._measuring.running is not None:
+            self._measuring.running.step(tokens, samples)
         if self.leaving is not None:
             self._stay_or_leave(self.leaving)
         if self._plans:
             self._plan(tokens, samples)
-        elif self._capping:
-            self._capping = False
-            self._measure_caps()
+        elif self._measuring.wants_caps:
+            self._measuring.measure_caps()
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
-
-    @harmless
-    def _measure_caps(self) -> None:
-        """Measure power limits where every rank has some; a rank without any must say so, or the others wait for it."""
-        from greentrain.gear_table import everybody
-
-        if all(len(caps) > 1 for caps in everybody(self.hands.caps)):
-            self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS)
 
     @harmless
     def _stay_or_leave(self, leaving: "Leaving") -> None:
@@ -276,56 +225,20 @@ class Control:
                 run=run,
                 signal=signal,
                 grid_time=grid_time,
-                actors=self,
+                actors=PlanActors(
+                    self._config,
+                    self._host,
+                    hands=self.hands,
+                    leaving=self.leaving,
+                    measuring=self._measuring,
+                    gears=lambda: self._gears,
+                ),
                 declared=self._declared or self.action_table,
                 state=self._saved,
                 tokens=self._tokens - (tokens or samples) * self._ranks,
             )
         if self._schedule is not None:
             self._schedule.stepped(self._tokens)
-
-    # What a plan acts through; see greentrain.schedule.Actors.
-
-    def follow(self, action: Action, reason: str) -> None:
-        """Use gear and power limit of an action from now on, because the plan says so."""
-        self.hands.cap(action.cap)
-        if self._gears is not None:
-            self._gears.follow(action.gear, reason)
-
-    def can(self, action: Action) -> bool:
-        """Return whether this process can use gear and power limit of an action."""
-        return str(action.gear) in self._config.precision.gears and action.cap in self.hands.caps
-
-    @property
-    def offer(self) -> "Offer | None":
-        """What the launcher can do; None: nothing."""
-        return None if self.leaving is None else self.leaving.offer
-
-    def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
-        """Ask for a checkpoint and leave after it; called on every rank at the same step."""
-        if self.leaving is not None:
-            self.leaving.ask(ranks, not_before_unix_s, reason)
-
-    def vetoes(self) -> Mapping[Gear, str]:
-        """Return the gears that must not be used now, and why."""
-        return {} if self._gears is None else {**self._gears.vetoes, **self._gears.barred}
-
-    def measure(self, steps: float) -> None:
-        """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        rounds = FEW_ROUNDS if steps < SHORT_JOB else None
-        self.profile_gears(None, refresh=False, max_steps=PLAN_STEPS, rounds=rounds)
-
-    def begin(self, name: str) -> int:
-        """Enter a phase."""
-        return self._host.begin(name)
-
-    def end(self, name: str, token: int = 0) -> None:
-        """Leave a phase."""
-        self._host.end(name, token)
-
-    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
-        """Return joules by device between two times."""
-        return self._host.energy(t0_s, t1_s, wait_s)
 
     @property
     def checkpoint_due(self) -> bool:
@@ -368,7 +281,7 @@ class Control:
             self.gears.prewarm(run)
 
     def profile_gears(
-        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int, rounds: int | None = None
+        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int
     ) -> ActionTable | None:
         """Measure what every gear costs; see ``GreenSession.profile_gears``.
 
@@ -376,33 +289,7 @@ class Control:
             ConfigError: The steps are too few.
             SessionError: No run, no gears or no model.
         """
-        run = self._host.active()
-        if run is None or self.gears is None:
-            raise SessionError(
-                "profile_gears() needs a running session with precision.gears and a watched model: start() it, name the"
-                " gears, and watch(model, optimizer) first"
-            )
-        from greentrain.gear_table import GearTable
-
-        end_s = time.monotonic() + FIRST_READING_S
-        while not run.sensors and time.monotonic() < end_s:
-            time.sleep(0.02)
-        self._profile = GearTable(
-            self.gears.box,
-            run.sensors,
-            self._host.energy,
-            max_steps=max_steps,
-            cache=None if refresh else ActionCache(),
-            tell=self._measured,
-            rounds=rounds,
-            caps=self.hands.power_cap,
-            objective=None if self._plans or self.hands.power_cap is None else self._objective(run),
-        )
-        self.gears.measure(self._profile)
-        if step is not None:
-            self._profile.run(step)
-            self.gears.measure(None)
-        return self.action_table
+        return self._measuring.profile(step, refresh=refresh, max_steps=max_steps)
 
     # -- what is told and kept ---------------------------------------------------------------------------------
 
@@ -439,27 +326,13 @@ class Control:
         text = f"{before} -> {decision.gear} after step {steps}: {decision.reason}"
         run.event("gear", text, step=steps, gear=str(decision.gear))
 
-    def _measured(self, table: ActionTable) -> None:
-        self.action_table, self._profile = table, None
-        run = self._host.active()
-        if run is not None:
-            run.event("profile", f"{len(table.costs)} actions were measured side by side")
-            run.know(action_table=table.to_dict())
-        if self._schedule is not None:
-            self._schedule.use(table)
-        elif run is not None and any(action.cap != FULL for action in table.actions):  # so on every rank
-            self._choose_cap(run, table)
+    def _named_gears(self) -> "Gears | None":
+        """Return the gears; a method, as a session that has not started can be sent to another process."""
+        return self.gears
 
-    def _objective(self, run: ActiveRun) -> "Objective":
-        from greentrain.cap_choice import objective_of
-
-        return objective_of(self._config, run, self.hands.limit_w)
-
-    @harmless
-    def _choose_cap(self, run: ActiveRun, table: ActionTable) -> None:
-        from greentrain.cap_choice import choose_cap
-
-        gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
-        cap = choose_cap(table, lambda: self._objective(run), run, gear, self.hands.caps)
-        if cap is not None:
-            self.hands.cap(cap, at_once=True)
+    def _plan_with(self, table: ActionTable) -> bool:
+        """Plan with what was measured; False where nothing is planned."""
+        if self._schedule is None:
+            return False
+        self._schedule.use(table)
+        return True

@@ -13,13 +13,14 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from greentrain.errors import GreenTrainWarning, RunFolderError
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 WAITING_LINES = 4096
 """Lines kept in memory while the disk refuses them: about 11 hours of 10 s intervals."""
+_STEP_GROUPS: Final = b',"step_groups":'
 
 
 def rank_path(folder: Path, rank: int) -> Path:
@@ -123,6 +124,24 @@ class Journal:
             )
 
 
+def parse_line(line: bytes, *, short: bool = False) -> dict[str, Any] | None:
+    """Return the record of a line; None where the line is torn, or holds none.
+
+    Args:
+        line: With or without its newline.
+        short: Leave out an entry's step groups unread; they stand last in its line, and are most of it.
+    """
+    cut = line.rfind(_STEP_GROUPS) if short and line.endswith((b"]}\n", b"]}")) else -1
+    texts = (line,) if cut < 0 else (line[:cut] + b',"step_groups":[]}', line)
+    for text in texts:
+        try:
+            record = json.loads(text)
+        except ValueError:
+            continue
+        return record if isinstance(record, dict) and "kind" in record else None
+    return None
+
+
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the complete records of a journal, skipping torn lines.
 
@@ -132,11 +151,8 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in file:
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(record, dict) and "kind" in record:
+                record = parse_line(line)
+                if record is not None:
                     yield record
     except OSError as error:
         raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error

@@ -21,13 +21,14 @@ import math
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from greentrain.action_table import Action, ActionTable
 from greentrain.errors import ConfigError, SessionError
+from greentrain.measured_blocks import Block, MeasuredBlocks
 from greentrain.policy.cap_search import energy_per_step
-from greentrain.profile_blocks import BlockRecord, costs_of, provenance_of
+from greentrain.profile_blocks import BlockRecord, costs_of
+from greentrain.profile_check import check_phase
 from greentrain.profile_turns import LEAST_BLOCKS, SPARE, CapTurns, Ended, GearTurns, Turn, Turns
 from greentrain.types import Gear, Provenance
 
@@ -44,37 +45,6 @@ are means over the last second (NVML's power, Ampere and later: NVIDIA, nvmlDevi
 https://docs.nvidia.com/deploy/nvml-api/, 2026-11-21) a second later."""
 MOST_CALLS: Final = 1024
 """Calls of the user's function without an optimizer step after which :meth:`GearProfiler.run` gives up."""
-
-
-@dataclass(slots=True)
-class _Block:
-    """A block while it runs and until its joules are known."""
-
-    action: Action
-    first: bool
-    """The first of its gear."""
-    settle_s: float
-    """Least warm-up (s): the cap has changed."""
-    last_step: int
-    """Step of the phase with which it ends at the latest."""
-    looked_s: float | None
-    """Time of the last look (s): the start of the warm-up steps that run."""
-    looked_warm: int = 0
-    """Warm-up steps before it."""
-    warm: int = 0
-    warm_s: float | None = None
-    """Seconds a warm-up step, of the last ones."""
-    t0_s: float | None = None
-    t1_s: float = 0.0
-    steps: int = 0
-    told: int = 0
-    tokens: int = 0
-    samples: int = 0
-    short: bool = False
-    """The steps ran out before it was long enough for the sensors."""
-    asked: bool = False
-    """Its joules were asked for, and waited for, when it ended."""
-    energy_j: Mapping[str, float] | None = None
 
 
 class GearProfiler:
@@ -137,20 +107,7 @@ class GearProfiler:
         min_steps: int = 3,
         max_steps: int = 200,
     ) -> None:
-        if not gears or len(set(gears)) != len(gears):
-            raise ConfigError(f"profiling needs each gear once, at least one, not {[str(gear) for gear in gears]}")
-        if not caps or len(set(caps)) != len(caps):
-            raise ConfigError(f"profiling needs each power cap once, at least one, not {list(caps)}")
-        for name, value, least in (
-            ("rounds", rounds, LEAST_BLOCKS),
-            ("warmup_steps", warmup_steps, 1),
-            ("min_steps", min_steps, 1),
-            ("max_steps", max_steps, LEAST_BLOCKS * len(gears) * (warmup_steps + min_steps)),
-        ):
-            if value < least:
-                raise ConfigError(f"profiling {len(gears)} gears: {name} is {value}; it must be at least {least}")
-        if not (math.isfinite(min_block_s) and min_block_s > 0):
-            raise ConfigError(f"profiling: min_block_s is {min_block_s}; it must be a number of seconds above 0")
+        check_phase(gears, caps, rounds, warmup_steps, min_block_s, min_steps, max_steps)
         caps = sorted(caps, reverse=True)
         self._actions = [Action(gear=gear, cap=cap) for gear in gears for cap in caps]
         self._gears = tuple(gears)
@@ -159,6 +116,7 @@ class GearProfiler:
         self._warmup_steps, self._settle_s = warmup_steps, settle_s
         self._min_block_s, self._min_steps, self._max_steps = min_block_s, min_steps, max_steps
         self._capped = len(caps) > 1
+        self._blocks = MeasuredBlocks(energy, least=1 if self._capped else LEAST_BLOCKS)
         self._turns: Turns = (
             CapTurns(
                 gears,
@@ -172,9 +130,8 @@ class GearProfiler:
             if self._capped
             else GearTurns(self._actions, rounds=rounds)
         )
-        self._blocks: list[_Block] = []
         self._begun: set[Gear] = set()
-        self._ended: _Block | None = None
+        self._ended: Block | None = None
         self._told = False
         self._left = 0
         self.steps = 0
@@ -183,7 +140,7 @@ class GearProfiler:
         """True when there is nothing more to run."""
         self._cap = caps[0]
         """That of the last block."""
-        self._block: _Block
+        self._block: Block
         self._next_block(None)
 
     @property
@@ -199,7 +156,7 @@ class GearProfiler:
     def drop(self, cap: float) -> None:
         """A power cap cannot be set: forget what was measured at it, and go on with another one."""
         self._turns.drop(cap)
-        self._blocks = [block for block in self._blocks if block.action.cap != cap]
+        self._blocks.drop(cap)
         self._actions = [action for action in self._actions if action.cap != cap]
         if self.cap == cap and not self.done:
             self._next_block(self._block.looked_s)
@@ -281,10 +238,10 @@ class GearProfiler:
     @property
     def advice(self) -> str:
         """What keeps joules out of the table though there are sensors, and the remedy; "" where nothing does."""
-        blocks = self._counted()
+        blocks = self._blocks.counted()
         short = sum(block.short for block in blocks)
         if short:
-            paces_s = [pace_s for action in self._actions if (pace_s := self._pace_s(action))]
+            paces_s = [pace_s for action in self._actions if (pace_s := self._blocks.pace_s(action))]
             longest = math.ceil(SPARE**2 * self._min_block_s / min(paces_s)) + MOST_WARM * self._warmup_steps
             needed = LEAST_BLOCKS * len(self._gears) * longest
             return (
@@ -294,8 +251,9 @@ class GearProfiler:
         if self._capped and self.done and blocks and all(block.energy_j is None for block in blocks):
             return "no joules are known, so power caps were not measured: they need a sensor that GreenTrain can read"
         if self._turns.wanting and self.done:
+            ended = self._blocks.ended
             return (
-                f"{len(self._blocks)} blocks fit in, of {len({block.action for block in self._blocks})} pairs of gear"
+                f"{len(ended)} blocks fit in, of {len({block.action for block in ended})} pairs of gear"
                 " and power cap; the search for the best cap had more to try: name fewer caps, or raise max_steps from"
                 f" {self._max_steps} to about {self._max_steps + self._turns.wanting}"
             )
@@ -303,21 +261,7 @@ class GearProfiler:
 
     def records(self) -> list[BlockRecord]:
         """Return the blocks of this rank; asks for the joules not yet known."""
-        self._ask(math.inf)
-        provenance = self._provenance()
-        return [
-            BlockRecord(
-                gear=block.action.gear,
-                cap=block.action.cap,
-                seconds=block.t1_s - (block.t0_s or 0.0),
-                steps=block.steps,
-                tokens=block.tokens if block.tokens and block.told == block.steps else None,
-                samples=block.samples if block.samples and block.told == block.steps else None,
-                energy_j=block.energy_j,
-                provenance=provenance_of(block.energy_j, provenance),
-            )
-            for block in self._counted()
-        ]
+        return self._blocks.records(self._provenance)
 
     def table(
         self,
@@ -350,7 +294,7 @@ class GearProfiler:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _warmed(self, block: _Block, now_s: float) -> None:
+    def _warmed(self, block: Block, now_s: float) -> None:
         """Look at a warm-up: another step of it, or the first measured ones."""
         before_s, block.looked_s = block.looked_s, now_s
         steps, block.looked_warm = block.warm - block.looked_warm, block.warm
@@ -371,11 +315,11 @@ class GearProfiler:
             if self._left > 0:
                 return
         block.t0_s = now_s
-        pace_s = self._pace_s(block.action) or block.warm_s or 0.0
+        pace_s = self._blocks.pace_s(block.action) or block.warm_s or 0.0
         planned = math.ceil(SPARE * self._min_block_s / pace_s) if pace_s > 0 else 0
         self._left = min(self._agree(max(self._min_steps, planned)), block.last_step - self.steps)
 
-    def _measured(self, block: _Block, t0_s: float, now_s: float) -> None:
+    def _measured(self, block: Block, t0_s: float, now_s: float) -> None:
         """Look at the measured steps: a few more of them, or the next block."""
         seconds = now_s - t0_s
         wanted = max(0, self._min_steps - block.steps)
@@ -388,12 +332,12 @@ class GearProfiler:
             return
         block.t1_s, block.short = now_s, wanted > 0
         if seconds > 0:
-            self._blocks.append(block)
-        self._ask(now_s - ASK_AFTER_S)
+            self._blocks.add(block)
+        self._blocks.ask(now_s - ASK_AFTER_S)
         self._turns.ended(self._result(block, t0_s, seconds))
         self._next_block(self._clock() if self._capped else now_s)
 
-    def _result(self, block: _Block, t0_s: float, seconds: float) -> Ended:
+    def _result(self, block: Block, t0_s: float, seconds: float) -> Ended:
         """Return a block as all ranks see it: with caps, its watts and its slowest rank's speed."""
         speed = power_w = None
         if self._capped:
@@ -419,31 +363,10 @@ class GearProfiler:
         settle_s = self._settle_s if turn.action.cap != self._cap else 0.0
         self._cap = turn.action.cap
         self._left = 1 if first else math.ceil(self._warmup_steps / 3)
-        self._block = _Block(
+        self._block = Block(
             action=turn.action,
             first=first,
             settle_s=settle_s,
             last_step=self.steps + turn.share,
             looked_s=now_s,
         )
-
-    def _counted(self) -> list[_Block]:
-        """Return the blocks without the short ones of actions that have enough others."""
-        least = 1 if self._capped else LEAST_BLOCKS
-        long = [block.action for block in self._blocks if not block.short]
-        return [block for block in self._blocks if not block.short or long.count(block.action) < least]
-
-    def _pace_s(self, action: Action) -> float | None:
-        """Return the seconds a step of an action took in its last block; None before its first."""
-        for block in reversed(self._blocks):
-            if block.action == action and block.t0_s is not None:
-                return (block.t1_s - block.t0_s) / block.steps
-        return None
-
-    def _ask(self, until_s: float) -> None:
-        """Ask for the joules of the blocks that ended by a time and have none yet."""
-        for block in self._blocks:
-            waited = block.asked and math.isfinite(until_s)
-            known = block.energy_j is not None or block.short or waited
-            if not known and block.t0_s is not None and block.t1_s <= until_s:
-                block.energy_j = self._energy(block.t0_s, block.t1_s)

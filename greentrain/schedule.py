@@ -12,79 +12,35 @@ have agreed the time before, so that every other step costs one comparison. Noth
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
-
-import numpy as np
+from typing import Any, Final
 
 from greentrain.action_table import Action, ActionTable
+from greentrain.actors import Actors
 from greentrain.actuators.pause import PHASE, Pause
 from greentrain.carbon.replayed import GridTime
 from greentrain.config import GreenConfig
 from greentrain.grid_outlook import GridOutlook, Overhead
-from greentrain.handover import Offer
 from greentrain.meetings import Agenda, Meetings
+from greentrain.plan_document import or_none, plan_document
 from greentrain.plan_facts import PlanFacts
+from greentrain.plan_widths import widths_of
 from greentrain.planner import Job, Planner, Word
-from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.menu import Menu
 from greentrain.policy.opening import caution, open_schedule
-from greentrain.policy.outlook import Array
+from greentrain.resting import resting_power_w
 from greentrain.runtime import ActiveRun
-from greentrain.types import CarbonSignal, Gear
+from greentrain.types import CarbonSignal
 from greentrain.units import S_PER_HOUR
 
 log = logging.getLogger(__name__)
 
 REST_S: Final = 6.0
 """How long all ranks rest, once, to learn what a paused one draws (s): the first half is for clocks to fall."""
-SENSORS_S: Final = 4.0
-"""How long to wait for the sensors to report a rest (s)."""
-
-
-class Actors(Protocol):
-    """What the plan acts through."""
-
-    def follow(self, action: Action, reason: str) -> None:
-        """Use gear and power limit of an action from now on."""
-        ...
-
-    def can(self, action: Action) -> bool:
-        """Return whether this process can use gear and power limit of an action."""
-        ...
-
-    @property
-    def offer(self) -> Offer | None:
-        """What the launcher can do; None: nothing."""
-        ...
-
-    def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
-        """Ask for a checkpoint after this step, and leave when it is written."""
-        ...
-
-    def vetoes(self) -> Mapping[Gear, str]:
-        """Return the gears that must not be used now, and why."""
-        ...
-
-    def measure(self, steps: float) -> None:
-        """Measure what every action costs in the coming ones of the job's steps; ``Schedule.use`` gets the table."""
-        ...
-
-    def begin(self, name: str) -> int:
-        """Enter a phase."""
-        ...
-
-    def end(self, name: str, token: int = 0) -> None:
-        """Leave a phase."""
-        ...
-
-    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
-        """Return joules by device between two times."""
-        ...
 
 
 class Schedule:
@@ -179,7 +135,7 @@ class Schedule:
         released = bool(self._config.policy.released)
         idle_w = self._config.policy.idle_w if self._config.policy.idle_w is not None else self._known.idle_w
         if pausable and not released and idle_w is None:
-            idle_w = self._known.idle_w = self._rest()
+            idle_w = self._known.idle_w = resting_power_w(self._actors, REST_S, books_all=self._first)
             if idle_w is None:
                 pausable = False
                 self._run.warn(
@@ -245,65 +201,23 @@ class Schedule:
 
     @property
     def _widths(self) -> tuple[int, ...]:
-        """Widths that the launcher can bring about, that of this attempt among them."""
-        width, offer = self._config.actuators.width, self._actors.offer
-        if width is None or offer is None:
-            return (self._ranks,)
-        if offer.ranks != self._ranks:
-            self._run.warn(
-                f"the launcher was to start {offer.ranks} ranks, and there are {self._ranks}: the number of ranks is"
-                " left alone; check how the command starts its processes (on a CPU, accelerate needs a --config_file"
-                " for several)"
-            )
-            return (self._ranks,)
-        return tuple(sorted({self._ranks, *(n for n in width.widths if offer.min_ranks <= n <= offer.max_ranks)}))
+        return widths_of(self._config.actuators.width, self._actors.offer, self._ranks, self._run.warn)
 
     def _can_do(self, action: Action) -> bool:
         """Return whether this process, or its launcher, can do an action."""
         return self._actors.can(action) and action.ranks in (None, *self._widths)
 
-    def _rest(self) -> float | None:
-        """Return what this rank draws while it rests (W); None where no sensor says."""
-        token = self._actors.begin(PHASE)
-        time.sleep(REST_S / 2)
-        t0_s = time.monotonic()
-        time.sleep(REST_S / 2)
-        t1_s = time.monotonic()
-        self._actors.end(PHASE, token)
-        joules = self._actors.energy(t0_s, t1_s, SENSORS_S)
-        if joules is None or (self._first and not joules):  # the others' devices may be booked by rank 0
-            return None
-        return sum(joules.values()) / (t1_s - t0_s)
-
     def _facts(self) -> dict[str, Any]:
-        """Return what a reader of the run folder needs to judge the plan, in plain JSON types."""
         assert self.planner is not None
-        menu = self.planner.menu
-        hours = math.ceil((self.job.deadline_s - self.job.start_s) / S_PER_HOUR)
-        edges_s = np.minimum(self.job.start_s + np.arange(hours + 1) * S_PER_HOUR, self.job.deadline_s)
         if not self._past:
-            self._past = _or_none(self._grid.past(self.job.start_s))
-        return {
-            "policy": self._config.policy.name,
-            **asdict(self.job),
-            "grid": asdict(self._time),
-            "pausable": self.planner.pausable,
-            "held": bool(menu.power_w[OFF] > 0),
-            "provenance": menu.provenance,
-            "rows": [
-                {"name": name, "tokens_per_s": float(speed), "power_w": float(power), "width": int(width)}
-                for name, speed, power, width in zip(
-                    menu.names(), menu.tokens_per_s, menu.power_w, menu.width, strict=True
-                )
-            ],
-            "static": menu.static,
-            "tokens_done": self.tokens,
-            "forecast": self._grid.basis,
-            "with_pue": self._grid.with_pue,
-            "speed_of_table": self.planner.scale,
-            "hourly_g_per_kwh": _or_none(self._grid.means(edges_s)),
-            "past_hourly_g_per_kwh": self._past,
-        }
+            self._past = or_none(self._grid.past(self.job.start_s))
+        return plan_document(
+            self.planner,
+            policy=self._config.policy.name,
+            grid=self._grid,
+            past=self._past,
+            tokens=self.tokens,
+        )
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -437,8 +351,3 @@ class Schedule:
         if before is None or before.action != word.action:
             moment = datetime.fromtimestamp(word.grid_s, UTC)
             log.info("%s UTC, step %d: %s. %s", f"{moment:%H:%M}", self._agenda.steps, name, word.reason)
-
-
-def _or_none(values: Array) -> list[float | None]:
-    """Return numbers as JSON has them: None for what nobody knows."""
-    return [None if math.isnan(value) else value for value in values.tolist()]

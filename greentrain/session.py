@@ -17,52 +17,45 @@ no file is written. A background thread does the rest.
 
 import contextlib
 import dataclasses
-import functools
-import itertools
-import json
-import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from greentrain.action_table import ActionTable
+from greentrain.acting import Acting
 from greentrain.carbon.detect import open_signal
-from greentrain.carbon.replayed import GridTime, ReplayedSignal
+from greentrain.carbon.replayed import ReplayedSignal
 from greentrain.clock import Clock, SystemClock
-from greentrain.config import GreenConfig, RunConfig
-from greentrain.config_values import folder_name
+from greentrain.closing import report_at_close
+from greentrain.config import GreenConfig
 from greentrain.control import Control
-from greentrain.errors import ConfigError, SessionError
-from greentrain.export.exporting import Exporting, open_exporters
+from greentrain.errors import SessionError
 from greentrain.handover import EXIT_REQUEUE
 from greentrain.harmless import harmless
+from greentrain.kept_estimate import keep_estimate, read_estimate
 from greentrain.ledger import Totals
-from greentrain.live import LiveLine
-from greentrain.power.claims import claims_dir, other_pids
+from greentrain.marking import Marking
+from greentrain.resuming import STATE_FORMAT, EarlierPart, grid_time_of
 from greentrain.run_id import choose_run_id
-from greentrain.runfolder import ESTIMATE, write_json
-from greentrain.runtime import ActiveRun, wait_for_ranks
+from greentrain.run_meter import open_run_meter
+from greentrain.run_metrics import metrics_of
+from greentrain.runtime import ActiveRun
 from greentrain.shown import Shown, View
 from greentrain.shutdown import ShutdownHook
-from greentrain.spans import PhaseSpan
 from greentrain.topology import current_topology
 from greentrain.types import CarbonSignal, PowerMeter, Topology
+from greentrain.viewers import Viewers
 from greentrain.watch import Watcher
 
 if TYPE_CHECKING:
-    from greentrain.gears import Gears  # loads torch
     from greentrain.leaving import Launcher
 
-log = logging.getLogger(__name__)
-
-STATE_FORMAT = 1
-_CLOSE_WAIT_S = 5.0
+__all__ = ["STATE_FORMAT", "GreenSession"]
 
 
-class GreenSession(Shown, contextlib.ContextDecorator):
+class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
     """Measures the energy and carbon of what runs between ``start`` and ``close``.
 
     Use it as a context manager, as a decorator of a training function, or through one of the callbacks. It can be
@@ -94,24 +87,20 @@ class GreenSession(Shown, contextlib.ContextDecorator):
         launcher: "Launcher | None" = None,
     ) -> None:
         self.config = GreenConfig.load(config)
+        self._clock: Clock = clock or SystemClock()
         self._topology = topology
         self._meter = meter
         self._extra_meters = tuple(extra_meters)
         self._signal = signal if signal is not None else open_signal(self.config.carbon)
         self._own_signal = signal is None
-        self._clock: Clock = clock or SystemClock()
-        self._now: Callable[[], float] = self._clock.monotonic_s
-        self._mark: Callable[[tuple[Any, ...]], None] = _ignore
-        self._tokens = itertools.count(1)
+        super().__init__(self._clock.monotonic_s, Control(self.config, self, launcher))
         self._run: ActiveRun | None = None
         self._last: ActiveRun | None = None
         self._hook: ShutdownHook | None = None
-        self._live: LiveLine | None = None
-        self._exporting = Exporting(())
+        self._viewers = Viewers()
         self._watcher = Watcher(self)
-        self._control = Control(self.config, self, launcher)
-        self._estimate = _estimate(self.config.run)
-        self._resume: dict[str, Any] | None = None
+        self._estimate = read_estimate(self.config.run)
+        self._resume: EarlierPart | None = None
         self._starts = 0
         self._pid = os.getpid()
         self.parameters: int | None = None
@@ -139,12 +128,12 @@ class GreenSession(Shown, contextlib.ContextDecorator):
         self._starts += 1
         self.report_path = None
         run_id = self._run_id(place)
-        grid_time = self._grid_time(run_id)
+        grid_time = grid_time_of(self.config, run_id, self._control.began_unix_s or self._clock.unix_s())
         signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
-        meter = self._all_meters(place)
+        meter = open_run_meter(self.config.power, place, self._clock, own=self._meter, extra=self._extra_meters)
         run: ActiveRun | None = None
         try:
-            self._exporting = open_exporters(self.config.export, place, run_id)
+            self._viewers.open_exporters(self.config.export, place, run_id)
             _tell(self._signal, "start")
             run = ActiveRun(
                 config=self.config,
@@ -153,19 +142,18 @@ class GreenSession(Shown, contextlib.ContextDecorator):
                 signal=signal,
                 clock=self._clock,
                 run_id=run_id,
-                carried=self._carried(place),
+                carried=None if self._resume is None else self._resume.carried(place),
                 parameters=self.parameters,
                 on_second=self._each_second,
             )
             if self.config.run.live and place.rank == 0:
-                self._live = LiveLine.open()
+                self._viewers.open_line()
             run.start()
             run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
-            self._keep_estimate(run)
+            keep_estimate(self._estimate, run)
             self._control.started(run, self._signal, grid_time, resumed=self._resume is not None)
         except BaseException:
-            self._close_live()
-            self._exporting.close()
+            self._viewers.close()
             meter.close() if run is None else run.close("exception")
             if self._own_signal:
                 _tell(self._signal, "close")
@@ -174,7 +162,7 @@ class GreenSession(Shown, contextlib.ContextDecorator):
         self._run = run
         self._last = run
         self._pid = os.getpid()
-        self._mark = run.marks.append
+        self._mark_into(run.marks.append)
         self._hook = ShutdownHook(self.close, self._told_to_end)
         self._hook.install()
         self._control.show()
@@ -192,19 +180,18 @@ class GreenSession(Shown, contextlib.ContextDecorator):
         if self._hook is not None:
             self._hook.hold()
         self._run = None
-        self._mark = _ignore
+        self._mark_into(None)
         self._watcher.release()
         self._control.closed()
         run.know(parameters=self.parameters)
         run.close(reason)
-        self._exporting.close(run)
+        self._viewers.close(run)
         if self._own_signal:
             _tell(self._signal, "close")
-        self._close_live()
         if self._hook is not None:
             self._hook.remove()
         if run.topology.rank == 0 and self.config.run.report and reason != "left":
-            self._report(run, wait=reason == "finished")
+            self.report_path = report_at_close(run, wait=reason == "finished")
 
     def __enter__(self) -> "GreenSession":
         return self.start()
@@ -229,53 +216,6 @@ class GreenSession(Shown, contextlib.ContextDecorator):
         """Folder of the current or last run; None before the first start."""
         return None if self._last is None else self._last.folder
 
-    # -- hot path ----------------------------------------------------------------------------------------------
-
-    def step(self, tokens: int = 0, samples: int = 0) -> None:
-        """Mark the end of an optimizer step.
-
-        Args:
-            tokens: Tokens of this rank's batches since the last step. Pass a number known on the host: a shape
-                or ``numel()``, not a reduction on the device.
-            samples: Samples of the same batches.
-        """
-        t_s = self._control.step_end(self._now())
-        self._mark((t_s, "step", "", 0, tokens, samples))
-        self._control.stepped(tokens, samples)
-
-    def count(self, tokens: int = 0, samples: int = 0) -> None:
-        """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
-        self._mark((self._now(), "count", "", 0, tokens, samples))
-        self._control.counted(tokens, samples)
-
-    def begin(self, name: str) -> int:
-        """Enter a phase, for frameworks whose hooks come in pairs; phases may nest and overlap.
-
-        Returns:
-            A token that pairs this begin with its ``end``.
-        """
-        token = next(self._tokens)
-        self._mark((self._now(), "begin", name, token))
-        return token
-
-    def end(self, name: str, token: int = 0) -> None:
-        """Leave a phase: the one of the token, or the one of this name that was entered last."""
-        self._mark((self._now(), "end", name, token))
-
-    def gear(self, name: str) -> None:
-        """Note that time from now on, and the steps that end in it, belong to this precision gear; "": to none."""
-        self._mark((self._now(), "gear", name))
-
-    def mark(self, name: str, *what: Any) -> float:
-        """Queue a mark of this moment, for what acts on the training, and return its time (s)."""
-        t_s = self._now()
-        self._mark((t_s, name, *what))
-        return t_s
-
-    def phase(self, name: str) -> PhaseSpan:
-        """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
-        return PhaseSpan(self, name)
-
     # -- results -----------------------------------------------------------------------------------------------
 
     def totals(self) -> Totals:
@@ -291,25 +231,7 @@ class GreenSession(Shown, contextlib.ContextDecorator):
         On rank 0 they are sums over all ranks whose journals it can see, as of their last bookings, and
         ``green/ranks`` says how many; on other ranks they are the rank's own. No collective, no sensor read.
         """
-        if self._last is None:
-            return {}
-        sums, entry = self._last.job_sums(), self._last.last_entry
-        out: dict[str, float] = {}
-        if self.totals().by_device or sums.energy_j:
-            out["green/energy_j"] = sums.energy_j
-        if sums.energy_j > sums.unpriced_j:
-            out["green/emissions_g"] = sums.emissions_g
-        if entry is not None and any(not device.missing_s for device in entry.devices.values()):
-            out["green/power_w"] = sums.power_w
-        if sums.energy_j > 0 and sums.tokens:
-            out["green/tokens_per_j"] = sums.tokens / sums.energy_j
-            if "green/emissions_g" in out:
-                out["green/g_per_ktoken"] = 1000 * sums.emissions_g / sums.tokens
-        elif sums.energy_j > 0 and sums.samples:
-            out["green/samples_per_j"] = sums.samples / sums.energy_j
-        if self._last.topology.world_size > 1:
-            out["green/ranks"] = float(sums.ranks)
-        return out | self._control.metrics()
+        return {} if self._last is None else metrics_of(self._last) | self._control.metrics()
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
         """Return the energy by device uid (J) between two ``time.monotonic()`` times of the last half hour.
@@ -332,94 +254,7 @@ class GreenSession(Shown, contextlib.ContextDecorator):
             time.sleep(0.02)
         return None
 
-    # -- training state ----------------------------------------------------------------------------------------
-
-    def watch(self, model: Any = None, optimizer: Any = None, scaler: Any = None) -> None:
-        """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
-
-        Where the configuration names gears, the model gets them, and shifts after steps of the optimizer.
-
-        A DeepSpeed engine may be passed as model: its forward, backward and step are followed, and each real
-        optimizer step is counted; then call ``count`` for tokens, not ``step``.
-
-        Args:
-            model: A torch module, in its wrappers or not, or a DeepSpeed engine.
-            optimizer: The optimizer whose steps are those of the run.
-            scaler: The torch.amp.GradScaler in use; the gear fp16 needs one.
-
-        Raises:
-            ConfigError: The objects are no torch module, optimizer or engine, or a gear cannot work with them.
-        """
-        self._watcher.check(model, optimizer)
-        boundary = self._control.watch(model, optimizer, scaler)
-        self._watcher.watch(model, optimizer, boundary)
-
-    def shift(self, gear: str) -> None:
-        """Use a gear from the next optimizer step on, in place of the policy.
-
-        Raises:
-            ConfigError: It is not among ``precision.gears``.
-        """
-        self._control.shift(gear)
-
-    def resume(self) -> None:
-        """End a pause of the plan at once, from any thread; so does a SIGCONT. Without a pause, nothing happens."""
-        self._control.wake()
-
-    @property
-    def checkpoint_due(self) -> bool:
-        """True for one step before the plan pauses: write a checkpoint then, and a kill in the pause costs nothing.
-
-        Call ``checkpoint()`` after it, on every rank: where the pause is long and a launcher brings the run back, or
-        where the number of ranks is to change, the process ends there. Also true when ``should_stop`` is.
-        """
-        return self._control.checkpoint_due
-
-    @property
-    def should_stop(self) -> bool:
-        """True when the carbon budget is spent and the configuration says to end: leave the loop."""
-        return self._control.should_stop
-
-    def prewarm(self, run: Callable[[], Any]) -> None:
-        """Run something once in every gear, so that torch.compile makes its graphs before training does.
-
-        Args:
-            run: Forward and backward of one micro-batch of the usual shape; clear the gradients afterwards.
-        """
-        self._control.prewarm(run)
-
-    def profile_gears(
-        self, step: Callable[[], int | None] | None = None, *, refresh: bool = False, max_steps: int = 200
-    ) -> ActionTable | None:
-        """Measure speed, power and J/token of every gear, in blocks of ordinary training steps with warm-up.
-
-        Tables are kept by model, layers, device, world size and batch (``GREENTRAIN_CACHE_DIR``, or else the user's
-        cache), so the same training is measured once. The policy decides again afterwards.
-
-        Args:
-            step: Trains one step of the watched model and optimizer and returns its tokens; it is called until all is
-                measured. None: the coming steps of the training are used, and ``action_table`` is set at the end.
-            refresh: Measure even if there is a table.
-            max_steps: Most steps that it may take, over all gears.
-
-        Returns:
-            The table; None without ``step``.
-
-        Raises:
-            ConfigError: ``precision.gears`` is empty, or the steps are too few.
-            SessionError: The session does not run, or watches no model.
-        """
-        return self._control.profile_gears(step, refresh=refresh, max_steps=max_steps)
-
-    @property
-    def action_table(self) -> ActionTable | None:
-        """What ``profile_gears`` has measured; None before."""
-        return self._control.action_table
-
-    @property
-    def gears(self) -> "Gears | None":
-        """The gears of the session; None where the configuration names none. Loads torch."""
-        return self._control.gears
+    # -- checkpoints ------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
         """Tell that a checkpoint was written just now; call it on every rank.
@@ -461,17 +296,12 @@ class GreenSession(Shown, contextlib.ContextDecorator):
             ConfigError: The state is of a newer format, or names a run as no run is named.
             SessionError: The session is running.
         """
-        if not state or state.get("run_id") is None:
+        earlier = EarlierPart.of(state)
+        if earlier is None:
             return
-        if int(state.get("format", 0)) > STATE_FORMAT:
-            raise ConfigError(
-                f"the checkpoint's GreenTrain state has format {state['format']}, this version reads up to"
-                f" {STATE_FORMAT}: upgrade greentrain-torch"
-            )
-        folder_name("the run id in the checkpoint's GreenTrain state", str(state["run_id"]))
         if self._run is not None:
             raise SessionError("load_state_dict() must come before start(): the run folder is open already")
-        self._resume = {"run_id": str(state["run_id"]), "totals": dict(state["totals"]), "rank": state.get("rank")}
+        self._resume = earlier
         self._control.load_state_dict(state)
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -497,75 +327,13 @@ class GreenSession(Shown, contextlib.ContextDecorator):
             run.book_now()
             self._control.wake()  # in a pause, the program could not end itself
 
-    def _all_meters(self, place: Topology) -> PowerMeter:
-        own = self._meter if self._meter is not None else self._open_meters(place)
-        if not self._extra_meters:
-            return own
-        from greentrain.power.composite import Borrowed, CompositeMeter
-
-        members = own.meters if isinstance(own, CompositeMeter) else [own]
-        return CompositeMeter([*members, *map(Borrowed, self._extra_meters)], clock=self._clock)
-
-    def _open_meters(self, place: Topology) -> PowerMeter:
-        from greentrain.power.detect import open_meters
-
-        others = functools.partial(other_pids, claims_dir())
-        return open_meters(self.config.power, topology=place, excluded_pids=others, clock=self._clock)
-
     def _run_id(self, place: Topology) -> str:
-        carried = self._resume["run_id"] if self._resume else None
+        carried = None if self._resume is None else self._resume.run_id
         return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
-
-    def _carried(self, place: Topology) -> Totals | None:
-        """Return the totals to go on from: those of a checkpoint, unless another rank wrote it."""
-        if self._resume is None or self._resume["rank"] not in (None, place.rank):
-            return None
-        return Totals.from_dict(self._resume["totals"])
-
-    def _grid_time(self, run_id: str) -> GridTime:
-        """Return the grid's time: a run that goes on keeps the one with which it began."""
-        time = GridTime.of(self.config.carbon, self._control.began_unix_s or self._clock.unix_s())
-        if time.is_real:
-            return time
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            text = (Path(self.config.run.dir) / run_id / "run.json").read_text(encoding="utf-8")
-            return GridTime.from_dict(json.loads(text)["grid"])
-        return time
-
-    def _keep_estimate(self, run: ActiveRun) -> None:
-        if self._estimate is None or run.topology.rank != 0:
-            return
-        path = run.folder / ESTIMATE
-        try:
-            write_json(path, self._estimate)
-        except OSError as error:
-            run.event("warning", f"cannot write {path} ({error.strerror}): the report will show no estimate")
-
-    def _close_live(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.close()
 
     def _each_second(self, run: ActiveRun) -> None:
         self._control.each_second(run)
-        self._exporting.second(run, self._control.hands.power_cap)
-        if self._live is not None:
-            self._live.update(run)
-
-    def _report(self, run: ActiveRun, wait: bool) -> None:
-        from greentrain.report import write_report
-        from greentrain.report.plan_text import plan_line
-
-        if run.topology.world_size > 1 and wait:
-            wait_for_ranks(run.folder, run.topology.world_size, _CLOSE_WAIT_S)
-            run.look_at_others()
-        try:
-            self.report_path = write_report(run.folder)
-            line = plan_line(json.loads((run.folder / "summary.json").read_text(encoding="utf-8")))
-            if line is not None:
-                log.info(line)
-        except Exception as error:
-            run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
+        self._viewers.update(run, self._control.hands.power_cap)
 
 
 @harmless
@@ -574,16 +342,3 @@ def _tell(signal: CarbonSignal, method: str) -> None:
     call = getattr(signal, method, None)
     if call is not None:
         call()
-
-
-def _estimate(config: RunConfig) -> Mapping[str, Any] | None:
-    """Return the document that ``run.estimate`` names, checked."""
-    if config.estimate is None:
-        return None
-    from greentrain.report.estimated import document
-
-    return document(Path(config.estimate))
-
-
-def _ignore(mark: tuple[Any, ...]) -> None:
-    """Stand in for the queue while no run is open: a stray step outside a session is no error."""

@@ -6,14 +6,13 @@ are given up. Entries are only merged with a direct neighbour that has the same 
 carbon and PUE, so gaps, restarts and unknown intensities keep their edges. Intensity and PUE become means by energy.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from greentrain.errors import RunFolderError
+from greentrain.journal import parse_line
 
-_STEP_GROUPS = b',"step_groups":'
 _CARBON = ("zone", "kind", "basis", "accounting", "source")
 
 
@@ -35,7 +34,7 @@ def thin(path: Path, most: int) -> Iterator[dict[str, Any]]:
             held: dict[str, Any] | None = None
             count = 0
             for line in file:
-                record = _parse(line, short=size > 1)
+                record = parse_line(line, short=size > 1)
                 if record is None:
                     continue
                 if held is not None and count < size and _mergeable(held, record):
@@ -54,23 +53,6 @@ def thin(path: Path, most: int) -> Iterator[dict[str, Any]]:
                 yield _priced(held)
     except OSError as error:
         raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error
-
-
-def _parse(line: bytes, *, short: bool) -> dict[str, Any] | None:
-    """Parse a line; if ``short``, without the step groups, which are most of it and stand last."""
-    record: Any = None
-    cut = line.rfind(_STEP_GROUPS) if short else -1
-    if cut >= 0 and line.endswith(b"]}\n"):
-        try:
-            record = json.loads(line[:cut].decode() + ',"step_groups":[]}')
-        except ValueError:
-            record = None
-    if record is None:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            return None
-    return record if isinstance(record, dict) and "kind" in record else None
 
 
 def _mergeable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from greentrain.actuators import guardian_main
 from greentrain.actuators.gpu_knobs import GpuKnobs
+from greentrain.actuators.opening import refusal
 from greentrain.actuators.own_gpus import writable
-from greentrain.actuators.power_cap import refusal
 from greentrain.errors import MeterError
 from greentrain.power.claims import claims_dir
 from greentrain.power.nvml_devices import list_gpus, open_nvml

@@ -5,18 +5,16 @@ reset unlocks (:mod:`greentrain.actuators.gpu_knobs`), so a GPU that shows any s
 at the opening and again just before the first change, when it computes.
 """
 
-import os
 from collections.abc import Callable
 from typing import Final
 
 from greentrain.actuators import guardian_main
 from greentrain.actuators.gpu_knobs import BoundSettings, GpuKnobs
+from greentrain.actuators.gpu_setting import GpuSetting
 from greentrain.actuators.guardian import Guardian, Refused
-from greentrain.actuators.opening import Opened, open_gpus
+from greentrain.actuators.opening import Opened, open_gpus, refusal
 from greentrain.actuators.own_gpus import strangers
-from greentrain.actuators.power_cap import refusal
 from greentrain.config_actuators import ClocksConfig
-from greentrain.harmless import once
 from greentrain.types import Topology
 
 PART: Final = "clocks"
@@ -24,7 +22,7 @@ LOWEST: Final = 0.5
 """Largest share below the maximum (config_actuators.ClocksConfig.down)."""
 
 
-class ClockLimit:
+class ClockLimit(GpuSetting):
     """The clocks of one process's GPUs; :func:`open_clocks` makes it. Its methods may be called from any thread.
 
     Args:
@@ -34,25 +32,16 @@ class ClockLimit:
     """
 
     def __init__(self, opened: Opened, clocks_mhz: dict[str, tuple[int, ...]], *, warn: Callable[[str], None]) -> None:
-        self._opened = opened
+        super().__init__(opened, warn)
         self._gpus = list(opened.gpus)
         self._clocks_mhz = clocks_mhz
-        self._say = once(warn)
         self._share = 0.0
         self._set_mhz: dict[str, int] = {}
-        self._started = self._over = self._closed = False
-        self._owner_pid = os.getpid()
-        self._lock = opened.guardian.lock
 
     @property
     def share_below_max(self) -> float:
         """How far below its maximum the clock is bounded now; 0 where it is free."""
         return self._share
-
-    @property
-    def guardian(self) -> Guardian:
-        """Unlocks the clocks if this process dies; shared with power limits."""
-        return self._opened.guardian
 
     def apply(self, share_below_max: float) -> bool:
         """Bound every GPU's clock to a share below its maximum, at the nearest clock that it supports. Never raises.
@@ -64,34 +53,17 @@ class ClockLimit:
             True if the bounds are now those; False if they could not be set, which is said once.
         """
         with self._lock:
-            if self._closed or self._over or os.getpid() != self._owner_pid:
+            if not self._may_change:
                 return False
             try:
                 return self._apply(share_below_max)
             except Refused as refused:
-                self._free()
-                self._say(f"clocks stay as they are: {refused}")
-                self._over, self._started = refused.busy, not refused.stale
+                self._refuse("clocks", refused)
             except Exception as error:
-                left = self._free()
+                left = self._put_back()
                 self._say(f"{refusal('clocks', error)}{'; ' if left else ''}{left}")
                 self._over = True
             return False
-
-    def reset(self) -> None:
-        """Let every clock free that was bounded. Idempotent; never raises."""
-        with self._lock:
-            if os.getpid() == self._owner_pid and (left := self._free()):
-                self._say(left)
-
-    def close(self) -> None:
-        """Reset, let the guardian go and release the driver. Idempotent; never raises."""
-        with self._lock:
-            if self._closed or os.getpid() != self._owner_pid:
-                return
-            self.reset()
-            self._closed = True
-            self._opened.close()
 
     def _apply(self, share: float) -> bool:
         if not 0.0 <= share <= LOWEST:
@@ -100,7 +72,7 @@ class ClockLimit:
         if share == self._share:
             return True
         if share == 0.0:
-            left = self._free()
+            left = self._put_back()
             if left:
                 self._say(left)
             return not left
@@ -128,9 +100,6 @@ class ClockLimit:
             gpu.reset_clocks()
         return not self._was_closed()
 
-    def _was_closed(self) -> bool:
-        return self._closed
-
     def _start(self) -> None:
         for sentence in guardian_main.repair(str(self.guardian.folder), BoundSettings(self._opened.nvml)):
             self._say(sentence)
@@ -153,7 +122,7 @@ class ClockLimit:
                 pids = ", ".join(map(str, others))
                 self._say(f"{gpu.label} is left alone: a process that is not of this job computes on it (pid {pids})")
 
-    def _free(self) -> str:
+    def _put_back(self) -> str:
         left = ""
         for gpu in self._gpus:
             try:

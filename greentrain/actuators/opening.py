@@ -142,6 +142,24 @@ def _open(
     return Opened(nvml, free, chosen.visible, topology, guardian, named=bool(named))
 
 
+def refusal(what: str, error: Exception) -> str:
+    """Return the sentence about a right that is missing, or another reason of the driver.
+
+    Args:
+        what: ``power limits`` or ``clocks``.
+        error: What the driver said.
+    """
+    if type(error).__name__ == "NVMLError_NoPermission":
+        return (
+            f"{what} are left alone: this process may not set them (NVML: {error}). It takes root with CAP_SYS_ADMIN:"
+            " give it to the container (docker run --cap-add SYS_ADMIN; Kubernetes: securityContext, capabilities, add"
+            " SYS_ADMIN), or let an administrator set one limit: sudo nvidia-smi -i <uuid> -pl <watts>"
+        )
+    if type(error).__name__ == "NVMLError_NotSupported":
+        return f"{what} are left alone: this card has none that can be set (NVML: {error})"
+    return f"{what} are left alone: the driver does not answer as it should ({error})"
+
+
 def holder_of(uuid: str, guardian: Guardian) -> str:
     """Return who has changed a GPU's settings now; empty if nobody but this guardian has.
 

@@ -10,68 +10,26 @@ Before each change the limit is read, the guardian is told, and what the driver 
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from greentrain.actuators import guardian_main, own_gpus
-from greentrain.actuators.gpu_knobs import BoundSettings, GpuKnobs
+from greentrain.actuators.capped_gpu import FULL, CappedGpu, is_same
+from greentrain.actuators.gpu_knobs import BoundSettings
+from greentrain.actuators.gpu_setting import GpuSetting
 from greentrain.actuators.guardian import Guardian, Refused
-from greentrain.actuators.opening import Opened, open_gpus
+from greentrain.actuators.opening import Opened, open_gpus, refusal
 from greentrain.config_actuators import PowerCapConfig
 from greentrain.errors import ConfigError
-from greentrain.harmless import once
 from greentrain.types import Topology
 
-IGNORED: Final = 0.02
-"""A change of less than this share of the card's range is not made."""
-FULL: Final = 1.0
 PART: Final = "limit"
 LOOK_S: Final = 1.0
 """A limit that is to stay is looked at this often at most (s): whether somebody else has set another."""
 
 
-class _Card:
-    """One GPU and what was done to it (mW)."""
-
-    def __init__(self, knobs: GpuKnobs) -> None:
-        self.knobs = knobs
-        self.range = knobs.limits()
-        self.set_mw: int | None = None
-        """None: it has the limit found."""
-        self._before_mw: int | None = None
-
-    def about_to_set(self, target_mw: int) -> None:
-        """Note a limit whose setting may still fail."""
-        self._before_mw, self.set_mw = self.set_mw, target_mw
-
-    def is_ours(self, limit_mw: int) -> bool:
-        """Return True if this process has set a limit."""
-        return any(mw is not None and _same(limit_mw, mw) for mw in (self.set_mw, self._before_mw))
-
-    def is_found(self, limit_mw: int) -> bool:
-        """Return True if a limit is the one that was found."""
-        return _same(limit_mw, self.range.found_mw)
-
-    def forget(self) -> None:
-        """Note that nothing of ours is set."""
-        self.set_mw = self._before_mw = None
-
-    def is_near(self, one_mw: int, other_mw: int) -> bool:
-        """Return True if two limits differ by too little to matter."""
-        return abs(one_mw - other_mw) < IGNORED * (self.range.max_mw - self.range.min_mw)
-
-    def target_mw(self, fraction: float) -> int:
-        """Return the limit of a fraction (mW), in whole watts; the limit found at 1."""
-        return self.range.found_mw if fraction >= FULL else round(self.range.base_mw * fraction / 1000) * 1000
-
-    def takes(self, fraction: float) -> bool:
-        """Return True if the card has such a limit."""
-        return fraction == FULL or self.range.min_mw <= self.target_mw(fraction) <= self.range.found_mw
-
-
-class PowerCap:
+class PowerCap(GpuSetting):
     """The power limits of one process's GPUs; :func:`open_power_cap` makes it.
 
     Args:
@@ -93,21 +51,15 @@ class PowerCap:
     ) -> None:
         self.fractions = fractions
         """What can be set, descending, first 1.0."""
-        self._opened = opened
-        self._cards = [_Card(knobs) for knobs in opened.gpus]
+        super().__init__(opened, warn)
+        self._cards = [CappedGpu(knobs) for knobs in opened.gpus]
         self._dwell_s = dwell_s
-        self._say = once(warn)
         self._clock = clock
         self._fraction = FULL
         self._unsure = False
         """True: a limit could not be put back, so what is set is not what ``fraction`` says."""
         self._changed_s: float | None = None
         self._looked_s = -math.inf
-        self._started = False
-        self._over = False
-        self._closed = False
-        self._owner_pid = os.getpid()
-        self._lock = opened.guardian.lock
 
     @property
     def fraction(self) -> float:
@@ -118,11 +70,6 @@ class PowerCap:
     def limit_w(self) -> float:
         """The limits that were found, of all its GPUs together (W)."""
         return sum(card.range.found_mw for card in self._cards) / 1000
-
-    @property
-    def guardian(self) -> Guardian:
-        """Restores the limits if this process dies; shared with clocks."""
-        return self._opened.guardian
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -141,36 +88,19 @@ class PowerCap:
             not be set, which is said once, or it is too soon after the last change.
         """
         with self._lock:
-            if self._closed or self._over or os.getpid() != self._owner_pid:
+            if not self._may_change:
                 return False
             try:
                 return self._apply(fraction, at_once)
             except _Yielded as yielded:
                 self._stop(str(yielded))
             except Refused as refused:
-                self._back_to_found()
-                self._say(f"power limits stay as they are: {refused}")
-                self._over, self._started = refused.busy, not refused.stale
+                self._refuse("power limits", refused)
             except Exception as error:
-                left = self._back_to_found()
+                left = self._put_back()
                 self._say(f"power limits cannot be set ({error}); {left or 'they are as they were found'}")
                 self._over = _is_final(error)
             return False
-
-    def reset(self) -> None:
-        """Give every GPU the limit that was found on it, unless somebody has set another. Idempotent; never raises."""
-        with self._lock:
-            if os.getpid() == self._owner_pid and (left := self._back_to_found()):
-                self._say(left)
-
-    def close(self) -> None:
-        """Reset, let the guardian go and release the driver. Idempotent; never raises."""
-        with self._lock:
-            if self._closed or os.getpid() != self._owner_pid:
-                return
-            self.reset()
-            self._closed = True
-            self._opened.close()
 
     def _apply(self, fraction: float, at_once: bool) -> bool:
         if not self._started:
@@ -195,9 +125,6 @@ class PowerCap:
             self._set(card, fraction)
         self._fraction, self._unsure = fraction, False
         return not self._was_closed()
-
-    def _was_closed(self) -> bool:
-        return self._closed
 
     def _start(self) -> None:
         """Look again just before the first change: training runs now, and shows which GPUs it uses."""
@@ -235,7 +162,7 @@ class PowerCap:
                 )
         self._over = not self._cards
 
-    def _set(self, card: _Card, fraction: float) -> None:
+    def _set(self, card: CappedGpu, fraction: float) -> None:
         target_mw = card.target_mw(fraction)
         if fraction >= FULL:
             self._restore(card)
@@ -251,13 +178,13 @@ class PowerCap:
                 f"the power limit of {card.knobs.label} was set to {target_mw / 1000:g} W and reads"
                 f" {taken_mw / 1000:g} W: something else sets it too, so it stays and GreenTrain sets none any more"
             )
-        if not _same(taken_mw, target_mw):  # a driver that rounds
+        if not is_same(taken_mw, target_mw):  # a driver that rounds
             self.guardian.tell_limit(card.knobs.uuid, card.range.found_mw, taken_mw)
         card.set_mw = taken_mw
         if self._was_closed():  # by a signal's handler, in the middle of this
             card.knobs.set_limit_mw(card.range.found_mw)
 
-    def _restore(self, card: _Card) -> None:
+    def _restore(self, card: CappedGpu) -> None:
         """Put one limit back.
 
         Raises:
@@ -279,8 +206,7 @@ class PowerCap:
         if yielded:
             raise _Yielded(yielded)
 
-    def _back_to_found(self) -> str:
-        """Put back what can be; return what cannot, in words."""
+    def _put_back(self) -> str:
         left = ""
         for card in self._cards:
             try:
@@ -357,7 +283,7 @@ def open_power_cap(
         opened.close()
         return None
     try:
-        cards = [_Card(knobs) for knobs in opened.gpus]
+        cards = [CappedGpu(knobs) for knobs in opened.gpus]
         fractions = _possible(config.fractions, cards, warn)
     except BaseException:
         opened.close()
@@ -365,25 +291,7 @@ def open_power_cap(
     return PowerCap(opened, fractions, dwell_s=config.dwell_s, warn=warn, clock=clock)
 
 
-def refusal(what: str, error: Exception) -> str:
-    """Return the sentence about a right that is missing, or another reason of the driver.
-
-    Args:
-        what: ``power limits`` or ``clocks``.
-        error: What the driver said.
-    """
-    if type(error).__name__ == "NVMLError_NoPermission":
-        return (
-            f"{what} are left alone: this process may not set them (NVML: {error}). It takes root with CAP_SYS_ADMIN:"
-            " give it to the container (docker run --cap-add SYS_ADMIN; Kubernetes: securityContext, capabilities, add"
-            " SYS_ADMIN), or let an administrator set one limit: sudo nvidia-smi -i <uuid> -pl <watts>"
-        )
-    if type(error).__name__ == "NVMLError_NotSupported":
-        return f"{what} are left alone: this card has none that can be set (NVML: {error})"
-    return f"{what} are left alone: the driver does not answer as it should ({error})"
-
-
-def _possible(wanted: Sequence[float], cards: Sequence[_Card], warn: Callable[[str], None]) -> tuple[float, ...]:
+def _possible(wanted: Sequence[float], cards: Sequence[CappedGpu], warn: Callable[[str], None]) -> tuple[float, ...]:
     fractions = sorted(set(wanted), reverse=True)
     possible = tuple(f for f in fractions if all(card.takes(f) for card in cards))
     left = [f"{f:g}" for f in fractions if f not in possible]
@@ -401,10 +309,6 @@ def _possible(wanted: Sequence[float], cards: Sequence[_Card], warn: Callable[[s
         )
     warn(f"power limits of {', '.join(left)} of the limit found are left out, as the card has none so low ({ranges})")
     return possible
-
-
-def _same(one_mw: int, other_mw: int) -> bool:
-    return abs(one_mw - other_mw) <= guardian_main.TOLERANCE_MW
 
 
 def _is_final(error: Exception) -> bool:

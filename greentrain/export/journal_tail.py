@@ -1,14 +1,14 @@
 """A journal that grows, read from where the last look ended."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from greentrain.journal import parse_line
+
 CHUNK_BYTES: Final = 1 << 22
 """Read at a time, so that a journal of weeks needs no memory of its size."""
-_STEP_GROUPS: Final = b',"step_groups":'
 
 
 class JournalTail:
@@ -28,7 +28,7 @@ class JournalTail:
         self._at = 0
 
     def read(self, most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
-        """Yield the new records, entries without their step groups, which are most of a line.
+        """Yield the new records; entries get no step groups, which are most of a line.
 
         Args:
             most_bytes: About where this reading stops; the next one goes on from there.
@@ -51,17 +51,6 @@ class JournalTail:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     self._at += len(line) + 1
-                    record = _parse(line)
+                    record = parse_line(line, short=True)
                     if record is not None:
                         yield record
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    cut = line.rfind(_STEP_GROUPS)
-    for text in (line[:cut] + b"}",) * (cut >= 0 and line.endswith(b"]}")) + (line,):
-        try:
-            record = json.loads(text)
-        except ValueError:
-            continue
-        return record if isinstance(record, dict) and "kind" in record else None
-    return None

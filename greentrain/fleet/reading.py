@@ -16,12 +16,11 @@ from greentrain.fleet.cells import LAST_S, Cells
 from greentrain.fleet.make_row import MOST_INT, WRONG_DATA, clean, make_row
 from greentrain.fleet.rank import RankFacts
 from greentrain.fleet.row import RunRow
+from greentrain.journal import parse_line
 from greentrain.ledger import Totals
 from greentrain.types import Provenance
 
 RUN_JSON: Final = "run.json"
-_STEP_GROUPS: Final = b',"step_groups":'
-"""Most of an entry's line, last in it, and in no sum: left out unread, as in ``greentrain.thinning``."""
 Lines = Callable[[Path], Iterable[bytes]]
 """Opens a file and yields its lines."""
 
@@ -89,7 +88,10 @@ def _read(folder: Path, run: Mapping[str, Any], lines: Lines) -> Reading:
     ranks: dict[int, RankFacts] = {}
     for path in paths:
         rank = RankFacts()
-        for record in _records(lines(path)):
+        for line in lines(path):
+            record = parse_line(line, short=True)  # step groups are in no sum
+            if record is None:
+                continue
             try:
                 rank.take(record, cells)
             except RunFolderError as error:
@@ -117,17 +119,6 @@ def _read(folder: Path, run: Mapping[str, Any], lines: Lines) -> Reading:
         starts=frozenset(f"{n}@{opened['t']}" for n, rank in ranks.items() for opened in rank.opens if "t" in opened),
         carried=any(rank.carried != Totals() for rank in ranks.values()),
     )
-
-
-def _records(lines: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-    for line in lines:
-        cut = line.rfind(_STEP_GROUPS) if line.endswith(b"]}\n") else -1
-        try:
-            record = json.loads(line if cut < 0 else line[:cut] + b"}")
-        except ValueError:
-            continue  # torn, as in read_journal
-        if isinstance(record, dict) and "kind" in record:
-            yield record
 
 
 def _same_run(run: Mapping[str, Any], ranks: Mapping[int, RankFacts]) -> str:

@@ -292,7 +292,7 @@ def test_a_broken_exporter_harms_neither_the_run_nor_the_others(tmp_path: Path) 
 
     green, folder = session(tmp_path, {}), tmp_path / "t"
     with pytest.warns(GreenTrainWarning) as said, green:
-        green._exporting = Exporting([Broken(), Textfile(folder, "other")])
+        green._viewers._exporting = Exporting([Broken(), Textfile(folder, "other")])
         until(lambda: (folder / "other.prom").exists())
         green.step()
     texts = [str(w.message) for w in said]
@@ -306,7 +306,7 @@ def test_without_the_section_nothing_is_opened_or_read(tmp_path: Path) -> None:
         green = session(tmp_path, {})
         with green:
             time.sleep(0.1)
-            assert green._exporting._tail is None
+            assert green._viewers._exporting._tail is None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,170 @@
+"""A run folder, read back: the journals of all ranks, reduced when read, so ranks never wait for one another."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from greentrain.entry_record import entry_from_json
+from greentrain.errors import RunFolderError
+from greentrain.journal import read_journal
+from greentrain.run_format import Unknown, check_format
+from greentrain.thinning import thin
+from greentrain.totals import Totals
+from greentrain.types import FORMAT_VERSION, LedgerEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """The journal of one rank, read back."""
+
+    rank: int
+    host: str
+    opens: Sequence[Mapping[str, Any]]
+    """One record a process that wrote here: the first start and every resume."""
+    sensors: Mapping[str, Mapping[str, Any]]
+    """Latest sensor record by device uid, with embodied rates (``embodied_g_per_h``: low, mid, high, source)."""
+    excluded: Sequence[Mapping[str, str]]
+    """Devices of the node that another run books: uid, name and reason."""
+    entries: Sequence[LedgerEntry]
+    events: Sequence[Mapping[str, Any]]
+    """Gaps, warnings, checkpoints, resumes: records with ``t`` (unix s), ``name`` and ``text``."""
+    close: Mapping[str, Any] | None
+    """Last record of a clean end after the last start; None: the process was killed."""
+    carried: Totals
+    """Totals of earlier parts of the run whose journals are not in this folder."""
+
+    @property
+    def totals(self) -> Totals:
+        """Totals of this rank over all its processes."""
+        out = self.carried
+        for entry in self.entries:
+            out = out.add(entry)
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run folder, read back."""
+
+    folder: Path
+    run: Mapping[str, Any]
+    """run.json; empty when rank 0 never wrote it."""
+    ranks: Sequence[RankRecord]
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return str(self.run.get("run_id") or self.folder.name)
+
+    @property
+    def totals(self) -> Totals:
+        """Totals over all ranks. ``steps`` are those of the rank with most, not a sum over ranks."""
+        return Totals.of_job([rank.totals for rank in self.ranks])
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time booked by the rank with most of it (s)."""
+        return max((rank.totals.duration_s for rank in self.ranks), default=0.0)
+
+
+def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
+    """Read a run folder.
+
+    Args:
+        folder: The run's folder.
+        most: Merge neighbouring entries to about so many a rank (``greentrain.thinning``): sums stay exact,
+            memory stays bounded. None keeps every entry.
+
+    Raises:
+        RunFolderError: The folder does not exist, holds no rank file, holds rank files of another run, or a record
+            in it is damaged.
+        NewerFormatError: A newer GreenTrain wrote it.
+    """
+    folder = Path(folder)
+    paths = sorted(folder.glob("rank-*.jsonl"))
+    if not paths:
+        what = "has no rank-*.jsonl file" if folder.is_dir() else "does not exist"
+        raise RunFolderError(f"{folder} {what}; give the folder of one run, for example runs/<run_id>")
+    run: Mapping[str, Any] = {}
+    if (folder / "run.json").exists():
+        try:
+            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"cannot read {folder / 'run.json'}: {error}") from error
+        if not isinstance(run, Mapping):
+            raise RunFolderError(f"{folder / 'run.json'} holds a {type(run).__name__}, not the facts of a run")
+        check_format(run.get("format", FORMAT_VERSION), folder / "run.json")
+    ranks = [_read_rank(path, most) for path in paths]
+    record = RunRecord(folder=folder, run=run, ranks=[rank for rank in ranks if rank is not None])
+    if not record.ranks:
+        raise RunFolderError(f"{folder}: no rank file has a complete line; the run died before it booked anything")
+    _check_same_run(record)
+    return record
+
+
+def _read_rank(path: Path, most: int | None) -> RankRecord | None:
+    try:
+        return _rank(path, most)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} holds a record that cannot be read ({error!r}): it was damaged, or changed by hand; bring the file"
+            " back, or move it away to read the other ranks"
+        ) from error
+
+
+def _rank(path: Path, most: int | None) -> RankRecord | None:
+    opens: list[dict[str, Any]] = []
+    sensors: dict[str, Mapping[str, Any]] = {}
+    excluded: Sequence[Mapping[str, str]] = ()
+    entries: list[LedgerEntry] = []
+    events: list[dict[str, Any]] = []
+    close: dict[str, Any] | None = None
+    carried = Totals()
+    unknown = Unknown()
+    for record in read_journal(path) if most is None else thin(path, most):
+        unknown.look(record)
+        kind = record["kind"]
+        if kind == "open":
+            check_format(record.get("format"), path)
+            opens.append(record)
+            close = None
+            if record.get("carried"):
+                carried = carried + Totals.from_dict(record["carried"])
+        if kind in ("open", "sensors"):
+            sensors.update({s["uid"]: s for s in record["sensors"]})
+            excluded = record.get("excluded", ())
+        elif kind == "entry":
+            entries.append(entry_from_json(record))
+        elif kind == "event":
+            events.append(record)
+        elif kind == "close":
+            close = record
+    if not opens:
+        return None
+    note = unknown.note(opens[0].get("t", 0.0))
+    if note is not None:
+        events.append(note)
+    return RankRecord(
+        rank=opens[0]["rank"],
+        host=opens[0]["host"],
+        opens=opens,
+        sensors=sensors,
+        excluded=excluded,
+        entries=entries,
+        events=events,
+        close=close,
+        carried=carried,
+    )
+
+
+def _check_same_run(record: RunRecord) -> None:
+    expected = record.run.get("run_id") or record.ranks[0].opens[0]["run_id"]
+    for rank in record.ranks:
+        for opened in rank.opens:
+            if opened["run_id"] != expected:
+                raise RunFolderError(
+                    f"{record.folder}: the file of rank {rank.rank} belongs to run {opened['run_id']!r}, the folder to"
+                    f" {expected!r}; move it to its own folder"
+                )
