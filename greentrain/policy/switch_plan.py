@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from greentrain.errors import ConfigError
 from greentrain.policy.edge import find_edge
+from greentrain.policy.feasible import hours_up
 from greentrain.policy.menu import OFF
 from greentrain.policy.switching import Beginning, State, Switching
 from greentrain.policy.width_costs import Costs
@@ -98,8 +99,9 @@ def plan_switching(
         raise ConfigError(
             f"{tokens:g} tokens cannot be done in the {weights_s.sum() / S_PER_HOUR:.6g} h until the deadline, as a"
             f" change of width costs {switching.rules.switch_s:g} s and a width is held for"
-            f" {switching.rules.dwell_s:g} s. The earliest feasible deadline is {job.shortest_s():.0f} s after the"
-            " start: raise policy.deadline_h, or lower policy.tokens"
+            f" {switching.rules.dwell_s:g} s. The earliest feasible deadline is"
+            f" {job.shortest_s():.0f} s ({hours_up(job.shortest_s())}) after the start:"
+            " raise policy.deadline_h, or lower policy.tokens"
         )
     plan = min(tried, key=lambda taken: taken.grams)
     ran = int(np.max(np.flatnonzero(plan.rows != OFF), initial=-1)) + 1

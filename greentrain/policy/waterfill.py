@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from greentrain.errors import ConfigError
 from greentrain.policy import token_price
 from greentrain.policy.edge import Edge, find_edge
+from greentrain.policy.feasible import hours_up
 from greentrain.policy.held_end import best_end, plain_price
 from greentrain.policy.known_grid import ENDED, KnownGrid, Mixture
 from greentrain.policy.menu import OFF, Menu
@@ -81,8 +82,8 @@ def solve(g_per_kwh: Array, weights_s: Array, tokens: float, menu: Menu, *, fp8_
         limit = f", at most {fp8_max_share:.0%} of the time in FP8," if fp8_max_share < 1 and menu.fp8.any() else ""
         raise ConfigError(
             f"{tokens:g} tokens cannot be done in the {wall_s / S_PER_HOUR:.6g} h until the deadline: the fastest"
-            f" choices{limit} need {needed_s / S_PER_HOUR:.6g} h. The earliest feasible deadline is {needed_s:.0f} s"
-            " after the start: raise policy.deadline_h, or lower policy.tokens"
+            f" choices{limit} need {needed_s / S_PER_HOUR:.6g} h. The earliest feasible deadline is"
+            f" {needed_s:.0f} s ({hours_up(needed_s)}) after the start: raise policy.deadline_h, or lower policy.tokens"
         )
     grid = KnownGrid(g_per_kwh=g, weights_s=weights_s, menu=menu, fp8_s=fp8_max_share * wall_s)
     tokens = min(tokens, float(grid.most()[-1]) * (1 - token_price.TIE))

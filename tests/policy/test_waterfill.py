@@ -169,7 +169,7 @@ def test_an_infeasible_deadline_says_which_one_is_feasible() -> None:
 
 def test_bad_input_is_refused() -> None:
     g = np.full(5, 300.0)
-    with pytest.raises(ConfigError, match="earliest feasible deadline is 100 s"):
+    with pytest.raises(ConfigError, match=r"earliest feasible deadline is 100 s \(0\.03 h\) after"):
         solve(g, np.zeros(5), 100 * MENU.tokens_per_s[MENU.fastest], MENU)  # the deadline has passed
     for tokens in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(ConfigError, match="tokens is"):

@@ -52,5 +52,5 @@ def test_where_ranks_are_held_nobody_crawls() -> None:
 
 def test_an_impossible_job_is_told_when_it_could_be_done() -> None:
     jobs = Jobs.alike(np.array([START]), tokens=STATIC * 27 * HOUR, deadline_s=10 * HOUR)
-    with pytest.raises(ConfigError, match="earliest feasible deadline is 72000 s after the start"):
+    with pytest.raises(ConfigError, match=r"earliest feasible deadline is 72000 s \(20 h\) after the start"):
         references(trace(wandering(100)), jobs, FREE)
