@@ -78,6 +78,8 @@ def three_rows(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         more = value > 0 if key == "regret" else value < 0
         text = f"{units_text.percent(abs(value))} {'more' if more else 'less'}"
         detail = f"{units_text.mass(plan['actual_g'])}; {other}: {units_text.mass(plan[grams])}"
+        if key == "regret" and value < 0:
+            detail += ", by the table: the run drew less than that says"
         rows.append({**row, "value": text, "detail": detail})
     return rows
 

@@ -13,7 +13,7 @@ from greentrain.ledger import read_run
 from greentrain.report import table, write_report
 from greentrain.report.charts import Chart
 from greentrain.report.plan_chart import plan_chart
-from greentrain.report.plan_text import plan_line, plan_texts
+from greentrain.report.plan_text import plan_line, plan_texts, three_rows
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
 from tests.report.planned_run import BF16, DAY, FP8, GRID, OFF, START_S, facts, planned
@@ -95,6 +95,14 @@ def test_what_is_unknown_is_said_in_place_of_a_number(tmp_path: Path) -> None:
     line = plan_line(summarize(read_run(folder)))
     assert line is not None and "31.7 % less than static bf16, against the best carbon-blind plan and the best" in line
     assert "plan in hindsight unknown: the grid's intensity is not known in 3 of the 24 h" in line
+
+
+@pytest.mark.parametrize("regret", [-0.026, 0.026])
+def test_grams_below_the_best_plan_are_explained_by_the_table(tmp_path: Path, regret: float) -> None:
+    plan = {**summarize(read_run(planned(tmp_path)))["plan"], "regret": regret}
+    row = three_rows(plan)[2]
+    assert row["value"] == f"2.6\N{NO-BREAK SPACE}% {'less' if regret < 0 else 'more'}"
+    assert ("the run drew less than that says" in row["detail"]) == (regret < 0)
 
 
 def test_one_line_for_the_log(tmp_path: Path) -> None:
