@@ -50,6 +50,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; a GreenTrain error is one line on standard error, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows ASCII alone shows ? for a dot
     try:
         app()
     except GreenTrainError as error:

@@ -160,6 +160,10 @@ def _rank(path: Path, most: int | None) -> RankRecord | None:
 
 
 def _check_same_run(record: RunRecord) -> None:
+    numbers = [rank.rank for rank in record.ranks]
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise RunFolderError(f"{record.folder} has two files of rank {twice}: move one of them out of the folder")
     expected = record.run.get("run_id") or record.ranks[0].opens[0]["run_id"]
     for rank in record.ranks:
         for opened in rank.opens:

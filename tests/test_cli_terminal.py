@@ -50,6 +50,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_terminal_that_knows_ascii_alone_ends_no_command(folder: Path) -> None:
+    done = greentrain("watch", "runs/A", "--once", cwd=folder, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # -- widths and colours -----------------------------------------------------------------------------------------------
 
 

@@ -120,6 +120,13 @@ def test_a_rank_file_of_another_run_is_named(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_a_second_file_of_a_rank_is_not_counted(tmp_path: Path) -> None:
+    _write(tmp_path, 0, _entry())
+    (tmp_path / "rank-00000 (copy).jsonl").write_bytes((tmp_path / "rank-00000.jsonl").read_bytes())
+    with pytest.raises(RunFolderError, match="two files of rank 0"):
+        read_run(tmp_path)
+
+
 @pytest.mark.parametrize("what", ["missing", "empty"])
 def test_a_folder_that_is_no_run_says_so(tmp_path: Path, what: str) -> None:
     folder = tmp_path / "nowhere" if what == "missing" else tmp_path

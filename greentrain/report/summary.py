@@ -7,7 +7,7 @@ otherwise.
 
 ======================  =================================================================================
 run                     run_id, name, tags, command, versions, world_size, parameters
-state                   word (finished, exception, sigterm, exit, killed, running), text, resumes
+state                   word (finished, exception, sigterm, exit, killed, left, running), text, resumes
 time                    start and end (unix s and UTC), wall_s booked, elapsed_s from start to end
 energy                  energy_j, kWh, facility, PUE (mean by energy), by_provenance, shares, coverage, uncertainty
 power                   mean_w, peak_w over peak_window_s
@@ -65,6 +65,7 @@ _STATE_TEXT: Final = {
     "sigterm": "The run was ended by SIGTERM; everything up to it is booked.",
     "exit": "The process exited before the session was closed; everything up to it is booked.",
     "killed": "The run was killed: at most the last interval (10 s) before that is lost.",
+    "left": "The run left, to be started again later; these are the figures so far.",
     "running": "The run is still going; these are the figures so far.",
 }
 
@@ -162,7 +163,7 @@ def _rank_state(rank: RankRecord, now_s: float) -> str:
 
 def _state(record: RunRecord, now_s: float) -> dict[str, Any]:
     words = [_rank_state(rank, now_s) for rank in record.ranks]
-    worst = next((word for word in ("exception", "sigterm", "killed", "exit") if word in words), None)
+    worst = next((word for word in ("exception", "sigterm", "killed", "exit", "left") if word in words), None)
     word = worst or ("running" if set(words) == {"running"} else "finished")
     missing = (record.run.get("world_size") or len(words)) - len(words)
     text = _STATE_TEXT.get(word, f"The run ended: {word}.")

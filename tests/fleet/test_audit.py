@@ -104,7 +104,7 @@ def test_a_run_that_went_on_has_grown(runs: Path) -> None:
     with (folder.path / "rank-00000.jsonl").open("a") as file:
         file.write('{"kind":"ent')  # audited in the middle of a write
     document = sign(audit(runs), KEY)
-    folder.rank(0, [GPU], [entry(T0_S + 10, T0_S + 20, {"GPU-0": device(2.0)})], segment=1)
+    folder.rank(0, [GPU], [entry(T0_S + 10, T0_S + 20, {"GPU-0": device(2.0)})])
     folder.rank(1, [sensor("GPU-1", "gpu", "H100")], [entry(T0_S, T0_S + 10, {"GPU-1": device(4.0)})])
     data = json.loads((folder.path / "run.json").read_text())
     (folder.path / "run.json").write_text(json.dumps({**data, "parameters_by_layer": [1]}, indent=3))

@@ -72,7 +72,7 @@ def test_a_resumed_run_grows(tmp_path: Path, cache: Path) -> None:
     with Index(runs, cache) as fleet:
         fleet.refresh()
         assert (fleet.runs()[0].reason, fleet.runs()[0].energy_j) == (None, 1000.0)
-        folder.rank(0, [GPU], [entry(T0_S + 60, T0_S + 70, {"GPU-0": device(500.0)})], segment=1)
+        folder.rank(0, [GPU], [entry(T0_S + 60, T0_S + 70, {"GPU-0": device(500.0)})])
         assert fleet.refresh().changed == 1
         assert (fleet.runs()[0].reason, fleet.runs()[0].energy_j) == ("finished", 1500.0)
 

@@ -123,7 +123,6 @@ class Folder:
         *,
         host: str = "node-a",
         reason: str | None = "finished",
-        segment: int = 0,
         carried: Totals | None = None,
         events: Sequence[Mapping[str, Any]] = (),
         excluded: Sequence[Mapping[str, str]] = (),
@@ -143,7 +142,6 @@ class Folder:
                 "host": host,
                 "pid": 1000 + rank,
                 "t": entries[0].t0_unix_s if t_s is None and entries else t_s or T0_S,
-                "segment": segment,
                 "sensors": list(sensors),
                 "carried": carried.to_dict() if carried else None,
             }
@@ -307,5 +305,5 @@ def showcase(root: Path, *, hours: float = 6.0, ranks: int = 4, step_s: float = 
             events = [{"t": T0_S + hours * 3600 * 0.3, "name": "gap", "text": "GPU-2: GPU is lost"}]
         cut = next(i for i, e in enumerate(entries) if e.t0_unix_s >= T0_S + count * 0.59 * step_s)
         folder.rank(rank, sensors, entries[:cut], reason="sigterm", events=events)
-        folder.rank(rank, sensors, entries[cut:], segment=1)
+        folder.rank(rank, sensors, entries[cut:])
     return folder.path

@@ -234,7 +234,7 @@ def test_a_resumed_run_has_one_plan_and_a_hole_in_it(tmp_path: Path) -> None:
     again = Folder.__new__(Folder)
     again.path, again.run_id, again.world_size = folder, "planned", 1
     work = entry(t_s, t_s + 15, {"GPU-0": device(450 * 15.0)}, tokens=22_500, g_per_kwh=200.0)
-    again.rank(0, [GPU], [work], segment=1, events=[decision])
+    again.rank(0, [GPU], [work], events=[decision])
     plan = _plan(folder)
     assert plan["tokens_done"] == pytest.approx(90_000)
     held = [((a - START_S) / 3600, (b - START_S) / 3600, row) for a, b, row in plan["stretches"]]
@@ -254,7 +254,7 @@ def test_decisions_of_another_folder_are_not_guessed(tmp_path: Path) -> None:
             "grid_s": START_S + 60 * 480, "next_s": 0.0, "g_per_kwh": 1.0, "shielded": False, "step": 1,
             "tokens": 50_000.0,
         }  # fmt: skip
-        plan = _plan(folder.rank(0, [GPU], [work], carried=carried, events=[decision], segment=1).path)
+        plan = _plan(folder.rank(0, [GPU], [work], carried=carried, events=[decision]).path)
         assert plan["actual_g"] == (None if actual_g is None else pytest.approx(actual_g))
         if provenance == "assumed":
             assert "earlier parts of the run is not in this folder" in plan["unknown"]["regret"]

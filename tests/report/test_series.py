@@ -37,7 +37,7 @@ def test_ranks_stack(tmp_path: Path) -> None:
 def test_a_pause_is_not_zero_watts(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(3000.0)})])
-    folder.rank(0, [GPU], [entry(T0_S + 30, T0_S + 40, {"GPU-0": device(3000.0)})], segment=1)
+    folder.rank(0, [GPU], [entry(T0_S + 30, T0_S + 40, {"GPU-0": device(3000.0)})])
     series = _series(folder.path, 40)
     assert np.all(np.isnan(series.total_w[11:29]))
     assert np.allclose(series.total_w[:10], 300)

@@ -162,6 +162,12 @@ def test_no_tokens_is_null(tmp_path: Path) -> None:
     assert s["work"]["j_per_step"] == pytest.approx(350)
 
 
+def test_a_run_that_left_for_a_pause_is_not_finished(tmp_path: Path) -> None:
+    folder = Folder(tmp_path).rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0)})], reason="left")
+    state = _summary(folder.path)["state"]
+    assert (state["word"], state["finished"]) == ("left", False)
+
+
 def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
     entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(3000.0)})]
     path = Folder(tmp_path).rank(0, [GPU], entries, reason=None).path
@@ -180,7 +186,7 @@ def test_a_resumed_run_counts_both_parts_and_not_the_pause(tmp_path: Path) -> No
     folder = Folder(tmp_path)
     folder.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(3000.0)})], reason=None)
     later = [entry(T0_S + 100, T0_S + 110, {"GPU-0": device(3000.0)})]
-    folder.rank(0, [GPU], later, segment=1)
+    folder.rank(0, [GPU], later)
     s = _summary(folder.path)
     assert s["energy"]["energy_j"] == pytest.approx(6000)
     assert s["time"]["wall_s"] == pytest.approx(20)

@@ -218,7 +218,7 @@ def test_a_running_run_moves_and_the_keyboard_stays(served: Server, chrome: Chro
     assert chrome.run(cell) == "10.0 Wh"
     chrome.run("document.querySelector('#rows tr input').focus()")
     more = [entry(now_s - 10, now_s, {"GPU-0": device(36_000.0)}, tokens=10)]
-    going.rank(0, [GPU], more, segment=1)
+    going.rank(0, [GPU], more)
     chrome.wait(f"{cell} === '20.0 Wh'")
     assert chrome.run("document.querySelector('#rows tr .state').textContent") == "finished"
     assert chrome.run("document.activeElement === document.querySelector('#rows tr input')")
