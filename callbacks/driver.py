@@ -239,4 +239,6 @@ class Driver:
     def _say_where(self) -> None:
         # On standard error, as `greentrain measure` does: what the program prints stays its own.
         if self.session.report_path is not None:
-            print(f"greentrain: report {self.session.report_path}", file=sys.stderr, flush=True)
+            tqdm = sys.modules.get("tqdm")  # a bar that is open, as the Trainer's still is, makes room for its write
+            say = print if tqdm is None else tqdm.tqdm.write
+            say(f"greentrain: report {self.session.report_path}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """What the adapters share."""
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,19 @@ def test_the_report_of_a_run_that_it_started_is_named_once(
     said = capfd.readouterr()
     assert said.err == (f"greentrain: report {driver.session.folder}/report.html\n" if wanted else "")
     assert said.out == ""
+
+
+def test_a_progress_bar_makes_room_for_the_name_of_the_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+
+    driver = Driver({"run": {"dir": str(tmp_path)}, "power": {"meters": "null"}})
+    with tqdm(total=2, desc="bar") as bar:
+        _start(driver)
+        bar.update()
+        driver.stop("finished")
+    assert re.search(r"\rgreentrain: report \S+report.html\n", capfd.readouterr().err)
 
 
 def test_what_the_user_got_wrong_is_raised_before_training(tmp_path: Path) -> None:
