@@ -23,9 +23,17 @@ def token_of(file: Path) -> str:
             made.write(f"{token}\n")
             return token
     except FileExistsError:
-        pass
+        return kept_token(file)
     except OSError as error:
         raise ConfigError(f"the token file {file} cannot be made: {error.strerror}") from error
+
+
+def kept_token(file: Path) -> str:
+    """Return the token that a file holds.
+
+    Raises:
+        ConfigError: It cannot be read, can be read by others, or holds no token.
+    """
     try:
         found = file.read_text(encoding="ascii").strip()
         shared = file.stat().st_mode & 0o077

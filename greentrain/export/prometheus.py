@@ -16,6 +16,7 @@ from greentrain._version import __version__
 from greentrain.config_export import PrometheusConfig
 from greentrain.errors import ConfigError
 from greentrain.export.snapshot import OFF, DeviceNow, MissingSeconds, PlanNow, Snapshot
+from greentrain.token_file import kept_token
 
 with try_import("export") as _imports:
     from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
@@ -24,8 +25,6 @@ with try_import("export") as _imports:
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-SHORTEST_TOKEN: Final = 16
-"""Characters."""
 READ_S: Final = 10.0
 """A client that is silent for longer while it asks is dropped (s)."""
 TEXTFILE_S: Final = 5.0
@@ -164,7 +163,7 @@ class Page:
 
     def __init__(self, config: PrometheusConfig, local_rank: int) -> None:
         _imports.check()
-        token = None if config.token_file is None else token_of(Path(config.token_file))
+        token = None if config.token_file is None else kept_token(Path(config.token_file))
         self._figures = Figures()
         registry = CollectorRegistry()
         registry.register(self._figures)
@@ -288,21 +287,3 @@ def _guarded(application: "WSGIApplication", token: str) -> "WSGIApplication":
         return [b"send the token of export.prometheus.token_file as Authorization: Bearer\n"]
 
     return asked
-
-
-def token_of(file: Path) -> str:
-    """Return the token that a file holds.
-
-    Raises:
-        ConfigError: It cannot be read, can be read by others, or holds too short a token.
-    """
-    where = f"export.prometheus.token_file {file}"
-    try:
-        token, mode = file.read_text(encoding="ascii").strip(), file.stat().st_mode
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where} cannot be read as ASCII: {error}") from error
-    if mode & 0o077:
-        raise ConfigError(f"{where} can be read by others: chmod 600 {file}")
-    if len(token) < SHORTEST_TOKEN or not token.isprintable():
-        raise ConfigError(f"{where} holds {len(token)} characters: write at least {SHORTEST_TOKEN} printable ones")
-    return token
