@@ -25,6 +25,8 @@ from greentrain.fleet.reading import RUN_JSON
 _EQUAL: Final = 1e-9
 """Relative: sums of doubles in another order, by another version, differ by less."""
 _CHUNK: Final = 1 << 20
+_NULL: Final = hashlib.sha256(b"null").hexdigest()
+"""Of a field that was not known yet at the audit, such as the parameters of a run that goes on."""
 
 
 class Kind(StrEnum):
@@ -161,10 +163,11 @@ def _of_run_json(file: Mapping[str, Any], folder: Path, fields: Mapping[str, str
     now = fields_of(folder)
     if finding is None or fields is None or now is None:
         return finding  # it is replaced as a whole, never appended to
-    changed = sorted(key for key in fields if now.get(key, "") != fields[key])
+    learned = {key for key, digest in fields.items() if digest == _NULL and now.get(key, _NULL) != _NULL}
+    changed = sorted(key for key in fields.keys() - learned if now.get(key, "") != fields[key])
     if changed:
         return Kind.DIFFERS, f"changed or gone: {', '.join(changed)}"
-    added = sorted(now.keys() - fields.keys())
+    added = sorted((now.keys() - fields.keys()) | learned)
     return Kind.GROWN, f"written again, with {', '.join(added) or 'no new field'}; what was audited is the same"
 
 

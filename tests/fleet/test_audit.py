@@ -117,6 +117,22 @@ def test_a_run_that_went_on_has_grown(runs: Path) -> None:
     assert "parameters_by_layer" in grown["live/run.json"][0]
 
 
+def test_what_a_run_learns_after_the_audit_is_growth_and_no_change(runs: Path) -> None:
+    path = runs / "demo" / "run.json"
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "parameters": None}))
+    document = audit(runs)
+    path.write_text(json.dumps({**data, "parameters": 241_024}, indent=3))
+    verdict = verify(document, runs)
+    assert verdict.ok
+    assert "with parameters;" in _findings(verdict, Kind.GROWN)["demo/run.json"][0]
+    path.write_text(json.dumps({key: value for key, value in data.items() if key != "parameters"}))
+    assert _differs(document, runs)["demo/run.json"] == ["changed or gone: parameters"]
+    audited = audit(runs)
+    path.write_text(json.dumps({**data, "run_id": None}))
+    assert "run_id" in _differs(audited, runs)["demo/run.json"][0]
+
+
 def test_growth_does_not_hide_a_change_before_it(runs: Path) -> None:
     document = audit(runs)
     path = runs / "demo" / "rank-00000.jsonl"
