@@ -67,9 +67,8 @@ def _audit(root: Path, key: bytes | None, *, write: bool) -> None:
     write_atomic(path, text)
     files = sum(len(run["files"]) for run in document["runs"])
     signed = "signed" if key is not None else "not signed"
-    typer.echo(
-        f"{path}: {len(document['runs'])} runs, {files} files, {energy(document['totals']['energy_j'])}, {signed}"
-    )
+    counted = _counted(len(document["runs"]), files)
+    typer.echo(f"{path}: {counted}, {energy(document['totals']['energy_j'])}, {signed}")
 
 
 def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None:
@@ -90,6 +89,10 @@ def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None
             typer.echo(f"{finding.kind}: {shown(finding.place)}: {shown(finding.text)}")
         signed = "" if key is None or not verdict.ok else ", signature valid"
         when = shown(str(document.get("created_utc")))
-        typer.echo(f"{word}: {verdict.runs} runs, {verdict.files} files, audited {when}{signed}")
+        typer.echo(f"{word}: {_counted(verdict.runs, verdict.files)}, audited {when}{signed}")
     if not verdict.ok:
         raise typer.Exit(1)
+
+
+def _counted(runs: int, files: int) -> str:
+    return f"{runs} run{'s' * (runs != 1)}, {files} file{'s' * (files != 1)}"

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from greentrain.cli_input import input_checked
-from greentrain.errors import ConfigError, RunFolderError
+from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
 
 app = typer.Typer(name="config", help="The configuration: its schema, checks and values.", no_args_is_help=True)
 
@@ -28,13 +28,16 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print file, ok and error of each as JSON.")] = False,
 ) -> None:
     """Check configurations: ends with 0 where all are right, with 2 and what is wrong where one is not."""
-    from greentrain.config import GreenConfig
+    from greentrain.carbon.detect import open_signal
+    from greentrain.config import LIVE_SIGNALS, GreenConfig
 
     found = []
     for path in files:
         try:
-            GreenConfig.load(path)
-        except ConfigError as error:
+            carbon = GreenConfig.load(path).carbon
+            if not {carbon.signal, *carbon.fallback} & set(LIVE_SIGNALS):  # keys may be on the machine that trains
+                open_signal(carbon)
+        except (ConfigError, CarbonSignalError) as error:
             found.append({"file": str(path), "ok": False, "error": str(error)})
             typer.echo(f"greentrain: {error}", err=True)
         else:

@@ -86,7 +86,9 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
     paths = sorted(folder.glob("rank-*.jsonl"))
     if not paths:
         what = "has no rank-*.jsonl file" if folder.is_dir() else "does not exist"
-        raise RunFolderError(f"{folder} {what}; give the folder of one run, for example runs/<run_id>")
+        within = sorted({path.parent.name for path in folder.glob("*/rank-*.jsonl")})
+        example = folder / within[-1] if within else "runs/RUN_ID"
+        raise RunFolderError(f"{folder} {what}; give the folder of one run, for example {example}")
     run: Mapping[str, Any] = {}
     if (folder / "run.json").exists():
         try:

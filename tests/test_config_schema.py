@@ -305,6 +305,11 @@ def test_check_says_what_is_wrong_of_each_file(tmp_path: Path) -> None:
     assert found.exit_code == 2
     assert "Did you mean 'zone'?" in found.output and "policy.tokens" in found.output
     assert f"{right}: fine" in found.output and "none.yaml: No such file" in found.output
+    nowhere, keyless = tmp_path / "nowhere.yaml", tmp_path / "keyless.yaml"
+    nowhere.write_text("carbon: {zone: CAISO}\n", encoding="utf-8")
+    keyless.write_text("carbon: {signal: watttime, zone: US-CAL-CISO}\n", encoding="utf-8")
+    placed = RUNNER.invoke(app, ["config", "check", str(nowhere), str(keyless)])
+    assert placed.exit_code == 2 and "CAISO" in placed.output and f"{keyless}: fine" in placed.output
 
 
 def test_the_schema_is_printed_or_written(tmp_path: Path) -> None:
