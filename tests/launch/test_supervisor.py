@@ -234,7 +234,7 @@ def test_two_supervisors_do_not_share_a_folder(job: Launched) -> None:
     with job.start("--", PY, "train.py") as process:
         until(lambda: "1 here" in job.said)
         code, out = job.run("--", PY, "train.py")
-        assert code == 1 and "in use" in out and str(process.pid) in out
+        assert code == 2 and "in use" in out and str(process.pid) in out
         assert process.poll() is None
         process.terminate()
         process.communicate(timeout=20)
@@ -243,7 +243,7 @@ def test_two_supervisors_do_not_share_a_folder(job: Launched) -> None:
 def test_an_unwritable_folder_and_a_missing_launcher_are_said_before_anything_starts(job: Launched) -> None:
     (job.folder / "job").write_text("a file")
     code, out = job.run("--", PY, "-c", "pass")
-    assert code == 1 and "--dir" in out
+    assert code == 2 and "--dir" in out
     code, out = job.run("--", "torchrunn", "train.py")
     assert code == 2 and "torchrunn" in out and "not installed" in out
 
