@@ -201,15 +201,18 @@ def test_a_pause_ends_when_somebody_says_so(tmp_path: Path, grid: TraceSignal) -
 def test_a_program_that_is_told_to_end_gets_out_of_its_pause(tmp_path: Path, grid: TraceSignal) -> None:
     told: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda signum, frame: told.append(signum))
+    timer = threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGTERM))
     try:
         green = session(tmp_path, grid, hours_of_work=8)
         with green:
-            timer = threading.Timer(0.6, os.kill, (os.getpid(), signal.SIGTERM))
             timer.start()
             loop = Loop(green)
             loop.run(lambda: bool(told))
             timer.join()
     finally:
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()  # a signal that came after this would end the runner
         signal.signal(signal.SIGTERM, before)
     assert told and "paused" in green.totals().phase_s
     assert [event["reason"] for event in events(green)][-1] == "woken by hand"
