@@ -1,5 +1,6 @@
 """benchmarks/fleet.py stays alive; its figures are not judged here, a loaded machine would decide them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from benchmarks.fleet import markdown, measure
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("GREENTRAIN_LONG") != "1", reason="half a minute: GREENTRAIN_LONG=1 runs it")
 def test_a_few_runs_give_a_figure_in_every_row(tmp_path: Path) -> None:
     about, rows = measure(tmp_path, 3)
     assert about["runs"].startswith("3, ")
