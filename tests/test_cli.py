@@ -191,6 +191,7 @@ def test_measure_passes_options_of_the_program_on(tmp_path: Path) -> None:
     assert done.stdout.strip() == "['--name', 'x', '--', '-c', 'y']"
 
 
+@pytest.mark.alone
 def test_measure_counts_the_whole_process_tree(tmp_path: Path) -> None:
     child = SPIN.format(s=1.0)
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
