@@ -30,7 +30,7 @@ from tests.integration.chaos_world import ADMIN_W, ASSUMED_PUE, BOOK_S, G_PER_KW
 pytestmark = pytest.mark.slow
 pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 
-SECONDS = float(os.environ.get("GREENTRAIN_CHAOS_S", "30"))
+SECONDS = float(os.environ.get("GREENTRAIN_CHAOS_S", "15"))
 SEED = int(os.environ.get("GREENTRAIN_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
 FINISH_S = 180.0
 """Longest wait for a job that nobody disturbs any more (s): far more than it needs on a machine with other work."""
