@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -31,6 +33,18 @@ def input_checked(*wrong: type[Exception]) -> Iterator[None]:
     except wrong as error:
         typer.echo(f"greentrain: {error}", err=True)
         raise typer.Exit(WRONG) from error
+
+
+@contextlib.contextmanager
+def ended_by_signal() -> Iterator[threading.Event]:
+    """Yield what SIGINT and SIGTERM set; their handlers are put back."""
+    ended = threading.Event()
+    old = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield ended
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 class Commands(TyperGroup):

@@ -4,14 +4,13 @@ Exit codes: 0 ended by a signal, 1 something is not installed or failed, 2 wrong
 """
 
 import contextlib
-import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from greentrain.cli_input import ended_by_signal
 from greentrain.errors import ConfigError, GreenTrainError
 
 
@@ -68,7 +67,7 @@ def serve(
         found = OffloadSettings.load(settings)
         token = None if token_file is None else token_of(token_file)
         check_listening(host, port, token)
-        with Offload(found) as offload, _signals() as ended:  # a signal before that ends the loading at once
+        with Offload(found) as offload, ended_by_signal() as ended:  # a signal before that ends the loading at once
             made: Any = {"host": host, "port": port, "token": token, "limits": limits, "too_long": too_long}
             with Server(offload.engine, offload.text, **made) as server:
                 with_token = "" if token is None else f", token in {token_file}"
@@ -85,18 +84,6 @@ def _summary(offload: Any) -> str:
         + ("" if one.home is None else f" (home: {one.home.device.probe().name})")
         for kind, one in offload.engine.passes.items()
     )
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Yield what SIGINT and SIGTERM set; their handlers are put back."""
-    ended = threading.Event()
-    old = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield ended
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

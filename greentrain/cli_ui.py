@@ -6,16 +6,13 @@ Exit codes: 0 ended by a signal, 1 something is not installed or failed, 2 wrong
 import contextlib
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from greentrain.cli_input import input_checked
+from greentrain.cli_input import ended_by_signal, input_checked
 from greentrain.errors import ConfigError, GreenTrainError, RunFolderError
 
 
@@ -47,7 +44,7 @@ def ui(
             server = Server(runs, at, cache=cache, every_s=every_s, used=_say_next)
         except OSError as error:
             raise GreenTrainError(str(error.strerror or error)) from error
-    with server, _signals() as ended:
+    with server, ended_by_signal() as ended:
         typer.echo(json.dumps({"url": server.link}) if as_json else f"Runs of {runs}: {server.link}")
         sys.stdout.flush()
         if not (as_json or no_open) and _has_display():
@@ -70,15 +67,3 @@ def _open(link: str) -> None:
 
     with contextlib.suppress(webbrowser.Error, OSError):
         webbrowser.open(link)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """Yield what SIGINT and SIGTERM set; their handlers are put back."""
-    ended = threading.Event()
-    old = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield ended
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -15,7 +15,7 @@ from greentrain.estimate.accelerator import Accelerator, Constant
 from greentrain.estimate.carbon import Signal, independent, intensity, operational, signal_of
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
-from greentrain.estimate.mfu import estimate_mfu
+from greentrain.estimate.mfu import estimate_mfu, one_over
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.scaling_laws import DenseLaw, Point
 from greentrain.estimate.sized import sized
@@ -145,7 +145,7 @@ def footprint(
         embodied_g=None if made.g_per_h is None else independent([gpu_hours, made.g_per_h]),
         crossing_g_per_kwh=None
         if made.g_per_h is None
-        else independent([made.g_per_h, _inverse(an_hour.facility_kwh)]),
+        else independent([made.g_per_h, one_over(an_hour.facility_kwh)]),
         assumptions=(
             said,
             *(one for one in found.assumptions if one.name != "model FLOP"),
@@ -202,10 +202,6 @@ def as_good(law: DenseLaw, point: Point, share: float) -> Point:
         share: Above 0, at most 1.
     """
     return in_few_bits(law, share).best(point.flop / share)
-
-
-def _inverse(of: Range) -> Range:
-    return Range(low=1.0 / of.high, mid=1.0 / of.mid, high=1.0 / of.low)
 
 
 def _share(even: float, grid: float) -> float:
