@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Lab
 
 POWER_W = 250.0
+TICK_J = POWER_W * 0.1
+"""What a counter hides between two ticks; on a crowded machine a run's first tick may be off by one."""
 GPU = FakeGpu(power=(Wave(low_w=POWER_W),))
 
 
@@ -38,7 +40,7 @@ def test_a_session_used_again_and_again_gives_runs_of_their_own(lab: "Lab") -> N
     assert len(folders) == 3
     for folder in folders:
         rank = read_run(folder).ranks[0]
-        assert rank.totals.energy_j == pytest.approx(lab.truth_j(rank, 0), rel=0.02, abs=POWER_W * 0.05)
+        assert rank.totals.energy_j == pytest.approx(lab.truth_j(rank, 0), rel=0.02, abs=1.1 * TICK_J)
 
 
 def test_two_sessions_at_once_share_the_gpus_without_counting_one_twice(lab: "Lab") -> None:
