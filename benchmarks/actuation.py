@@ -22,10 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import actuation_local, actuation_profile, actuation_resize
 from benchmarks.gears_common import Bench, Row, Value
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
-
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 def profile(bench: Bench) -> list[Row]:
@@ -71,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(rows, machine("benchmarks/actuation.py"))
     print(text)
     if args.into is not None:
-        put(text, BEGIN, END, args.into)
+        put(text, args.into)
     return 0
 
 
 def markdown(rows: Sequence[Row], about: Mapping[str, str]) -> str:
     """Return the table, where it was made, and how many bars were reached."""
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines = [facts(about)]
     lines += [
         "",
         "| case | figure | unit | GreenTrain | bar | verdict | others (ratio to ours) |",

@@ -32,7 +32,6 @@ from benchmarks.metering import machine
 from greentrain.estimate import hours
 from greentrain.estimate.auto import by_auto
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "greentrain" / "estimate"
 OURS: Final = "mfu"
 ROOFLINE: Final = "roofline (M3)"
@@ -113,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(runs, left, steps, pilots, about)
     print(text)
     if args.into is not None:
-        put(text, BEGIN, END, args.into)
+        put(text, args.into)
     return 0
 
 

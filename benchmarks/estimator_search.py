@@ -17,7 +17,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.estimator_marks import put, table
+from benchmarks.marks import facts, put, table
 from benchmarks.metering import machine
 from greentrain.estimate import hardware, shapes
 from greentrain.estimate.model_shape import ModelShape
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(measured(args.repeats), about)
     print(text)
     if args.into is not None:
-        put(text, "search", args.into)
+        put(text, args.into, "search")
     return 0
 
 
@@ -104,7 +104,7 @@ def markdown(bars: Sequence[Bar], about: dict[str, str]) -> str:
         for bar in bars
     ]
     head = ("what", "layouts", "median ms", "worst ms", "at most ms", "verdict", "found")
-    return "\n".join([*(f"- {key}: {value}" for key, value in about.items()), "", table(head, rows)])
+    return "\n".join([facts(about), "", table(head, rows)])
 
 
 def _task(given: tuple[str, int, float]) -> tuple[ModelShape, Workload]:

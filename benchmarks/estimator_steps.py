@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.estimator_marks import put, table
 from benchmarks.estimator_runs import BENCH, RUNS_CSV, Run, read_runs
+from benchmarks.marks import facts, put, table
 from benchmarks.metering import machine
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown([*published(read_runs(args.runs)), *recalled()], machine("benchmarks/estimator_steps.py"))
     print(text)
     if args.into is not None:
-        put(text, "steps", args.into)
+        put(text, args.into, "steps")
     return 0
 
 
@@ -109,7 +109,7 @@ def fit(steps: Sequence[Step]) -> Fit:
 
 def markdown(steps: Sequence[Step], about: dict[str, str]) -> str:
     """Return the steps, the fit, and the spread by group."""
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines = [facts(about)]
     groups = {key: list(some) for key, some in itertools.groupby(steps, key=lambda step: step.group)}
     rows = [
         (s.name, str(s.layouts[0].count), f"{s.published_s:.2f}", f"{s.modelled_s():.2f}", f"{100 * s.error():+.1f} %")

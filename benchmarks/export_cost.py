@@ -31,7 +31,6 @@ from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 DEVICES: Final = 8
 PORT: Final = 19_464
 BLOCK: Final = 1000
@@ -93,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "\n\n".join([_made("benchmarks/export_cost.py"), _steps(found), _scrape_table(scrapes_s, size)])
     print(text)
     if wanted.into is not None:
-        put(text, BEGIN, END, wanted.into)
+        put(text, wanted.into)
     return 0
 
 

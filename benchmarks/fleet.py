@@ -33,7 +33,6 @@ from greentrain.fleet.index import Index
 from greentrain.ledger import read_run
 from greentrain.report.summary import summarize
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BY: Final = ("project", "month", "zone", "provenance")
 CHANGED: Final = 10
 SAMPLE: Final = 40
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = f"{head}\n\n{markdown(rows).strip()}\n\n{counts['PASS']} bars reached, {counts['MISS']} missed"
     print(text)
     if args.into is not None:
-        put(text, BEGIN, END, args.into)
+        put(text, args.into)
     if args.json is not None:
         lines = [{**dataclasses.asdict(row), "verdict": row.verdict} for row in rows]
         args.json.write_text(json.dumps({"about": about, "rows": lines}, indent=1), encoding="utf-8")

@@ -18,10 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from benchmarks.scheduling import TRACES as FOLDER
-from benchmarks.scheduling import markdown, replaced
-from benchmarks.scheduling_common import TRACES, Table
+from benchmarks.scheduling_common import TRACES
+from benchmarks.tables import Table
 from greentrain.carbon.forecast import DAYS, profile_forecast
 from greentrain.simulator.grid_trace import GridTrace
 
@@ -63,13 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     every = EVERY_H * (4 if args.quick else 1)
     years = {name: hourly(args.traces / f"{name}.csv") for name in TRACES}
     tables = [errors(years, every), histories(years, every), speed(next(iter(years.values())))]
-    text = "\n\n".join(markdown(table) for table in tables)
+    text = "\n\n".join(table.markdown() for table in tables)
     print(text)
     print(f"\n{tables[0].passed} bars reached, {tables[0].missed} missed")
     if args.into is not None:
-        facts = "\n".join(f"- {key}: {value}" for key, value in machine("benchmarks/forecasting.py").items())
-        old = args.into.read_text(encoding="utf-8")
-        args.into.write_text(replaced(old, "forecast", f"{facts}\n\n{text}"), encoding="utf-8")
+        about = facts(machine("benchmarks/forecasting.py"))
+        put(f"{about}\n\n{text}", args.into, "forecast")
     return 0
 
 

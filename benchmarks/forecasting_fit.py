@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from benchmarks.forecasting import PAST_H, hourly
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from benchmarks.scheduling import TRACES as FOLDER
-from benchmarks.scheduling import markdown, replaced
-from benchmarks.scheduling_common import TRACES, Table
+from benchmarks.scheduling_common import TRACES
+from benchmarks.tables import Table
 from greentrain.carbon.forecast import FADES, Fades, profile_forecast
 
 Array = NDArray[np.float64]
@@ -110,12 +111,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     grids = {name: Grid(hourly(args.traces / f"{name}.csv")) for name in list(TRACES)[: 2 if args.quick else None]}
     together = fitted(list(grids.values()), FADES, 5 if args.quick else 500)
-    text = markdown(left_out(grids, together, 5 if args.quick else 150))
+    text = left_out(grids, together, 5 if args.quick else 150).markdown()
     print(text)
     if args.into is not None:
-        facts = "\n".join(f"- {key}: {value}" for key, value in machine("benchmarks/forecasting_fit.py").items())
-        old = args.into.read_text(encoding="utf-8")
-        args.into.write_text(replaced(old, "forecast-fit", f"{facts}\n\n{text}"), encoding="utf-8")
+        about = facts(machine("benchmarks/forecasting_fit.py"))
+        put(f"{about}\n\n{text}", args.into, "forecast-fit")
     return 0
 
 

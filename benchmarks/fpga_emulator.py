@@ -24,7 +24,7 @@ import torch
 
 from benchmarks import fpga_encoders
 from benchmarks.fpga_encoders import NO_PEER, WAYS, Timed
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.fpga_backend.csim.speed import gmac_per_s
 from greentrain.fpga_backend.errors import DeviceError
@@ -32,7 +32,6 @@ from greentrain.fpga_backend.rtl.measure import measure
 from greentrain.fpga_backend.rtl.simulate import Simulator
 from greentrain.testing.xrt_noop import noop_device
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 LAYERS: Final = 12
 SEQUENCES: Final = 32
 EAGER: Final = "greentrain"
@@ -81,13 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(found, bars, machine("benchmarks/fpga_emulator.py") | _about(args.threads))
     print(text)
     if args.into is not None:
-        put(text, BEGIN, END, args.into)
+        put(text, args.into)
     return 0
 
 
 def markdown(found: Mapping[str, Any], bars: Sequence[Bar], about: Mapping[str, str]) -> str:
     """Return both tables, and where they were made."""
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines = [facts(about)]
     lines += [
         "",
         "| way | tokens/s, equal lengths | x fp32 | tokens/s, 16 to 128 tokens | x fp32 | score error |",

@@ -11,12 +11,8 @@ is a zip archive; Apache-2.0). Without it, a small one is trained here.
 
 import argparse
 import importlib.metadata
-import json
-import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,8 +22,7 @@ import torch
 from benchmarks import fpga_quality_logprobs, fpga_quality_ranks
 from benchmarks.fpga_quality_common import Bench
 from benchmarks.metering import machine
-from benchmarks.scheduling import markdown, replaced
-from benchmarks.scheduling_common import Table
+from benchmarks.tables import Cases, Table, log
 from greentrain.cache_folder import cache_folder
 from greentrain.fpga_backend.quality.snippets import download
 
@@ -50,33 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     snippets = args.snippets or download(cache_folder() / "fpga-quality")
-    bench = Bench(quick=args.quick, snippets=snippets, lm=args.lm, say=_log)
+    bench = Bench(quick=args.quick, snippets=snippets, lm=args.lm, say=log)
     about = machine("benchmarks/fpga_quality.py") | {"versions": _versions()}
-    tables: list[Table] = []
-    for name in args.only or list(CASES):
-        began_s = time.monotonic()
-        found = CASES[name](bench)
-        tables += found
-        _log(f"{name}: {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
-        text = "\n\n".join(markdown(table) for table in found)
-        print(text, end="\n\n", flush=True)
-        if args.into is not None:
-            facts = "\n".join(f"- {key}: {value}" for key, value in about.items())
-            old = args.into.read_text(encoding="utf-8")
-            args.into.write_text(replaced(old, name, f"{facts}\n\n{text}"), encoding="utf-8")
-    print(f"{sum(t.passed for t in tables)} bars reached, {sum(t.missed for t in tables)} missed")
-    if args.json is not None:
-        data = {"machine": about, "tables": [asdict(table) for table in tables]}
-        args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    cases = Cases(makers=CASES, about=about)
+    cases.run(args.only or list(CASES), bench, into=args.into, as_json=args.json)
     return 0
 
 
 def _versions() -> str:
     return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in PACKAGES)
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

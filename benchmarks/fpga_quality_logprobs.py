@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.fpga_quality_common import BF16, Bench, figure, ways
-from benchmarks.scheduling_common import Table
+from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
 from greentrain.fpga_backend.quality import measure
 from greentrain.fpga_backend.quality.logprobs import kl, logprob_shift, penalty_bias

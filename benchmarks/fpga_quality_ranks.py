@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.fpga_quality_common import BF16, PER_TENSOR, PER_TOKEN, SMOOTH, TWO_DIGITS, Bench, figure, percent, ways
-from benchmarks.scheduling_common import Table
+from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
 from greentrain.fpga_backend.quality import measure
 from greentrain.fpga_backend.quality.bootstrap import interval, resampled

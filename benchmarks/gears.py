@@ -25,6 +25,7 @@ import torch
 
 from benchmarks import gears_gpu, gears_memory, gears_optimizer, gears_quality, gears_step
 from benchmarks.gears_common import BITSANDBYTES, TORCHAO, Bench, Row, Value
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 
 CASES: Mapping[str, Callable[[Bench], list[Row]]] = {
@@ -42,7 +43,6 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "quality": ("quality",),
 }
 """Tables of the documentation, each replaced as a whole."""
-MARKS = ("<!-- results: {} -->", "<!-- end of {} -->")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,13 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = machine("benchmarks/gears.py") | {"versions": _versions()}
     print(_markdown(rows, about, bench.notes))
     if args.into is not None:
-        text = args.into.read_text(encoding="utf-8")
         for section in sections:
             some = [row for row in rows if row.case in SECTIONS[section]]
             notes = bench.notes if section == "gpu" else []  # no other case has any
             if any(isinstance(row.ours, float) for row in some):  # what a machine cannot measure stays as it is
-                text = replaced(text, section, _markdown(some, about, notes))
-        args.into.write_text(text, encoding="utf-8")
+                put(_markdown(some, about, notes), args.into, section)
     if args.json is not None:
         data = {"machine": about, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
         args.json.write_text(json.dumps(data | {"notes": bench.notes}, indent=1) + "\n", encoding="utf-8")
@@ -84,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _markdown(rows: Sequence[Row], about: Mapping[str, str], notes: Sequence[str]) -> str:
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines = [facts(about)]
     head = ["case", "figure", "unit", "GreenTrain", "limit: without it", "ours / limit", "bar", "verdict", "peers"]
     lines += ["", f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
     for row in rows:
@@ -96,22 +94,6 @@ def _markdown(rows: Sequence[Row], about: Mapping[str, str], notes: Sequence[str
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("PASS", "MISS", "n/a")}
     lines += ["", f"{counts['PASS']} bars reached, {counts['MISS']} missed, {counts['n/a']} not measured"]
     return "\n".join(line for i, line in enumerate(lines) if line or lines[i - 1])
-
-
-def replaced(text: str, section: str, table: str) -> str:
-    """Return a text with another table of a section.
-
-    Args:
-        text: Holds the two marks of the section.
-        section: One of SECTIONS.
-        table: Goes between the marks.
-    """
-    begin, end = (mark.format(section) for mark in MARKS)
-    head, found, rest = text.partition(begin)
-    _, closed, tail = rest.partition(end)
-    if not found or not closed:
-        raise SystemExit(f"the text lacks {begin} or, behind it, {end}: add both lines where the table goes")
-    return f"{head}{begin}\n\n{table}\n\n{end}{tail}"
 
 
 def _text(value: Value) -> str:

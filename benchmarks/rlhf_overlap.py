@@ -26,12 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from benchmarks.rlhf_overlap_run import MODES, WARM_STEPS, Memory, Size, Trained, trained
 from greentrain.rlhf.kinds import PassKind
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 QUICK: Final = Size(width=64, layers=2, new=12, micro_batches=2, steps=3, s_per_sequence=0.01)
 LEAST_HIDDEN: Final = 0.70
 MOST_OF_SEQUENTIAL: Final = 0.85
@@ -65,13 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(found, about)
     print(text)
     if args.into is not None:
-        put(text, BEGIN, END, args.into)
+        put(text, args.into)
     return 0
 
 
 def markdown(found: Mapping[str, Runs], about: Mapping[str, str]) -> str:
     """Return all tables, and where they were made."""
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines = [facts(about)]
     for name, runs in found.items():
         lines += ["", f"With {name}:", "", *_modes(runs), "", *_stages(runs)]
     lines += ["", "| figure | value | bar | verdict |", "|---|---|---|---|", *_bars(found)]

@@ -31,7 +31,6 @@ from greentrain.simulator.pipeline.steady import step_ends
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.waterfall import waterfall
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 SLOWDOWNS: Final = (0.5, 1.0, 2.0, 4.0, 10.0)
 GRID: Final = open_grid("400", 1.2)
 ERROR_BAR: Final = 0.05
@@ -78,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = "\n\n".join(parts)
     print(found)
     if args.into is not None:
-        put(found, BEGIN, END, args.into)
+        put(found, args.into)
     return 0
 
 

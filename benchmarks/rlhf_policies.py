@@ -37,7 +37,6 @@ RUNS = 125
 SEED = 20_000
 """The training of ppo begins with seeds of 0 to 15."""
 MIX = "the mix, 40/25/20/15"
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = "\n\n".join(parts)
     print(text)
     if args.into is not None:
-        put(text, BEGIN, END, args.into)
+        put(text, args.into)
     if args.json is not None:
         rows_json = [asdict(row) for rows in found.values() for row in rows]
         args.json.write_text(json.dumps({"about": about, "rows": rows_json}, indent=1) + "\n", encoding="utf-8")

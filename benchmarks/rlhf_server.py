@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from benchmarks.rlhf_server_clients import asking
 from greentrain.fpga_backend.batch import Batch
@@ -38,7 +38,6 @@ from greentrain.rlhf.serve.server import Server
 from greentrain.testing.offload_models import encoder
 from greentrain.testing.paced_device import Paced
 
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 TOKENS: Final = 128
 """Longest sequence; they have 16 to 128 tokens."""
 S_PER_BATCH: Final = 0.005
@@ -95,13 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = markdown(rows, machine("benchmarks/rlhf_server.py"))
     print(text)
     if args.into is not None:
-        put(text, BEGIN, END, args.into)
+        put(text, args.into)
     return int(any(row.wrong for row in rows))
 
 
 def markdown(rows: Sequence[Row], about: Mapping[str, str]) -> str:
     """Return the table and where it was made."""
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines = [facts(about)]
     lines += [
         "",
         "| device | batches are made | clients | requests | requests/s | p50 ms | p99 ms | device batches | wrong |",

@@ -43,21 +43,6 @@ WINDOWS: Final = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """One table of the documentation."""
-
-    case: str
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    notes: Sequence[str] = ()
-    passed: int = 0
-    """Bars reached."""
-    missed: int = 0
-    """Bars missed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
     """What a case gets."""
 

@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.scheduling_common import SLACKS, Array, Bench, Grid, Table, known, menu, percent, score, tried
+from benchmarks.scheduling_common import SLACKS, Array, Bench, Grid, known, menu, percent, score, tried
 from benchmarks.scheduling_peers import PlannedOnce
+from benchmarks.tables import Table
 from greentrain.policy.carbongear import CarbonGear
 from greentrain.policy.carbongear_printed import CarbonGearPrinted
 from greentrain.policy.carl import Carl

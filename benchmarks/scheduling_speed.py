@@ -6,7 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.scheduling_common import HOURS, Bench, Grid, Table, menu
+from benchmarks.scheduling_common import HOURS, Bench, Grid, menu
+from benchmarks.tables import Table
 from greentrain.policy.loop import DecisionKernel
 from greentrain.policy.lowest_window import LowestWindow
 from greentrain.policy.menu import Menu

@@ -4,7 +4,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.scheduling_common import HOURS, Array, Bench, Grid, Table, known, menu, percent, score, tried
+from benchmarks.scheduling_common import HOURS, Array, Bench, Grid, known, menu, percent, score, tried
+from benchmarks.tables import Table
 from greentrain.policy.carbongear import CarbonGear
 from greentrain.policy.menu import Menu
 from greentrain.policy.mpc import Mpc

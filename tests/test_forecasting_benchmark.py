@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.forecasting import AHEAD_H, BARS, errors, hourly, main, nmae
-from benchmarks.scheduling import replaced
+from benchmarks.marks import replaced
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "scheduling-benchmarks.md"
 
@@ -38,4 +38,4 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_table_has_its_place_in_the_documentation() -> None:
-    assert replaced(DOCS.read_text(encoding="utf-8"), "forecast", "THE TABLE").count("THE TABLE") == 1
+    assert replaced(DOCS.read_text(encoding="utf-8"), "THE TABLE", "forecast").count("THE TABLE") == 1

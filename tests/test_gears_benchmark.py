@@ -81,12 +81,12 @@ def test_a_part_of_a_table_does_not_replace_it() -> None:
 
 @pytest.mark.parametrize("section", ["cpu", "gpu", "quality"])
 def test_the_documentation_has_a_place_for_every_table(section: str) -> None:
-    from benchmarks.gears import replaced
+    from benchmarks.marks import replaced
 
     text = DOCS.read_text(encoding="utf-8")
-    changed = replaced(text, section, "THE TABLE")
+    changed = replaced(text, "THE TABLE", section)
     assert changed.count("THE TABLE") == 1
-    assert replaced(changed, section, "THE TABLE") == changed
+    assert replaced(changed, "THE TABLE", section) == changed
     head, tail = changed.split("THE TABLE")
     assert text.startswith(head.rstrip("\n"))
     assert text.endswith(tail.lstrip("\n"))

@@ -35,14 +35,15 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_every_case_has_its_place_in_the_documentation() -> None:
-    from benchmarks.scheduling import CASES, replaced
+    from benchmarks.marks import replaced
+    from benchmarks.scheduling import CASES
 
     text = DOCS.read_text(encoding="utf-8")
     for case in CASES:
-        changed = replaced(text, case, "THE TABLE")
-        assert changed.count("THE TABLE") == 1 and replaced(changed, case, "THE TABLE") == changed
+        changed = replaced(text, "THE TABLE", case)
+        assert changed.count("THE TABLE") == 1 and replaced(changed, "THE TABLE", case) == changed
     with pytest.raises(SystemExit, match="the text lacks <!-- results: bars -->"):
-        replaced("nothing", "bars", "")
+        replaced("nothing", "", "bars")
 
 
 def test_savings_by_hand() -> None:

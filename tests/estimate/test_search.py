@@ -1,13 +1,11 @@
 import dataclasses
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.estimator_marks import put
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, shapes
 from greentrain.estimate.accelerator import Accelerator, Constant
@@ -157,13 +155,3 @@ def test_a_layout_says_itself_in_one_line() -> None:
     assert str(Layout(tensor=8, pipeline=2, data=4)) == (
         "tp=8 pp=2 dp=4 ep=1 zero=0 micro=1 recompute=selective interleave=1"
     )
-
-
-def test_a_table_replaces_the_one_between_its_marks_alone(tmp_path: Path) -> None:
-    text = tmp_path / "text.md"
-    text.write_text("before\n", encoding="utf-8")
-    put("one", "search", text)
-    put("two", "steps", text)
-    put("three", "search", text)
-    words = [line for line in text.read_text(encoding="utf-8").splitlines() if line and "<!--" not in line]
-    assert words == ["before", "three", "two"]
