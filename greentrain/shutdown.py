@@ -56,7 +56,7 @@ class ShutdownHook:
         self._held = False
         if self._waiting:
             self._waiting = False
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
 
     def _living(self) -> Any:
         """Return the handler before ours, skipping those of sessions that were closed after a later one started."""
@@ -91,4 +91,4 @@ class ShutdownHook:
             previous(signum, frame)
         elif previous == signal.SIG_DFL:
             signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
+            signal.raise_signal(signum)

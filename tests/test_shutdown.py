@@ -1,6 +1,5 @@
 """SIGTERM is chained, held while closing, and given back."""
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -43,7 +42,7 @@ def _now() -> Any:
 
 
 def _terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_program_that_handles_sigterm_goes_on_with_its_books_up_to_date(handler: None) -> None:

@@ -1,6 +1,5 @@
 """The command: starts on settings, answers, ends by a signal; wrong input is exit code 2 with a line."""
 
-import os
 import re
 import signal
 import socket
@@ -95,7 +94,7 @@ def test_a_port_that_is_taken_is_named(settings: Path) -> None:
 
 def test_a_signal_while_models_load_ends_the_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def loading(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         time.sleep(10.0)
 
     monkeypatch.setattr("greentrain.rlhf.opening.compiled", loading)
