@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -48,14 +49,15 @@ def ui(
         typer.echo(json.dumps({"url": server.link}) if as_json else f"Runs of {runs}: {server.link}")
         sys.stdout.flush()
         if not (as_json or no_open) and _has_display():
-            _open(server.link)
+            threading.Thread(target=_open, args=(server.link,), daemon=True).start()  # some browsers are waited for
         while not ended.wait(1.0):
             if not server.is_alive:
                 raise GreenTrainError("the server ended by itself")
 
 
 def _say_next(link: str) -> None:
-    typer.echo(f"Opened. For another browser: {link}", err=True)
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be gone; the browser is in all the same
+        typer.echo(f"Opened. For another browser: {link}", err=True)
 
 
 def _has_display() -> bool:

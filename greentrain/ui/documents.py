@@ -1,7 +1,10 @@
 """A run's summary and report, read or made in memory: nothing is written into a run folder."""
 
+import contextlib
+import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +16,7 @@ from greentrain.report import MOST_ENTRIES
 from greentrain.report.html import render_html
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
+from greentrain.runfolder import ESTIMATE
 
 REPORT: Final = "report.html"
 MOST_BYTES: Final = 32 * 2**20
@@ -27,16 +31,14 @@ def summary_of(folder: Path) -> dict[str, Any]:
     Raises:
         RunFolderError: It cannot be read.
     """
-    try:
-        return summarize(read_run(folder, most=MOST_ENTRIES))
-    except OSError as error:
-        raise RunFolderError(f"{folder.name} cannot be read: {error.strerror or error}") from error
-    except WRONG_DATA as error:
-        raise RunFolderError(f"a record of {folder.name} makes no sense: {type(error).__name__}: {error}") from error
+    with _told(folder):
+        found = summarize(read_run(folder, most=MOST_ENTRIES))
+        json.dumps(found, allow_nan=False)  # JSON has no word for a figure that is not finite
+        return found
 
 
 def report_of(folder: Path) -> bytes:
-    """Return report.html: the folder's, if nothing was booked since, else one that is made.
+    """Return report.html: the folder's, if no book and no estimate is newer, else one that is made.
 
     Raises:
         RunFolderError: The run cannot be read.
@@ -44,10 +46,17 @@ def report_of(folder: Path) -> bytes:
     found = _existing(folder)
     if found is not None:
         return found
-    try:
+    with _told(folder):
         record = read_run(folder, most=MOST_ENTRIES)
         series = build_series(record)
         return render_html(summarize(record, series=series), series).encode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Raise RunFolderError for what a folder does that is not a run's."""
+    try:
+        yield
     except OSError as error:
         raise RunFolderError(f"{folder.name} cannot be read: {error.strerror or error}") from error
     except WRONG_DATA as error:
@@ -55,13 +64,17 @@ def report_of(folder: Path) -> bytes:
 
 
 def _existing(folder: Path) -> bytes | None:
-    """Return the report in a folder; None if it is older than the books, too large, a link or no file."""
+    """Return the report in a folder; None if it is older than its sources, too large, a link or no file."""
     try:
-        newest_ns = max(entry.stat().st_mtime_ns for entry in os.scandir(folder) if is_raw(entry.name))
+        with os.scandir(folder) as listing:
+            sources = [entry for entry in listing if is_raw(entry.name) or entry.name == ESTIMATE]
+        newest_ns = max(entry.stat().st_mtime_ns for entry in sources)
         handle = os.open(folder / REPORT, os.O_RDONLY | _GUARDED)
     except (OSError, ValueError):
         return None
+    status = os.fstat(handle)
+    if not (stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= newest_ns and status.st_size <= MOST_BYTES):
+        os.close(handle)
+        return None
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        usable = stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= newest_ns and status.st_size <= MOST_BYTES
-        return file.read(MOST_BYTES) if usable else None
+        return file.read(MOST_BYTES)

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from greentrain.config_export import is_loopback
+from greentrain.errors import ConfigError
 from greentrain.rlhf.serve.access import Access
 
 MOST_SESSIONS: Final = 64
@@ -71,24 +73,23 @@ class Names:
     Args:
         host: That the server listens at.
         more: Further names, as of a proxy before it.
+
+    Raises:
+        ConfigError: A further name is empty, or has a port, a path or a blank in it.
     """
 
     def __init__(self, host: str, more: Iterable[str] = ()) -> None:
-        self._names = {"localhost", host.lower(), *(name.lower() for name in more)}
+        more = [name.lower() for name in more]
+        for name in more:
+            if not name or (set(name) & set(":/[]@ ") and not _is_address(name)):
+                raise ConfigError(f"--name is {name!r}; give a host name without scheme and port, as runs.example")
+        self._names = {"localhost", host.lower(), *more} - {""}
         self._any_address = not is_loopback(host)
 
     def allow(self, headers: Mapping[bytes, bytes]) -> bool:
         """Return True if the Host of a request is one of them; an address in figures cannot be rebound."""
         name = _without_port(headers.get(b"host", b"").decode("latin-1").lower())
         return name in self._names or (_is_address(name) if self._any_address else is_loopback(name))
-
-
-def is_loopback(host: str) -> bool:
-    """Return True for localhost and loopback addresses in figures."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def is_own(headers: Mapping[bytes, bytes]) -> bool:

@@ -22,10 +22,15 @@ _HEADERS: Final = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"cache-control": b"no-store",
-    b"cross-origin-opener-policy": b"same-origin",
     b"cross-origin-resource-policy": b"same-origin",
     b"x-frame-options": b"DENY",
 }
+_OF_THE_PAGE: Final = {
+    b"content-security-policy": PAGE_POLICY.encode("ascii"),
+    b"cross-origin-opener-policy": b"same-origin",
+}
+"""Not of a report: a sandbox and an opener policy are a network error together (HTML, "create navigation params by
+fetching", https://html.spec.whatwg.org/multipage/browsing-the-web.html, read 2026-11-22)."""
 
 
 class Guard:
@@ -52,9 +57,9 @@ class Guard:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = dict(message.get("headers", []))
-                policy = {} if b"content-security-policy" in headers else {_POLICY: PAGE_POLICY.encode("ascii")}
-                message = {**message, "headers": [*message.get("headers", []), *_HEADERS.items(), *policy.items()]}
+                headers = list(message.get("headers", []))
+                more = {**_HEADERS} if b"content-security-policy" in dict(headers) else {**_HEADERS, **_OF_THE_PAGE}
+                message = {**message, "headers": [*headers, *more.items()]}
             await send(message)
 
         refused = self._refused(scope)
@@ -82,6 +87,3 @@ class Guard:
         if path not in OPEN and not self._door.knows(scope["headers"]):
             return 401, "open the link that greentrain ui printed; each link opens once"
         return None
-
-
-_POLICY: Final = b"content-security-policy"

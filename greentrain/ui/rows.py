@@ -15,8 +15,8 @@ AS_THEY_ARE: Final = (
 )  # fmt: skip
 FIGURES: Final = (
     "created_unix_s", "end_unix_s", "wall_s", "energy_j", "measured_j", "modelled_j", "missing_s", "device_s",
-    "unpriced_j", "operational_g", "market_g", "embodied_g", "total_g", "saved_g", "g_per_token", "j_per_token",
-    "tokens_per_s", "estimate_ratio",
+    "facility_j", "unpriced_j", "operational_g", "market_g", "embodied_g", "total_g", "saved_g", "g_per_token",
+    "j_per_token", "tokens_per_s", "estimate_ratio",
 )  # fmt: skip
 
 
@@ -50,8 +50,8 @@ def row_json(row: RunRow, root: Path, now_unix_s: float) -> dict[str, Any]:
 def total_json(total: Total) -> dict[str, Any]:
     """Return a total for JSON."""
     figures = (
-        "energy_j", "measured_j", "modelled_j", "unpriced_j", "device_s", "missing_s", "operational_g", "market_g",
-        "embodied_g", "total_g", "rank_s", "saved_g", "missing_share",
+        "energy_j", "measured_j", "modelled_j", "facility_j", "unpriced_j", "device_s", "missing_s", "operational_g",
+        "market_g", "embodied_g", "total_g", "rank_s", "saved_g", "missing_share",
     )  # fmt: skip
     return {
         "key": dict(total.key),

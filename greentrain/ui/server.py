@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Final
 
 from greentrain._imports import try_import
+from greentrain.config_export import is_loopback
 from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.fleet.find import find_runs
@@ -20,7 +21,7 @@ with try_import("ui") as _imports:
     import uvicorn
 
     from greentrain.ui.app import application
-    from greentrain.ui.door import Door, Names, is_loopback
+    from greentrain.ui.door import Door, Names
     from greentrain.ui.watching import Watching
 
 GRACE_S: Final = 2
@@ -32,7 +33,7 @@ class Listening:
     """Where a server listens, and for whom.
 
     Raises:
-        ConfigError: The port is none; other machines could ask and there is no token; an empty name.
+        ConfigError: The port is none; other machines could ask and there is no token; a name is none.
         MissingExtraError: FastAPI or uvicorn is not installed.
     """
 
@@ -52,6 +53,7 @@ class Listening:
                 f"--host is {self.host!r}, which other machines can reach: give --token-file FILE, or listen at"
                 " 127.0.0.1 and forward the port by ssh -L"
             )
+        Names(self.host, self.names)
 
 
 class Server:

@@ -1,5 +1,6 @@
 """Keeps the rows of an index fresh in a thread while somebody looks, and says what has changed since."""
 
+import contextlib
 import secrets
 import threading
 import time
@@ -16,6 +17,8 @@ from greentrain.ui.rows import key_of, row_json
 
 UNWATCHED: Final = 5
 """Rounds without a question after which the folders are left alone."""
+CLOSING_S: Final = 3.0
+"""Time that a reading under way gets at the end (s): one that waits for a disk, or for a pipe, may never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +101,16 @@ class Watching:
         return self._index.totals(by, only)
 
     def close(self) -> None:
-        """End the thread. Idempotent."""
+        """End the thread; one that waits for a disk is left to end later, or with the process. Idempotent."""
         with self._wake:
             self._closed = True
             self._wake.notify_all()
-        self._thread.join()
-        self._index.close()
+        self._thread.join(CLOSING_S)
 
     def _run(self) -> None:
         try:
-            self._publish()  # of the cache, before anything is read
+            with contextlib.suppress(Exception):  # the refresh tries again, and says why
+                self._publish()  # of the cache, before anything is read
             while True:
                 self._refresh()
                 with self._wake:
@@ -117,6 +120,8 @@ class Watching:
                         return
         except _ClosedError:
             pass
+        finally:
+            self._index.close()
 
     def _is_watched(self) -> bool:
         return time.monotonic() - self._asked_s < UNWATCHED * self.every_s
@@ -125,7 +130,7 @@ class Watching:
         trouble = None
         try:
             found = self._index.refresh(self._progress)
-            if found.added or found.changed or found.gone or not self._version:
+            if found.added or found.changed or found.gone or self._trouble or not self._version:
                 self._publish()
             else:
                 self._show(self._rows)  # who books nothing is no longer running

@@ -4,8 +4,10 @@ import json
 import os
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.fleet.index import Index
 from greentrain.fleet.reading import Reading, read_folder
+from greentrain.fleet.row import RunRow
+from greentrain.ui.documents import report_of
 from greentrain.ui.server import Listening, Server
 from tests.flat_meter import FlatMeter
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank
@@ -162,7 +166,9 @@ def test_totals_are_those_of_the_index(tmp_path: Path, opened: Opened) -> None:
             told = client.get("/api/totals", params={"by": by}).raise_for_status().json()["totals"]
             wanted = index.totals([key for key in by.split(",") if key])
             assert [item["key"] for item in told] == [dict(total.key) for total in wanted]
-            assert [item["energy_j"] for item in told] == [total.energy_j for total in wanted]
+            for name in ("energy_j", "facility_j", "missing_share"):
+                assert [item[name] for item in told] == [getattr(total, name) for total in wanted], name
+            assert told[0].keys() == asdict(wanted[0]).keys() | {"missing_share"}
     part = client.get("/api/totals", params={"by": "project", "where": "project=atlas", "since": "2026-01"}).json()
     assert [item["key"] for item in part["totals"]] == [{"project": "atlas"}]
     for wrong in ({"by": "colour"}, {"where": "project"}, {"where": "state=x"}, {"since": "May"}):
@@ -179,6 +185,7 @@ def test_a_report_is_made_without_writing_and_an_existing_one_is_passed_on(tmp_p
     made = client.get(place)
     assert "17.5\N{NO-BREAK SPACE}Wh" in made.text or "17.5 Wh" in made.text
     assert made.headers["content-security-policy"].startswith("sandbox allow-scripts; default-src 'none'")
+    assert "cross-origin-opener-policy" not in made.headers, "beside a sandbox it is a network error"
     told = client.get(f"/api/runs/{row['id']}").json()
     assert told["summary"]["energy"]["energy_j"] == told["run"]["energy_j"] == 63_000.0
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
@@ -189,12 +196,33 @@ def test_a_report_is_made_without_writing_and_an_existing_one_is_passed_on(tmp_p
     later_ns = (folder / "report.html").stat().st_mtime_ns + 10**9
     os.utime(folder / "rank-00000.jsonl", ns=(later_ns, later_ns))
     assert "GreenTrain report" in client.get(place).text, "the folder's is older than the books"
+    os.utime(folder / "report.html", ns=(later_ns, later_ns))
+    assert client.get(place).text == "the folder's own"
+    (folder / "estimate.json").write_text("{}")
+    os.utime(folder / "estimate.json", ns=(later_ns + 1, later_ns + 1))
+    assert "GreenTrain report" in client.get(place).text, "an estimate came after the folder's"
     secret = tmp_path / "secret"
     secret.write_text("not of the run")
     (folder / "report.html").unlink()
     (folder / "report.html").symlink_to(secret)
     os.utime(secret, ns=(later_ns + 1, later_ns + 1))
     assert "not of the run" not in client.get(place).text
+
+
+def test_a_folder_in_the_place_of_a_report_is_passed_over(tmp_path: Path) -> None:
+    folder = one_rank(tmp_path / "runs")
+    (folder / "report.html").mkdir()
+    open_files = len(os.listdir("/dev/fd"))
+    assert all(b"GreenTrain report" in report_of(folder) for _ in range(3))
+    assert len(os.listdir("/dev/fd")) == open_files
+
+
+def test_what_json_cannot_hold_is_an_error_with_a_reason(tmp_path: Path, opened: Opened) -> None:
+    Folder(tmp_path / "runs", "odd", parameters=float("nan")).rank(0, [GPU], [ENTRY])
+    client = opened(tmp_path / "runs")
+    (row,) = read(client)["runs"]
+    answer = client.get(f"/api/runs/{row['id']}")
+    assert answer.status_code == 409 and "makes no sense" in answer.json()["error"]
 
 
 def test_a_broken_run_has_a_reason_and_no_report(tmp_path: Path, opened: Opened) -> None:
@@ -297,6 +325,7 @@ def test_other_names_origins_and_methods_get_nothing(tmp_path: Path, opened: Ope
         told = client.get(place).headers
         assert "default-src 'none'" in told["content-security-policy"]
         assert "unsafe" not in told["content-security-policy"]
+        assert told["cross-origin-opener-policy"] == "same-origin"
         assert (told["x-content-type-options"], told["cache-control"]) == ("nosniff", "no-store")
 
 
@@ -313,7 +342,13 @@ def test_scripts_come_in_with_the_token_of_a_file(tmp_path: Path, opened: Opened
 
 @pytest.mark.parametrize(
     ("at", "words"),
-    [({"host": "0.0.0.0"}, "--token-file"), ({"port": 70000}, "65535"), ({"token": "short"}, "16")],
+    [
+        ({"host": "0.0.0.0"}, "--token-file"),
+        ({"port": 70000}, "65535"),
+        ({"token": "short"}, "16"),
+        ({"names": [""]}, "--name is ''"),
+        ({"names": ["runs.example:8443"]}, "without scheme and port"),
+    ],
 )
 def test_what_cannot_be_listened_at_is_refused(tmp_path: Path, at: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -343,3 +378,52 @@ def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch
     server.close()
     server.close()
     assert time.monotonic() - t0_s < 5.0
+
+
+def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path) -> None:
+    pipe = tmp_path / "runs" / "odd" / "rank-00000.jsonl"
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    server = Server(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
+    (reader,) = [one for one in threading.enumerate() if one.name == "greentrain-ui-index"]
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    closing.join(20.0)
+    waits, reads = closing.is_alive(), reader.is_alive()
+    os.close(os.open(pipe, os.O_WRONLY))  # its reader gets an end of file
+    closing.join()
+    reader.join()
+    assert reads and not waits
+
+
+def test_rows_that_could_not_be_read_come_when_they_can(
+    tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Index.runs
+    failing = threading.Event()
+
+    def runs_of(index: Index) -> list[RunRow]:
+        if failing.is_set():
+            raise RuntimeError("no memory")
+        return real(index)
+
+    monkeypatch.setattr(Index, "runs", runs_of)
+    failing.set()
+    (tmp_path / "runs").mkdir()
+    client = opened(tmp_path / "runs")
+    seen: list[str] = []
+    for name in "ab":  # the first from the start, the second later
+        failing.set()
+        Folder(tmp_path / "runs", name).rank(0, [GPU], [ENTRY])
+        _wait(lambda: "no memory" in (read(client)["trouble"] or ""))
+        failing.clear()
+        seen.append(name)
+        _wait(lambda: sorted(row["run_id"] for row in read(client)["runs"]) == seen)
+        _wait(lambda: read(client)["trouble"] is None)
+
+
+def _wait(until: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20.0
+    while not until():
+        assert time.monotonic() < deadline_s, "never"
+        time.sleep(0.02)

@@ -1,11 +1,13 @@
 """The command: prints a link that opens, ends quietly by a signal; wrong input is exit code 2 with a line."""
 
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -13,7 +15,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from greentrain.cli_ui import ui
+from greentrain.cli_ui import _say_next, ui
+from greentrain.ui.server import Server
 from tests.report.run_folders import one_rank
 
 APP = typer.Typer()
@@ -26,7 +29,8 @@ def test_it_answers_until_a_signal(tmp_path: Path, number: signal.Signals) -> No
     as_json = number is signal.SIGINT
     opened = tmp_path / "opened"
     browser = tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.part; mv {opened}.part {opened}\n')
+    stays = "exec > /dev/null 2>&1; while kill -0 $PPID; do sleep 0.05; done"  # as one that Python waits for
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.part; mv {opened}.part {opened}\n{stays}\n')
     browser.chmod(0o755)
     command = [sys.executable, "-m", "greentrain", "ui", str(tmp_path / "runs"), "--cache", str(tmp_path / "c.duckdb")]
     environ = {**os.environ, "DISPLAY": ":77", "BROWSER": str(browser)}
@@ -46,6 +50,9 @@ def test_it_answers_until_a_signal(tmp_path: Path, number: signal.Signals) -> No
         entered = httpx.get(f"{found[1]}/session", headers={"Authorization": f"Bearer {found[2]}"}, trust_env=False)
         assert entered.status_code == 200
         assert re.search(r"For another browser: http://\S+#token=[\w-]{43}\n", process.stderr.readline())
+        deadline_s = time.monotonic() + 30.0
+        while not (as_json or opened.exists() or time.monotonic() > deadline_s):
+            time.sleep(0.02)
         process.send_signal(number)
         rest = process.communicate(timeout=60.0)
     finally:
@@ -58,12 +65,25 @@ def test_it_answers_until_a_signal(tmp_path: Path, number: signal.Signals) -> No
         assert opened.read_text() == link, "a browser was opened where there is a display"
 
 
+def test_a_link_opens_where_the_terminal_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    one_rank(tmp_path / "runs")
+    with Server(tmp_path / "runs", cache=tmp_path / "c.duckdb", used=_say_next) as server:
+        monkeypatch.setattr(sys, "stderr", Gone())
+        word = {"Authorization": f"Bearer {server.link.partition('#token=')[2]}"}
+        assert httpx.get(f"{server.url}/session", headers=word, trust_env=False).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--host", "0.0.0.0"], "--token-file"),
         (["--port", "70000"], "65535"),
         (["--every-s", "0"], "--every-s is 0"),
+        (["--name", ""], "--name is ''"),
         (["--token-file", "missing/token"], "cannot be made"),
     ],
 )
