@@ -12,8 +12,9 @@ const GROUPS = { model: "model (its tag, or the run's name)", name: "run name", 
 
 const groupOf = (run) => {
   if (state.within === "all") return "All runs";
-  if (state.within.startsWith("tag:")) return run.tags[state.within.slice(4)] ?? null;
-  return run[state.within] ?? null;
+  const name = state.within.replace(/^tag:/, "");
+  if (name !== state.within) return Object.hasOwn(run.tags, name) ? run.tags[name] : null;
+  return Object.hasOwn(GROUPS, name) ? run[name] : null;
 };
 
 export const setUp = () => {
@@ -22,12 +23,15 @@ export const setUp = () => {
   byId("only-complete").addEventListener("change", (event) => set({ complete: event.target.checked ? "1" : "" }));
 };
 
+let offered = "";
 const fill = (all) => {
   const names = [...new Set(all.flatMap((run) => Object.keys(run.tags)))].filter((name) => !["project", "model"].includes(name)).sort().slice(0, 100);
   const values = [...Object.entries(GROUPS), ...names.map((name) => [`tag:${name}`, `tag ${name}`])];
   if (!values.some(([value]) => value === state.within)) values.push([state.within, state.within]);
   const select = byId("within");
-  if (select.children.length !== values.length) replace(select, values.map(([value, label]) => make("option", { value }, label)));
+  const now = JSON.stringify(values);
+  if (now !== offered) replace(select, values.map(([value, label]) => make("option", { value }, label)));
+  offered = now;
   select.value = state.within;
   byId("only-measured").checked = state.measured === "1";
   byId("only-complete").checked = state.complete === "1";

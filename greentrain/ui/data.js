@@ -13,9 +13,14 @@ export const ask = async (path) => {
   return body;
 };
 
+// Returns null if there is no answer.
 export const enter = async (word) => {
-  const answer = await fetch("/session", { headers: { Authorization: `Bearer ${word}` }, redirect: "error" });
-  return answer.ok;
+  if (/[^\x21-\x7e]/.test(word)) return false; // no header can hold it
+  try {
+    return (await fetch("/session", { headers: { Authorization: `Bearer ${word}` }, redirect: "error" })).ok;
+  } catch {
+    return null;
+  }
 };
 
 const words = (run) =>

@@ -103,15 +103,20 @@ export const fillFilters = (runs) => {
 // The part of the filters that the server's totals know, as a query, and the names of the rest.
 export const forTotals = () => {
   const query = new URLSearchParams();
+  const left = { q: "search", device: "device", state: "state" };
+  const where = (key, name, value) => {
+    // there NAME ends at the first "=", and an empty VALUE asks for runs without one
+    if (value === "" || /=|\s$/.test(name)) left[key] = key;
+    else query.append("where", `${name}=${value ?? ""}`);
+  };
   for (const name of ["project", "user", "zone", "policy"]) {
-    if (state[name]) query.append("where", `${name}=${state[name] === NONE ? "" : state[name].slice(1)}`);
+    if (state[name]) where(name, name, state[name] === NONE ? null : state[name].slice(1));
   }
   if (state.tag) {
     const [name, value] = state.tag.slice(1).split("=").map(plain);
-    query.append("where", `tag:${name}=${value ?? ""}`);
+    where("tag", `tag:${name}`, value ?? "");
   }
   if (state.from) query.set("since", state.from);
   if (state.to) query.set("until", state.to);
-  const left = { q: "search", device: "device", state: "state" };
   return { query, left: Object.keys(left).filter((name) => state[name] !== "").map((name) => left[name]) };
 };

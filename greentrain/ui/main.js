@@ -3,6 +3,7 @@ import * as board from "./board.js";
 import * as compare from "./compare.js";
 import { enter, poll, RefusedError, source } from "./data.js";
 import { byId, say } from "./dom.js";
+import { isBound } from "./marks.js";
 import { fillFilters, filtered } from "./filter.js";
 import { chosen, FILTERS, hashWith, onChange, read, set, state } from "./state.js";
 import * as table from "./table.js";
@@ -16,15 +17,25 @@ const sums = (runs) => {
   const sum = (name) => counted.reduce((all, run) => (run[name] === null ? all : (all ?? 0) + run[name]), null);
   const [energy, measured, grams] = [sum("energy_j"), sum("measured_j"), sum("total_g")];
   const dark = counted.filter((run) => run.energy_j === null).length;
-  const bounded = counted.some((run) => run.bounded || run.total_g === null);
+  const bounded = counted.some((run) => isBound(run) || run.total_g === null);
+  const [deviceS, missingS] = [sum("device_s") ?? 0, sum("missing_s") ?? 0];
+  const short = counted.filter((run) => run.missing_ranks > 0).length;
+  const bare = counted.filter((run) => run.total_g !== null && run.embodied_g === null).length;
+  const runsOf = (n) => `${units.count(n)} run${n > 1 ? "s" : ""}`;
+  const provenance = [
+    energy ? `${units.percent(measured / energy)} measured` : "",
+    missingS > 0 ? `${units.percent(missingS / (deviceS + missingS))} of the device time missing` : "",
+    dark ? `unknown of ${runsOf(dark)}` : "",
+    short ? `ranks of ${runsOf(short)} missing` : "",
+  ];
   const states = new Map();
   for (const run of runs) states.set(run.state, (states.get(run.state) ?? 0) + 1);
   say("sum-runs", units.count(runs.length));
   say("sum-states", [...states].sort(([, a], [, b]) => b - a).map(([name, n]) => `${units.count(n)} ${name}`).join(", "));
   say("sum-energy", units.energy(energy));
-  say("sum-provenance", energy ? `${units.percent(measured / energy)} measured${dark ? `; unknown of ${dark} run${dark > 1 ? "s" : ""}` : ""}` : "");
+  say("sum-provenance", provenance.filter(Boolean).join("; "));
   say("sum-mass", grams === null ? units.UNKNOWN : `${bounded ? "≥ " : ""}${units.mass(grams)}`);
-  say("sum-parts", grams === null ? "" : `CO₂e: ${units.mass(sum("operational_g"))} operational, ${units.mass(sum("embodied_g"))} embodied`);
+  say("sum-parts", grams === null ? "" : `CO₂e: ${units.mass(sum("operational_g"))} operational, ${units.mass(sum("embodied_g"))} embodied${bare && bare < counted.length ? ` (unknown of ${runsOf(bare)})` : ""}`);
   const withTokens = counted.filter((run) => run.tokens && run.energy_j !== null);
   const [tokens, tokenJ] = [withTokens.reduce((n, run) => n + run.tokens, 0), withTokens.reduce((n, run) => n + run.energy_j, 0)];
   say("sum-tokens", units.count(sum("tokens")));
@@ -119,24 +130,35 @@ const setUp = () => {
     event.preventDefault();
     const isIn = await enter(byId("token").value.trim());
     byId("token").value = "";
-    byId("login").hidden = isIn;
-    byId("login-wrong").hidden = isIn;
-    say("login-wrong", isIn ? "" : "This is not the token.");
+    byId("login").hidden = isIn === true;
+    byId("login-wrong").hidden = isIn === true;
+    say("login-wrong", isIn === null ? "The server does not answer." : isIn ? "" : "This is not the token.");
     if (isIn) again();
   });
   document.addEventListener("visibilitychange", () => { if (!document.hidden) again(); });
   onChange(show);
 };
 
-// The word of the link is used and taken out of the address before anything else.
-const open = async () => {
+// The word of a link is used and taken out of the address before anything else. Returns false without one.
+const comeIn = async () => {
   const found = new URLSearchParams(location.hash.slice(1));
   const word = found.get("token");
-  if (word !== null) {
-    found.delete("token");
-    history.replaceState(null, "", `#${found}`);
-    await enter(word);
-  }
+  if (word === null) return false;
+  found.delete("token");
+  history.replaceState(null, "", `#${found}`);
+  await enter(word);
+  return true;
+};
+
+// A link that is opened in a tab of this page changes the fragment only, and loads nothing.
+addEventListener("hashchange", async () => {
+  if (!(await comeIn())) return;
+  byId("login").hidden = true;
+  again();
+});
+
+const open = async () => {
+  await comeIn();
   read();
   setUp();
   await again();

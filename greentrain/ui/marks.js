@@ -12,10 +12,14 @@ export const reportLink = (run, text) =>
   run.error ? make("span", {}, text)
     : make("a", { href: `/runs/${run.id}/report.html`, target: "_blank", rel: "noopener", "data-key": `report-${run.id}` }, text);
 
-export const grams = (run, value) => (run.bounded ? `≥ ${units.mass(value)}` : units.mass(value));
+export const grams = (run, value) => (isBound(run) ? `≥ ${units.mass(value)}` : units.mass(value));
 
 // True if what is known is less than all.
 export const isBound = (run) => run.bounded || (run.missing_share ?? 0) > GAP;
+
+// What no joule tells: device time and ranks that are in no figure.
+export const gaps = (run) =>
+  [run.missing_share > 0 ? `${units.percent(run.missing_share)} missing` : "", run.missing_ranks > 0 ? `${run.missing_ranks} of ${run.world_size} ranks missing` : ""].filter(Boolean);
 
 export const marks = (run) => {
   const out = [];

@@ -1,7 +1,7 @@
 // The table of runs: sorted, a hundred at a time.
 import { byId, make, replace, say } from "./dom.js";
 import { order } from "./filter.js";
-import { grams, reportLink, stateTag } from "./marks.js";
+import { gaps, grams, reportLink, stateTag } from "./marks.js";
 import { chosen, isFiltered, set, state } from "./state.js";
 import * as units from "./units.js";
 
@@ -9,6 +9,10 @@ const PAGE = 100;
 const known = (value) => value !== null && value !== undefined;
 const figure = (value, text) => (known(value) ? text : make("span", { class: "none" }, units.UNKNOWN));
 const text = (value) => value ?? make("span", { class: "none" }, "–");
+const provenance = (run) => {
+  const parts = [known(run.measured_share) ? `${units.percent(run.measured_share)} measured` : "", ...gaps(run)].filter(Boolean);
+  return parts.length ? make("small", {}, parts.join(", ")) : null;
+};
 const short = (name) => name.replace(/^NVIDIA\s+/, "");
 
 const COLUMNS = [
@@ -19,7 +23,7 @@ const COLUMNS = [
   { key: "project", head: "Project", cell: (run) => [text(run.project), run.user ? make("small", {}, run.user) : null] },
   { key: "zone", head: "Zone", cell: (run) => [text(run.zone)] },
   { key: "device", head: "Device", cell: (run) => (run.devices.length ? [make("span", { title: run.device }, short(run.devices[0])), run.devices.length > 1 ? make("small", {}, `and ${run.devices.length - 1} more`) : null] : [text(null)]) },
-  { key: "energy_j", head: "Energy", down: true, number: true, cell: (run) => [figure(run.energy_j, units.energy(run.energy_j)), known(run.measured_share) ? make("small", {}, `${units.percent(run.measured_share)} measured`) : null] },
+  { key: "energy_j", head: "Energy", down: true, number: true, cell: (run) => [figure(run.energy_j, units.energy(run.energy_j)), provenance(run)] },
   { key: "total_g", head: "CO₂e", down: true, number: true, cell: (run) => [figure(run.total_g, grams(run, run.total_g))] },
   { key: "g_per_token", head: "CO₂e/token", number: true, cell: (run) => [figure(run.g_per_token, grams(run, run.g_per_token))] },
   { key: "j_per_token", head: "Energy/token", number: true, cell: (run) => [figure(run.j_per_token, units.joules(run.j_per_token))] },

@@ -3,6 +3,7 @@ import { bars, byOrigin, ORIGIN, PROVENANCE } from "./charts.js";
 import { ask, source } from "./data.js";
 import { byId, make, replace } from "./dom.js";
 import { forTotals } from "./filter.js";
+import { GAP } from "./marks.js";
 import { set, state } from "./state.js";
 import * as units from "./units.js";
 
@@ -21,12 +22,14 @@ const card = ([key, name], totals, shown) => {
   const sorted = key === "month" ? totals.slice(-2 * MOST) : [...totals].sort((a, b) => (b[shown] ?? -1) - (a[shown] ?? -1)).slice(0, MOST);
   const left = totals.length - sorted.length;
   const rows = sorted.map((total) => {
-    const bound = shown === "total_g" && total.unpriced_j > 0 && total.total_g !== null ? "≥ " : "";
+    const less = total.unpriced_j > 0 || (total.missing_share ?? 0) > GAP;
+    const bound = shown === "total_g" && less && total.total_g !== null ? "≥ " : "";
+    const missing = shown !== "tokens" && total.missing_share > 0 ? `, ${units.percent(total.missing_share)} missing` : "";
     return {
       label: total.key[key] ?? make("span", { class: "none" }, `(no ${key})`),
       parts: measure.parts(total),
       text: `${bound}${measure.text(total[shown])}`,
-      small: `${total.runs} run${total.runs === 1 ? "" : "s"}`,
+      small: `${total.runs} run${total.runs === 1 ? "" : "s"}${missing}`,
     };
   });
   return bars(`By ${name}`, rows, { legendOf: measure.legendOf, hint: left > 0 ? `${left} more ${key === "month" ? "before" : "with less"} are not shown.` : null });
@@ -36,7 +39,7 @@ let drawn = "";
 let asking = 0;
 export const show = async () => {
   const { query, left } = forTotals();
-  byId("measure").value = state.measure in MEASURES ? state.measure : "total_g";
+  byId("measure").value = Object.hasOwn(MEASURES, state.measure) ? state.measure : "total_g";
   byId("totals-hint").textContent =
     "Each part of a run counts where and when it was: one of two months is in both. Broken runs and copies are in none." +
     (left.length ? ` The filter${left.length > 1 ? "s" : ""} ${left.join(" and ")} do${left.length > 1 ? "" : "es"} not hold here.` : "");

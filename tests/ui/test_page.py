@@ -189,6 +189,31 @@ def test_the_leaderboard_has_no_unknown_before_a_known_run(served: Server, chrom
     check(chrome, served)
 
 
+def test_missing_readings_are_told_in_every_view(tmp_path: Path, chrome: Chrome) -> None:
+    root = tmp_path / "many"
+    lines = [entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0, missing_s=5.0)}, tokens=100, embodied_g=0.01)]
+    Folder(root, "holes").rank(0, [GPU], lines)
+    lines = [entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0)}, tokens=100, embodied_g=0.01)]
+    Folder(root, "half", world_size=2).rank(0, [GPU], lines)
+    with Server(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+        come_in(chrome, server, 2)
+        cells = chrome.run(
+            "Object.fromEntries([...document.querySelectorAll('#rows tr')].map(row =>"
+            " [row.querySelector('.name small').textContent, [...row.cells].map(cell => cell.textContent)]))"
+        )
+        assert "100 % measured, 50.0 % missing" in cells["holes"][8]
+        assert "100 % measured, 1 of 2 ranks missing" in cells["half"][8]
+        assert all(cells[name][column].startswith("≥ ") for name in cells for column in (9, 10)), cells
+        told = chrome.run("document.getElementById('sum-provenance').textContent")
+        assert told == "100 % measured; 25.0 % of the device time missing; ranks of 1 run missing"
+        assert chrome.run("document.getElementById('sum-mass').textContent").startswith("≥ ")
+        chrome.run("location.hash = '#view=totals'")
+        chrome.wait("document.querySelectorAll('#totals .card').length === 4")
+        value = chrome.run("document.querySelector('#totals .value').textContent")
+        assert value.startswith("≥ ") and value.endswith("2 runs, 25.0 % missing")
+        check(chrome, server)
+
+
 def test_totals_follow_the_filters_that_they_know(served: Server, chrome: Chrome) -> None:
     come_in(chrome, served, 5, "&view=totals")
     chrome.wait("document.querySelectorAll('#totals .card').length === 4")
@@ -262,6 +287,23 @@ def test_names_are_never_markup(tmp_path: Path, chrome: Chrome) -> None:
                 assert chrome.run("document.querySelectorAll('#rows tr').length") in (1, 2), (name, value)
             chrome.click("#clear")
         odd = "&".join(f"{key}={EVIL[:40]}" for key in ("sel", "within", "sort", "measure", "from", "page"))
+        chrome.run("location.hash = '#view=totals'")
+        values = chrome.run("[...document.getElementById('f-tag').options].map(one => one.value)")
+        chrome.choose("#f-tag", next(value for value in values if value.startswith("=%3Cimg")))
+        chrome.wait("document.getElementById('totals-hint').textContent.includes('The filter tag does not hold here')")
+        chrome.click("#clear")
+        for within, head in (
+            ("tag:constructor", "(no tag constructor)"),
+            ("tag:other", "(no tag other)"),
+            ("tags", "(no tags)"),
+        ):
+            chrome.run(f"location.hash = '#view=board&within={within}'")
+            chrome.wait(f"document.querySelector('#board h2')?.textContent === '{head}'")
+            assert chrome.run("document.getElementById('within').value") == within
+        chrome.run("location.hash = '#view=totals&measure=energy_j'")
+        chrome.wait("document.getElementById('measure').value === 'energy_j'")
+        chrome.run("location.hash = '#view=totals&measure=constructor'")
+        chrome.wait("document.getElementById('measure').value === 'total_g'")
         for view in ("runs", "compare", "board", "totals", "constructor"):
             chrome.run(f"location.hash = {json.dumps(f'#view={view}&tag==%25zz&{odd}')}")
             chrome.wait("document.getElementById('f-tag').value.startsWith('=%zz')")
@@ -278,11 +320,22 @@ def test_nobody_sees_a_run_without_the_word(served: Server, chrome: Chrome) -> N
     chrome.run("document.getElementById('token').value = 'wrong'")
     chrome.click("#login button")
     chrome.wait("document.getElementById('login-wrong').textContent === 'This is not the token.'")
+    chrome.run("document.getElementById('login-wrong').textContent = ''")
+    chrome.run("document.getElementById('token').value = 'слово'")
+    chrome.click("#login button")
+    chrome.wait("document.getElementById('login-wrong').textContent === 'This is not the token.'")
     chrome.run(f"document.getElementById('token').value = '{old.partition('=')[2]}'")
     chrome.click("#login button")
     chrome.wait("document.querySelectorAll('#rows tr').length === 5")
     assert served.link != old
     assert chrome.run("document.cookie") == "", "no script reads the session"
+
+
+def test_a_link_opens_in_a_tab_that_shows_the_page(served: Server, chrome: Chrome) -> None:
+    chrome.open(served.url)
+    chrome.wait("document.getElementById('login') && !document.getElementById('login').hidden")
+    come_in(chrome, served, 5)
+    assert "token" not in chrome.run("location.href")
 
 
 def test_a_page_of_another_port_gets_nothing(served: Server, chrome: Chrome, tmp_path: Path) -> None:
