@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from greentrain.report import units_text
 from greentrain.runtime import ActiveRun
 from greentrain.types import Provenance
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 # scrolls at the bottom, RI goes up, DECSC and DECRC save and restore the cursor, EL 2 clears the line.
 _BELOW: Final = "\x1bD\x1bM\x1b7\x1bD\r\x1b[2K"
 _BACK: Final = "\x1b8"
+_FIRST_TO_GO: Final = ("grid", "step", "work", "name", "power", "carbon", "energy")
+"""Parts of the line, the least important first: the grid changes once in an hour, programs count their own steps."""
+_PLAIN: Final = str.maketrans({"\N{SUBSCRIPT TWO}": "2", "\N{THIN SPACE}": " ", "\N{MICRO SIGN}": "u"})
 
 
 class LiveLine:
@@ -58,19 +62,12 @@ class LiveLine:
         return line
 
     def update(self, run: ActiveRun) -> None:
-        """Show the figures of now."""
-        self.draw(live_text(run))
-
-    def draw(self, markup: str) -> None:
-        """Show a text, cut to the width of the terminal."""
-        from rich.text import Text
-
-        text = Text.from_markup(markup)
-        text.truncate(max(1, self._console.width - 1), overflow="ellipsis")
+        """Show the figures of now, as many as the terminal is wide enough for."""
+        markup = live_text(run, self._console.width - 1)
         with self._console.capture() as shown:
-            self._console.print(text, end="", no_wrap=True, highlight=False)
+            self._console.print(markup, end="", no_wrap=True, highlight=False, emoji=False)
         with self._lock:
-            self._write(f"{_BELOW}{shown.get()}{_BACK}")
+            self._write(f"{_BELOW}{_encodable(shown.get(), self._stream)}{_BACK}")
             self._shown = True
 
     def make_room(self) -> None:
@@ -114,33 +111,58 @@ class _Through:
         return getattr(self.stream, name)
 
 
-def live_text(run: ActiveRun) -> str:
-    """Return the live line of a run, with rich markup. Figures nobody knows are left out."""
+def live_text(run: ActiveRun, columns: int | None = None) -> str:
+    """Return the live line of a run, with rich markup. Figures nobody knows are left out.
+
+    Args:
+        run: The run.
+        columns: Where the line is longer, its least important parts go, each as a whole. None: all stay.
+    """
+    from rich.text import Text
+
+    parts = _parts(run)
+    for name in _FIRST_TO_GO:
+        if columns is None or Text.from_markup(_joined(parts), emoji=False).cell_len <= columns:
+            break
+        parts.pop(name, None)
+    return _joined(parts)
+
+
+def _parts(run: ActiveRun) -> dict[str, str]:
     from rich.markup import escape
 
     energy_j, power_w = run.now()
     totals = run.ledger.totals
-    parts = ["[bold green]greentrain[/]"]
+    parts = {"name": "[bold green]greentrain[/]"}
     known = {sensor.provenance for sensor in run.sensors} - {Provenance.MISSING}
     if known:
         label = "measured" if known == {Provenance.MEASURED} else "modelled" if len(known) == 1 else "part modelled"
-        parts += [f"{power_w:,.1f} W", f"{_joules(energy_j)} ({label})"]
+        parts["power"] = units_text.power(power_w)
+        parts["energy"] = f"{units_text.joules(energy_j)} ({label})"
     else:
-        parts.append("energy missing: no sensor")
+        parts["energy"] = "energy missing: no sensor"
     entry = run.last_entry
     if entry is not None and entry.carbon.g_per_kwh is not None:
-        parts += [
-            f"{totals.emissions_g:,.3g} gCO2e",
-            f"grid {entry.carbon.g_per_kwh:.0f} g/kWh ({escape(entry.carbon.zone)})",
-        ]
+        parts["carbon"] = units_text.carbon(totals.emissions_g)
+        parts["grid"] = f"grid {units_text.intensity(entry.carbon.g_per_kwh)} ({escape(entry.carbon.zone)})"
     if totals.tokens and totals.energy_j:
-        parts.append(f"{totals.tokens / totals.energy_j:,.1f} tokens/J")
+        parts["work"] = f"{units_text.significant(totals.tokens / totals.energy_j)} tokens/J"
     elif totals.samples and totals.energy_j:
-        parts.append(f"{totals.samples / totals.energy_j:,.2f} samples/J")
+        parts["work"] = f"{units_text.significant(totals.samples / totals.energy_j)} samples/J"
     if totals.steps:
-        parts.append(f"step {totals.steps:,}")
-    return "  ".join(parts)
+        parts["step"] = f"step {units_text.count(totals.steps)}"
+    return parts
 
 
-def _joules(energy_j: float) -> str:
-    return f"{energy_j:,.0f} J" if energy_j < 3.6e5 else f"{energy_j / 3.6e6:,.3f} kWh"
+def _joined(parts: dict[str, str]) -> str:
+    return "  ".join(parts.values())
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """Return a text that the stream can write: with CO2e and plain spaces where its encoding has no others."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    return text

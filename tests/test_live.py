@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 
 from greentrain import GreenSession
 from greentrain.live import LiveLine, live_text
@@ -47,19 +48,44 @@ def _text(tmp_path: Path, meters: str, nowhere: bool = False, tokens: int = 0, s
 
 def test_all_figures_that_are_known(tmp_path: Path) -> None:
     text = _text(tmp_path, "cpu_model", tokens=1000)
-    for pattern in (r"[\d.]+ W", r"\d+ J \(modelled\)", r"gCO2e", r"grid 400 g/kWh", r"tokens/J", r"step 1$"):
+    watts, joules, grams = r"[\d.]+ [mk]?W", r"[\d.]+ [mk]?J \(modelled\)", r"[\d.]+ [mµ]g CO₂e"
+    for pattern in (watts, joules, grams, r"grid 400 g/kWh", r"[\d.]+ tokens/J", r"step 1$"):
         assert re.search(pattern, text), (pattern, text)
 
 
 def test_samples_where_there_are_no_tokens_and_no_grams_where_the_grid_is_not_known(tmp_path: Path) -> None:
     text = _text(tmp_path, "cpu_model", nowhere=True, samples=8)
     assert "samples/J" in text and "tokens/J" not in text
-    assert "gCO2e" not in text and "g/kWh" not in text
+    assert "CO₂e" not in text and "g/kWh" not in text
 
 
 def test_no_sensor_is_missing_energy_and_not_0_joules(tmp_path: Path) -> None:
     text = _text(tmp_path, "null", tokens=5)
     assert "missing" in text and " J" not in text and " W" not in text
+
+
+def test_where_it_is_narrow_whole_parts_go_and_the_energy_last(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path), "report": False}, "carbon": {"g_per_kwh": 400.0, "zone": "[x]"}}
+    with GreenSession(config | {"power": {"meters": "cpu_model", "sample_s": 0.05}}) as green:
+        green.step(tokens=1000)
+        time.sleep(0.3)
+        green.state_dict()  # books
+        run = green.active()
+    assert run is not None  # its books are closed: it says the same every time
+
+    def plain(columns: int | None) -> str:
+        return Text.from_markup(live_text(run, columns)).plain
+
+    whole = plain(None)
+    parts = whole.split("  ")
+    assert len(parts) == 7 and plain(len(whole)) == whole
+    assert plain(len(whole) - 1) == whole.replace("  grid 400 g/kWh ([x])", "")
+    for columns in reversed(range(len(whole))):
+        wider, text = plain(columns + 1).split("  "), plain(columns)
+        assert len(text) <= columns
+        assert not text or text.split("  ") == [part for part in wider if part in text.split("  ")]
+    (energy,) = (part for part in parts if part.endswith("(modelled)"))
+    assert plain(len(energy)) == energy and plain(len(energy) - 1) == ""
 
 
 def test_there_is_no_line_where_the_output_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,10 +94,11 @@ def test_there_is_no_line_where_the_output_is_no_terminal(capsys: pytest.Capture
     assert (sys.stdout, sys.stderr) == before
 
 
-def _in_a_terminal(code: str, cwd: Path, columns: int = 90, term: str = "xterm-256color") -> str:
+def _in_a_terminal(code: str, cwd: Path, columns: int = 90, term: str = "xterm-256color", **variables: str) -> str:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environ = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")} | {"TERM": term}
+    environ |= variables
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=environ
     )
@@ -125,6 +152,21 @@ def test_in_a_terminal_a_line_is_shown_each_second_and_nothing_else_changes(tmp_
 def test_no_line_where_it_is_not_wanted_or_the_terminal_cannot(tmp_path: Path, options: str, term: str) -> None:
     out = _in_a_terminal(SCRIPT.replace("OPTIONS", options).replace("range(32)", "range(12)"), tmp_path, term=term)
     assert "\x1b" not in out and "greentrain" not in out
+
+
+NARROW = """
+import time
+from greentrain import GreenSession
+config = {"run": {"report": False, "book_s": 0.1}, "power": {"meters": "cpu_model"}, "carbon": {"g_per_kwh": 400.0}}
+with GreenSession(config) as green:
+    time.sleep(2.3)
+"""
+
+
+def test_a_narrow_terminal_of_another_encoding_has_whole_figures(tmp_path: Path) -> None:
+    out = _in_a_terminal(NARROW, tmp_path, columns=60, PYTHONIOENCODING="latin-1")
+    last = re.sub(r"\x1b\[[0-9;]*m", "", SHOWN.findall(out)[-1])
+    assert re.fullmatch(r"greentrain  [\d.]+ [mk]?W  [\d.]+ [mk]?J \(modelled\)  [\d.]+ [mu]g CO2e", last), last
 
 
 def test_a_fork_can_print_while_the_line_is_shown(tmp_path: Path) -> None:
