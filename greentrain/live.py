@@ -128,6 +128,13 @@ def live_text(run: ActiveRun, columns: int | None = None) -> str:
     return _joined(parts)
 
 
+def say(text: str) -> None:
+    """Print a line on standard error, where what the program prints stays its own; an open bar of tqdm makes room."""
+    tqdm = sys.modules.get("tqdm")
+    write = print if tqdm is None else tqdm.tqdm.write
+    write(text, file=sys.stderr)
+
+
 def _parts(run: ActiveRun) -> dict[str, str]:
     from rich.markup import escape
 

@@ -18,6 +18,7 @@ no file is written. A background thread does the rest.
 import contextlib
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ from greentrain.handover import EXIT_REQUEUE
 from greentrain.harmless import harmless
 from greentrain.kept_estimate import keep_estimate, read_estimate
 from greentrain.ledger import Totals
+from greentrain.live import say
 from greentrain.marking import Marking
 from greentrain.resuming import STATE_FORMAT, EarlierPart, grid_time_of
 from greentrain.run_id import choose_run_id
@@ -201,6 +203,7 @@ class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
     ) -> None:
         finished = exc is None or (isinstance(exc, SystemExit) and not exc.code)
         self.close("finished" if finished else "exception")
+        self._name_report()
 
     @property
     def running(self) -> bool:
@@ -311,6 +314,11 @@ class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
 
         state = "running" if self.running else "not started" if self._last is None else "closed"
         return session_view(self.totals(), state=state, folder=self.folder, page=self.report_path)
+
+    @harmless
+    def _name_report(self) -> None:
+        if self.report_path is not None and sys.stderr is not None and sys.stderr.isatty():
+            say(f"greentrain: report {self.report_path}")
 
     def _leave(self) -> None:
         leaving = self._control.leaving

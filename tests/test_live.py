@@ -169,6 +169,41 @@ def test_a_narrow_terminal_of_another_encoding_has_whole_figures(tmp_path: Path)
     assert re.fullmatch(r"greentrain  [\d.]+ [mk]?W  [\d.]+ [mk]?J \(modelled\)  [\d.]+ [mu]g CO2e", last), last
 
 
+def test_a_block_in_a_terminal_names_its_report_even_after_an_error(tmp_path: Path) -> None:
+    code = """
+import contextlib
+from greentrain import GreenSession
+with contextlib.suppress(KeyError), GreenSession({"power": {"meters": "null"}}) as green:
+    print("in")
+    raise KeyError
+print("after")
+"""
+    found = re.fullmatch(
+        r"in\r\ngreentrain: report (\S+)\r\nafter\r\n",
+        SHOWN.sub("", _in_a_terminal(code, tmp_path)).replace(ERASED, ""),
+    )
+    assert found and found[1].endswith("report.html") and (tmp_path / found[1]).is_file()
+
+
+def test_an_open_progress_bar_makes_room_for_the_report(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm")
+    code = """
+from tqdm import tqdm
+from greentrain import GreenSession
+with tqdm(total=2, desc="bar") as bar, GreenSession({"run": {"live": False}, "power": {"meters": "null"}}):
+    bar.update()
+"""
+    assert re.search(r"\rgreentrain: report \S+report.html\r\n", _in_a_terminal(code, tmp_path))
+
+
+def test_a_block_elsewhere_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with GreenSession({"run": {"dir": str(tmp_path)}, "power": {"meters": "null"}}) as green:
+        pass
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
+    assert green.report_path is not None and green.report_path.is_file()
+
+
 def test_a_fork_can_print_while_the_line_is_shown(tmp_path: Path) -> None:
     code = """
 import os, time
