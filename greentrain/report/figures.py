@@ -11,12 +11,13 @@ from greentrain.units import J_PER_KWH, kwh_from_j
 
 
 def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str, Any]:
-    """Return joules and kWh, PUE, provenance shares, coverage and uncertainty."""
+    """Return joules and kWh, PUE, provenance shares, coverage and uncertainty; earlier parts of the run count."""
     known = any(device.energy_j is not None for device in tally.devices.values())
     carried_j = sum(rank.carried.energy_j for rank in record.ranks)
     energy_j = totals.energy_j if known or carried_j > 0 else None
     booked_s = sum(device.booked_s for device in tally.devices.values())
-    missing_s = max(sum(max(device.missing_s, 0.0) for device in tally.devices.values()), 0.0)
+    booked_s += sum(_device_s(rank.carried) for rank in record.ranks)
+    missing_s = max(sum(totals.missing_s.values()), 0.0)
     shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
     return {
         "energy_j": energy_j,
@@ -28,9 +29,16 @@ def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str,
         "modelled_share": shares["modelled"] / energy_j if energy_j else None,
         "device_s": booked_s,
         "missing_device_s": missing_s,
+        "carried_missing_device_s": max(sum(sum(rank.carried.missing_s.values()) for rank in record.ranks), 0.0),
         "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
         "uncertainty": _uncertainty(tally, energy_j),
     }
+
+
+def _device_s(carried: Totals) -> float:
+    """Return the device time of totals (s), which do not tell it: that of every device they name, for all of it."""
+    devices = {*carried.by_device, *carried.missing_s}
+    return max(carried.duration_s * len(devices), sum(carried.missing_s.values()))
 
 
 def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:

@@ -122,8 +122,11 @@ def provenance_sentence(summary: Mapping[str, Any]) -> str:
         for d in blind[:3]
     ]
     more = f" and {len(blind) - 3} more" if len(blind) > 3 else ""
+    where = [", ".join(names) + more] if names else []
+    if energy["carried_missing_device_s"] > 0:
+        where.append(f"earlier parts of the run ({units_text.duration(energy['carried_missing_device_s'])})")
     share = units_text.percent(energy["missing_share_of_device_time"])
-    return f"{text} For {share} of device time nothing is known and nothing is counted: {', '.join(names)}{more}."
+    return f"{text} For {share} of device time nothing is known and nothing is counted: {', '.join(where)}."
 
 
 def likeness(amount: float, unit: str) -> tuple[str, str]:

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from greentrain.errors import RunFolderError
+from greentrain.fleet.reading import read_folder
+from greentrain.follow import RunFollow
 from greentrain.ledger import Totals, read_run
+from greentrain.report.html import provenance_sentence
 from greentrain.report.summary import summarize, write_summary
 from greentrain.types import Provenance
 from tests.report.run_folders import CPU, DRAM, GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
 
 LATER_S = T0_S + 1e6
+FROZEN = Path(__file__).parents[1] / "data" / "run-format-1"
 
 
 def _summary(folder: Path, now_unix_s: float = LATER_S) -> dict[str, Any]:
@@ -209,6 +213,29 @@ def test_carried_totals_are_in_every_sum(tmp_path: Path) -> None:
     assert s["carbon"]["operational_location_g"] == pytest.approx(1.0 + 3600 * 1.2 / 3.6e6 * 400)
     assert s["carbon"]["intensity_g_per_kwh"] == pytest.approx(400)
     assert s["carbon"]["embodied_g"]["mid"] == pytest.approx(0.2)
+
+
+def test_carried_seconds_without_a_reading_are_told_apart_from_those_of_the_devices(tmp_path: Path) -> None:
+    blind = device(0.0, Provenance.MISSING, missing_s=40.0)
+    earlier = entry(T0_S - 100, T0_S - 60, {"GPU-9": device(5000.0, missing_s=5.0), "rapl:1": blind})
+    entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0)})]
+    s = _summary(Folder(tmp_path).rank(0, [GPU], entries, carried=Totals.of(earlier)).path)
+    assert s["energy"]["missing_device_s"] == s["energy"]["carried_missing_device_s"] == pytest.approx(45)
+    assert s["energy"]["device_s"] == pytest.approx(2 * 40 + 10)
+    assert s["energy"]["missing_share_of_device_time"] == pytest.approx(45 / 90)
+    assert [device["missing_s"] for device in s["devices"]] == [0.0]
+    assert provenance_sentence(s).endswith("nothing is counted: earlier parts of the run (45.0 s).")
+
+
+@pytest.mark.parametrize("name", ["first", "gears", "plan", "carried"])
+def test_report_fleet_and_watch_miss_the_same_seconds(name: str) -> None:
+    folder = FROZEN / name
+    energy = _summary(folder)["energy"]
+    missing_s = read_folder(folder).row.missing_s
+    assert missing_s is not None and missing_s > 0
+    assert energy["missing_device_s"] == pytest.approx(missing_s, rel=1e-9)
+    assert RunFollow(folder).look().missing_s == pytest.approx(missing_s, rel=1e-9)
+    assert (energy["carried_missing_device_s"] > 0) == (name == "carried")
 
 
 def test_market_grams_follow_the_contract(tmp_path: Path) -> None:
