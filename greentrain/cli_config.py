@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from greentrain import redacted
 from greentrain.cli_input import input_checked
 from greentrain.errors import CarbonSignalError, ConfigError, RunFolderError
 
@@ -62,7 +63,10 @@ def show(
 
     with input_checked(ConfigError):
         config = GreenConfig.load(file)
-    _put(json.dumps(plain(config), indent=1) if as_json else commented_yaml(config).rstrip("\n"), None)
+        shown = GreenConfig.load(redacted.settings(plain(config)))
+    if shown != config:
+        typer.echo(f"greentrain: what looks like a secret is shown as {redacted.HIDDEN}", err=True)
+    _put(json.dumps(plain(shown), indent=1) if as_json else commented_yaml(shown).rstrip("\n"), None)
 
 
 @app.command()

@@ -370,16 +370,9 @@ class GreenConfig:
 
     @classmethod
     def _from_file(cls, path: Path) -> "GreenConfig":
-        import yaml
+        from greentrain.config_file import read  # loads yaml
 
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
-        try:
-            data = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        data = read(path)
         if data is None:
             return cls()
         if not isinstance(data, Mapping):

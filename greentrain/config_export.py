@@ -50,15 +50,18 @@ class OtelConfig:
     def __post_init__(self) -> None:
         bound("export.otel.interval_s", self.interval_s, 1.0, 3600.0)
         if self.endpoint is not None:
-            url = urlsplit(self.endpoint)
-            if url.scheme not in ("http", "https") or not url.netloc:
-                raise ConfigError(
-                    f"export.otel.endpoint is {self.endpoint!r}; write a URL, such as http://127.0.0.1:4318"
-                )
-            if "@" in url.netloc:
+            try:
+                scheme, host, *_ = urlsplit(self.endpoint)
+            except ValueError:  # such as a [ without a ]
+                scheme = host = ""
+            if "@" in (host or self.endpoint):
                 raise ConfigError(
                     "export.otel.endpoint holds a password, which run.json would show: pass it in"
                     " OTEL_EXPORTER_OTLP_HEADERS"
+                )
+            if scheme not in ("http", "https") or not host:
+                raise ConfigError(
+                    f"export.otel.endpoint is {self.endpoint!r}; write a URL, such as http://127.0.0.1:4318"
                 )
 
 

@@ -32,7 +32,7 @@ def _yaml(section: Any, facts: Mapping[str, Any], indent: str) -> Iterator[str]:
     for field in dataclasses.fields(section):
         value, found = getattr(section, field.name), facts["properties"][field.name]
         default = default_of(field)
-        told = [docs[field.name], *_bounds(found)]
+        told = [docs[field.name], *_limits(found)]
         inner = section_of(hints[field.name])
         if inner is None and plain(value) != plain(default):
             told.append(f"Default: {_value(default)}.")
@@ -93,6 +93,15 @@ def _kind(found: Mapping[str, Any]) -> str:
         else:
             words.append(" ".join([_WORDS[kind], *_bounds(found)]).removesuffix("."))
     return " or ".join(words)
+
+
+def _limits(found: Mapping[str, Any]) -> list[str]:
+    """Return bounds and choices of a key, with its kind where they are those of items or of one kind of several."""
+    if any(word in found for word in ("minimum", "enum")):
+        return list(_bounds(found))
+    parts = [*found.get("anyOf", ()), found.get("items"), found.get("additionalProperties")]
+    limited = any(isinstance(part, dict) and {"minimum", "enum", "items"} & part.keys() for part in parts)
+    return [f"Value: {_kind(found)}."] if limited else []
 
 
 def _bounds(found: Mapping[str, Any]) -> Iterator[str]:

@@ -45,6 +45,7 @@ def schema() -> dict[str, Any]:
         "title": "GreenTrain configuration",
         "description": f"{_text(GreenConfig.__doc__)} {NOT_IN_IT}",
         **_section(GreenConfig, ""),
+        "type": ["object", "null"],  # null: a file without a key
     }
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,9 @@ from greentrain.errors import ConfigError
 T = typing.TypeVar("T")
 _EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 """YAML 1.1 reads ``2.0e9`` as text: it wants ``2.0e+9`` (https://yaml.org/type/float.html, 2026-11-21)."""
+_YES_NO: Final = {"yes": True, "on": True, "no": False, "off": False}
+"""What YAML 1.1 reads as true and false, too (https://yaml.org/type/bool.html, 2026-11-22)."""
+_STEP: Final = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def bound(key: str, value: float, low: float, high: float) -> None:
     if (heard := _heard.get()) is not None:
         heard.append((key, Bound(low, high)))
         return
-    if not (math.isfinite(value) and low <= value <= high):
+    if not (low <= value <= high and abs(value) != math.inf):  # isfinite() takes no whole number above 1e308
         raise ConfigError(f"{key} is {value!r}; it must be between {low:g} and {high:g}")
 
 
@@ -123,13 +127,13 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         if value is None and type(None) in typing.get_args(hint):
             return None
-        errors = []
-        for option in typing.get_args(hint):
-            try:
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if len(options) == 1:
+            return _convert(options[0], value, key)
+        for option in options:
+            with contextlib.suppress(ConfigError):
                 return _convert(option, value, key)
-            except ConfigError as error:
-                errors.append(error)
-        raise errors[0]
+        raise _mismatch(key, value, *options)
     return _convert_leaf(hint, value, key)
 
 
@@ -138,27 +142,49 @@ def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
         return value
     origin = typing.get_origin(hint) or hint
     if typing.get_args(hint)[:1] == (tuple[int, str],) and isinstance(value, (list, tuple, Mapping)):
-        pairs = list(value.items()) if isinstance(value, Mapping) else value
-        if all(isinstance(p, (list, tuple)) and len(p) == 2 and type(p[0]) is int and type(p[1]) is str for p in pairs):
-            return tuple((step, name) for step, name in pairs)
-        raise ConfigError(f"{key} is {value!r}; expected a list of [step, gear], such as [[0, bf16], [100, fp8]]")
-    if origin is type(None) and value is None:
-        return None
+        return _pairs(value, key)
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{key} is {value!r}; it must be below {sys.float_info.max:.2g}") from error
     if hint is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
         return float(value)
-    if hint is int and type(value) is float and value.is_integer():
+    if hint is int and _is_whole(value):
         return int(value)
-    if hint in (bool, str, int) and type(value) is hint:
+    if hint is bool and isinstance(value, str) and value.lower() in _YES_NO:
+        return _YES_NO[value.lower()]
+    if hint in (bool, str) and type(value) is hint:
         return value
-    words = typing.get_args(hint)[:1] == (str,) and isinstance(value, (list, tuple))
-    if origin is tuple and words and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    if typing.get_args(hint)[:1] == (float,) and isinstance(value, (list, tuple)):
-        return tuple(_convert_leaf(float, item, f"{key}[{i}]") for i, item in enumerate(value))
+    if origin is tuple and isinstance(value, (list, tuple)):
+        inner = typing.get_args(hint)[0]
+        return tuple(_convert_leaf(inner, item, f"{key}[{i}]") for i, item in enumerate(value))
     if origin is Mapping and isinstance(value, Mapping):
         item = typing.get_args(hint)[1]
         return {str(k): _convert_leaf(item, v, f"{key}[{k!r}]") for k, v in value.items()}
-    name = getattr(hint, "__name__", str(hint))
-    raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {name}")
+    raise _mismatch(key, value, hint)
+
+
+def _pairs(value: Any, key: str) -> tuple[tuple[int, str], ...]:
+    rows = list(value)
+    if isinstance(value, Mapping):  # whose keys are text in JSON
+        rows = [(int(k) if type(k) is str and _STEP.fullmatch(k) else k, name) for k, name in value.items()]
+    if all(isinstance(r, (list, tuple)) and len(r) == 2 and _is_whole(r[0]) and type(r[1]) is str for r in rows):
+        return tuple((int(step), name) for step, name in rows)
+    raise ConfigError(f"{key} is {value!r}; expected a list of [step, gear], such as [[0, bf16], [100, fp8]]")
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and value.is_integer())
+
+
+def _mismatch(key: str, value: Any, *hints: Any) -> ConfigError:
+    wanted = " or ".join(_name(hint) for hint in hints)
+    quotes = "; put text in quotes" if str in hints and not isinstance(value, (list, tuple, Mapping)) else ""
+    return ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {wanted}{quotes}")
+
+
+def _name(hint: Any) -> str:
+    if typing.get_origin(hint) is tuple:
+        return f"list of {_name(typing.get_args(hint)[0])}"
+    return str(getattr(hint, "__name__", hint))

@@ -56,6 +56,35 @@ def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("carbon: {zone: NO}", ("carbon", "zone", "NO")),
+        ("run: {tags: {a: yes, b: 2024-13-45}}", ("run", "tags", {"a": "yes", "b": "2024-13-45"})),
+        ("run: {live: no}", ("run", "live", False)),
+        ("run: {live: On}", ("run", "live", True)),
+        ("run: {live: False}", ("run", "live", False)),
+        ("run: {name: true-north}", ("run", "name", "true-north")),
+        (
+            "carbon: {signal: typical, replay_start: 2022-06-01T00:00:00Z}",
+            ("carbon", "replay_start", "2022-06-01T00:00:00Z"),
+        ),
+        ("run: {<<: {name: base, live: false}, name: own}", ("run", "name", "own")),
+    ],
+)
+def test_words_and_dates_are_text_as_in_yaml_1_2(tmp_path: Path, text: str, found: tuple[str, str, Any]) -> None:
+    path = tmp_path / "green.yaml"
+    path.write_text(text, encoding="utf-8")
+    section, key, value = found
+    assert getattr(getattr(GreenConfig.load(path), section), key) == value
+
+
+def test_a_schedule_may_come_from_json() -> None:
+    for schedule in ({"0": "bf16", "10": "fp8"}, [[0.0, "bf16"], [10.0, "fp8"]]):
+        config = {"precision": {"gears": ["bf16", "fp8"]}, "policy": {"name": "scripted", "schedule": schedule}}
+        assert GreenConfig.load(config).policy.schedule == ((0, "bf16"), (10, "fp8"))
+
+
+@pytest.mark.parametrize(
     ("data", "words"),
     [
         ({"carbn": {}}, ["carbn", "Did you mean 'carbon'"]),
@@ -94,6 +123,14 @@ def test_a_number_may_be_written_with_an_exponent(tmp_path: Path, text: str) -> 
         ({"actuators": {"width": {"min": 4, "max": 2}}}, ["actuators.width.min", "4", "above max"]),
         ({"actuators": {"width": {"min": 2, "max": 3, "global_batch": 7}}}, ["global_batch", "7", "divides"]),
         ({"carbon": {"pue_prometheus_url": "http://x"}}, ["pue_prometheus_url", "go together"]),
+        ({"policy": {"tokens": 10**400}}, ["policy.tokens", "1000", "below 1.8e+308"]),
+        ({"actuators": {"width": {"min": 10**400}}}, ["actuators.width.min", "1000", "between 1 and 1e+06"]),
+        ({"export": {"otel": {"endpoint": "http://[::1"}}}, ["export.otel.endpoint", "[::1", "write a URL"]),
+        ({"power": {"meters": ["rapl", None]}}, ["power.meters", "None", "str or list of str"]),
+        ({"precision": {"gears": "bf16"}}, ["precision.gears", "bf16", "list of str"]),
+        ({"precision": {"gears": ["bf16", 8]}}, ["precision.gears[1] is 8"]),
+        ({"run": {"name": 12}}, ["run.name is 12", "put text in quotes"]),
+        ({"policy": {"schedule": {"-1": "bf16"}}}, ["policy.schedule", "-1", "list of [step, gear]"]),
     ],
 )
 def test_bad_input(data: dict[str, Any], words: list[str]) -> None:
@@ -104,12 +141,38 @@ def test_bad_input(data: dict[str, Any], words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "word"), [("a: [", "not valid YAML"), ("- 1", "expected sections"), (None, "cannot read")]
+    "endpoint", ["http://me:hunter2@host", "me:hunter2@host", "//me:hunter2@host", "http://me:hunter2@[::1"]
 )
-def test_bad_files_are_named(tmp_path: Path, text: str | None, word: str) -> None:
+def test_a_password_is_refused_and_not_repeated(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+        GreenConfig.load({"export": {"otel": {"endpoint": endpoint}}})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"a: [", "not valid YAML: line 1, column 5"),
+        (b"- 1", "expected sections"),
+        (None, "cannot read"),
+        (b"carbon: {zone: FR}\ncarbon: {pue: 1.2}\n", "line 2, column 1: the key 'carbon' is there twice"),
+        (b"carbon: {zone: FR, zone: DE}\n", "the key 'zone' is there twice"),
+        ("run: {name: caf\xe9}".encode("latin-1"), "byte 16 is no UTF-8; save it as UTF-8"),
+        ("run: {name: a}".encode("utf-16"), "no UTF-8"),
+        (b"policy: {seed: " + b"1" * 5000 + b"}", "not valid YAML"),
+        (b"run: " + b"[" * 3000, "not valid YAML"),
+        (b"run: {name: !!timestamp 2024-13-45}", "not valid YAML"),
+    ],
+)
+def test_bad_files_are_named_in_a_line(tmp_path: Path, content: bytes | None, word: str) -> None:
     path = tmp_path / "green.yaml"
-    if text is not None:
-        path.write_text(text)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(ConfigError, match=word) as caught:
         GreenConfig.load(path)
-    assert "green.yaml" in str(caught.value)
+    assert "green.yaml" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_path_that_no_file_has_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        GreenConfig.load("a\0b")
