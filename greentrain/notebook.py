@@ -10,17 +10,19 @@ Example::
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import shlex
 import time
 from typing import Any, Final, NoReturn
 
-from IPython.core import display_functions
+from IPython.core import display_functions, magic
 from IPython.core.error import UsageError
 
 from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainError
 from greentrain.ledger import Totals
+from greentrain.runtime import ActiveRun
 from greentrain.session import GreenSession
 from greentrain.shown import Shown, View
 from greentrain.units import J_PER_KWH
@@ -32,6 +34,7 @@ _display: Final[Any] = display_functions.display
 
 def load_ipython_extension(shell: Any) -> None:
     """Register ``%%green``; called by ``%load_ext greentrain``."""
+    own: list[GreenSession] = []  # of the cell that runs, in which another may be run
 
     def green(line: str, cell: str) -> Any:
         """Measure this cell and show its joules and grams: a run of its own, or a phase of the session that runs.
@@ -41,12 +44,17 @@ def load_ipython_extension(shell: Any) -> None:
         __tracebackhide__ = True
         asked = _asked(line)
         code = _Code(shell, cell)
-        running = [it for it in shell.user_ns.values() if isinstance(it, GreenSession) and it.running]
-        if running:
-            return _within(running[-1], asked.name, code)
-        return _alone(asked.name, asked.config, code)
+        known = [it for it in shell.user_ns.values() if isinstance(it, GreenSession)]
+        for session in reversed([*known, *own]):
+            run = session.active()
+            if run is not None:
+                if asked.config is not None:
+                    raise UsageError(f"--config {asked.config}: the cell is a phase of {run.run_id}; leave it out")
+                return _within(session, run, asked.name, code)
+        return _alone(asked.name, asked.config, code, own)
 
-    shell.register_magic_function(green, "cell")
+    silenced = getattr(magic, "output_can_be_silenced", lambda found: found)  # by a ; at the end; from IPython 8 on
+    shell.register_magic_function(silenced(green), "cell")
 
 
 def unload_ipython_extension(shell: Any) -> None:
@@ -63,7 +71,11 @@ def _asked(line: str) -> argparse.Namespace:
     parser = _Parser(prog="%%green", add_help=False)
     parser.add_argument("-n", "--name", default="cell")
     parser.add_argument("-c", "--config")
-    return parser.parse_args(shlex.split(line))
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quote that is not closed
+        parser.error(f"{line}: {error}")
+    return parser.parse_args(words)
 
 
 class _Code:
@@ -78,8 +90,8 @@ class _Code:
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
             self._body = shell.compile(tree, name, "exec")
             self._last = None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
-        except SyntaxError as error:
-            if "await" not in str(error):
+        except SyntaxError:
+            if not _awaits(text, name):
                 raise
             raise UsageError("%%green cannot run an await: use it in a cell of its own, or GreenSession") from None
 
@@ -87,6 +99,15 @@ class _Code:
         __tracebackhide__ = True
         exec(self._body, self._names)
         return None if self._last is None else eval(self._last, self._names)
+
+
+def _awaits(text: str, name: str) -> bool:
+    """Return True if a cell is right but for an await, async for or async with outside any function."""
+    try:
+        compile(text, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,25 +120,25 @@ class _Cell(Shown):
         return self.view
 
 
-def _alone(name: str, config: str | None, code: _Code) -> Any:
+def _alone(name: str, config: str | None, code: _Code, own: list[GreenSession]) -> Any:
     __tracebackhide__ = True
     try:
         settings = GreenConfig.load(config)
-        run = dataclasses.replace(settings.run, name=name)
+        run = dataclasses.replace(settings.run, name=name, id=None)
         session = GreenSession(dataclasses.replace(settings, run=run)).start()
     except GreenTrainError as error:
         raise UsageError(str(error)) from None
-    reason = "exception"
+    own.append(session)
     try:
-        out = code()
-        reason = "finished"
-        return out
+        with contextlib.ExitStack() as ending:
+            ending.push(session)
+            return code()
     finally:
-        session.close(reason)
+        own.remove(session)
         _display(session)
 
 
-def _within(session: GreenSession, name: str, code: _Code) -> Any:
+def _within(session: GreenSession, run: ActiveRun, name: str, code: _Code) -> Any:
     __tracebackhide__ = True
     t0_s = time.monotonic()
     try:
@@ -125,17 +146,17 @@ def _within(session: GreenSession, name: str, code: _Code) -> Any:
             return code()
     finally:
         t1_s = time.monotonic()
-        _display(_Cell(_cell(session, t0_s, t1_s)))
+        _display(_Cell(_cell(session, run, t0_s, t1_s)))
 
 
-def _cell(session: GreenSession, t0_s: float, t1_s: float) -> View:
+def _cell(session: GreenSession, run: ActiveRun, t0_s: float, t1_s: float) -> View:
     from greentrain.report.notebook import cell_view
 
-    name = "a session" if session.folder is None else session.folder.name
     energies = session.energy(t0_s, t1_s, wait_s=WAIT_S)
-    run = session.active()
-    if not energies or run is None:
-        return cell_view(name, None)
+    if not energies or run.closed:
+        return cell_view(run.run_id, None)
+    if run.last_entry is None:
+        run.book_now()  # or nobody has asked yet what the grid emits
     energy_j = sum(energies.values())
     by_provenance: dict[str, float] = {}
     for sensor in run.sensors:
@@ -145,7 +166,7 @@ def _cell(session: GreenSession, t0_s: float, t1_s: float) -> View:
     entry = run.last_entry
     g_per_kwh = None if entry is None else entry.carbon.g_per_kwh
     return cell_view(
-        name,
+        run.run_id,
         Totals(
             energy_j=energy_j,
             duration_s=t1_s - t0_s,

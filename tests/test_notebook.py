@@ -23,10 +23,12 @@ from greentrain.estimate.api import estimate
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.workload import Workload
 from greentrain.ledger import Totals, read_run
+from greentrain.notebook import _cell
 from greentrain.report.compare import compare
 from greentrain.report.notebook import session_view, totals_view
 from greentrain.report.summary import summarize
 from greentrain.shown import Grid, View, to_html
+from tests.flat_meter import FlatMeter
 
 CONFIG = "carbon: {g_per_kwh: 100}\npower: {meters: cpu_model}\n"
 CELLS = {
@@ -34,11 +36,20 @@ CELLS = {
     "alone": "%%green --name warm --config green.yaml\nimport time\ntime.sleep(0.3)\nx = 20\nx + 1",
     "fails": "%%green -n broken\ntime.sleep(0.1)\n1 / 0",
     "await": "%%green\nawait nothing()",
+    "async with": "%%green\nasync with nothing():\n    pass",
+    "misplaced await": "%%green\ndef f():\n    await nothing()",
+    "quote": "%%green --name 'a\n1",
+    "quiet": "%%green --name quiet --config green.yaml\n5;",
+    "fixed": "%%green --name fixed --config fixed.yaml\ntime.sleep(0.3)",
+    "fixed again": "%%green --name fixed --config fixed.yaml\n1",
+    "nested": "%%green -n outer -c green.yaml\nget_ipython().run_cell_magic('green', '-n inner', 'time.sleep(0.3)')",
+    "exit": "%%green -n ended -c green.yaml\nraise SystemExit(0)",
     "usage": "%%green --nope\n1",
     "config": "%%green --config absent.yaml\n1",
     "start": "from greentrain import GreenSession\ngreen = GreenSession('green.yaml').start()\ntime.sleep(0.3)\ngreen",
     "step": "for _ in range(3):\n    time.sleep(0.1)\n    green.step(tokens=10)",
     "within": "%%green --name middle\ntime.sleep(0.5)",
+    "config within": "%%green --config green.yaml\n1",
     "close": "green.close()\ngreen",
     "totals": "green.totals()",
     "with": "with GreenSession('green.yaml') as second:\n    time.sleep(0.2)\n    second.step()\nsecond",
@@ -115,6 +126,9 @@ def test_what_nobody_knows_is_no_zero() -> None:
         "unknown (missing: no device could be read or modelled), unknown, 5.00 s; missing: GPU-1 for 5.00 s"
     )
     assert "mean power unknown" in _html(blind).text
+    assert "the energy is not known" in _html(blind).text and "intensity" not in _html(blind).text
+    idle = Totals(duration_s=5.0, embodied_g=0.1, by_device={"GPU-1": 0.0}, by_provenance={"measured": 0.0})
+    assert str(idle) == "0 J (measured), 100 mg CO₂e, 5.00 s" and "intensity" not in _html(idle).text
     unpriced = dataclasses.replace(TOTALS, unpriced_j=7200.0, operational_g=0.0)
     assert "the grid's intensity is not known" in _html(unpriced).text and "CO₂e" not in str(unpriced)
     partly = dataclasses.replace(TOTALS, unpriced_j=100.0)
@@ -182,6 +196,20 @@ def test_a_session_and_a_comparison(tmp_path: Path) -> None:
     assert all(folder.name in told.text for folder in folders) and "B / A" in told.text
 
 
+def test_a_cell_before_the_first_booking_has_grams_and_one_after_the_end_says_so(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path), "report": False, "live": False}, "carbon": {"g_per_kwh": 360}}
+    with GreenSession(config | {"power": {"sample_s": 0.02}}, meter=FlatMeter()) as green:
+        run = green.active()
+        assert run is not None
+        t0_s = time.monotonic()
+        time.sleep(0.1)
+        t1_s = time.monotonic()
+        assert run.last_entry is None
+        cell = _cell(green, run, t0_s, t1_s)
+    assert re.match(r"2\d\.\d J \(80\.0 % measured, 20\.0 % modelled\), [\d.]+ mg CO₂e", cell.line), cell.line
+    assert "the run ended in it" in _cell(green, run, t0_s, time.monotonic()).line
+
+
 def test_the_package_alone_loads_no_ipython(tmp_path: Path) -> None:
     code = "import greentrain, greentrain.session, sys; print('IPython' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -200,6 +228,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The cells of a notebook that was run, by name, and ``folder``."""
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "green.yaml").write_text(CONFIG, encoding="utf-8")
+    (folder / "fixed.yaml").write_text(CONFIG + "run: {id: fixed}\n", encoding="utf-8")
     form: Any = nbformat.v4
     made = form.new_notebook(cells=[form.new_code_cell(source) for source in CELLS.values()])
     client = NotebookClient(
@@ -244,12 +273,51 @@ def test_an_exception_in_a_measured_cell_is_shown_once_and_booked(notebook: dict
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cell", "text"),
-    [("await", "cannot run an await"), ("usage", "unrecognized arguments: --nope"), ("config", "absent.yaml")],
+    [
+        ("await", "cannot run an await"),
+        ("async with", "cannot run an await"),
+        ("usage", "unrecognized arguments: --nope"),
+        ("quote", "'a: No closing quotation"),
+        ("config", "absent.yaml"),
+        ("config within", "--config green.yaml: the cell is a phase of train-"),
+    ],
 )
 def test_wrong_use_is_a_line(notebook: dict[str, Any], cell: str, text: str) -> None:
     (output,) = notebook[cell]
     assert output["name"] == "stderr" and text in output["text"]
     assert output["text"].startswith("UsageError: ") and output["text"].strip().count("\n") == 0
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_measured_cell_is_shown_as_always(notebook: dict[str, Any]) -> None:
+    (error,) = notebook["misplaced await"]
+    assert error["ename"] == "SyntaxError" and "outside async function" in error["evalue"]
+
+
+@pytest.mark.slow
+def test_a_semicolon_keeps_the_value_and_not_the_figures(notebook: dict[str, Any]) -> None:
+    (measured,) = _shown(notebook["quiet"])
+    assert _run(notebook, "quiet").run_id in measured["text/html"]
+
+
+@pytest.mark.slow
+def test_each_measured_cell_is_a_run_of_its_own(notebook: dict[str, Any]) -> None:
+    runs = [read_run(folder) for folder in notebook["folder"].glob("runs/fixed*")]
+    assert len(runs) == 2 and min(run.wall_s for run in runs) < 0.3 <= max(run.wall_s for run in runs)
+
+
+@pytest.mark.slow
+def test_a_measured_cell_in_another_is_one_of_its_phases(notebook: dict[str, Any]) -> None:
+    inner, _ = _shown(notebook["nested"])
+    outer = _run(notebook, "outer")
+    assert outer.run_id in inner["text/html"] and outer.totals.phase_s["inner"] == pytest.approx(0.3, abs=0.2)
+    assert not list(notebook["folder"].glob("runs/inner-*"))
+
+
+@pytest.mark.slow
+def test_a_cell_that_exits_well_has_finished(notebook: dict[str, Any]) -> None:
+    close = _run(notebook, "ended").ranks[0].close
+    assert close is not None and close["reason"] == "finished"
 
 
 @pytest.mark.slow

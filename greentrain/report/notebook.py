@@ -45,7 +45,7 @@ def cell_view(name: str, totals: Totals | None) -> View:
         totals: Of the cell; None where a reading is missing in it.
     """
     if totals is None:
-        line = "unknown: a reading is missing in this time, or is late"
+        line = "unknown: a reading is missing in this time or is late, or the run ended in it"
         return View(
             line=line, title=f"Cell of {name}", notes=[line.capitalize() + ". The run's books have what is known."]
         )
@@ -80,12 +80,12 @@ def _view(title: str, totals: Totals, note: str = "", page: Path | None = None) 
     if not known and totals.duration_s <= 0:
         return View(line="nothing is booked yet", title=title, notes=["Nothing is booked yet."], page=page)
     energy_j = totals.energy_j if known else None
-    grams = totals.emissions_g if totals.energy_j > totals.unpriced_j else None
+    grams = totals.emissions_g if known and (totals.unpriced_j <= 0 or totals.energy_j > totals.unpriced_j) else None
     from_, missing = _provenance(totals), _missing(totals)
     emissions = ("at least " if grams is not None and totals.unpriced_j > 0 else "") + units_text.carbon(grams)
     rows = [
         ("Energy", units_text.joules(energy_j), f"{units_text.energy(energy_j)}; {from_}" if known else from_),
-        ("Emissions", emissions, _emissions(totals) if grams is not None else "the grid's intensity is not known"),
+        ("Emissions", emissions, _emissions(totals, known, grams)),
         ("Time", units_text.duration(totals.duration_s), f"mean power {units_text.power(_power(totals, known))}"),
     ]
     work = _work(totals, energy_j)
@@ -122,7 +122,9 @@ def _missing(totals: Totals) -> str:
     )
 
 
-def _emissions(totals: Totals) -> str:
+def _emissions(totals: Totals, known: bool, grams: float | None) -> str:
+    if grams is None:
+        return "the grid's intensity is not known" if known else "the energy is not known"
     made = f"embodied {units_text.mass(totals.embodied_g)}" if totals.embodied_g > 0 else "embodied unknown"
     return f"electricity {units_text.mass(totals.operational_g)}, {made}"
 
