@@ -6,7 +6,6 @@ Once training runs, nothing here raises.
 import contextlib
 import functools
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from greentrain.callbacks.batch import count
 from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainError
 from greentrain.harmless import harmless, warn
+from greentrain.live import say
 from greentrain.session import GreenSession
 from greentrain.types import Phase, Topology
 
@@ -239,6 +239,4 @@ class Driver:
     def _say_where(self) -> None:
         # On standard error, as `greentrain measure` does: what the program prints stays its own.
         if self.session.report_path is not None:
-            tqdm = sys.modules.get("tqdm")  # a bar that is open, as the Trainer's still is, makes room for its write
-            say = print if tqdm is None else tqdm.tqdm.write
-            say(f"greentrain: report {self.session.report_path}", file=sys.stderr)
+            say(f"greentrain: report {self.session.report_path}")

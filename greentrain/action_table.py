@@ -225,17 +225,10 @@ def declared(path: Path | str) -> ActionTable:
     Raises:
         ConfigError: The file cannot be read or is no such table; names file, row, key, value and bound.
     """
-    import yaml
+    from greentrain import config_file  # loads yaml
 
     path = Path(path)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the action table {path}: {error.strerror or error}; check policy.actions, or --actions"
-        ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    data = config_file.read(path, "action table of policy.actions or --actions,")
     device = f"declared in {path.name}"
     if isinstance(data, Mapping):
         unknown = [key for key in data if key not in ("device", "actions")]

@@ -1,4 +1,4 @@
-"""green.yaml as a document: YAML in which no key is there twice, and words and dates stay the text that they are."""
+"""A user's file as a document: YAML in which no key is there twice, and words and dates stay the text that they are."""
 
 import re
 from pathlib import Path
@@ -14,8 +14,12 @@ _BY_FORM: Final = (_BOOL, "tag:yaml.org,2002:timestamp")
 YAML 1.2 and editors do not, and so they are text here."""
 
 
-def read(path: Path) -> Any:
+def read(path: Path, what: str = "configuration") -> Any:
     """Return what a YAML file holds.
+
+    Args:
+        path: The file.
+        what: It is, for the message.
 
     Raises:
         ConfigError: It cannot be read, is no UTF-8, or no YAML; names the file, and the line where there is one.
@@ -23,13 +27,13 @@ def read(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read the {what} {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"cannot read the configuration {path}: byte {error.start + 1} is no UTF-8; save it as UTF-8"
+            f"cannot read the {what} {path}: byte {error.start + 1} is no UTF-8; save it as UTF-8"
         ) from error
     except ValueError as error:  # a NUL in the path
-        raise ConfigError(f"cannot read the configuration {str(path)!r}: {error}") from error
+        raise ConfigError(f"cannot read the {what} {str(path)!r}: {error}") from error
     try:
         return _Loader(text).get_single_data()
     except (yaml.YAMLError, ValueError, RecursionError) as error:

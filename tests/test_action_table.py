@@ -310,6 +310,8 @@ def test_a_declared_table_may_name_its_device(tmp_path: Path) -> None:
         ("gear: bf16", "unknown key 'gear'; a declared table has"),
         ("{actions: 3}", "holds a int"),
         ("- [a", "not valid YAML"),
+        ("- {gear: bf16, tokens_per_s: 1, power_w: 1, power_w: 2}", "line 1.* 'power_w' is there twice"),
+        ("device: 2024-13-45", "holds a NoneType"),
         ("- bf16", "row 1: it is 'bf16'"),
         ("- {gear: bf16, tokens_per_s: 1}", "row 1: power_w is missing"),
         (
@@ -333,5 +335,5 @@ def test_what_is_wrong_with_a_declared_table_is_said_with_its_place(tmp_path: Pa
 
 
 def test_a_declared_table_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing\.yaml.*policy\.actions"):
+    with pytest.raises(ConfigError, match=r"policy\.actions.*nothing\.yaml: No such file"):
         declared(tmp_path / "nothing.yaml")

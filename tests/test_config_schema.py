@@ -355,9 +355,31 @@ def test_check_says_what_is_wrong_of_each_file(tmp_path: Path) -> None:
     assert f"{right}: fine" in found.output and "none.yaml: No such file" in found.output
     nowhere, keyless = tmp_path / "nowhere.yaml", tmp_path / "keyless.yaml"
     nowhere.write_text("carbon: {zone: CAISO}\n", encoding="utf-8")
-    keyless.write_text("carbon: {signal: watttime, zone: US-CAL-CISO}\n", encoding="utf-8")
+    keyless.write_text("carbon: {signal: watttime, zone: CAISO_NORTH}\n", encoding="utf-8")
     placed = RUNNER.invoke(app, ["config", "check", str(nowhere), str(keyless)])
     assert placed.exit_code == 2 and "CAISO" in placed.output and f"{keyless}: fine" in placed.output
+
+
+@pytest.mark.parametrize(
+    ("carbon", "word"),
+    [
+        ("signal: watttime", "needs carbon.zone"),
+        ("signal: gb, zone: FR", "not in Great Britain"),
+        ("signal: gb, zone: GB, fallback: [gb]", "names a signal twice"),
+        ("signal: gb, zone: GB, fallback: [trace]", "carbon.trace_csv"),
+        ("signal: watttime, zone: CAISO_NORTH, fallback: [electricity_maps]", "CAISO_NORTH"),
+    ],
+)
+def test_check_judges_signals_that_need_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carbon: str, word: str
+) -> None:
+    pytest.importorskip("httpx")
+    for variable in ("ELECTRICITY_MAPS_TOKEN", "WATTTIME_USER", "WATTTIME_PASSWORD"):
+        monkeypatch.delenv(variable, raising=False)
+    path = tmp_path / "green.yaml"
+    path.write_text(f"carbon: {{{carbon}}}\n", encoding="utf-8")
+    found = RUNNER.invoke(app, ["config", "check", str(path)])
+    assert found.exit_code == 2 and word in found.output
 
 
 def test_the_schema_is_printed_or_written(tmp_path: Path) -> None:

@@ -1,37 +1,47 @@
 """Builds the carbon signal that the configuration names."""
 
+from collections.abc import Callable
+
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.fallback import Fallback
+from greentrain.carbon.keys import Secret, find_key
 from greentrain.carbon.trace import TraceSignal
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config import WORLD, CarbonConfig
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.types import CarbonSignal
 
+FindKey = Callable[[str, str], Secret]
+"""Returns the key of a variable, for a signal."""
 
-def open_signal(config: CarbonConfig) -> CarbonSignal:
+
+def open_signal(config: CarbonConfig, *, key: FindKey = find_key) -> CarbonSignal:
     """Return the signal of ``config.signal`` and those that stand in for it, checked and ready.
 
     What asks a network has read its key, but asks from its ``start`` or the first question on.
+
+    Args:
+        config: Section ``carbon``.
+        key: Where keys of servers are looked up.
 
     Raises:
         ConfigError: Keys that a signal needs are missing, or average and marginal ones are mixed.
         CarbonSignalError: A signal cannot be built: unknown zone, malformed trace, unreadable tables.
         MissingExtraError: The signal asks a network, and httpx is not installed.
     """
-    first = _open(config.signal, config)
+    first = _open(config.signal, config, key)
     if not config.fallback:
         return first
     names = (config.signal, *config.fallback)
     if len(set(names)) < len(names):
         raise ConfigError(f"carbon.fallback {list(config.fallback)} names a signal twice, or carbon.signal itself")
-    return Fallback([first, *(_open(name, config, stand_in=True) for name in config.fallback)])
+    return Fallback([first, *(_open(name, config, key, stand_in=True) for name in config.fallback)])
 
 
-def _open(name: str, config: CarbonConfig, *, stand_in: bool = False) -> CarbonSignal:
+def _open(name: str, config: CarbonConfig, key: FindKey, *, stand_in: bool = False) -> CarbonSignal:
     named = config.zone if config.zone != WORLD else None
     if name in ("electricity_maps", "watttime", "gb"):
-        return _polled(name, config, named)
+        return _polled(name, config, named, key)
     if name == "trace":
         if config.trace_csv is None:
             raise ConfigError("'trace' is among the carbon signals, so carbon.trace_csv must name a CSV file")
@@ -49,8 +59,7 @@ def _open(name: str, config: CarbonConfig, *, stand_in: bool = False) -> CarbonS
         return ConstantSignal.of(country)  # a server's zone may be finer than the tables; the signal says what it is of
 
 
-def _polled(name: str, config: CarbonConfig, zone: str | None) -> CarbonSignal:
-    from greentrain.carbon.keys import find_key
+def _polled(name: str, config: CarbonConfig, zone: str | None, key: FindKey) -> CarbonSignal:
     from greentrain.carbon.polled import PolledSignal
     from greentrain.carbon.source import GridSource
 
@@ -64,9 +73,9 @@ def _polled(name: str, config: CarbonConfig, zone: str | None) -> CarbonSignal:
     elif name == "watttime":
         from greentrain.carbon.watttime import PASSWORD, USER, WattTime
 
-        source = WattTime(zone, find_key(USER, name), find_key(PASSWORD, name))
+        source = WattTime(zone, key(USER, name), key(PASSWORD, name))
     else:
         from greentrain.carbon.electricity_maps import VARIABLE, ElectricityMaps
 
-        source = ElectricityMaps(zone, find_key(VARIABLE, name))
+        source = ElectricityMaps(zone, key(VARIABLE, name))
     return PolledSignal(source, cache_dir=config.cache_dir)

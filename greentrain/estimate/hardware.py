@@ -99,12 +99,9 @@ def catalogue(path: Path | None = None) -> Catalogue:
     """
     if path is None:
         return _shipped()
-    import yaml
+    from greentrain import config_file  # loads yaml
 
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    given = config_file.read(path, "table of devices")
     if not isinstance(given, Mapping):
         raise ConfigError(f"{path}: write devices by name, each with its keys")
     table = {**_rows()}

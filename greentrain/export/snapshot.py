@@ -208,6 +208,7 @@ def _devices(rank: RankState, power_w: Mapping[str, float], caps: Caps | None) -
     booked = set(rank.energy_j)
     keys = [(uid, str(sensor["provenance"])) for uid, sensor in rank.sensors.items()]
     keys += sorted(booked - set(keys))
+    keys += [(uid, "missing") for uid in sorted(set(rank.missing_s) - {uid for uid, _ in keys})]
     out, told = [], set()
     for uid, provenance in keys:
         sensor = rank.sensors.get(uid, {})

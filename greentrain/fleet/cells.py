@@ -116,10 +116,13 @@ class Cells:
         """
         facility_j = carried.facility_j if carried.facility_j >= carried.energy_j else carried.energy_j * pue
         known_j = sum(carried.by_provenance.values())
+        missing_s = sum(carried.missing_s.values())
+        known_s = max(carried.duration_s * len({*carried.by_device, *carried.missing_s}) - missing_s, 0.0)
         for provenance, energy_j in carried.by_provenance.items():
             share = energy_j / known_j if known_j else 1.0 / len(carried.by_provenance)
             cell = self._cell(CellKey(None, None, None, provenance))
             cell.energy_j += energy_j
+            cell.device_s += known_s * share
             cell.facility_j += facility_j * share
             cell.unpriced_j += carried.unpriced_j * share
             cell.operational_g += carried.operational_g * share
@@ -129,7 +132,6 @@ class Cells:
         if carried.embodied_g > 0 and not carried.by_provenance:
             cell = self._cell(CellKey(None, None, None, Provenance.MISSING.value))
             cell.embodied_g, cell.embodied = cell.embodied_g + carried.embodied_g, True
-        missing_s = sum(carried.missing_s.values())
         if missing_s:
             self._cell(CellKey(None, None, None, Provenance.MISSING.value)).missing_s += missing_s
         work = self.work.setdefault((None, None), Work())

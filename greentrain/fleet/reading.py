@@ -40,7 +40,14 @@ class Reading:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file."""
+    """Yield the lines of a file.
+
+    Raises:
+        RunFolderError: It is a pipe or another thing that may never end.
+        OSError: It cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise RunFolderError(f"{path.name} is no regular file")
     with path.open("rb") as file:
         yield from file
 

@@ -91,4 +91,5 @@ class RunRow:
             return "duplicate"
         if self.reason is not None:
             return self.reason
-        return "running" if now_unix_s - (self.end_unix_s or 0.0) < ALIVE_S else "killed"
+        last_unix_s = max(self.end_unix_s or 0.0, self.created_unix_s or 0.0)
+        return "running" if now_unix_s - last_unix_s < ALIVE_S else "killed"

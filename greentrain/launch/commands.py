@@ -282,7 +282,7 @@ def _config_file(file: Path) -> Mapping[str, Any]:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read accelerate's configuration {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"accelerate's configuration {file} is not valid YAML: {error}") from error
     return data if isinstance(data, Mapping) else {}
 

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain._version import __version__
+from greentrain.errors import RunFolderError
 from greentrain.ledger import RankRecord, RunRecord, Totals
 from greentrain.report import standards
 from greentrain.report.assumptions import assumptions
@@ -129,9 +130,12 @@ def write_summary(summary: Mapping[str, Any], folder: Path) -> Path:
     """Write summary.json into a run folder, atomically, and return its path.
 
     Raises:
-        RunFolderError: The folder cannot be written.
+        RunFolderError: The folder cannot be written, or its records hold a number that JSON has no word for.
     """
-    text = json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False)
+    try:
+        text = json.dumps(summary, indent=1, allow_nan=False, ensure_ascii=False)
+    except ValueError as error:
+        raise RunFolderError(f"{folder}: run.json or a journal holds NaN or an infinity: {error}") from error
     return write_atomic(folder / "summary.json", text + "\n")
 
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from greentrain import config_file
 from greentrain.config_values import bound, build, choice, nearest
 from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
@@ -139,10 +138,7 @@ class OffloadSettings:
             return build(cls, source, where="")
         if not isinstance(source, str | Path):
             raise ConfigError(f"{source!r} is a {type(source).__name__}: give a mapping, or the path of a YAML file")
-        try:
-            found = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{source} cannot be read: {error}") from error
+        found = config_file.read(Path(source), "offload settings")
         if not isinstance(found, Mapping):
             raise ConfigError(f"{source} holds {type(found).__name__}; write keys such as device, reward, reference")
         try:

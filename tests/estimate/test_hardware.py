@@ -141,7 +141,7 @@ def test_devices_of_a_file_lie_over_the_table(tmp_path: Path) -> None:
         ("H100-SXM: {node: 1.5}", "node is 1.5; it must be a whole number"),
         ("Own: {family: h100}", "year is missing"),
         ("- H100", "write devices by name"),
-        ("{", "cannot be read as YAML"),
+        ("{", "is not valid YAML: line 1"),
     ],
 )
 def test_a_wrong_file_of_devices_is_refused(tmp_path: Path, text: str, message: str) -> None:

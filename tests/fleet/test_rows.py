@@ -1,6 +1,7 @@
 """What a row has beside the sums: plan, estimate, gears, devices and how the run ended."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,22 @@ def test_how_a_run_ended(tmp_path: Path, reasons: tuple[str | None, str | None],
     row = read_folder(folder.path).row
     assert (row.reason, row.state(T0_S + 1e6)) == (reason, state)
     assert row.state(T0_S + 20) == (reason or "running")
+
+
+def test_a_run_that_has_booked_nothing_yet_is_running(tmp_path: Path) -> None:
+    row = read_folder(Folder(tmp_path).rank(0, [GPU], [], reason=None).path).row
+    assert row.created_unix_s is not None
+    assert row.state(row.created_unix_s + 20) == "running"
+    assert row.state(row.created_unix_s + 1e6) == "killed"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here")
+@pytest.mark.parametrize("name", ["run.json", "rank-00000.jsonl"])
+def test_a_pipe_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    path = one_rank(tmp_path)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    assert read_folder(path).row.error == f"{name} is no regular file"
 
 
 def test_nothing_known_is_none(tmp_path: Path) -> None:

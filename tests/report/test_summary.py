@@ -238,6 +238,28 @@ def test_report_fleet_and_watch_miss_the_same_seconds(name: str) -> None:
     assert (energy["carried_missing_device_s"] > 0) == (name == "carried")
 
 
+def test_watch_knows_what_a_device_missed_that_this_part_does_not_have(tmp_path: Path) -> None:
+    blind = device(0.0, Provenance.MISSING, missing_s=45.0)
+    earlier = entry(T0_S - 100, T0_S - 55, {"GPU-9": blind})
+    entries = [entry(T0_S, T0_S + 10, {"GPU-0": device(3600.0)})]
+    folder = Folder(tmp_path).rank(0, [GPU], entries, carried=Totals.of(earlier)).path
+    assert _summary(folder)["energy"]["missing_device_s"] == RunFollow(folder).look().missing_s == pytest.approx(45)
+
+
+def test_report_and_fleet_have_the_same_share_of_device_time_without_a_reading() -> None:
+    folder = FROZEN / "carried"
+    energy, row = _summary(folder)["energy"], read_folder(folder).row
+    assert row.missing_s is not None and row.device_s is not None
+    assert energy["missing_share_of_device_time"] == pytest.approx(
+        row.missing_s / (row.missing_s + row.device_s), rel=1e-6
+    )
+
+
+def test_a_number_that_json_cannot_say_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="holds NaN or an infinity"):
+        write_summary({"energy_j": float("nan")}, tmp_path)
+
+
 def test_market_grams_follow_the_contract(tmp_path: Path) -> None:
     folder = Folder(tmp_path, config={"carbon": {"market_g_per_kwh": 0.0, "pue": 1.2}})
     s = _summary(folder.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(3.6e6)})]).path)

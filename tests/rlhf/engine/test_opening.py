@@ -203,7 +203,7 @@ def test_wrong_settings_say_where_and_what_to_do(given: dict[str, Any], match: s
 def test_wrong_files_and_folders(folders: dict[str, str], tmp_path: Path) -> None:
     for text, match in (
         ("[1, 2]", "holds list"),
-        ("a: [", "cannot be read"),
+        ("a: [", "is not valid YAML: line"),
         ("depth: 0\nreward: {model: x}", "depth"),
     ):
         (tmp_path / "wrong.yaml").write_text(text)

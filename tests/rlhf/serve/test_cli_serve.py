@@ -113,7 +113,7 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
     for text, words in (
         ("reward: {}", "reward.model is missing"),
         ("{}", "no pass is given"),
-        ("[", "cannot be read"),
+        ("[", "is not valid YAML: line"),
     ):
         file = tmp_path / "wrong.yaml"
         file.write_text(text)

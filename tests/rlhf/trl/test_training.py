@@ -225,4 +225,4 @@ def test_trls_own_command_runs_a_recipe_with_an_offloaded_reward(tmp_path: Path)
     assert "rewards/offloaded_reward/mean" in good.stdout + good.stderr
     (tmp_path / "offload.yaml").unlink()
     bad = run()
-    assert bad.returncode != 0 and "offload.yaml cannot be read" in bad.stderr
+    assert bad.returncode != 0 and "cannot read the offload settings" in bad.stderr
