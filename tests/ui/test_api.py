@@ -380,20 +380,27 @@ def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch
     assert time.monotonic() - t0_s < 5.0
 
 
-def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path) -> None:
-    pipe = tmp_path / "runs" / "odd" / "rank-00000.jsonl"
-    pipe.parent.mkdir(parents=True)
-    os.mkfifo(pipe)
+def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def stuck(folder: Path) -> Reading:
+        asked.set()
+        assert answered.wait(60.0)
+        return read_folder(folder)
+
+    monkeypatch.setattr("greentrain.fleet.index.read_folder", stuck)
+    Folder(tmp_path / "runs").rank(0, [GPU], [ENTRY])
     server = Server(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
     (reader,) = [one for one in threading.enumerate() if one.name == "greentrain-ui-index"]
-    closing = threading.Thread(target=server.close)
-    closing.start()
-    closing.join(20.0)
-    waits, reads = closing.is_alive(), reader.is_alive()
-    os.close(os.open(pipe, os.O_WRONLY))  # its reader gets an end of file
-    closing.join()
-    reader.join()
-    assert reads and not waits
+    try:
+        assert asked.wait(20.0)
+        t0_s = time.monotonic()
+        server.close()
+        took_s, reads = time.monotonic() - t0_s, reader.is_alive()
+    finally:
+        answered.set()
+        reader.join()
+    assert reads and took_s < 20.0
 
 
 def test_rows_that_could_not_be_read_come_when_they_can(
