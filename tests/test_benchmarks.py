@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import LONG
+
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "metering.py"
 
 pytestmark = [
@@ -16,6 +18,7 @@ pytestmark = [
 ]
 
 
+@LONG
 def test_quick_cases_give_a_figure_in_every_row(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--only", "import", "--only", "total", "--json", str(out)]

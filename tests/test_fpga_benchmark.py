@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import fpga_emulator
+from tests.long import LONG
+
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "fpga_emulator.py"
 
 
@@ -15,7 +18,7 @@ def _run(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.slow
+@LONG
 def test_quick_ways_give_figures() -> None:
     done = _run("--quick", "--only", "greentrain", "--only", "bf16")
     assert done.returncode == 0, done.stderr
@@ -27,9 +30,10 @@ def test_quick_ways_give_figures() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_part_does_not_replace_the_whole_table(tmp_path: Path) -> None:
+def test_a_part_does_not_replace_the_whole_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "table.md"
     text.write_text("before", encoding="utf-8")
-    done = _run("--only", "fp32", "--into", str(text))
-    assert done.returncode == 2 and "--into replaces the whole table" in done.stderr
+    with pytest.raises(SystemExit, match="2"):
+        fpga_emulator.main(["--only", "fp32", "--into", str(text)])
+    assert "--into replaces the whole table" in capsys.readouterr().err
     assert text.read_text() == "before"

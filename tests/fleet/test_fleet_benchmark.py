@@ -1,15 +1,15 @@
 """benchmarks/fleet.py stays alive; its figures are not judged here, a loaded machine would decide them."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.fleet import markdown, measure
+from tests.long import LONG
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("GREENTRAIN_LONG") != "1", reason="half a minute: GREENTRAIN_LONG=1 runs it")
+@LONG
 def test_a_few_runs_give_a_figure_in_every_row(tmp_path: Path) -> None:
     about, rows = measure(tmp_path, 3)
     assert about["runs"].startswith("3, ")

@@ -16,13 +16,12 @@ import pytest
 
 from greentrain.ledger import read_run
 from tests.callbacks.ray_here import hide_from_processes
+from tests.long import LONG
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra 'ray')"),
-    pytest.mark.skipif(
-        os.environ.get("GREENTRAIN_LONG") != "1", reason="a minute and a half: GREENTRAIN_LONG=1 runs it"
-    ),
+    LONG,
 ]
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
