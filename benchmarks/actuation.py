@@ -24,6 +24,7 @@ from benchmarks import actuation_local, actuation_profile, actuation_resize
 from benchmarks.gears_common import Bench, Row, Value
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
+from benchmarks.tables import log
 
 
 def profile(bench: Bench) -> list[Row]:
@@ -61,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--into replaces the whole table, so it goes without --only and --quick")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="actuation-") as folder:
-        bench = Bench(quick=args.quick, scratch=Path(folder), say=_log)
+        bench = Bench(quick=args.quick, scratch=Path(folder), say=log)
         for name in args.only or CASES:
             began_s = time.monotonic()
             rows += CASES[name](bench)
-            _log(f"{name}: {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
+            log(f"{name}: {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
     text = markdown(rows, machine("benchmarks/actuation.py"))
     print(text)
     if args.into is not None:
@@ -102,10 +103,6 @@ def _peer(name: str, value: Value, ours: Value) -> str:
 
 def _text(value: Value) -> str:
     return f"{value:.3g}" if isinstance(value, float) else value or "n/a"
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.marks import facts
 from benchmarks.metering import machine
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -152,7 +153,7 @@ def index(outcomes: Sequence[Outcome]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        *(f"- {key}: {value}" for key, value in about.items()),
+        facts(about),
         "",
         "| benchmark | document | seconds | bars reached/missed | ended |",
         "|---|---|---|---|---|",

@@ -27,7 +27,7 @@ from benchmarks.estimator_pilot import PilotCase, published, real_case, real_mar
 from benchmarks.estimator_roofline import FITTED, Optimum, StepTime, step_times
 from benchmarks.estimator_runs import BENCH, RUNS_CSV, Run, read_runs, whole
 from benchmarks.estimator_scores import Left, Train, gain, leave_one_family_out
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.estimate import hours
 from greentrain.estimate.auto import by_auto
@@ -159,7 +159,7 @@ def markdown(
     """Return all tables, and where they were made."""
     families = len({run.family for run in runs})
     parts = [
-        [f"- {key}: {value}" for key, value in about.items()] + [f"- runs: {len(runs)} of {families} families"],
+        [facts({**about, "runs": f"{len(runs)} of {families} families"})],
         ["### Bars", "", *_bar_rows(bars(left, steps, pilots))],
         ["### Unseen families", "", *_score_rows(left)],
         ["### Against the baselines", "", *_gain_rows(left)],

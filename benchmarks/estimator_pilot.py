@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.estimator_pilot_clock import SIGNAL, StepS, noisy_steps, stepped_run
 from benchmarks.estimator_runs import Run
+from benchmarks.marks import facts
 from benchmarks.metering import machine
 from greentrain import GreenSession
 from greentrain.estimate.pilot import forecast, given, read_pilot
@@ -290,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=REAL_REPEATS, help="pairs of a pilot and a whole run")
     args = parser.parse_args(argv)
     about = machine("benchmarks/estimator_pilot.py") | {"load": f"{os.getloadavg()[0]:.1f}"}
-    print("\n".join(f"- {key}: {value}" for key, value in about.items()))
+    print(facts(about))
     print("\n" + real_markdown(real_case(args.steps, args.repeats)))
     return 0
 

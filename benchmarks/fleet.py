@@ -27,7 +27,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.fleet_runs import append, size_of, write_emissions, write_runs
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.fleet.index import Index
 from greentrain.ledger import read_run
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     count = 40 if args.quick else args.runs
     with tempfile.TemporaryDirectory(prefix="greentrain-fleet-") as scratch:
         about, rows = measure(Path(scratch), count)
-    head = "\n".join(f"- {key}: {value}" for key, value in {**machine("benchmarks/fleet.py"), **about}.items())
+    head = facts({**machine("benchmarks/fleet.py"), **about})
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in ("PASS", "MISS")}
     text = f"{head}\n\n{markdown(rows).strip()}\n\n{counts['PASS']} bars reached, {counts['MISS']} missed"
     print(text)

@@ -27,6 +27,7 @@ from benchmarks import gears_gpu, gears_memory, gears_optimizer, gears_quality, 
 from benchmarks.gears_common import BITSANDBYTES, TORCHAO, Bench, Row, Value
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
+from benchmarks.tables import log
 
 CASES: Mapping[str, Callable[[Bench], list[Row]]] = {
     "step": gears_step.step,
@@ -62,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="gears-") as folder:
-        bench = Bench(quick=args.quick, scratch=Path(folder), say=_log)
+        bench = Bench(quick=args.quick, scratch=Path(folder), say=log)
         for name in names:
             began_s = time.monotonic()
             rows += CASES[name](bench)
-            _log(f"{name}: {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
+            log(f"{name}: {time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f}")
     about = machine("benchmarks/gears.py") | {"versions": _versions()}
     print(_markdown(rows, about, bench.notes))
     if args.into is not None:
@@ -118,10 +119,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

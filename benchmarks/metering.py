@@ -29,7 +29,9 @@ from benchmarks import (
     metering_robust,
     metering_size,
 )
+from benchmarks.marks import facts
 from benchmarks.metering_common import CODECARBON, TOOLS, ZEUS, Bench, Row, Value
+from benchmarks.tables import log
 from greentrain.testing.fake_nvml import build_library
 
 CASES: Mapping[str, Callable[[Bench], list[Row]]] = {
@@ -56,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="metering-") as folder:
         scratch = Path(folder)
-        bench = Bench(quick=args.quick, library=build_library(scratch), scratch=scratch, say=_log)
+        bench = Bench(quick=args.quick, library=build_library(scratch), scratch=scratch, say=log)
         if not args.quick and "killed" in (args.only or CASES):
             bench.begun[metering_killed.LONG] = metering_killed.begin_long(bench)
         for name in args.only or CASES:
             began_s = time.monotonic()
             rows += CASES[name](bench)
-            _log(f"{name}: {time.monotonic() - began_s:.0f} s")
+            log(f"{name}: {time.monotonic() - began_s:.0f} s")
     about = machine("benchmarks/metering.py")
     table = _markdown(rows, about, bench.notes)
     print(table)
@@ -76,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _markdown(rows: Sequence[Row], about: Mapping[str, str], notes: Sequence[str]) -> str:
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    lines = [facts(about)]
     head = ["case", "figure", "unit", *(_title(tool) for tool in TOOLS), "bar", "verdict", "codecarbon / ours"]
     head.append("zeus / ours")
     lines += ["", f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
@@ -133,10 +135,6 @@ def _arguments() -> list[str]:
     """Return the arguments that change the figures: not where the table goes."""
     words = iter(sys.argv[1:])
     return [word for word in words if word not in ("--json", "--into") or not next(words, "")]
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.simulator.pipeline import text
@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.into is not None and args.quick:
         parser.error("--into replaces all tables, so it goes without --quick")
-    about = [f"- {key}: {value}" for key, value in machine("benchmarks/rlhf_pipeline.py").items()]
+    about = facts(machine("benchmarks/rlhf_pipeline.py"))
     parts = [
-        "\n".join(about), closed_forms(), *([] if args.quick else [loops(args.rounds)]), limits(),
+        about, closed_forms(), *([] if args.quick else [loops(args.rounds)]), limits(),
         ablation("a card that takes twice the GPUs' time, at 75 W, 30 W waiting: all assumed", open_table(ASSUMED)),
         ablation("MiniLM as the reward on a U55C and on an H100, both modelled", modelled()),
         ablation("the same, with Qwen2-0.5B as the reference, two cards", modelled(reference=True), cards=2),

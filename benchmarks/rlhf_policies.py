@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from benchmarks.marks import put
+from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.policy.offload.opening import NAMES, open_offload_policy
 from greentrain.policy.offload.oracle import OffloadOracle
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for rows in found.values():
         rows.append(mixed(rows, {task.name: task.weight for task in TASKS}))
     about = machine("benchmarks/rlhf_policies.py")
-    parts = ["\n".join(f"- {key}: {value}" for key, value in about.items())]
+    parts = [facts(about)]
     parts.append(table([rows[i] for i in range(len(TASKS) + 1) for rows in found.values()], runs * DECISIONS))
     if {"edi-rule", "ppo"} <= found.keys():
         parts.append(verdict(found["edi-rule"], found["ppo"]))

@@ -16,7 +16,7 @@ from greentrain.callbacks.batch import count
 from greentrain.config import GreenConfig
 from greentrain.errors import GreenTrainError
 from greentrain.harmless import harmless, warn
-from greentrain.live import say
+from greentrain.live import name_report
 from greentrain.session import GreenSession
 from greentrain.types import Phase, Topology
 
@@ -237,6 +237,4 @@ class Driver:
 
     @harmless
     def _say_where(self) -> None:
-        # On standard error, as `greentrain measure` does: what the program prints stays its own.
-        if self.session.report_path is not None:
-            say(f"greentrain: report {self.session.report_path}")
+        name_report(self.session.report_path)

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from greentrain.report import units_text
@@ -128,11 +129,12 @@ def live_text(run: ActiveRun, columns: int | None = None) -> str:
     return _joined(parts)
 
 
-def say(text: str) -> None:
-    """Print a line on standard error, where what the program prints stays its own; an open bar of tqdm makes room."""
-    tqdm = sys.modules.get("tqdm")
-    write = print if tqdm is None else tqdm.tqdm.write
-    write(text, file=sys.stderr)
+def name_report(path: Path | None) -> None:
+    """Say where a report is: on standard error, as what the program prints stays its own; an open bar makes room."""
+    if path is not None:
+        tqdm = sys.modules.get("tqdm")
+        say = print if tqdm is None else tqdm.tqdm.write
+        say(f"greentrain: report {path}", file=sys.stderr)
 
 
 def _parts(run: ActiveRun) -> dict[str, str]:

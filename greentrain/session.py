@@ -37,7 +37,7 @@ from greentrain.handover import EXIT_REQUEUE
 from greentrain.harmless import harmless
 from greentrain.kept_estimate import keep_estimate, read_estimate
 from greentrain.ledger import Totals
-from greentrain.live import say
+from greentrain.live import name_report
 from greentrain.marking import Marking
 from greentrain.resuming import STATE_FORMAT, EarlierPart, grid_time_of
 from greentrain.run_id import choose_run_id
@@ -317,8 +317,8 @@ class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
 
     @harmless
     def _name_report(self) -> None:
-        if self.report_path is not None and sys.stderr is not None and sys.stderr.isatty():
-            say(f"greentrain: report {self.report_path}")
+        if sys.stderr is not None and sys.stderr.isatty():
+            name_report(self.report_path)
 
     def _leave(self) -> None:
         leaving = self._control.leaving

@@ -56,6 +56,12 @@ class Totals(Shown):
         """Mean IT power (W) of one rank; None before anything is booked."""
         return self.energy_j / self.duration_s if self.duration_s > 0 else None
 
+    @property
+    def device_s(self) -> float:
+        """Device time (s) of one rank, read or not: totals do not tell it, so each device counts for all of it."""
+        devices = {*self.by_device, *self.missing_s}
+        return max(self.duration_s * len(devices), sum(self.missing_s.values()))
+
     def __add__(self, other: "Totals") -> "Totals":
         values: dict[str, Any] = {}
         for item in dataclasses.fields(self):

@@ -117,7 +117,7 @@ class Cells:
         facility_j = carried.facility_j if carried.facility_j >= carried.energy_j else carried.energy_j * pue
         known_j = sum(carried.by_provenance.values())
         missing_s = sum(carried.missing_s.values())
-        known_s = max(carried.duration_s * len({*carried.by_device, *carried.missing_s}) - missing_s, 0.0)
+        known_s = carried.device_s - missing_s
         for provenance, energy_j in carried.by_provenance.items():
             share = energy_j / known_j if known_j else 1.0 / len(carried.by_provenance)
             cell = self._cell(CellKey(None, None, None, provenance))

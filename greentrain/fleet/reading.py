@@ -46,7 +46,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
         RunFolderError: It is a pipe or another thing that may never end.
         OSError: It cannot be read.
     """
-    if path.exists() and not path.is_file():
+    if not path.is_file() and path.exists():
         raise RunFolderError(f"{path.name} is no regular file")
     with path.open("rb") as file:
         yield from file

@@ -16,7 +16,7 @@ def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str,
     carried_j = sum(rank.carried.energy_j for rank in record.ranks)
     energy_j = totals.energy_j if known or carried_j > 0 else None
     booked_s = sum(device.booked_s for device in tally.devices.values())
-    booked_s += sum(_device_s(rank.carried) for rank in record.ranks)
+    booked_s += sum(rank.carried.device_s for rank in record.ranks)
     missing_s = max(sum(totals.missing_s.values()), 0.0)
     shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
     return {
@@ -33,12 +33,6 @@ def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str,
         "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
         "uncertainty": _uncertainty(tally, energy_j),
     }
-
-
-def _device_s(carried: Totals) -> float:
-    """Return the device time of totals (s), which do not tell it: that of every device they name, for all of it."""
-    devices = {*carried.by_device, *carried.missing_s}
-    return max(carried.duration_s * len(devices), sum(carried.missing_s.values()))
 
 
 def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:

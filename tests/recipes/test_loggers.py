@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from greentrain.ledger import read_run
+from tests.long import LONG
 from tests.recipes.logged import read_logged
 
 pytestmark = pytest.mark.slow
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 KEYS = {f"green/{key}" for key in ("energy_j", "power_w", "emissions_g", "tokens_per_j", "g_per_ktoken")}
 STEPS = 30
-FRAMEWORKS = ("accelerate", "lightning", "transformers")[: 3 if os.environ.get("GREENTRAIN_LONG") == "1" else 1]
+FRAMEWORKS = ("accelerate", pytest.param("lightning", marks=LONG), pytest.param("transformers", marks=LONG))
 """All take a minute and a half."""
 NO_NETWORK = ("unshare", "--net", "--map-root-user")
 
