@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from benchmarks.gears_common import Bench, Row
 from greentrain import GreenSession
-from greentrain.actuators.guardian import Guardian
-from greentrain.actuators.pause import LOOK_S, Pause
-from greentrain.actuators.power_cap import open_power_cap
-from greentrain.config_actuators import PowerCapConfig
-from greentrain.handover import Handover, Offer
+from greentrain.config.schema import PowerCapConfig
+from greentrain.control.actuators.guardian import Guardian
+from greentrain.control.actuators.pause import LOOK_S, Pause
+from greentrain.control.actuators.power_cap import open_power_cap
+from greentrain.control.launcher_protocol import Handover, Offer
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, build_library
 from greentrain.types import Topology
 
@@ -158,8 +158,8 @@ def _driver(scratch: Path) -> Iterator[FakeDriver]:
 
 VICTIM: Final = """
 import time
-from greentrain.actuators.power_cap import open_power_cap
-from greentrain.config_actuators import PowerCapConfig
+from greentrain.control.actuators.power_cap import open_power_cap
+from greentrain.config.schema import PowerCapConfig
 from greentrain.types import Topology
 
 open_power_cap(PowerCapConfig(dwell_s=0.0), Topology(), print).apply(0.8)

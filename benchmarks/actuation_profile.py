@@ -8,8 +8,9 @@ Both meet the same simulated training, whose steps last and draw what Zeus recor
 ``GlobalPowerLimitOptimizer`` with its defaults; only the driver and the monitor below it are ours.
 
 Zeus measures every limit for 40 steps and so sees less noise; what that is worth is the difference in regret. The
-tolerances of ``greentrain.policy.cap_search`` were set with these traces at hand, so they are no independent test of
-them; ``tests/policy/test_cap_search.py`` has one, against a model of a card.
+tolerances of ``greentrain.control.profiling.turns`` were set with these traces at hand, so they are no independent
+test of
+them; ``tests/control/profiling/test_cap_search.py`` has one, against a model of a card.
 """
 
 import argparse
@@ -25,8 +26,8 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.zeus_sweeps import STEPS, SWEEPS, Sweep
+from greentrain.control.profiling.profiler import GearProfiler
 from greentrain.policy.objective import Objective, choose
-from greentrain.profiling import GearProfiler
 from greentrain.types import Gear, Provenance
 
 MODERN_W: Final = tuple(range(700, 175, -25))

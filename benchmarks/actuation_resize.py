@@ -25,7 +25,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gears_common import Bench, Row
-from greentrain.launch.timeline import Resize, read
+from greentrain.control.launch.timeline import Resize, read
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WAYS: Final = {"warm": "elastic", "spawned": "spawn", "torchrun anew": "command"}
@@ -41,7 +41,7 @@ TOTAL_BAR_S: Final = 3.0
 """Of a warm resize on a machine of two cores: it must cost less than the imports alone."""
 SCRIPT: Final = """
 import os, sys, time
-from greentrain.handover import Handover, Progress, Request
+from greentrain.control.launcher_protocol import Handover, Progress, Request
 hand = Handover.from_env()
 n, rank = hand.offer().attempt, int(os.environ["RANK"])
 if rank == 0: hand.mark("up", n)

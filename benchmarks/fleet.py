@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.fleet_runs import append, size_of, write_emissions, write_runs
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
-from greentrain.fleet.index import Index
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
+from greentrain.report.fleet.index import Index
 from greentrain.report.summary import summarize
 
 BY: Final = ("project", "month", "zone", "provenance")

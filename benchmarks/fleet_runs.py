@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.config import GreenConfig
-from greentrain.fleet.row import RunRow
-from greentrain.journal import Journal, rank_path
-from greentrain.ledger import EnergyLedger
+from greentrain.config.schema import GreenConfig
+from greentrain.ledger.journal import Journal, rank_path
+from greentrain.ledger.run_folder import run_json
+from greentrain.ledger.totals import EnergyLedger
 from greentrain.report.emissions_csv import COLUMNS
-from greentrain.runfolder import run_json, write_json
+from greentrain.report.fleet.row import RunRow
 from greentrain.types import CarbonPoint, DeviceEnergy, LedgerEntry, Provenance, Topology
 from greentrain.units import G_PER_KG, grams, kwh_from_j
+from greentrain.utils.files import write_json
 
 T0_S: Final = 1_767_225_600.0
 """2026-01-01T00:00:00Z."""

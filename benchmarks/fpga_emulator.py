@@ -26,7 +26,7 @@ from benchmarks import fpga_encoders
 from benchmarks.fpga_encoders import NO_PEER, WAYS, Timed
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
-from greentrain.fpga_backend.csim.speed import gmac_per_s
+from greentrain.fpga_backend.csim.build import gmac_per_s
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.rtl.measure import measure
 from greentrain.fpga_backend.rtl.simulate import Simulator

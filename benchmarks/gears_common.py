@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from greentrain.config import GreenConfig
-from greentrain.gears import Gears
+from greentrain.config.schema import GreenConfig
+from greentrain.control.gears import Gears
 from recipes.common.model import GPT, Size
 
 TORCHAO: Final = "torchao"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gears_common import RECIPE, SMALL, TORCHAO, Bench, Row, Training, Value, figure, in_worker
 from benchmarks.gears_step import convert
-from greentrain.config import PrecisionConfig
+from greentrain.config.schema import PrecisionConfig
 from greentrain.precision.gearbox import GearBox
 from recipes.common.model import GPT
 

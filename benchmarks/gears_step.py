@@ -10,7 +10,7 @@ import torch
 from benchmarks.gears_common import SMALL, TORCHAO, Bench, Row, Training, Value, fastest
 from benchmarks.metering_common import median, quantile
 from greentrain import GreenSession
-from greentrain.config import PrecisionConfig
+from greentrain.config.schema import PrecisionConfig
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.noise import NoiseProbe
 from recipes.common.model import GPT, Size

@@ -22,7 +22,7 @@ from benchmarks.metering_common import (
     values_of,
 )
 from greentrain.errors import RunFolderError
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.testing.fake_nvml import FakeGpu
 
 LONG_S: Final = 150.0

@@ -22,7 +22,7 @@ from benchmarks.metering_common import (
     values_of,
 )
 from benchmarks.metering_victims import HIGH_G_PER_KWH, LOW_G_PER_KWH
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
 
 

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.rlhf_frameworks_common import Cases, Letters, Model, close, modules, padded, taken
 from greentrain.rlhf import openrlhf_reward
+from greentrain.rlhf.batching import padded_logprobs, unpadded
 from greentrain.rlhf.client import ServeClient
 from greentrain.rlhf.openrlhf_reference import OffloadReference, WithoutGpu
-from greentrain.rlhf.padding import padded_logprobs, unpadded
 
 
 def openrlhf(checkout: Path, url: str, wanted: Callable[[str], float], cases: Cases) -> None:

@@ -17,9 +17,9 @@ from greentrain.callbacks.transformers import GreenCallback
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.ledger import Totals
+from greentrain.ledger.totals import Totals
+from greentrain.rlhf.batching import joined, rows_of
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.parts import joined, rows_of
 from greentrain.rlhf.stats import PassStats
 from greentrain.testing.paced_device import Paced
 from recipes.common.rl_parts import small

@@ -19,15 +19,13 @@ from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.simulator.pipeline import text
-from greentrain.simulator.pipeline.bounds import caps, published_figures
+from greentrain.simulator.pipeline.bounds import caps, published, published_figures
 from greentrain.simulator.pipeline.break_even import break_even
+from greentrain.simulator.pipeline.inputs import Wanted, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.opening import Wanted, open_footprint, open_grid, open_table
-from greentrain.simulator.pipeline.published import published
 from greentrain.simulator.pipeline.scaling import Link, scale
 from greentrain.simulator.pipeline.sensitivity import over_grids, point
-from greentrain.simulator.pipeline.simulate import simulate
-from greentrain.simulator.pipeline.steady import step_ends
+from greentrain.simulator.pipeline.simulate import simulate, step_ends
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.waterfall import waterfall
 

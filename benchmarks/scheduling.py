@@ -4,7 +4,7 @@
     python benchmarks/scheduling.py --only bars           # a minute
     python benchmarks/scheduling.py --into docs/scheduling-benchmarks.md
 
-The grids are recorded; the action table is assumed (``greentrain.simulator.reference_table``). One thread.
+The grids are recorded; the action table is assumed (``greentrain.policy.action_sources``). One thread.
 """
 
 import argparse

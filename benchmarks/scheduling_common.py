@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.carbon.forecast import profile_forecast
-from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.action_sources import reference_table
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import SchedulePolicy
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs, windows
-from greentrain.simulator.reference_table import reference_table
 from greentrain.simulator.references import References, references
 from greentrain.simulator.world import Track, World
 from greentrain.units import S_PER_HOUR

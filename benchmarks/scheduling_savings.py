@@ -8,17 +8,14 @@ import numpy as np
 from benchmarks.scheduling_common import SLACKS, Array, Bench, Grid, known, menu, percent, score, tried
 from benchmarks.scheduling_peers import PlannedOnce
 from benchmarks.tables import Table
+from greentrain.policy.action_sources import IDLE_NODE_W, SETS, reference_table
+from greentrain.policy.baselines import CarbonBlind, LowestWindow, Spot, StaticSchedule, Threshold
 from greentrain.policy.carbongear import CarbonGear
 from greentrain.policy.carbongear_printed import CarbonGearPrinted
 from greentrain.policy.carl import Carl
-from greentrain.policy.lowest_window import LowestWindow
 from greentrain.policy.menu import Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import SchedulePolicy
-from greentrain.policy.schedule_static import CarbonBlind, StaticSchedule
-from greentrain.policy.spot import Spot
-from greentrain.policy.threshold import Threshold
-from greentrain.simulator.reference_table import IDLE_NODE_W, SETS, reference_table
 
 WITHIN: Final = 0.3
 """Points by which a saving may be below its bar; set before the policies were written."""

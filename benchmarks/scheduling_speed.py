@@ -8,14 +8,11 @@ import numpy as np
 
 from benchmarks.scheduling_common import HOURS, Bench, Grid, menu
 from benchmarks.tables import Table
-from greentrain.policy.loop import DecisionKernel
-from greentrain.policy.lowest_window import LowestWindow
+from greentrain.policy.baselines import LowestWindow, StaticSchedule, Threshold
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import Menu
-from greentrain.policy.mpc import Mpc
-from greentrain.policy.mpc_switching import MpcSwitching
+from greentrain.policy.mpc import Mpc, MpcSwitching
 from greentrain.policy.outlook import Outlook
-from greentrain.policy.schedule_static import StaticSchedule
-from greentrain.policy.threshold import Threshold
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.jobs import Jobs
 from greentrain.units import S_PER_HOUR

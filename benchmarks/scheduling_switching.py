@@ -6,12 +6,11 @@ import numpy as np
 
 from benchmarks.scheduling_common import HOURS, Array, Bench, Grid, known, menu, percent, score, tried
 from benchmarks.tables import Table
+from greentrain.policy.baselines import CarbonBlind
 from greentrain.policy.carbongear import CarbonGear
 from greentrain.policy.menu import Menu
-from greentrain.policy.mpc import Mpc
-from greentrain.policy.mpc_switching import MpcSwitching
+from greentrain.policy.mpc import Mpc, MpcSwitching
 from greentrain.policy.outlook import SchedulePolicy
-from greentrain.policy.schedule_static import CarbonBlind
 from greentrain.policy.switching import Switching
 from greentrain.units import S_PER_HOUR
 

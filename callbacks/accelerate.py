@@ -13,13 +13,13 @@ from typing import Any
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from greentrain._imports import try_import
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.callbacks.prepared import Prepared
-from greentrain.harmless import harmless
 from greentrain.precision.limits import unwrap
-from greentrain.runfolder import write_json
 from greentrain.types import Phase
+from greentrain.utils.files import write_json
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import harmless
 
 with try_import("accelerate") as _imports:
     from accelerate import Accelerator, DistributedType

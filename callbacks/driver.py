@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from greentrain.callbacks.batch import count
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import GreenTrainError
-from greentrain.harmless import harmless, warn
-from greentrain.live import name_report
-from greentrain.session import GreenSession
+from greentrain.report.live.terminal import name_report
+from greentrain.session.session import GreenSession
 from greentrain.types import Phase, Topology
+from greentrain.utils.never_raise import harmless, warn
 
 SessionLike = GreenSession | GreenConfig | Mapping[str, Any] | str | Path | None
 """A finished session, or anything GreenSession accepts."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from greentrain._imports import try_import
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
-from greentrain.harmless import harmless
 from greentrain.types import Phase
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import harmless
 
 with try_import("lightning") as _imports:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from greentrain.callbacks.driver import Driver
-from greentrain.harmless import harmless
 from greentrain.types import Phase
+from greentrain.utils.never_raise import harmless
 
 
 class Prepared:

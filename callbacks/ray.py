@@ -26,15 +26,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from greentrain._imports import try_import
 from greentrain.callbacks.ray_desk import ASK_S, PREFIX, Resize
 from greentrain.callbacks.ray_launcher import find_desk
 from greentrain.callbacks.ray_scaling import WantedWidth, check_version, open_desk
 from greentrain.callbacks.ray_session import GreenRaySession
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
-from greentrain.harmless import harmless
-from greentrain.run_id import ENV_RUN_ID, new_run_id
+from greentrain.ledger.run_folder import ENV_RUN_ID, new_run_id
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import harmless
 
 with try_import("ray") as _imports:
     import ray

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
 
 PREFIX: Final = "greentrain-desk-"

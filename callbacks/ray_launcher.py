@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from greentrain._imports import try_import
 from greentrain.callbacks.ray_desk import ASK_S, PREFIX, Opening, Resize, Terms
-from greentrain.handover import Notice, Offer, Progress, Request
-from greentrain.harmless import harmless
+from greentrain.control.launcher_protocol import Notice, Offer, Progress, Request
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import harmless
 
 with try_import("ray") as _imports:
     import ray
@@ -31,7 +31,7 @@ def find_desk(run: str) -> Any:
 
 
 class RayLauncher:
-    """One rank's line to the desk; see greentrain.leaving.Launcher.
+    """One rank's line to the desk; see greentrain.control.preemption.Launcher.
 
     Args:
         desk: Handle of the desk's actor.

@@ -9,10 +9,10 @@ them to it.
 import logging
 from typing import Any, Final
 
-from greentrain._imports import try_import
 from greentrain.callbacks.ray_desk import ASK_S, Desk, Order
 from greentrain.errors import MissingExtraError
-from greentrain.harmless import harmless
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import harmless
 
 with try_import("ray") as _imports:
     import ray

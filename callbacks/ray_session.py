@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain._imports import try_import
 from greentrain.callbacks.ray_desk import Resize
 from greentrain.callbacks.ray_launcher import RayLauncher, find_desk
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
-from greentrain.harmless import harmless, warn
-from greentrain.session import GreenSession
+from greentrain.session.session import GreenSession
 from greentrain.types import Topology
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import harmless, warn
 
 with try_import("ray") as _imports:
     import ray.train

@@ -9,12 +9,12 @@ import os
 from contextlib import AbstractContextManager
 from typing import Any
 
-from greentrain._imports import try_import
 from greentrain.callbacks.caller import calling
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
-from greentrain.harmless import harmless
 from greentrain.types import Phase
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import harmless
 
 with try_import("transformers") as _imports:
     from transformers import Trainer, TrainerCallback

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from greentrain.config_reference import reference
+from greentrain.config.reference import reference
 
 PAGE: Final = Path(__file__).with_name("configuration.md")
 BEGIN: Final = "<!-- made by docs/make_configuration.py -->\n"

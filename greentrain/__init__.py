@@ -1,6 +1,6 @@
 """GreenTrain: measure, lower and plan the energy and carbon of PyTorch training.
 
-* ``GreenSession``              any training loop, from one ``with`` line (``greentrain.session``)
+* ``GreenSession``              any training loop, from one ``with`` line (``greentrain.session.session``)
 * ``greentrain.callbacks``      Lightning, Accelerate and Hugging Face Trainer
 * ``greentrain.power``          meters, the energy curve and its sampler
 * ``greentrain.carbon``         carbon-intensity signals
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from greentrain._version import __version__
 
 _LAZY = {
-    "GreenSession": "greentrain.session",
-    "GreenConfig": "greentrain.config",
-    "load_ipython_extension": "greentrain.notebook",
-    "unload_ipython_extension": "greentrain.notebook",
+    "GreenSession": "greentrain.session.session",
+    "GreenConfig": "greentrain.config.schema",
+    "load_ipython_extension": "greentrain.cli.notebook",
+    "unload_ipython_extension": "greentrain.cli.notebook",
 }
 
 __all__ = ["GreenConfig", "GreenSession", "__version__"]
@@ -25,8 +25,8 @@ __all__ = ["GreenConfig", "GreenSession", "__version__"]
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 if TYPE_CHECKING:
-    from greentrain.config import GreenConfig as GreenConfig
-    from greentrain.session import GreenSession as GreenSession
+    from greentrain.config.schema import GreenConfig as GreenConfig
+    from greentrain.session.session import GreenSession as GreenSession
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,5 @@
 """``python -m greentrain``: the command line."""
 
-from greentrain.cli import main
+from greentrain.cli.app import main
 
 main()

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from greentrain.errors import ConfigError
-from greentrain.topology import current_topology
 from greentrain.types import Topology
+from greentrain.utils.topology import current_topology
 
 if TYPE_CHECKING:
     import numpy as np

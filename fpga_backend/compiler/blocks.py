@@ -7,11 +7,10 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from greentrain.fpga_backend import contract
-from greentrain.fpga_backend.compiler import masks
+from greentrain.fpga_backend.compiler import values as masks
 from greentrain.fpga_backend.compiler.draft import Draft
-from greentrain.fpga_backend.compiler.place import Place
 from greentrain.fpga_backend.compiler.recipe import Part
-from greentrain.fpga_backend.compiler.values import Ids, Repeated, Rows, Term, Weight, heads, matrix, scalar
+from greentrain.fpga_backend.compiler.values import Ids, Place, Repeated, Rows, Term, Weight, heads, matrix, scalar
 from greentrain.fpga_backend.program import Add, Attention, Columns, Embed, Gate, Linear, Norm, Rotary
 
 Table = Literal["gelu", "gelu_tanh", "silu", "tanh", "relu"]

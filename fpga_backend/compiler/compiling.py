@@ -14,12 +14,12 @@ from greentrain.fpga_backend.compiler import twin
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.finish import Head, finish
 from greentrain.fpga_backend.compiler.lower import Lowering
-from greentrain.fpga_backend.compiler.place import Place
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import Entry, Part, Recipe, Source
 from greentrain.fpga_backend.compiler.selfcheck import verify
 from greentrain.fpga_backend.compiler.smooth import SmoothQuant
 from greentrain.fpga_backend.compiler.trace import Call, Trace, trace
+from greentrain.fpga_backend.compiler.values import Place
 from greentrain.fpga_backend.errors import UnsupportedModelError
 from greentrain.fpga_backend.program import (
     ActivationBits,

@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from greentrain.fpga_backend.compiler.blocks import columns, refuse_term
 from greentrain.fpga_backend.compiler.draft import Draft
-from greentrain.fpga_backend.compiler.place import Place
 from greentrain.fpga_backend.compiler.recipe import Entry
-from greentrain.fpga_backend.compiler.values import Rows, Term
+from greentrain.fpga_backend.compiler.values import Place, Rows, Term
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Norm, Op, Pool, Score, read_by
 
 Head = Literal["auto", "score", "logprob"]

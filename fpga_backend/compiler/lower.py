@@ -13,8 +13,7 @@ from torch.fx import GraphModule, Node
 
 from greentrain.fpga_backend.compiler import blocks, terms
 from greentrain.fpga_backend.compiler.draft import Draft
-from greentrain.fpga_backend.compiler.place import Place
-from greentrain.fpga_backend.compiler.values import Ids, Repeated, Rows, Weight, is_symbolic, scalar, shape_of
+from greentrain.fpga_backend.compiler.values import Ids, Place, Repeated, Rows, Weight, is_symbolic, scalar, shape_of
 
 _SAME = {
     "alias",

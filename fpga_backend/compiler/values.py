@@ -1,17 +1,51 @@
 """What a value of a traced graph stands for while the graph is walked.
 
 Tensors that do not depend on tokens or parameters are computed as they come and stay plain tensors.
+
+Where in a model something is that cannot be compiled.
+
+What an attention mask lets a token see.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
+from torch.fx import Node
 
-from greentrain.fpga_backend.compiler.place import Place
 from greentrain.fpga_backend.compiler.recipe import Source
+from greentrain.fpga_backend.errors import UnsupportedModelError
 from greentrain.fpga_backend.program import Columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node of a traced graph, in words."""
+
+    path: str
+    """Dotted path of the innermost module, "" for the model itself."""
+    module: str
+    """Its class."""
+    op: str
+    """ATen operator, as ``aten.topk.default``."""
+
+    @classmethod
+    def of(cls, node: Node) -> "Place":
+        """Return the place of a node."""
+        stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
+        path, kind = list(stack.values())[-1] if stack else ("", "")
+        name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+        return cls(path=path.removeprefix("L['self']."), module=name.rpartition(".")[2], op=str(node.target))
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise UnsupportedModelError that names the place.
+
+        Raises:
+            UnsupportedModelError: Always.
+        """
+        where = f"{self.path} ({self.module})" if self.path else self.module or "the model"
+        raise UnsupportedModelError(f"{where}: {self.op}: {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,3 +218,38 @@ def is_symbolic(value: Any) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return any(is_symbolic(item) for item in value)
     return isinstance(value, Rows | Repeated | Weight | Ids | Term)
+
+
+_FORBIDDEN = -1e4
+"""An added number at or below this forbids: the weight e^-10000 is 0 in any precision; models write -1e4 to -inf."""
+
+
+def describe(mask: torch.Tensor, tokens: int) -> tuple[bool | None, str]:
+    """Say whether a mask is causal.
+
+    Args:
+        mask: [..., tokens, tokens] or what broadcasts to it; of bool (True: may see) or of numbers that are added.
+        tokens: Length of the sequence, without padding.
+
+    Returns:
+        True for a causal mask, False for one that lets everything see everything, None for any other, with what is
+        wrong with it.
+    """
+    square = mask.expand(*mask.shape[:-2], tokens, tokens).reshape(-1, tokens, tokens)
+    if len(square) > 1 and not bool((square == square[:1]).all()):
+        return None, "differs from head to head (ALiBi?)"
+    seen = square[0]
+    if seen.dtype != torch.bool:
+        forbidden = seen <= _FORBIDDEN
+        if not bool((forbidden | (seen == 0)).all()):
+            return None, "adds numbers to the scores (ALiBi, or a bias by position)"
+        seen = ~forbidden
+    if bool(seen.all()):
+        return False, ""
+    causal = torch.ones(tokens, tokens, dtype=torch.bool).tril_()
+    wrong = seen != causal
+    if not bool(wrong.any()):
+        return True, ""
+    query, key = (int(i) for i in wrong.nonzero()[0])
+    does = "sees" if bool(seen[query, key]) else "does not see"
+    return None, f"is neither full nor causal: token {query} {does} token {key}"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from greentrain.fpga_backend.card import Buffer
-from greentrain.fpga_backend.csim.extents import extents
+from greentrain.fpga_backend.csim.bounds import extents
 from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, Kernel
 from greentrain.fpga_backend.csim.library import functions
 from greentrain.fpga_backend.errors import DeviceError

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
+from greentrain.fpga_backend.devices.base import CLOSED, InProcess
 from greentrain.fpga_backend.devices.buckets import length_groups
 from greentrain.fpga_backend.devices.float_results import result
 from greentrain.fpga_backend.devices.openvino_graph import IDS, LENGTHS, TARGETS, TYPES, graph, imports
 from greentrain.fpga_backend.devices.unmetered import Unmetered
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.in_process import CLOSED, InProcess
 from greentrain.fpga_backend.program import Program
 from greentrain.types import PowerMeter, Provenance
 

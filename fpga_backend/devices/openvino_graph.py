@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from greentrain._imports import try_import
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.devices.float_weights import checked
 from greentrain.fpga_backend.program import (
@@ -30,6 +29,7 @@ from greentrain.fpga_backend.program import (
     Score,
     widths,
 )
+from greentrain.utils.imports import try_import
 
 with try_import("openvino") as imports:
     import openvino

@@ -8,12 +8,12 @@ import torch
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
+from greentrain.fpga_backend.devices.base import CLOSED, InProcess
 from greentrain.fpga_backend.devices.buckets import by_length
 from greentrain.fpga_backend.devices.float_results import result
 from greentrain.fpga_backend.devices.torch_engine import DTYPES, Dtype, TorchEngine
 from greentrain.fpga_backend.devices.unmetered import Unmetered
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.in_process import CLOSED, InProcess
 from greentrain.fpga_backend.packing import Packed, pack
 from greentrain.fpga_backend.program import Program
 from greentrain.types import PowerMeter, Provenance

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain._imports import try_import
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.space import compiled_to
+from greentrain.utils.imports import try_import
 
 if TYPE_CHECKING:
     from greentrain.fpga_backend.artifact import Artifact

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.config_values import bound, nearest
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Program
+from greentrain.fpga_backend.roofline.card_spec import Quantity
 from greentrain.fpga_backend.roofline.counts import count
 from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.quantity import Quantity
+from greentrain.utils.validation import bound, nearest
 
 MFU: Final = Quantity(
     value=0.3,

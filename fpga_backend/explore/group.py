@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
+from greentrain.fpga_backend.roofline.latency import Bound, Service, service
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.memory import footprint
-from greentrain.fpga_backend.roofline.time import Bound, Service, service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

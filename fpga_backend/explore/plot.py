@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from greentrain._imports import try_import
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import GpuRow
 from greentrain.fpga_backend.explore.space import Point
 from greentrain.fpga_backend.explore.subject import Subject
+from greentrain.utils.imports import try_import
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

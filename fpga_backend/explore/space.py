@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from greentrain.fpga_backend.explore.group import Group, most_sequences
 from greentrain.fpga_backend.program import Precision, Program, with_activation_bits
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
+from greentrain.fpga_backend.roofline.latency import Bound
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.memory import footprint
-from greentrain.fpga_backend.roofline.time import Bound
 
 PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int8a16": "w8a8", "int4": "w4a16"}
 """What they are compiled to. ``int8a16`` has activations of 16 bits: each product is two of 8 bits. ``int4`` is of

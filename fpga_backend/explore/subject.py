@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from greentrain.config_values import nearest
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.shape import Head, program_of
+from greentrain.utils.validation import nearest
 
 MANIFEST = "artifact.json"
 CONFIG = "config.json"

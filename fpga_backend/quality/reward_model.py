@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from greentrain._imports import try_import
 from greentrain.fpga_backend.batch import Ids
+from greentrain.utils.imports import try_import
 
 with try_import("transformers") as _imports:
     from tokenizers import Tokenizer

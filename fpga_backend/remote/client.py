@@ -12,10 +12,8 @@ from typing import Any
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.loaded import Loaded
+from greentrain.fpga_backend.devices.base import CLOSED, Lane, Loaded
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError, OffloadError, QueueFullError
-from greentrain.fpga_backend.in_process import CLOSED
-from greentrain.fpga_backend.lane import Lane
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.remote import wire
 from greentrain.fpga_backend.remote.connection import PAUSE_S, Connection, Patience

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from greentrain._imports import try_import
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
 from greentrain.fpga_backend.remote import wire
+from greentrain.utils.imports import try_import
 
 with try_import("remote") as imports:
     import httpx

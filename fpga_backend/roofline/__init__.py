@@ -9,7 +9,7 @@
 
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.cards import CARDS, U55C, V80, assume, named
+from greentrain.fpga_backend.roofline.latency import Service, check_card, service
 from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.time import Service, check_card, service
 
 __all__ = ["CARDS", "CardSpec", "Layout", "Service", "U55C", "V80", "assume", "check_card", "named", "service"]

@@ -7,10 +7,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-from greentrain.config_values import nearest
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.roofline.card_spec import CardSpec, unit_of
-from greentrain.fpga_backend.roofline.quantity import Kind, Quantity
+from greentrain.fpga_backend.roofline.card_spec import CardSpec, Kind, Quantity, unit_of
+from greentrain.utils.validation import nearest
 
 
 def _quantity(name: str, value: float, kind: Kind, source: str) -> Quantity:

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from greentrain.clock import Clock, SystemClock
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
-from greentrain.fpga_backend.roofline.time import Service
+from greentrain.fpga_backend.roofline.latency import Service
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.utils.clock import Clock, SystemClock
 
 PERIOD_S: Final = 1.0
 

@@ -7,7 +7,7 @@ H2C and C2H channels). There are two buffers, so a batch is copied in once the o
 from collections import deque
 from dataclasses import dataclass
 
-from greentrain.fpga_backend.roofline.time import Service
+from greentrain.fpga_backend.roofline.latency import Service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

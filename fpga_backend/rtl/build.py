@@ -7,9 +7,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from greentrain.cache_folder import cache_folder
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.rtl.toolchain import Toolchain, toolchain
+from greentrain.utils.files import cache_folder
 
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(HERE / f"gt_{name}.v" for name in ("dual_mac", "pack", "skew", "array", "tile"))

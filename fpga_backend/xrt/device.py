@@ -14,13 +14,12 @@ from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.loaded import Loaded
+from greentrain.fpga_backend.devices.base import Lane, Loaded
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
-from greentrain.fpga_backend.lane import Lane
 from greentrain.fpga_backend.xrt import pci, xclbin
-from greentrain.fpga_backend.xrt.keeper import Keeper, Model
 from greentrain.fpga_backend.xrt.meters import CardMeters
 from greentrain.fpga_backend.xrt.sensors import meter_of
+from greentrain.fpga_backend.xrt.worker_client import Keeper, Model
 from greentrain.types import PowerMeter
 
 Answer = TypeVar("Answer")

@@ -9,13 +9,13 @@ from functools import partial
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
-from greentrain.fpga_backend.devices.loaded import Loaded
+from greentrain.fpga_backend.devices.base import Loaded
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.xrt.meters import Meters, total
 from greentrain.fpga_backend.xrt.parts import joined, picked, split
-from greentrain.harmless import warn
 from greentrain.types import PowerMeter
+from greentrain.utils.never_raise import warn
 
 WHOLE_TOKENS = 1024
 """A batch of fewer tokens goes to one device as a whole: the ends of its parts would wait for each other."""

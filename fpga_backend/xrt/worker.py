@@ -1,6 +1,7 @@
 """The process that owns a card, or several: it takes models and batches and runs them, and nothing of torch is in it.
 
-It is started by :class:`greentrain.fpga_backend.xrt.process.Process`, ends with its parent, and says what goes wrong as
+It is started by :class:`greentrain.fpga_backend.xrt.worker_client.Process`, ends with its parent, and says what goes
+wrong as
 a message. One message is answered before the next is read::
 
     open    addresses, api, xclbin, silicon, memory_bytes,
@@ -28,12 +29,12 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.csim.kernels import WEIGHTS
 from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
-from greentrain.fpga_backend.xrt import transfer, wire
+from greentrain.fpga_backend.xrt import ipc
 from greentrain.fpga_backend.xrt.api import Api
 from greentrain.fpga_backend.xrt.card import Tenant, XrtCard
 from greentrain.fpga_backend.xrt.ctypes_api import CtypesApi
+from greentrain.fpga_backend.xrt.ipc import Region
 from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi, load_pyxrt
-from greentrain.fpga_backend.xrt.shared import Region
 from greentrain.fpga_backend.xrt.silicon import compiled
 from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule
 
@@ -53,7 +54,7 @@ class Model:
         DeviceError: It does not fit; nothing of it stays on the cards.
     """
 
-    def __init__(self, cards: Sequence[XrtCard], weights: transfer.Weights, activation_bytes: int) -> None:
+    def __init__(self, cards: Sequence[XrtCard], weights: ipc.Weights, activation_bytes: int) -> None:
         _check_room(cards, weights)
         self.digest = weights.digest
         self._mark = np.frombuffer(hashlib.sha256(weights.digest.encode()).digest(), np.uint8)
@@ -122,7 +123,7 @@ class Worker:
                 self._region = Region(fds[0])
                 return {}
             case "run":
-                return self._run(message["model"], message["digest"], transfer.Shape(**message["shape"]))
+                return self._run(message["model"], message["digest"], ipc.Shape(**message["shape"]))
             case "ping":
                 return self._ping(message["nbytes"])
             case other:
@@ -163,21 +164,21 @@ class Worker:
         try:
             if not self._cards:
                 raise DeviceError("the worker has no card yet")
-            self._models[number] = Model(self._cards, transfer.get_model(region), self._activation_bytes)
+            self._models[number] = Model(self._cards, ipc.get_model(region), self._activation_bytes)
         finally:
             region.close()
         return self._used()
 
-    def _run(self, number: int, digest: str, shape: transfer.Shape) -> dict[str, Any]:
+    def _run(self, number: int, digest: str, shape: ipc.Shape) -> dict[str, Any]:
         model = self._models.get(number)
         if model is None or model.digest != digest or self._region is None:
             held = "nothing" if model is None else model.digest[:12]
             raise DeviceError(f"the worker holds {held} as model {number}, not {digest[:12]}: load the artifact again")
-        batch = transfer.get_batch(shape, self._region)
+        batch = ipc.get_batch(shape, self._region)
         start_s = time.perf_counter()
         result = model.run(batch)
         run_s = time.perf_counter() - start_s
-        transfer.put_result(result, shape, self._region)
+        ipc.put_result(result, shape, self._region)
         return {"run_s": run_s, "rows": result.rows, "notes": list(result.notes)}
 
     def _ping(self, nbytes: int) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def open_api(name: str, address: str | int) -> Api:
     return PyxrtApi(address) if name == "pyxrt" else CtypesApi(address)
 
 
-def _check_room(cards: Sequence[XrtCard], weights: transfer.Weights) -> None:
+def _check_room(cards: Sequence[XrtCard], weights: ipc.Weights) -> None:
     needed = sum(tensor.nbytes for tensor in weights.tensors.values())
     memory = sum(card.memory_bytes for card in cards)
     free = memory - sum(card.used_bytes for card in cards)
@@ -214,14 +215,14 @@ def _check_room(cards: Sequence[XrtCard], weights: transfer.Weights) -> None:
         )
 
 
-def serve(link: wire.Link, worker: Worker) -> None:
+def serve(link: ipc.Link, worker: Worker) -> None:
     """Answer messages until the other side is gone."""
     while (received := link.receive()) is not None:
         message, fds = received
         try:
             reply = worker.answer(message, fds)
         except Exception as error:
-            reply = wire.from_error(error)
+            reply = ipc.from_error(error)
         try:
             link.send(reply)
         except OSError:
@@ -239,7 +240,7 @@ def main(fd: int, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     worker = Worker()
     try:
-        serve(wire.Link(socket.socket(fileno=fd)), worker)
+        serve(ipc.Link(socket.socket(fileno=fd)), worker)
     finally:
         worker.close()
 

@@ -1,17 +1,102 @@
 """What an xclbin says of its kernels and memories: read and checked; and written, without a bitstream, for tests.
 
 A file of :func:`write` holds metadata only: XRT's no-op emulation takes it, a card does not.
+
+The container of an xclbin: a header, then sections. Structures of XRT's ``xclbin.h`` (2.13.466, Apache-2.0).
 """
 
 import struct
+import uuid
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from greentrain.fpga_backend.csim.kernels import Kernel, Region
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.xrt import axlf
+
+MAGIC = b"xclbin2\0"
+TOP = struct.Struct("<8si28s256sQ")
+"""``struct axlf`` up to its header: magic, length of the signature (-1: none), reserved, key block, unique id."""
+HEADER = struct.Struct("<QQQHBBHH16s64s16s16sI4x")
+"""``struct axlf_header``: length, time stamp, ROM time stamp, version (patch, major, minor), mode, actions, ROM UUID,
+platform, UUID, debug file, number of sections."""
+SECTION = struct.Struct("<I16s4xQQ")
+"""``struct axlf_section_header``: kind, name, offset, size."""
+ALIGNMENT = 8
+
+EMBEDDED_METADATA = 2
+MEM_TOPOLOGY = 6
+CONNECTIVITY = 7
+IP_LAYOUT = 8
+GROUP_TOPOLOGY = 26
+GROUP_CONNECTIVITY = 27
+"""``enum axlf_section_kind``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """What a file holds."""
+
+    uuid: str
+    platform: str
+    """Name of the shell that it was linked for."""
+    sections: Mapping[int, bytes]
+    """Bytes by kind; of several of one kind, the first."""
+
+
+def build(platform: str, sections: Mapping[int, bytes]) -> bytes:
+    """Return the bytes of a container. The UUID is derived from the content: the same sections, the same UUID."""
+    number = uuid.uuid5(uuid.NAMESPACE_OID, repr((platform, sorted(sections.items()))))
+    offset = _aligned(TOP.size + HEADER.size + SECTION.size * len(sections))
+    table, body = b"", b""
+    for kind, data in sections.items():
+        table += SECTION.pack(kind, f"section{kind}".encode(), offset + len(body), len(data))
+        body += data + bytes(_aligned(len(data)) - len(data))
+    header = HEADER.pack(
+        offset + len(body), 0, 0, 0, 2, 1, 0, 0, bytes(16), platform.encode(), number.bytes, b"", len(sections)
+    )
+    head = TOP.pack(MAGIC, -1, b"\xff" * 28, b"\xff" * 256, 0) + header + table
+    return head + bytes(offset - len(head)) + body
+
+
+def parse(path: Path) -> Container:
+    """Read a container.
+
+    Raises:
+        DeviceError: The file is missing, no xclbin, or cut short; the message says which.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DeviceError(f"the xclbin {path} cannot be read: {error.strerror}") from error
+    if not data.startswith(MAGIC):
+        raise DeviceError(f"{path} is no xclbin: it begins with {data[:8]!r} instead of {MAGIC!r}")
+    if len(data) < TOP.size + HEADER.size:
+        raise DeviceError(f"{path} is cut short: {len(data)} bytes, the header alone has {TOP.size + HEADER.size}")
+    fields = HEADER.unpack_from(data, TOP.size)
+    length, platform, number, count = fields[0], fields[9], fields[10], fields[12]
+    table_end = TOP.size + HEADER.size + SECTION.size * count
+    if len(data) < max(length, table_end):
+        raise DeviceError(
+            f"{path} is cut short: {len(data)} of {max(length, table_end)} bytes; copy or link the file again"
+        )
+    sections: dict[int, bytes] = {}
+    for i in range(count):
+        kind, _, start, size = SECTION.unpack_from(data, TOP.size + HEADER.size + SECTION.size * i)
+        if start + size > len(data):
+            raise DeviceError(f"{path} is damaged: section {kind} ends at byte {start + size} of {len(data)}")
+        sections.setdefault(kind, data[start : start + size])
+    return Container(uuid=str(uuid.UUID(bytes=number)), platform=_text(platform), sections=sections)
+
+
+def _text(field: bytes) -> str:
+    return field.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
 
 PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
 """The U55C shell that XRT 2.13 goes with (AMD, U55C getting started, 2022.1)."""
@@ -81,10 +166,10 @@ def read(path: Path) -> Xclbin:
     Raises:
         DeviceError: The file is missing, torn, or without kernels; the message says which.
     """
-    found = axlf.parse(path)
+    found = parse(path)
     try:
         memories, links = _memories(found), _links(found)
-        kernels = tuple(_kernels(found.sections[axlf.EMBEDDED_METADATA], links))
+        kernels = tuple(_kernels(found.sections[EMBEDDED_METADATA], links))
     except KeyError as error:
         raise DeviceError(f"{path} has no section {error} (xclbin.h): it is no linked design") from error
     except (ET.ParseError, struct.error, ValueError) as error:
@@ -153,15 +238,15 @@ def write(
         links += [LINK.pack(j, i, a.bank) for j, a in enumerate(kernel.arguments) if a.bank is not None]
     connectivity = COUNT.pack(len(links)) + b"".join(links)
     path.write_bytes(
-        axlf.build(
+        build(
             PLATFORM,
             {
-                axlf.EMBEDDED_METADATA: _xml(kernels),
-                axlf.MEM_TOPOLOGY: topology,
-                axlf.CONNECTIVITY: connectivity,
-                axlf.IP_LAYOUT: layout,
-                axlf.GROUP_TOPOLOGY: topology,
-                axlf.GROUP_CONNECTIVITY: connectivity,
+                EMBEDDED_METADATA: _xml(kernels),
+                MEM_TOPOLOGY: topology,
+                CONNECTIVITY: connectivity,
+                IP_LAYOUT: layout,
+                GROUP_TOPOLOGY: topology,
+                GROUP_CONNECTIVITY: connectivity,
             },
         )
     )
@@ -183,8 +268,8 @@ def _compare(found: Xclbin, kernel: Kernel, linked: LinkedKernel) -> None:
             )
 
 
-def _memories(found: axlf.Container) -> tuple[Memory, ...]:
-    data = found.sections.get(axlf.GROUP_TOPOLOGY) or found.sections[axlf.MEM_TOPOLOGY]
+def _memories(found: Container) -> tuple[Memory, ...]:
+    data = found.sections.get(GROUP_TOPOLOGY) or found.sections[MEM_TOPOLOGY]
     (count,) = COUNT.unpack_from(data)
     memories = []
     for i in range(count):
@@ -193,14 +278,14 @@ def _memories(found: axlf.Container) -> tuple[Memory, ...]:
     return tuple(memories)
 
 
-def _links(found: axlf.Container) -> dict[tuple[str, int], int]:
+def _links(found: Container) -> dict[tuple[str, int], int]:
     """Return the memory of each (kernel, argument): the largest, where an argument reaches several."""
-    layout = found.sections[axlf.IP_LAYOUT]
+    layout = found.sections[IP_LAYOUT]
     names = [
         UNIT.unpack_from(layout, 8 + i * UNIT.size)[3].split(b"\0", 1)[0].decode().partition(":")[0]
         for i in range(COUNT.unpack_from(layout)[0])
     ]
-    data = found.sections.get(axlf.GROUP_CONNECTIVITY) or found.sections[axlf.CONNECTIVITY]
+    data = found.sections.get(GROUP_CONNECTIVITY) or found.sections[CONNECTIVITY]
     links: dict[tuple[str, int], int] = {}
     for i in range(COUNT.unpack_from(data)[0]):
         argument, unit, memory = LINK.unpack_from(data, 4 + i * LINK.size)

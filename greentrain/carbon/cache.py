@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from greentrain.cache_folder import ENV_DIR, cache_folder
 from greentrain.carbon.series import Reading, Series
 from greentrain.carbon.source import SourceFacts, intensity
-from greentrain.harmless import warn
 from greentrain.types import CarbonKind
+from greentrain.utils.files import ENV_DIR, cache_folder
+from greentrain.utils.never_raise import warn
 
 FORMAT: Final = 1
 _SKEW_S: Final = 60.0

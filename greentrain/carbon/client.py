@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
-from greentrain._imports import try_import
 from greentrain._version import __version__
-from greentrain.carbon.source import Key
+from greentrain.utils.imports import try_import
 
 with try_import("grid") as imports:
     import httpx
@@ -85,6 +84,18 @@ class Answer(NamedTuple):
     """The JSON."""
     server_unix_s: float | None
     """The server's time by its Date header; None where it has none."""
+
+
+class Key(Protocol):
+    """Signs requests. Never shows what it signs with."""
+
+    def sign(self, request: "httpx.Request", client: "GridClient") -> None:
+        """Add what the server wants to see; may ask the server for it first."""
+        ...
+
+    def renew(self) -> bool:
+        """Forget what the server did not accept; return True if it makes sense to try once more."""
+        ...
 
 
 class GridClient:

@@ -7,7 +7,7 @@ from greentrain.carbon.fallback import Fallback
 from greentrain.carbon.keys import Secret, find_key
 from greentrain.carbon.trace import TraceSignal
 from greentrain.carbon.typical import TypicalSignal
-from greentrain.config import WORLD, CarbonConfig
+from greentrain.config.schema import WORLD, CarbonConfig
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.types import CarbonSignal
 

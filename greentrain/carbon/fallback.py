@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from greentrain.errors import ConfigError
-from greentrain.harmless import warn
 from greentrain.types import CarbonPoint, CarbonSignal
+from greentrain.utils.never_raise import warn
 
 
 class Fallback:

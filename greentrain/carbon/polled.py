@@ -12,8 +12,8 @@ from greentrain.carbon.client import Patience, imports
 from greentrain.carbon.poller import Poller
 from greentrain.carbon.series import LEAD_S, Mean, Reading, Series
 from greentrain.carbon.source import GridSource
-from greentrain.clock import Clock, SystemClock
 from greentrain.types import CarbonPoint
+from greentrain.utils.clock import Clock, SystemClock
 
 _CLOSE_WAIT_S: Final = 2.0
 """A request that hangs is left to its own timeout after this (s)."""

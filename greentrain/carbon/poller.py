@@ -11,8 +11,8 @@ from greentrain.carbon.cache import Asked, GridCache, Known
 from greentrain.carbon.client import GridClient, NoAnswer, Patience, Refused
 from greentrain.carbon.series import Series, checked
 from greentrain.carbon.source import HISTORY_S, Ask, GridSource, WrongAnswer
-from greentrain.clock import Clock
-from greentrain.harmless import warn
+from greentrain.utils.clock import Clock
+from greentrain.utils.never_raise import warn
 
 log = logging.getLogger(__name__)
 

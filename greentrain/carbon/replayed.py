@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from greentrain.config import CarbonConfig
+from greentrain.config.schema import CarbonConfig
 from greentrain.types import CarbonKind, CarbonPoint, CarbonSignal
 from greentrain.units import iso
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from greentrain.carbon.client import Key
 from greentrain.types import CarbonBasis, CarbonKind
 
 if TYPE_CHECKING:
-    import httpx
-
-    from greentrain.carbon.client import GridClient
+    pass
 
 MAX_G_PER_KWH: Final = 5000.0
 """Above any grid: a plant of lignite emits about 1,100 g/kWh (IPCC AR5 WG3, annex III, table A.III.2)."""
@@ -47,18 +46,6 @@ class Row(NamedTuple):
 
 class WrongAnswer(Exception):
     """The server answered, but not to what it was asked: another zone, another unit."""
-
-
-class Key(Protocol):
-    """Signs requests. Never shows what it signs with."""
-
-    def sign(self, request: "httpx.Request", client: "GridClient") -> None:
-        """Add what the server wants to see; may ask the server for it first."""
-        ...
-
-    def renew(self) -> bool:
-        """Forget what the server did not accept; return True if it makes sense to try once more."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

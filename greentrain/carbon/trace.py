@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Final
 
-from greentrain.carbon.staircase import GAP_STEPS, Staircase
+from greentrain.carbon.series import GAP_STEPS, Staircase
 from greentrain.errors import TraceError
 from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
 from greentrain.units import S_PER_HOUR, iso

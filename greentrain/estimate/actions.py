@@ -7,9 +7,9 @@ the same part of the tokens. Power caps are in no row: the tables do not say wha
 from collections.abc import Sequence
 from typing import Any, Final
 
-from greentrain.action_table import ActionTable
-from greentrain.estimate.api import Estimate
 from greentrain.estimate.mfu import fp8_speedup
+from greentrain.estimate.result import Estimate
+from greentrain.policy.action_table import ActionTable
 from greentrain.types import Gear
 from greentrain.units import S_PER_HOUR
 
@@ -18,7 +18,7 @@ SHARES: Final = (1.0, 0.5, 0.25)
 
 
 def rows(found: Estimate) -> list[dict[str, Any]]:
-    """Return the actions as :func:`greentrain.action_table.declared` reads them, the whole job's tokens/s and watts."""
+    """Return the actions as ``declared`` of the action table reads them, the whole job's tokens/s and watts."""
     tokens_per_s = found.workload.tokens / (found.duration_h.mid * S_PER_HOUR)
     speeds = {found.workload.precision: tokens_per_s}
     if Gear.FP8 in found.device.peak_flop_s:

@@ -10,10 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
 
-from greentrain._version import __version__
-from greentrain.config_values import bound, choice
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, hours
 from greentrain.estimate.accelerator import Accelerator
@@ -22,19 +19,17 @@ from greentrain.estimate.carbon import Operational, Signal, independent, intensi
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
 from greentrain.estimate.hours import Hours
-from greentrain.estimate.layouts import Layout
 from greentrain.estimate.mfu import fp8_speedup, peak_of
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money, Prices, money
 from greentrain.estimate.power_model import watts
-from greentrain.estimate.relations import DEVICES, ZONES, Grams, Relation, relations, start_hours
-from greentrain.estimate.sci_units import SciRange, sci_ranges
+from greentrain.estimate.relations import DEVICES, ZONES, Grams, relations, start_hours
+from greentrain.estimate.result import Estimate
+from greentrain.estimate.sci_units import sci_ranges
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
-from greentrain.shown import Shown, View
 from greentrain.types import Gear
-
-FORMAT: Final = 1
+from greentrain.utils.validation import bound, choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,92 +59,6 @@ class Options:
                 f"start is {self.start.isoformat()}, without a time zone: give one, as in datetime(2026, 12, 1, 22,"
                 " tzinfo=UTC)"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate(Shown):
-    """What a run would take. Ranges of hours and of what follows from them hold 80 % of unseen families of models."""
-
-    shape: ModelShape
-    workload: Workload
-    cluster: Cluster
-    device: Accelerator
-    method: str
-    """That was used; never ``auto``."""
-    count: int
-    """Devices."""
-    gpu_hours: Range
-    duration_h: Range
-    mfu: float
-    node_w: Range
-    """Power of a device and its share of the server (W)."""
-    operational: Operational
-    embodied_g: Range | None
-    """None: nobody knows the device's."""
-    sci: tuple[SciRange, ...]
-    money: Money
-    layout: Layout | None
-    """The best that a search found; None: no search was made."""
-    memory_bytes: Mapping[str, float] | None
-    """Of the fullest device in that layout, by term."""
-    assumptions: tuple[Assumption, ...]
-    warnings: tuple[str, ...]
-    relations: tuple[Relation, ...]
-
-    @property
-    def energy_kwh(self) -> Range:
-        """Energy, PUE included (kWh)."""
-        return self.operational.facility_kwh
-
-    @property
-    def total_g(self) -> Range | None:
-        """Operational by location and embodied, bound by bound; None where embodied is not known."""
-        return None if self.embodied_g is None else self.operational.location_g.plus(self.embodied_g)
-
-    def _view(self) -> View:
-        from greentrain.estimate.notebook import estimate_view
-
-        return estimate_view(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dict for JSON. Ranges have low, mid and high; what is not known is null."""
-        return {
-            "format": FORMAT,
-            "greentrain_version": __version__,
-            "inputs": {
-                "model": self.shape.name,
-                "parameters_total": self.shape.total_parameters,
-                "parameters_active": self.shape.active_parameters,
-                "shape": _plain(self.shape),
-                "workload": _plain(self.workload),
-                "cluster": _plain(self.cluster),
-                "device": self.device.name,
-            },
-            "method": self.method,
-            "count": self.count,
-            "gpu_hours": _plain(self.gpu_hours),
-            "duration_h": _plain(self.duration_h),
-            "mfu": self.mfu,
-            "node_w": _plain(self.node_w),
-            "energy_kwh": {"it": _plain(self.operational.it_kwh), "facility": _plain(self.operational.facility_kwh)},
-            "operational_g": {
-                "location": _plain(self.operational.location_g),
-                "market": _plain(self.operational.market_g),
-            },
-            "embodied_g": _plain(self.embodied_g),
-            "total_g": _plain(self.total_g),
-            "sci": _plain(self.sci),
-            "money": {
-                "currency": self.money.currency,
-                "electricity": _plain(self.money.electricity),
-                "rent": _plain(self.money.rent),
-            },
-            "layout": _plain(self.layout),
-            "memory_bytes": _plain(self.memory_bytes),
-            "assumptions": _plain(self.assumptions),
-            "warnings": list(self.warnings),
-            "relations": _plain(self.relations),
-        }
 
 
 def estimate(
@@ -340,16 +249,3 @@ def _inputs(workload: Workload) -> tuple[Assumption, ...]:
         )
         if value == defaults[name]
     )
-
-
-def _plain(value: Any) -> Any:
-    """Return dicts, lists, numbers and words."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (bool, int, float, str)) or value is None:
-        return value
-    return str(value)

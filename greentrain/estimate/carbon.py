@@ -9,11 +9,11 @@ from typing import Final
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.trace import TraceSignal
 from greentrain.carbon.typical import TypicalSignal
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.values import Assumption, Kind, Range, product
 from greentrain.units import S_PER_HOUR, iso
+from greentrain.utils.validation import bound
 
 PUE: Final = Range(low=1.08, mid=1.1, high=1.2)
 """Where none is given: PaLM 1.08, GPT-3 and T5 1.10 to 1.12, OLMo 1.1 to 1.12, BLOOM 1.20."""

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
+from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

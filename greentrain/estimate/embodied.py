@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.accounting.devices import COMPONENT_P95, DRAM_KG_PER_GB, SERVER_OTHERS_KG
-from greentrain.accounting.embodied import HIGH_USE, HIGH_YEARS, LOW_YEARS, LifetimeHours
-from greentrain.config_values import bound, choice
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.ledger.embodied import HIGH_USE, HIGH_YEARS, LOW_YEARS, LifetimeHours
+from greentrain.ledger.embodied_table import COMPONENT_P95, DRAM_KG_PER_GB, SERVER_OTHERS_KG
 from greentrain.units import G_PER_KG
+from greentrain.utils.validation import bound, choice
 
 METHODS: Final = ("lca", "act")
 LIFETIME_YEARS: Final = 4.0
@@ -96,7 +96,7 @@ def embodied_hour(device: Accelerator, *, method: str = "lca", lifetime_years: f
     """Return the embodied carbon of a device-hour.
 
     low is the card alone over 6 years, mid card and server over ``lifetime_years``, high both over 3 years of which
-    85 % is used: the bounds of :mod:`greentrain.accounting.embodied`.
+    85 % is used: the bounds of :mod:`greentrain.ledger.embodied`.
 
     Args:
         device: The device.

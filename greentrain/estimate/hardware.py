@@ -25,12 +25,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.accounting.devices import DEVICES
-from greentrain.config_values import bound, choice, nearest
 from greentrain.errors import ConfigError
 from greentrain.estimate.accelerator import Accelerator, Constant
 from greentrain.estimate.values import Kind, Range
+from greentrain.ledger.embodied_table import DEVICES
 from greentrain.types import Gear
+from greentrain.utils.validation import bound, choice, nearest
 
 _CONSTANTS: Final = ("memory_bytes", "memory_bytes_s", "link_bytes_s", "network_bytes_s", "tdp_w")
 _NEEDED: Final = ("family", "year", "peak_flop_s", *_CONSTANTS, "node")
@@ -99,9 +99,9 @@ def catalogue(path: Path | None = None) -> Catalogue:
     """
     if path is None:
         return _shipped()
-    from greentrain import config_file  # loads yaml
+    from greentrain.utils import yaml_file  # loads yaml
 
-    given = config_file.read(path, "table of devices")
+    given = yaml_file.read(path, "table of devices")
     if not isinstance(given, Mapping):
         raise ConfigError(f"{path}: write devices by name, each with its keys")
     table = {**_rows()}

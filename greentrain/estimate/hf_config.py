@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.config_values import nearest
 from greentrain.errors import ConfigError
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.shape_flags import Flags, as_flag
+from greentrain.utils.validation import nearest
 
 FLAGS: Final = "--layers, --d-model, --heads, --kv-heads, --d-ff, --vocabulary, and --experts, --experts-per-token,"
 """What describes a model without its ``config.json``."""

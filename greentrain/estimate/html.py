@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from greentrain._version import __version__
-from greentrain.estimate import text, words
-from greentrain.estimate.api import Estimate
+from greentrain.estimate import result, values
+from greentrain.estimate.result import Estimate
 from greentrain.estimate.values import Range
 
 
@@ -36,21 +36,21 @@ def render_html(found: Estimate) -> str:
     widest = max(widest, 1.0)
     relations = [
         {"name": name, "ratio": ratio, "basis": basis, "width": round(100 * relation.times / widest, 2)}
-        for relation, (name, ratio, basis) in zip(found.relations, text.relation_rows(found), strict=True)
+        for relation, (name, ratio, basis) in zip(found.relations, result.relation_rows(found), strict=True)
     ]
     return environment.from_string(template).render(
         version=__version__,
         name=found.shape.name,
-        title=text.title(found),
+        title=result.title(found),
         method=found.method,
         warnings=found.warnings,
         headline=_headline(found),
         grams=_grams(found),
         relations=relations,
         one=round(100 / widest, 2),
-        rows=text.rows(found),
+        rows=result.rows(found),
         assumptions=found.assumptions,
-        footing=text.footing(found),
+        footing=result.footing(found),
     )
 
 
@@ -58,15 +58,15 @@ def _headline(found: Estimate) -> Sequence[tuple[str, str, str]]:
     """Return the first screen: name, middle, bounds."""
     total = found.total_g
     carbon = ("CO2e", found.operational.location_g) if total is None else ("CO2e in all", total)
-    figures: list[tuple[str, Range | None, words.Units]] = [
-        ("Device-hours", found.gpu_hours, words.COUNT),
-        ("Duration", found.duration_h, words.HOURS),
-        ("Energy", found.energy_kwh, words.KWH),
-        (*carbon, words.GRAMS),
+    figures: list[tuple[str, Range | None, values.Units]] = [
+        ("Device-hours", found.gpu_hours, values.COUNT),
+        ("Duration", found.duration_h, values.HOURS),
+        ("Energy", found.energy_kwh, values.KWH),
+        (*carbon, values.GRAMS),
     ]
     shown = []
     for name, value, units in figures:
-        middle, _, bounds = words.span(value, units).partition(" (")
+        middle, _, bounds = values.span(value, units).partition(" (")
         shown.append((name, middle, bounds.rstrip(")")))
     return shown
 
@@ -83,6 +83,6 @@ def _grams(found: Estimate) -> Sequence[tuple[Span, str]]:
     def span(name: str, value: Range | None) -> Span:
         drawn = value or Range.exactly(0.0)
         low, mid, high = (round(100 * bound / top, 2) for bound in (drawn.low, drawn.mid, drawn.high))
-        return Span(name=name, text=words.span(value, words.GRAMS), low=low, mid=mid, high=high)
+        return Span(name=name, text=values.span(value, values.GRAMS), low=low, mid=mid, high=high)
 
     return [(span(name, value), css) for name, value, css in ranges]

@@ -6,8 +6,8 @@ the total, FLOP of the active ones.
 
 from dataclasses import dataclass
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
+from greentrain.utils.validation import bound
 
 FLOP_PER_PARAMETER_TOKEN = 6.0
 """Forward 2 and backward 4 (Kaplan et al., arXiv 2001.08361, section 2.1)."""

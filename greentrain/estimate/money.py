@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.config_values import bound
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.values import Assumption, Kind, Range, product
+from greentrain.utils.validation import bound
 
 CURRENCY: Final = "USD"
 KWH: Final = Range(low=0.06, mid=0.081, high=0.18)

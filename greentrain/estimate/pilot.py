@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.estimate.values import Assumption, Kind, Range, product
-from greentrain.ledger import RankRecord, read_run
+from greentrain.ledger.reader import RankRecord, read_run
 from greentrain.types import DeviceKind, LedgerEntry, Provenance
 from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.utils.validation import bound
 
 FAILURE_DEVICE_H: Final = 45_600.0
 """Device-hours between two interruptions."""

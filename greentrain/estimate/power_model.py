@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.config_values import bound
 from greentrain.estimate.accelerator import Accelerator, Constant
 from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.utils.validation import bound
 
 GAMMA: Final = Constant(
     value=0.15,

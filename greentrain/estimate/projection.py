@@ -3,9 +3,9 @@
 from dataclasses import dataclass, fields
 from typing import Final
 
-from greentrain.config_values import bound
 from greentrain.estimate.accelerator import Accelerator, Constant
 from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.utils.validation import bound
 
 _EPOCH: Final = "Epoch AI, Trends in Machine Learning Hardware (2023), 47 accelerators of 2010 to 2023"
 _TABLE: Final = "growth of a device's figure from the V100 (2017) to the B200 (2024) in the table of devices"

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
+from greentrain.utils.validation import bound
 
 _FINE: Final = "Ludziejewski et al., arXiv 2402.07871, as a summary of the paper quotes it"
 _DENSE_PER_BLOCK: Final = 12.0

@@ -6,9 +6,9 @@ Per parameter counts all parameters, per FLOP those that a token meets: in a mix
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from greentrain.accounting.sci import SciScore, sci_scores
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.values import Range
+from greentrain.ledger.sci import SciScore, sci_scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.estimate.model_shape import ModelShape
+from greentrain.utils.validation import bound
 
 _DENSE: Final = ("layers", "d_model", "heads", "d_ff", "vocabulary")
 """What describes a dense model; key-value heads are as many as heads where nobody says so."""

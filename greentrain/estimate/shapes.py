@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
-from greentrain.config_values import build, nearest
 from greentrain.errors import ConfigError
 from greentrain.estimate.hf_config import FLAGS
 from greentrain.estimate.model_shape import ModelShape
+from greentrain.utils.validation import build, nearest
 
 _SHAPE: Final = frozenset(field.name for field in dataclasses.fields(ModelShape))
 _EDITION: Final = re.compile(r"-(hf|base|instruct|chat|it|pt|deduped|v0\.\d|\d{4})(?=-|$)")

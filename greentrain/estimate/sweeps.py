@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.config_values import bound
 from greentrain.estimate.accelerator import Accelerator, Constant
 from greentrain.estimate.carbon import Signal, independent, intensity, operational, signal_of
 from greentrain.estimate.cluster import Cluster
@@ -18,10 +17,11 @@ from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
 from greentrain.estimate.mfu import estimate_mfu, one_over
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.scaling_laws import DenseLaw, Point
-from greentrain.estimate.sized import sized
 from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
+from greentrain.utils.validation import bound
 
 _KUMAR: Final = (
     "Kumar et al., Scaling Laws for Precision, arXiv 2411.04330, appendix K, table 2, as a public implementation quotes"

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
+from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ Why it is not the algorithm as printed: ``carbongear_printed``.
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.policy import softq
+from greentrain.policy import soft_q
 from greentrain.policy.chain import TRAILING_H, TREND_H, IntensityChain, state, trailing_mean
 from greentrain.policy.dual import Dual, ForecastDual
-from greentrain.policy.gibbs import draw
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
+from greentrain.policy.soft_q import draw
 from greentrain.policy.waterfill import row_at
 from greentrain.units import S_PER_HOUR
 
@@ -54,7 +54,7 @@ class CarbonGear:
         self._seed = seed
         self._switch_min = switch_s / 60.0
         self._learns = switch_s > 0 and len(np.unique(menu.width[menu.hull])) > 1
-        self._values = softq.train(
+        self._values = soft_q.train(
             menu,
             (IntensityChain.shipped() if chain is None else chain),
             switch_s=switch_s if self._learns else 0.0,
@@ -96,7 +96,7 @@ class CarbonGear:
         if self._seed is None:
             best: NDArray[np.int64] = costs.argmin(axis=1)
             return best
-        return draw(costs / softq.TEMPERATURE, self._seed, seen.jobs, seen.t_unix_s)
+        return draw(costs / soft_q.TEMPERATURE, self._seed, seen.jobs, seen.t_unix_s)
 
 
 def _ahead(seen: Outlook) -> Array:

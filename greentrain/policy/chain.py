@@ -4,7 +4,7 @@ A state is a pair of what everybody knows at a decision: how dirty the hour is a
 next six hours are forecast to be dirtier or cleaner than it. Both are ratios, and neither is a time of day, so a chain
 counted on some grids says what to expect on another one, in another time zone and year.
 
-``chain.npz`` holds what ``greentrain.policy.make_chain`` counted on EIA's hourly traces of 2022.
+``chain.npz`` holds what ``tools.make_chain`` counted on EIA's hourly traces of 2022.
 """
 
 import json

@@ -2,18 +2,24 @@
 
 The cheapest mixtures of all choices lie on the lower convex hull of (tokens/s, W); what is above it is never part of a
 best plan, whatever the grid does.
+
+A deadline as ``policy.deadline_h`` takes it.
 """
 
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.action_table import Action, ActionTable
 from greentrain.errors import ConfigError
+from greentrain.policy.action_table import Action, ActionTable
 from greentrain.types import Gear
+from greentrain.units import S_PER_HOUR
 
 _BESIDE_FP8 = (Gear.BF16, Gear.FP32, Gear.FP16)
 OFF = 0
@@ -149,3 +155,48 @@ class Menu:
     def names(self) -> Sequence[str]:
         """Return what each row is called."""
         return ["off" if action is None else str(action) for action in self.actions]
+
+
+def hours_up(time_s: float) -> str:
+    """Return a time (s) in hours with two decimals, rounded up: what can be done in it can be done in these."""
+    hours = time_s / S_PER_HOUR
+    return f"{math.ceil(hours * 100 - 1e-9) / 100 if math.isfinite(hours) else hours:.10g} h"
+
+
+_NAME: Final = re.compile(r"(?P<gear>\w+)(?: at (?P<cap>\d+)%)?(?: on (?P<ranks>\d+))?")
+"""What ``str`` of an action looks like."""
+
+
+def menu_of(facts: Mapping[str, Any], speed: float = 1.0, power: float = 1.0) -> "Menu":
+    """Return the choices of a job as it was, in the grid's time.
+
+    Args:
+        facts: Of run.json.
+        speed: How fast the job was against its table.
+        power: What it drew against its table.
+    """
+    import numpy as np
+
+    rows = facts["rows"]
+    power_w = np.array([float(row["power_w"]) for row in rows]) * power
+    if not facts.get("pausable", True):
+        power_w[OFF] = power_w.max()  # never worth it: these plans could not pause either
+    return Menu(
+        actions=tuple(None if i == OFF else _action(row["name"]) for i, row in enumerate(rows)),
+        tokens_per_s=np.array([float(row["tokens_per_s"]) for row in rows]) * speed,
+        power_w=power_w,
+        width=np.array([int(row["width"]) for row in rows]),
+        provenance=str(facts["provenance"]),
+    )
+
+
+def _action(name: str) -> Action:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ValueError(f"run.json: {name!r} is no name of an action, such as 'fp8 at 70% on 4'")
+    cap, ranks = found["cap"], found["ranks"]
+    return Action(
+        gear=Gear(found["gear"]),
+        cap=1.0 if cap is None else int(cap) / 100,
+        ranks=None if ranks is None else int(ranks),
+    )

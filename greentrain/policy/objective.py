@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.action_table import Action, ActionCost, ActionTable, Estimate
-from greentrain.config_actuators import OBJECTIVES
-from greentrain.config_values import bound, choice
+from greentrain.config.schema import OBJECTIVES
 from greentrain.errors import ConfigError
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
 from greentrain.units import J_PER_KWH
+from greentrain.utils.validation import bound, choice
 
 TIE: Final = 0.01
 """Two actions whose scores differ by less are a tie, which the faster one wins, unless intervals tell them apart:

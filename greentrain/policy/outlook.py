@@ -87,7 +87,7 @@ class Choice:
     price: Array | None = None
     """(n,) g per token, where the policy has such a price."""
     figures: Mapping[str, Array] = field(default_factory=dict)
-    """(n,) each: figures of this policy that its reasons name, beside those of ``greentrain.policy.reasons``."""
+    """(n,) each: figures of this policy that its reasons name, beside those of the decision kernel."""
 
 
 @runtime_checkable

@@ -7,10 +7,10 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from greentrain.config_values import moment
 from greentrain.errors import ConfigError
 from greentrain.policy.outlook import Array
 from greentrain.units import S_PER_HOUR
+from greentrain.utils.validation import moment
 
 TIME: Final = "timestamp_utc"
 VALUE: Final = "price_per_h"

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from greentrain.errors import ConfigError
 from greentrain.policy.edge import find_edge
-from greentrain.policy.feasible import hours_up
-from greentrain.policy.menu import OFF
+from greentrain.policy.menu import OFF, hours_up
 from greentrain.policy.switching import Beginning, State, Switching
 from greentrain.policy.width_costs import Costs
 from greentrain.units import J_PER_KWH, S_PER_HOUR

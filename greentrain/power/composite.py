@@ -4,9 +4,9 @@ import contextlib
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 
-from greentrain.clock import Clock, SystemClock
 from greentrain.errors import GreenTrainWarning
 from greentrain.types import Counter, PowerMeter, PowerSample, Sensor
+from greentrain.utils.clock import Clock, SystemClock
 
 EARLY: float = 0.9
 """A member is due when this share of its period has passed: a timer that wakes a little early skips no read."""

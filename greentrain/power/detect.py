@@ -1,17 +1,24 @@
-"""Which meters a machine has: opens those of a configuration, and says why the others cannot be used."""
+"""Which meters a machine has: opens those of a configuration, and says why the others cannot be used.
+
+The one meter of a run: what the configuration names, or the caller's own, and the meters beside it.
+
+The meter of a run that measures nothing.
+"""
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from greentrain.clock import Clock
-from greentrain.config import PowerConfig
+from greentrain.config.schema import PowerConfig
 from greentrain.errors import ConfigError, MeterError, MissingExtraError
+from greentrain.power.claims import claims_dir, other_pids
 from greentrain.power.composite import CompositeMeter
 from greentrain.power.rapl import RaplMeter, find_zones
-from greentrain.types import DeviceKind, PowerMeter, Provenance, Sensor, Topology
+from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance, Sensor, Topology
+from greentrain.utils.clock import Clock
 
 MODELLED_KINDS = (DeviceKind.CPU, DeviceKind.DRAM)
 
@@ -122,8 +129,6 @@ def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clo
 
         return ReplayMeter(config.replay_csv, clock=clock)
     if name == "null":
-        from greentrain.power.null import NullMeter
-
         return NullMeter()
     raise ConfigError(f"power.meters names {name!r}, which cannot be opened without its setting")
 
@@ -171,7 +176,7 @@ def _model(
 
 
 def _survey_nvml(environ: Mapping[str, str] | None) -> list[Finding]:
-    from greentrain.power.nvml_survey import survey_nvml
+    from greentrain.power.nvml import survey_nvml
 
     found = survey_nvml(environ)
     findings = [_finding("nvml", sensor) for sensor in found.sensors]
@@ -233,3 +238,45 @@ _WHAT: Mapping[str, str] = {
     "prometheus": "CPU, memory and GPUs as seen by Kepler",
     "replay": "recorded devices",
 }
+
+
+def open_run_meter(
+    config: PowerConfig, place: Topology, clock: Clock, *, own: PowerMeter | None, extra: Sequence[PowerMeter]
+) -> PowerMeter:
+    """Return the meter of a run that starts.
+
+    Args:
+        config: Section ``power``.
+        place: Place of this process in the job.
+        clock: Time.
+        own: Read instead of those the configuration names; None: open these.
+        extra: Read beside it, and not closed with it.
+
+    Raises:
+        MeterError: A meter that was asked for by name cannot be opened.
+    """
+    if own is None:
+        others = functools.partial(other_pids, claims_dir())
+        own = open_meters(config, topology=place, excluded_pids=others, clock=clock)
+    if not extra:
+        return own
+    from greentrain.power.composite import Borrowed, CompositeMeter
+
+    members = own.meters if isinstance(own, CompositeMeter) else [own]
+    return CompositeMeter([*members, *map(Borrowed, extra)], clock=clock)
+
+
+class NullMeter:
+    """Has no sensors."""
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """Nothing."""
+        return ()
+
+    def read(self) -> Sequence[PowerSample]:
+        """Return nothing."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing."""

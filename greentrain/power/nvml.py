@@ -2,6 +2,8 @@
 
 Each GPU that is visible to the process is read by the best method that answers: the energy counter, else the
 instant power field, else average power. API: https://docs.nvidia.com/deploy/nvml-api (read 2026-11-21).
+
+What NVML has to offer on a machine, for ``greentrain doctor``.
 """
 
 import contextlib
@@ -9,14 +11,15 @@ import ctypes
 import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from greentrain.clock import Clock, SystemClock
 from greentrain.errors import MeterError
 from greentrain.power.nvml_devices import NvmlGpu, list_gpus, open_nvml
 from greentrain.power.nvml_probe import Polled, poll
 from greentrain.power.visible import VARIABLE, index_order_is_sure, visible_devices
 from greentrain.types import Counter, Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.utils.clock import Clock, SystemClock
 
 COUNTER: Final = "NVML energy counter"
 INSTANT: Final = "NVML instant power"
@@ -321,3 +324,47 @@ def _caveats(gpu: NvmlGpu, nvml: Any) -> list[str]:
     if _capability(nvml, gpu.handle) in PART_TIME:
         notes.append("the sensor of this generation sees 25 % of the time (arXiv 2312.02741)")
     return notes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlSurvey:
+    """Driver, GPUs and how each would be read."""
+
+    problem: str = ""
+    """Why there is nothing to read, with the remedy; empty if NVML works."""
+    driver_version: str = ""
+    gpus: Sequence[NvmlGpu] = ()
+    """All GPUs of the node, also those that this process may not use."""
+    sensors: Sequence[Sensor] = ()
+    """The GPUs visible to this process and how each would be read."""
+
+
+def survey_nvml(environ: Mapping[str, str] | None = None, *, probe: bool = True) -> NvmlSurvey:
+    """Describe driver, GPUs and sensors. Never raises for what the machine lacks.
+
+    Args:
+        environ: Environment variables; None: those of the process.
+        probe: Measure tick and read cost too (0.4 s).
+    """
+    try:
+        nvml = open_nvml()
+    except MeterError as error:
+        return NvmlSurvey(problem=str(error))
+    version, gpus = "", []
+    try:
+        with contextlib.suppress(nvml.NVMLError):
+            version = nvml.nvmlSystemGetDriverVersion()
+        with contextlib.suppress(nvml.NVMLError):
+            gpus = [dataclasses.replace(gpu, handle=None) for gpu in list_gpus(nvml)]
+        meter = NvmlMeter(environ)
+        try:
+            if probe:
+                meter.probe()
+            return NvmlSurvey(driver_version=version, gpus=gpus, sensors=meter.sensors)
+        finally:
+            meter.close()
+    except MeterError as error:
+        return NvmlSurvey(problem=str(error), driver_version=version, gpus=gpus)
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()

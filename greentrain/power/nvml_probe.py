@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.clock import Clock
+from greentrain.utils.clock import Clock
 
 SPAN_S: Final = 0.38
 """Longest probe (s); three ticks of 100 ms fit."""

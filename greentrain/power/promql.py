@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from greentrain._imports import try_import
-from greentrain.clock import Clock, SystemClock
+from greentrain.utils.clock import Clock, SystemClock
+from greentrain.utils.imports import try_import
 
 with try_import("prometheus") as imports:
     import httpx

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from greentrain.clock import Clock, SystemClock
 from greentrain.errors import MeterError
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.utils.clock import Clock, SystemClock
 
 ROOT: Final = "/sys/class/powercap"
 UJ_PER_J: Final = 1_000_000.0

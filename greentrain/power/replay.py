@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from greentrain.clock import Clock, SystemClock
 from greentrain.errors import MeterError
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.utils.clock import Clock, SystemClock
 
 COLUMNS: Final = ("t_s", "device_uid", "kind", "name", "energy_j", "power_w", "provenance")
 _T = TypeVar("_T", DeviceKind, Provenance)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain._imports import try_import
+from greentrain.utils.imports import try_import
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from greentrain.config import PrecisionConfig
+from greentrain.config.schema import PrecisionConfig
 from greentrain.errors import ConfigError
 from greentrain.precision.backends import Fp8Backend, choose_backend
 from greentrain.precision.compiled import RecompileWatch

@@ -36,11 +36,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from greentrain.harmless import warn
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.gradients import Gradients
 from greentrain.precision.recorder import CallRecorder
 from greentrain.types import Gear
+from greentrain.utils.never_raise import warn
 
 WARM_UP: Final = 10
 """Steps of this process before the first probe: compilers and allocators are through (own choice)."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 
 MOST_ENTRIES: Final = 4000
 """Entries a rank that are kept apart: 11 hours of 10 s intervals; longer runs are merged while they are read."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.report.files import write_atomic
+from greentrain.utils.files import write_atomic
 
 FORMAT: Final = "1.1.0"
 SPECIFICATION: Final = "https://github.com/Boavizta/BoAmps/tree/main/model"

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.report import paths
-from greentrain.report.axes import time_ticks, value_ticks
+from greentrain.report import svg
 from greentrain.report.series import RunSeries
-from greentrain.report.units_text import significant
+from greentrain.report.svg import time_ticks, value_ticks
+from greentrain.utils.quantities import significant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
     import numpy as np
 
     groups = _groups(summary, series)
-    unit_w, unit = paths.unit_of(float(np.nanmax(np.nan_to_num(series.total_w))), paths.POWER)
+    unit_w, unit = svg.unit_of(float(np.nanmax(np.nan_to_num(series.total_w))), svg.POWER)
     fine = None if series.fine_w is None else series.fine_w / unit_w
     ceiling = float(np.nanmax(np.nan_to_num(series.total_w))) / unit_w
     if fine is not None and np.any(np.isfinite(fine)):
@@ -91,16 +91,16 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
     for group in groups:
         value = np.nan_to_num(group["power_w"]) / unit_w
         upper = base + value
-        area = paths.area(series.booked, base / top * height, upper / top * height, height)
+        area = svg.area(series.booked, base / top * height, upper / top * height, height)
         shapes.append(Shape(d=area, css=group["css"], label=group["label"], hatch=group["modelled"]))
         known = np.where(np.isfinite(group["power_w"]), value, np.nan)
-        rows.append({"name": group["label"], "unit": unit, "css": group["css"], "values": paths.numbers(known)})
+        rows.append({"name": group["label"], "unit": unit, "css": group["css"], "values": svg.numbers(known)})
         base = upper
     if len(groups) > 1:
-        rows.append({"name": "All devices", "unit": unit, "css": "", "values": paths.numbers(series.total_w / unit_w)})
+        rows.append({"name": "All devices", "unit": unit, "css": "", "values": svg.numbers(series.total_w / unit_w)})
     legend = list(shapes)
     if fine is not None:
-        line = paths.steps(np.minimum(fine, top) / top * height, height)
+        line = svg.steps(np.minimum(fine, top) / top * height, height)
         shapes.append(Shape(d=line, css="fine", label="All devices, step by step"))
         legend.append(shapes[-1])
     return Chart(
@@ -111,7 +111,7 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
         height=height,
         unit=unit,
         shapes=shapes,
-        y_ticks=paths.at_percent(ticks),
+        y_ticks=svg.at_percent(ticks),
         x_ticks=_time_axis(series),
         bands=_bands(summary, series),
         marks=_marks(summary, series),
@@ -126,18 +126,18 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
 
     carried_j = summary["energy"]["carried_j"] or 0.0
     total = series.measured_j + series.modelled_j
-    unit_j, unit = paths.unit_of(float(total[-1]), paths.ENERGY)
+    unit_j, unit = svg.unit_of(float(total[-1]), svg.ENERGY)
     ticks = value_ticks(float(total[-1]) / unit_j)
     height, top = 220, ticks[-1]
 
     measured, both = series.measured_j / unit_j / top * height, total / unit_j / top * height
     parts = [
-        Shape(d=paths.ramp(np.zeros_like(measured), measured, height), css="measured", label="Measured"),
-        Shape(d=paths.ramp(measured, both, height), css="modelled", label="Modelled", hatch=True),
+        Shape(d=svg.ramp(np.zeros_like(measured), measured, height), css="measured", label="Measured"),
+        Shape(d=svg.ramp(measured, both, height), css="modelled", label="Modelled", hatch=True),
     ]
     used = [shape for shape, energy in zip(parts, (series.measured_j, series.modelled_j), strict=True) if energy[-1]]
     background, y2 = _intensity(series, height)
-    line = Shape(d=paths.ramp_line(both, height), css="line", label="Energy")
+    line = Shape(d=svg.ramp_line(both, height), css="line", label="Energy")
     text = f"Energy adds up to {significant(float(total[-1]) / unit_j)} {unit}"
     return Chart(
         key="energy",
@@ -146,7 +146,7 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
         height=height,
         unit=unit,
         shapes=[*background, *used, line],
-        y_ticks=paths.at_percent(ticks),
+        y_ticks=svg.at_percent(ticks),
         x_ticks=_time_axis(series, most=5),
         y2_unit="g/kWh" if y2 else "",
         y2_ticks=y2,
@@ -158,13 +158,13 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
                     "name": "Measured",
                     "unit": unit,
                     "css": "measured",
-                    "values": paths.numbers(series.measured_j / unit_j),
+                    "values": svg.numbers(series.measured_j / unit_j),
                 },
                 {
                     "name": "Modelled",
                     "unit": unit,
                     "css": "modelled",
-                    "values": paths.numbers(series.modelled_j / unit_j),
+                    "values": svg.numbers(series.modelled_j / unit_j),
                 },
                 _grid_row(series),
             ],
@@ -177,13 +177,13 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
     if summary["carbon"]["operational_location_g"] is None:
         return None
     grams = series.operational_g
-    unit_g, unit = paths.unit_of(float(grams[-1]), paths.MASS)
+    unit_g, unit = svg.unit_of(float(grams[-1]), svg.MASS)
     ticks = value_ticks(float(grams[-1]) / unit_g)
     height, top = 220, ticks[-1]
 
     heights = grams / unit_g / top * height
     background, y2 = _intensity(series, height)
-    line = Shape(d=paths.ramp_line(heights, height), css="gramline", label="Emissions of electricity")
+    line = Shape(d=svg.ramp_line(heights, height), css="gramline", label="Emissions of electricity")
     return Chart(
         key="emissions",
         title="Emissions of electricity so far",
@@ -191,7 +191,7 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
         height=height,
         unit=f"{unit} CO\N{SUBSCRIPT TWO}e",
         shapes=[*background, line],
-        y_ticks=paths.at_percent(ticks),
+        y_ticks=svg.at_percent(ticks),
         x_ticks=_time_axis(series, most=5),
         y2_unit="g/kWh" if y2 else "",
         y2_ticks=y2,
@@ -199,7 +199,7 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
         tip={
             "span_s": _span_s(series),
             "rows": [
-                {"name": "Emissions", "unit": unit, "css": "carbon", "values": paths.numbers(grams / unit_g)},
+                {"name": "Emissions", "unit": unit, "css": "carbon", "values": svg.numbers(grams / unit_g)},
                 _grid_row(series),
             ],
         },
@@ -279,7 +279,7 @@ def _time_axis(series: RunSeries, most: int = 8) -> list[tuple[float, str]]:
 
 
 def _grid_row(series: RunSeries) -> dict[str, Any]:
-    return {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": paths.numbers(series.intensity_g_per_kwh)}
+    return {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": svg.numbers(series.intensity_g_per_kwh)}
 
 
 def _intensity(series: RunSeries, height: int) -> tuple[list[Shape], list[tuple[float, str]]]:
@@ -290,15 +290,15 @@ def _intensity(series: RunSeries, height: int) -> tuple[list[Shape], list[tuple[
     if not np.any(known):
         return [], []
     ticks = value_ticks(float(np.nanmax(values)) * 1.05, most=3)
-    area = paths.area(known, np.zeros_like(values), np.nan_to_num(values) / ticks[-1] * height, height)
-    return [Shape(d=area, css="grid", label="Grid intensity (right axis)")], paths.at_percent(ticks)
+    area = svg.area(known, np.zeros_like(values), np.nan_to_num(values) / ticks[-1] * height, height)
+    return [Shape(d=area, css="grid", label="Grid intensity (right axis)")], svg.at_percent(ticks)
 
 
 def _bands(summary: Mapping[str, Any], series: RunSeries) -> list[Band]:
     start_s, span_s = float(series.edges_unix_s[0]), _span_s(series)
     names = {(d["host"], d["uid"]): d for d in summary["devices"]}
     bands = []
-    for first, last in paths.runs(~series.booked):
+    for first, last in svg.runs(~series.booked):
         count = len(series.booked)
         bands.append(
             Band(left=100 * first / count, width=100 * (last - first) / count, css="paused", label="not running")

@@ -4,25 +4,25 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from greentrain.errors import GreenTrainError
-from greentrain.report import units_text
 from greentrain.report.facility import pue_text
 from greentrain.report.notebook import Comparison
+from greentrain.utils import quantities
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _FIGURES = (
-    ("energy", "energy", "energy_j", units_text.energy),
-    ("emissions", "carbon", "emissions_g", units_text.carbon),
-    ("electricity's emissions", "carbon", "operational_location_g", units_text.carbon),
-    ("CUE (per IT energy)", "carbon", "cue_kg_per_kwh", units_text.cue),
-    ("energy per token", "work", "j_per_token", units_text.joules),
-    ("emissions per 1\N{THIN SPACE}000 tokens", "work", "g_per_ktoken", units_text.carbon),
-    ("energy per sample", "work", "j_per_sample", units_text.joules),
-    ("energy per step", "work", "j_per_step", units_text.joules),
-    ("tokens", "work", "tokens", units_text.count),
-    ("time", "time", "wall_s", units_text.duration),
-    ("mean power", "power", "mean_w", units_text.power),
+    ("energy", "energy", "energy_j", quantities.energy),
+    ("emissions", "carbon", "emissions_g", quantities.carbon),
+    ("electricity's emissions", "carbon", "operational_location_g", quantities.carbon),
+    ("CUE (per IT energy)", "carbon", "cue_kg_per_kwh", quantities.cue),
+    ("energy per token", "work", "j_per_token", quantities.joules),
+    ("emissions per 1\N{THIN SPACE}000 tokens", "work", "g_per_ktoken", quantities.carbon),
+    ("energy per sample", "work", "j_per_sample", quantities.joules),
+    ("energy per step", "work", "j_per_step", quantities.joules),
+    ("tokens", "work", "tokens", quantities.count),
+    ("time", "time", "wall_s", quantities.duration),
+    ("mean power", "power", "mean_w", quantities.power),
 )
 _HEADS = {"gear": "energy per token by gear"}
 _FAR = 0.02
@@ -118,18 +118,18 @@ def _by_gear(summaries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = [{row["gear"]: row["j_per_token"] for row in summary["gears"]} for summary in summaries]
     rows = []
     for name in sorted({name for gears in found for name in gears}):
-        row = _row("gear", name, [gears.get(name) for gears in found], units_text.joules)
+        row = _row("gear", name, [gears.get(name) for gears in found], quantities.joules)
         row["texts"] = [text if name in gears else "not used" for text, gears in zip(row["texts"], found, strict=True)]
         rows.append(row)
     return rows
 
 
 def _energy_or_none(energy_j: float | None) -> str:
-    return "none" if energy_j is None else units_text.energy(energy_j)
+    return "none" if energy_j is None else quantities.energy(energy_j)
 
 
 def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{units_text.significant(ratio)}x"
+    return "" if ratio is None else f"{quantities.significant(ratio)}x"
 
 
 def _sentence(summaries: Sequence[Mapping[str, Any]], i: int) -> str:
@@ -164,7 +164,7 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
     a, b = first["energy"]["modelled_share"], other["energy"]["modelled_share"]
     if a is not None and b is not None and abs(a - b) > _FAR:
         out.append(
-            f"{units_text.percent(b)} of {name}'s energy is modelled, {units_text.percent(a)} of A's: a model's error"
+            f"{quantities.percent(b)} of {name}'s energy is modelled, {quantities.percent(a)} of A's: a model's error"
             " is in the ratio"
         )
     ways = [_ways(first), _ways(other)]
@@ -180,7 +180,7 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
     a, b = (s["energy"]["missing_share_of_device_time"] for s in (first, other))
     if a is not None and b is not None and abs(a - b) > _FAR:
         out.append(
-            f"{units_text.percent(a)} of A's and {units_text.percent(b)} of {name}'s device time has no reading: the"
+            f"{quantities.percent(a)} of A's and {quantities.percent(b)} of {name}'s device time has no reading: the"
             " energy of the one with more is too low"
         )
     if (first["carbon"]["embodied_g"]["mid"] is None) != (other["carbon"]["embodied_g"]["mid"] is None):

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.report.files import write_atomic
 from greentrain.units import G_PER_KG, kwh_from_j
+from greentrain.utils.files import write_atomic
 
 COLUMNS: Final = (
     "timestamp", "project_name", "run_id", "experiment_id", "duration", "emissions", "emissions_rate",

@@ -1,4 +1,7 @@
-"""What an estimate said before the run, beside what was measured: ``estimate.json`` in the run folder."""
+"""What an estimate said before the run, beside what was measured: ``estimate.json`` in the run folder.
+
+The estimate that ``run.estimate`` names: checked before the run, and kept in its folder for the report.
+"""
 
 import json
 import logging
@@ -8,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from greentrain.config.schema import RunConfig
 from greentrain.errors import ConfigError
-from greentrain.report import units_text
-from greentrain.runfolder import ESTIMATE
+from greentrain.ledger.active_run import ActiveRun
+from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.utils import quantities
+from greentrain.utils.files import write_json
 
 log = logging.getLogger(__name__)
 
 FORMAT: Final = 1
-"""Of the documents that are read here: ``greentrain.estimate.api.FORMAT``."""
+"""Of the documents that are read here: ``greentrain.estimate.result.FORMAT``."""
 _MOST_BYTES: Final = 2**22
 
 
@@ -119,15 +125,15 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     if not found:
         return []
     texts = {
-        "duration_s": ("Time", units_text.duration),
-        "energy_j": ("Energy", units_text.energy),
-        "operational_g": ("Electricity's CO\N{SUBSCRIPT TWO}e", units_text.mass),
+        "duration_s": ("Time", quantities.duration),
+        "energy_j": ("Energy", quantities.energy),
+        "operational_g": ("Electricity's CO\N{SUBSCRIPT TWO}e", quantities.mass),
     }
     table = []
     for key, (name, text) in texts.items():
         figure = found["figures"][key]
         if figure is None:
-            table.append((name, units_text.UNKNOWN, units_text.UNKNOWN, ""))
+            table.append((name, quantities.UNKNOWN, quantities.UNKNOWN, ""))
             continue
         bounds = f"{text(figure['mid'])} ({text(figure['low'])} to {text(figure['high'])})"
         table.append((name, bounds, text(figure["measured"]), _verdict(figure)))
@@ -138,12 +144,12 @@ def scope(summary: Mapping[str, Any]) -> str:
     """Return what the estimate was of."""
     found = summary["estimate"]
     share = found["trained_share"]
-    text = f"Method {found['method']}, {found['devices']} devices, {units_text.count(found['tokens'])} tokens"
+    text = f"Method {found['method']}, {found['devices']} devices, {quantities.count(found['tokens'])} tokens"
     if share is None:
         return f"{text}; the run's tokens were not counted, so nothing can be held to it."
     if found.get("ranks") not in (None, found["devices"]):
         text += f", where the run had {_ranks(found['ranks'])}, so that its time is held to nothing"
-    part = units_text.percent(share) if share < 1 else f"{share:.3g} x"
+    part = quantities.percent(share) if share < 1 else f"{share:.3g} x"
     return (
         f"{text}; scaled to {part} of them, which were trained. The estimate has the servers in it, the run its meters."
     )
@@ -170,7 +176,7 @@ def _verdict(figure: Mapping[str, Any]) -> str:
     if figure["ratio"] is None:
         return ""
     inside = "within" if figure["within"] else "outside"
-    return f"{units_text.significant(figure['ratio'], 2)} x the middle, {inside} the bounds"
+    return f"{quantities.significant(figure['ratio'], 2)} x the middle, {inside} the bounds"
 
 
 def _read(path: Path) -> _Said | None:
@@ -198,3 +204,22 @@ def _range(found: Mapping[str, Any], unit: float) -> dict[str, float]:
     if not all(map(math.isfinite, bounds.values())):
         raise ValueError("a bound is not finite")
     return bounds
+
+
+def read_estimate(config: RunConfig) -> Mapping[str, Any] | None:
+    """Return the document that ``run.estimate`` names, checked; None where it names none."""
+    if config.estimate is None:
+        return None
+
+    return document(Path(config.estimate))
+
+
+def keep_estimate(document: Mapping[str, Any] | None, run: ActiveRun) -> None:
+    """Write it into the run's folder, on rank 0; a disk that refuses is a warning."""
+    if document is None or run.topology.rank != 0:
+        return
+    path = run.folder / ESTIMATE
+    try:
+        write_json(path, document)
+    except OSError as error:
+        run.event("warning", f"cannot write {path} ({error.strerror}): the report will show no estimate")

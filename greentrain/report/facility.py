@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from greentrain.ledger import RunRecord, Totals
-from greentrain.report import units_text
+from greentrain.ledger.reader import RunRecord
+from greentrain.ledger.totals import Totals
 from greentrain.report.tally import Tally
 from greentrain.types import PueSource
 from greentrain.units import G_PER_KG, kwh_from_j
+from greentrain.utils import quantities
 
 CUE_SOURCE: Final = (
     "The Green Grid, white paper 32 (2010), ISO/IEC 30134-8: emissions of the facility's energy / IT energy; here of"
@@ -87,12 +88,12 @@ def facility_rows(summary: Mapping[str, Any], carbon_config: Mapping[str, Any]) 
     recorded = _recorded(carbon_config, by_source, told=told)
     rows = [("PUE (facility energy / IT energy)", pue_text(energy), recorded or _assumed(energy["pue"]))]
     if energy["pue_fallback_share"] and recorded:
-        share = units_text.percent(energy["pue_fallback_share"])
+        share = quantities.percent(energy["pue_fallback_share"])
         rows.append(
             (f"PUE of {share} of the energy", f"{constant:g}", f"assumed where nobody told: {_assumed(constant)}")
         )
     if cue is not None:
-        rows.append(("CUE (carbon usage effectiveness)", units_text.cue(cue), CUE_SOURCE))
+        rows.append(("CUE (carbon usage effectiveness)", quantities.cue(cue), CUE_SOURCE))
     return rows
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from greentrain.ledger import RunRecord, Totals
+from greentrain.ledger.reader import RunRecord
+from greentrain.ledger.totals import Totals
 from greentrain.report.facility import cue_kg_per_kwh, facility_figures
 from greentrain.report.series import RunSeries
 from greentrain.report.tally import Tally

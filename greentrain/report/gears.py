@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from greentrain.action_table import ActionTable
-from greentrain.ledger import Totals
-from greentrain.report import units_text
+from greentrain.ledger.totals import Totals
+from greentrain.policy.action_table import ActionTable
 from greentrain.report.tally import Tally
+from greentrain.utils import quantities
 
 NAMES: Final = 3
 """Layers named as examples in a group."""
@@ -77,7 +77,7 @@ def gear_table(summary: Mapping[str, Any]) -> dict[str, Any] | None:
                 **row,
                 "rate_per_s": row[f"{one}s_per_s"],
                 "j_per_one": row[f"j_per_{one}"],
-                "relative": "" if ratio is None else f"{units_text.significant(ratio)}x {base['gear']}",
+                "relative": "" if ratio is None else f"{quantities.significant(ratio)}x {base['gear']}",
                 "provenance": _provenance(row),
                 "source": _source(row),
             }
@@ -101,9 +101,9 @@ def _source(row: Mapping[str, Any]) -> str:
     if row["energy_j"] is None:
         return "no reading"
     share = row["modelled_share"]
-    text = f"{units_text.percent(share)} modelled" if share else "measured"
+    text = f"{quantities.percent(share)} modelled" if share else "measured"
     if row["coverage"] < 0.9995:
-        text += f", {units_text.percent(row['coverage'])} of device time"
+        text += f", {quantities.percent(row['coverage'])} of device time"
     elif row["missing_device_s"] < 0:
         text += ", with energy of a gap in another gear"
     return text

@@ -6,14 +6,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.report import charts, estimated, paths, units_text
+from greentrain.report import charts, estimated, svg
 from greentrain.report.facility import pue_text
-from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_table, profiled
 from greentrain.report.plan_chart import plan_chart
 from greentrain.report.plan_record import DECISION
 from greentrain.report.plan_text import plan_texts
 from greentrain.report.series import RunSeries
+from greentrain.utils import quantities
+from greentrain.utils.files import write_atomic
 
 _KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
 MAX_EVENTS: Final = 24
@@ -36,17 +37,17 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
     }
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        energy=_unbroken(units_text.energy),
-        joules=_unbroken(units_text.joules),
-        mass=_unbroken(units_text.mass),
-        co2=_unbroken(units_text.carbon),
-        power=_unbroken(units_text.power),
-        cue=_unbroken(units_text.cue),
-        intensity=_unbroken(units_text.intensity),
-        percent=_unbroken(units_text.percent),
-        duration=_unbroken(units_text.duration),
-        count=_unbroken(units_text.count),
-        number=_unbroken(units_text.significant),
+        energy=_unbroken(quantities.energy),
+        joules=_unbroken(quantities.joules),
+        mass=_unbroken(quantities.mass),
+        co2=_unbroken(quantities.carbon),
+        power=_unbroken(quantities.power),
+        cue=_unbroken(quantities.cue),
+        intensity=_unbroken(quantities.intensity),
+        percent=_unbroken(quantities.percent),
+        duration=_unbroken(quantities.duration),
+        count=_unbroken(quantities.count),
+        number=_unbroken(quantities.significant),
         tied=_tied,
     )
     drawn = _charts(summary, series)
@@ -66,7 +67,7 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         gears=gear_table(summary),
         profiled=profiled(summary),
         events=_shown_events(summary),
-        width=paths.WIDTH,
+        width=svg.WIDTH,
     )
 
 
@@ -93,9 +94,9 @@ def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the texts of the first screen; the same figures as summary.json, with units."""
     energy, carbon, work = summary["energy"], summary["carbon"], summary["work"]
     return {
-        "energy": units_text.energy(energy["energy_j"]),
+        "energy": quantities.energy(energy["energy_j"]),
         "emissions": ("at least " if not carbon["complete"] and carbon["emissions_g"] is not None else "")
-        + units_text.carbon(carbon["emissions_g"]),
+        + quantities.carbon(carbon["emissions_g"]),
         "per": _per(work),
         "provenance": provenance_sentence(summary),
         "dominates": _dominates(summary),
@@ -108,8 +109,8 @@ def provenance_sentence(summary: Mapping[str, Any]) -> str:
     if energy["energy_j"] is None:
         return "No energy is known: no device of this run could be read or modelled."
     text = (
-        f"{units_text.percent(energy['measured_share'])} of this energy was read from hardware,"
-        f" {units_text.percent(energy['modelled_share'])} is modelled."
+        f"{quantities.percent(energy['measured_share'])} of this energy was read from hardware,"
+        f" {quantities.percent(energy['modelled_share'])} is modelled."
         if energy["energy_j"]
         else "The known energy is zero."
     )
@@ -118,14 +119,14 @@ def provenance_sentence(summary: Mapping[str, Any]) -> str:
     blind = [d for d in summary["devices"] if d["missing_s"] > 0]
     names = [
         f"{charts.short_name(d, summary['devices'])}"
-        f" ({'all' if d['energy_j'] is None else units_text.duration(d['missing_s'])})"
+        f" ({'all' if d['energy_j'] is None else quantities.duration(d['missing_s'])})"
         for d in blind[:3]
     ]
     more = f" and {len(blind) - 3} more" if len(blind) > 3 else ""
     where = [", ".join(names) + more] if names else []
     if energy["carried_missing_device_s"] > 0:
-        where.append(f"earlier parts of the run ({units_text.duration(energy['carried_missing_device_s'])})")
-    share = units_text.percent(energy["missing_share_of_device_time"])
+        where.append(f"earlier parts of the run ({quantities.duration(energy['carried_missing_device_s'])})")
+    share = quantities.percent(energy["missing_share_of_device_time"])
     return f"{text} For {share} of device time nothing is known and nothing is counted: {', '.join(where)}."
 
 
@@ -133,11 +134,11 @@ def likeness(amount: float, unit: str) -> tuple[str, str]:
     """Return a comparison's number and unit, in metres or seconds where kilometres or hours are too large."""
     if unit.startswith("km ") and amount < 0.1:
         size, name = (1e-3, "m") if amount >= 1e-3 else (1e-5, "cm") if amount >= 1e-5 else (1e-6, "mm")
-        return units_text.significant(amount / size, 2), name + unit[2:]
+        return quantities.significant(amount / size, 2), name + unit[2:]
     if unit.startswith("hours ") and amount < 0.1:
         size, name = (1 / 60, "minutes") if amount >= 1 / 60 else (1 / 3600, "seconds")
-        return units_text.significant(amount / size, 2), name + unit[5:]
-    return units_text.significant(amount, 2), unit
+        return quantities.significant(amount / size, 2), name + unit[5:]
+    return quantities.significant(amount, 2), unit
 
 
 def _per(work: Mapping[str, Any]) -> dict[str, str]:
@@ -146,21 +147,21 @@ def _per(work: Mapping[str, Any]) -> dict[str, str]:
             grams = work[f"g_per_k{one}"]
             return {
                 "title": f"Per {one}",
-                "value": f"{units_text.joules(work[f'j_per_{one}'])}/{one}",
-                "detail": f"{units_text.significant(work[f'{key}_per_j'])} {many}/J",
-                "grams": "" if grams is None else f"{units_text.carbon(grams)} per 1\N{THIN SPACE}000 {many}",
+                "value": f"{quantities.joules(work[f'j_per_{one}'])}/{one}",
+                "detail": f"{quantities.significant(work[f'{key}_per_j'])} {many}/J",
+                "grams": "" if grams is None else f"{quantities.carbon(grams)} per 1\N{THIN SPACE}000 {many}",
             }
     if work["j_per_step"] is not None:
-        value = f"{units_text.joules(work['j_per_step'])}/step"
+        value = f"{quantities.joules(work['j_per_step'])}/step"
         return {"title": "Per step", "value": value, "detail": "tokens and samples were not counted", "grams": ""}
-    return {"title": "Per token", "value": units_text.UNKNOWN, "detail": "no energy or no tokens counted", "grams": ""}
+    return {"title": "Per token", "value": quantities.UNKNOWN, "detail": "no energy or no tokens counted", "grams": ""}
 
 
 def _dominates(summary: Mapping[str, Any]) -> dict[str, str]:
     total_j = summary["energy"]["energy_j"]
     phase = summary["headline"]["phase"]
     if not total_j or phase is None:
-        return {"phase": units_text.UNKNOWN, "phase_share": "", "kinds": ""}
+        return {"phase": quantities.UNKNOWN, "phase_share": "", "kinds": ""}
     kinds: dict[str, float] = {}
     for device in summary["devices"]:
         if device["energy_j"]:
@@ -169,9 +170,9 @@ def _dominates(summary: Mapping[str, Any]) -> dict[str, str]:
     ordered = sorted(kinds.items(), key=lambda item: -item[1])
     return {
         "phase": str(phase["name"]),
-        "phase_share": f"{units_text.percent(phase['share'])} of the energy",
+        "phase_share": f"{quantities.percent(phase['share'])} of the energy",
         "kinds": ", ".join(
-            f"{name} {units_text.percent(value / total_j)}".replace(" ", "\N{NO-BREAK SPACE}")
+            f"{name} {quantities.percent(value / total_j)}".replace(" ", "\N{NO-BREAK SPACE}")
             for name, value in ordered[:4]
         ),
     }

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.config import WORLD
-from greentrain.report import units_text
+from greentrain.config.schema import WORLD
 from greentrain.report.facility import pue_text
-from greentrain.report.files import write_atomic
+from greentrain.utils import quantities
+from greentrain.utils.files import write_atomic
 
 DECIMALS: Final = 4
 """A tenth of a milligram: the finest that Python prints without an exponent."""
@@ -67,13 +67,13 @@ def _source(summary: Mapping[str, Any]) -> str:
     energy, carbon = summary["energy"], summary["carbon"]
     parts = [
         f"GreenTrain {summary['greentrain_version']}, grams CO2e: {' + '.join(carbon['emissions_include'])}",
-        f"energy {units_text.energy(energy['energy_j'])} ({units_text.percent(energy['measured_share'])} measured,"
-        f" {units_text.percent(energy['modelled_share'])} modelled), PUE {pue_text(energy)}",
+        f"energy {quantities.energy(energy['energy_j'])} ({quantities.percent(energy['measured_share'])} measured,"
+        f" {quantities.percent(energy['modelled_share'])} modelled), PUE {pue_text(energy)}",
     ]
     if not carbon["complete"]:
         parts.append("lower bound: the carbon intensity of part of the energy is not known")
     if energy["missing_device_s"] > 0:
-        parts.append(f"{units_text.percent(energy['missing_share_of_device_time'])} of device time without a reading")
+        parts.append(f"{quantities.percent(energy['missing_share_of_device_time'])} of device time without a reading")
     return "; ".join(parts)
 
 

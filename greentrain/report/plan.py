@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from greentrain.ledger import RunRecord, Totals
-from greentrain.report import units_text
+from greentrain.ledger.reader import RunRecord
+from greentrain.ledger.totals import Totals
 from greentrain.report.facility import it_grams
 from greentrain.report.plan_hindsight import Grams, three_numbers
 from greentrain.report.plan_record import Decided, PlanRecord
 from greentrain.units import S_PER_HOUR
+from greentrain.utils import quantities
 
 MAX_CHANGES: Final = 200
 """Changes that are listed, the first and the last ones; the number of all of them is always told."""
@@ -97,20 +98,20 @@ def plan_figures(
 def _deadline(plan: PlanRecord, word: str) -> dict[str, Any]:
     """Return whether the deadline was met, by how much, and both in words."""
     finished_s, left_s = plan.finished_s, plan.deadline_s - plan.end_s
-    share = units_text.percent(plan.tokens_done / plan.tokens)
+    share = quantities.percent(plan.tokens_done / plan.tokens)
     if finished_s is not None:
         late_s = finished_s - plan.deadline_s
         what = "missed" if late_s > 0 else "met"
         when = "after" if late_s > 0 else "before"
-        text = f"deadline {what}: done {units_text.duration(abs(late_s))} {when} it"
+        text = f"deadline {what}: done {quantities.duration(abs(late_s))} {when} it"
         return {"finished_s": finished_s, "met": late_s <= 0, "late_s": late_s, "deadline_text": text}
     met = False if left_s <= 0 else None
     if left_s <= 0:
-        text = f"deadline missed: {share} done {units_text.duration(-left_s)} after it"
+        text = f"deadline missed: {share} done {quantities.duration(-left_s)} after it"
     elif word == "running":
-        text = f"{share} done, {units_text.duration(left_s)} left until the deadline"
+        text = f"{share} done, {quantities.duration(left_s)} left until the deadline"
     else:
-        text = f"stopped {units_text.duration(left_s)} before the deadline, {share} done"
+        text = f"stopped {quantities.duration(left_s)} before the deadline, {share} done"
     return {"finished_s": None, "met": met, "late_s": None, "deadline_text": text}
 
 
@@ -174,12 +175,12 @@ def _run_grams(
     if energy["energy_j"] is None:
         return Grams(reason="no energy of this run is known")
     if not carbon["complete"]:
-        blind = units_text.energy(carbon["unpriced_j"])
+        blind = quantities.energy(carbon["unpriced_j"])
         return Grams(reason=f"the carbon intensity of {blind} of the run's energy is unknown")
     if len(record.ranks) < (record.run.get("world_size") or 1):
         return Grams(reason="the files of some ranks are not in this folder")
     if unread_s > MOST_UNREAD * sum(device["booked_s"] for device in read):
-        return Grams(reason=f"for {units_text.duration(unread_s)} of device time there is no reading")
+        return Grams(reason=f"for {quantities.duration(unread_s)} of device time there is no reading")
     until_s = plan.time.real(plan.end_s)
     pue = energy["pue"]
     total = sum(c.operational_g if plan.with_pue else it_grams(c, pue) for c in (rank.carried for rank in record.ranks))

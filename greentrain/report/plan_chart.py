@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.carbon.replayed import GridTime
-from greentrain.report import paths
-from greentrain.report.axes import value_ticks
+from greentrain.report import svg
 from greentrain.report.charts import Band, Chart, Shape, device_css
 from greentrain.report.plan_text import span
 from greentrain.report.series import BINS, RunSeries
-from greentrain.report.units_text import duration, significant
+from greentrain.report.svg import value_ticks
 from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.utils.quantities import duration, significant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,12 +50,12 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
     grams = {"static": _static_grams(plan, edges, grid), "run": _run_grams(summary, series, edges, grid)}
     known = {key: line for key, line in grams.items() if line is not None}
     top_g = max((float(np.nanmax(line)) for line in known.values()), default=0.0)
-    unit_g, unit = paths.unit_of(top_g, paths.MASS)
+    unit_g, unit = svg.unit_of(top_g, svg.MASS)
     y2 = value_ticks(top_g / unit_g) if top_g > 0 else ()
     names = {"static": f"static {plan['static_name']}", "run": "this run"}
     lines = {
         key: Shape(
-            d=paths.line(line / unit_g / y2[-1] * HEIGHT, HEIGHT),
+            d=svg.line(line / unit_g / y2[-1] * HEIGHT, HEIGHT),
             css=f"{key}line",
             label=f"grams so far: {names[key]} (right axis)",
         )
@@ -65,11 +65,11 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
     marks = _marks(plan, edges, word)
     tip = [
         {"name": "Plan", "unit": "", "css": "", "values": _names(plan, edges, rows, word)},
-        {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": paths.numbers(grid)},
+        {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": svg.numbers(grid)},
     ]
     for key, line in reversed(known.items()):
         name = names[key][0].upper() + names[key][1:]
-        tip.append({"name": name, "unit": unit, "css": f"{key}line", "values": paths.numbers(line[1:] / unit_g)})
+        tip.append({"name": name, "unit": unit, "css": f"{key}line", "values": svg.numbers(line[1:] / unit_g)})
     return Chart(
         key="plan",
         title="The plan: decisions over the grid's intensity",
@@ -77,10 +77,10 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
         height=HEIGHT,
         unit="grid x PUE, g/kWh" if plan["with_pue"] else "grid, g/kWh",
         shapes=[*areas, *(part for line in lines.values() for part in (replace(line, css="halo", label=""), line))],
-        y_ticks=paths.at_percent(ticks),
+        y_ticks=svg.at_percent(ticks),
         x_ticks=_clock(edges),
         y2_unit=f"{unit} CO\N{SUBSCRIPT TWO}e" if y2 else "",
-        y2_ticks=paths.at_percent(y2) if y2 else (),
+        y2_ticks=svg.at_percent(y2) if y2 else (),
         bands=_bands(plan, edges, rows),
         marks=marks,
         notes=marks,
@@ -103,7 +103,7 @@ def _areas(plan: Mapping[str, Any], edges: "Floats", grid: "Floats", rows: "Rows
     parts.append(((rows == _NONE) & ~early, "grid", "grid, job not at work"))
     known, heights = np.isfinite(grid), np.nan_to_num(grid) / top * HEIGHT
     shapes = [
-        Shape(d=paths.area(known & mask, np.zeros_like(heights), heights, HEIGHT), css=css, label=label)
+        Shape(d=svg.area(known & mask, np.zeros_like(heights), heights, HEIGHT), css=css, label=label)
         for mask, css, label in parts
     ]
     return [shape for shape in shapes if shape.d]
@@ -238,7 +238,7 @@ def _bands(plan: Mapping[str, Any], edges: "Floats", rows: "Rows") -> list[Band]
     count = len(rows)
     return [
         Band(left=100 * a / count, width=100 * (b - a) / count, css="paused", label="not running")
-        for a, b in paths.runs(idle)
+        for a, b in svg.runs(idle)
     ]
 
 

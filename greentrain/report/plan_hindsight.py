@@ -1,23 +1,18 @@
 """A plan beside those that could have been: what ran in grams, the two savings and the regret."""
 
 import math
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.action_table import Action
+from greentrain.policy.menu import menu_of
 from greentrain.report.plan_record import PlanRecord
-from greentrain.types import Gear
 
 if TYPE_CHECKING:
-    from greentrain.policy.menu import Menu
+    pass
 
 MOST_LEFT: Final = 0.05
 """A job that stops early with a larger share of its tokens left is not held against plans that had until the deadline.
 Below that it is, for the tokens it did: those plans then have it easier, so the numbers are none too good."""
-_NAME: Final = re.compile(r"(?P<gear>\w+)(?: at (?P<cap>\d+)%)?(?: on (?P<ranks>\d+))?")
-"""What ``str`` of an action looks like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,40 +65,3 @@ def three_numbers(plan: PlanRecord, actual: Grams, word: str, fp8_max_share: flo
         "oracle_g": verdict.oracle_g if whole else None,
         "unknown": unknown,
     }
-
-
-def menu_of(facts: Mapping[str, Any], speed: float = 1.0, power: float = 1.0) -> "Menu":
-    """Return the choices of a job as it was, in the grid's time.
-
-    Args:
-        facts: Of run.json.
-        speed: How fast the job was against its table.
-        power: What it drew against its table.
-    """
-    import numpy as np
-
-    from greentrain.policy.menu import OFF, Menu
-
-    rows = facts["rows"]
-    power_w = np.array([float(row["power_w"]) for row in rows]) * power
-    if not facts.get("pausable", True):
-        power_w[OFF] = power_w.max()  # never worth it: these plans could not pause either
-    return Menu(
-        actions=tuple(None if i == OFF else _action(row["name"]) for i, row in enumerate(rows)),
-        tokens_per_s=np.array([float(row["tokens_per_s"]) for row in rows]) * speed,
-        power_w=power_w,
-        width=np.array([int(row["width"]) for row in rows]),
-        provenance=str(facts["provenance"]),
-    )
-
-
-def _action(name: str) -> Action:
-    found = _NAME.fullmatch(name)
-    if found is None:
-        raise ValueError(f"run.json: {name!r} is no name of an action, such as 'fp8 at 70% on 4'")
-    cap, ranks = found["cap"], found["ranks"]
-    return Action(
-        gear=Gear(found["gear"]),
-        cap=1.0 if cap is None else int(cap) / 100,
-        ranks=None if ranks is None else int(ranks),
-    )

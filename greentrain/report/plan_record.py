@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from greentrain.carbon.replayed import GridTime
-from greentrain.ledger import RankRecord, RunRecord
+from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.units import J_PER_KWH, S_PER_HOUR
 
 DECISION: Final = "decision"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from greentrain.report import units_text
 from greentrain.report.plan import END
+from greentrain.utils import quantities
 
 MAX_ROWS: Final = 8
 """Changes that are listed from either end; summary.json has more."""
@@ -39,10 +39,10 @@ def outcome(plan: Mapping[str, Any]) -> str:
 
 def progress(plan: Mapping[str, Any]) -> str:
     """Return how far the job came."""
-    done, asked = units_text.count(plan["tokens_done"]), units_text.count(plan["tokens"])
+    done, asked = quantities.count(plan["tokens_done"]), quantities.count(plan["tokens"])
     share = plan["tokens_done"] / plan["tokens"]
     if done == asked:
-        return f"{done} {plan['unit']}" + (f" ({units_text.percent(share)})" if share < 1 else "")
+        return f"{done} {plan['unit']}" + (f" ({quantities.percent(share)})" if share < 1 else "")
     return f"{done} of {asked} {plan['unit']}"
 
 
@@ -73,11 +73,11 @@ def three_rows(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         value = plan[key]
         row = {"key": key, "title": title, "other": other, "known": value is not None}
         if value is None:
-            rows.append({**row, "value": units_text.UNKNOWN, "detail": plan["unknown"].get(key, "it is not known")})
+            rows.append({**row, "value": quantities.UNKNOWN, "detail": plan["unknown"].get(key, "it is not known")})
             continue
         more = value > 0 if key == "regret" else value < 0
-        text = f"{units_text.percent(abs(value))} {'more' if more else 'less'}"
-        detail = f"{units_text.mass(plan['actual_g'])}; {other}: {units_text.mass(plan[grams])}"
+        text = f"{quantities.percent(abs(value))} {'more' if more else 'less'}"
+        detail = f"{quantities.mass(plan['actual_g'])}; {other}: {quantities.mass(plan[grams])}"
         if key == "regret" and value < 0:
             detail += ", by the table: the run drew less than that says"
         rows.append({**row, "value": text, "detail": detail})
@@ -118,10 +118,10 @@ def facts(plan: Mapping[str, Any]) -> str:
         counts.append(f"{plan['shielded']} by the deadline's shield")
     used = [row for row in plan["rows"] if row["hours"] > 0]
     used.sort(key=lambda row: -float(row["hours"]))
-    hours = [f"{row['name']} {units_text.duration(row['hours'] * 3600)}" for row in used[:6]]
+    hours = [f"{row['name']} {quantities.duration(row['hours'] * 3600)}" for row in used[:6]]
     before_s = plan["stretches"][0][0] - plan["start_s"] if plan["stretches"] else 0.0
     if before_s > 0.02 * (plan["end_s"] - plan["start_s"]):
-        hours.append(f"{units_text.duration(before_s)} before the first decision")
+        hours.append(f"{quantities.duration(before_s)} before the first decision")
     return f"{', '.join(counts)}; {', '.join(hours)}" if hours else ", ".join(counts)
 
 
@@ -147,4 +147,4 @@ def _when(grid_s: float) -> str:
 
 
 def _count(number: int, what: str) -> str:
-    return f"{units_text.count(number)} {what}{'' if number == 1 else 's'}"
+    return f"{quantities.count(number)} {what}{'' if number == 1 else 's'}"

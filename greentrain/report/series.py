@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from greentrain.ledger import RunRecord
+from greentrain.ledger.reader import RunRecord
 from greentrain.types import Provenance
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from greentrain.accounting.equivalents import equivalents
-from greentrain.accounting.sci import sci_scores, scope2
+from greentrain.ledger.sci import sci_scores, scope2
+from greentrain.report.equivalents import equivalents
 
 PROCEDURE: Final = (
     "provider boundary, this training run only: data preparation, other experiments, inference and retirement are"

@@ -41,18 +41,19 @@ from typing import Any, Final
 
 from greentrain._version import __version__
 from greentrain.errors import RunFolderError
-from greentrain.ledger import RankRecord, RunRecord, Totals
+from greentrain.ledger.reader import RankRecord, RunRecord
+from greentrain.ledger.totals import Totals
 from greentrain.report import standards
 from greentrain.report.assumptions import assumptions
 from greentrain.report.estimated import estimated
 from greentrain.report.figures import carbon_figures, energy_figures, power_figures, work_figures
-from greentrain.report.files import write_atomic
 from greentrain.report.gears import gear_rows, layer_figures
 from greentrain.report.plan import plan_figures
 from greentrain.report.plan_record import DECISION
 from greentrain.report.series import RunSeries, build_series
 from greentrain.report.tally import DeviceTally, Tally
 from greentrain.units import S_PER_HOUR
+from greentrain.utils.files import write_atomic
 
 SUMMARY_FORMAT: Final = 1
 ALIVE_S: Final = 60.0

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from greentrain.report import estimated, units_text
+from greentrain.report import estimated
 from greentrain.report.charts import short_name
 from greentrain.report.facility import pue_text
 from greentrain.report.gears import gear_table
 from greentrain.report.html import headline
 from greentrain.report.plan_text import plan_texts
+from greentrain.utils import quantities
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,25 +52,25 @@ def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
     table.add_column(style="dim")
     table.add_column(style="bold")
     table.add_column()
-    joules = units_text.joules(energy["energy_j"])
-    cue = "" if carbon["cue_kg_per_kwh"] is None else f", CUE {units_text.cue(carbon['cue_kg_per_kwh'])}"
-    facility = units_text.energy(energy["facility_energy_j"])
+    joules = quantities.joules(energy["energy_j"])
+    cue = "" if carbon["cue_kg_per_kwh"] is None else f", CUE {quantities.cue(carbon['cue_kg_per_kwh'])}"
+    facility = quantities.energy(energy["facility_energy_j"])
     table.add_row("Energy", head["energy"], f"{joules}; {facility} with PUE {pue_text(energy)}")
     table.add_row(
         "Emissions",
         head["emissions"],
-        f"electricity {units_text.mass(carbon['operational_location_g'])} at"
-        f" {units_text.intensity(carbon['intensity_g_per_kwh'])}{cue}; embodied {units_text.mass(embodied['mid'])}"
+        f"electricity {quantities.mass(carbon['operational_location_g'])} at"
+        f" {quantities.intensity(carbon['intensity_g_per_kwh'])}{cue}; embodied {quantities.mass(embodied['mid'])}"
         + (
             ""
             if embodied["low"] is None
-            else f" ({units_text.mass(embodied['low'])} to {units_text.mass(embodied['high'])})"
+            else f" ({quantities.mass(embodied['low'])} to {quantities.mass(embodied['high'])})"
         ),
     )
     per = head["per"]
     table.add_row(per["title"], per["value"], "; ".join(text for text in (per["detail"], per["grams"]) if text))
-    wall = units_text.duration(summary["time"]["wall_s"])
-    table.add_row("Time", wall, f"mean power {units_text.power(summary['power']['mean_w'])}")
+    wall = quantities.duration(summary["time"]["wall_s"])
+    table.add_row("Time", wall, f"mean power {quantities.power(summary['power']['mean_w'])}")
     return table
 
 
@@ -114,10 +115,10 @@ def _devices(summary: Mapping[str, Any]) -> "Table":
         table.add_row(
             escape(short_name(device, summary["devices"])),
             f"[{style}]{provenance}[/] {escape(device['method'] or '')}",
-            units_text.energy(device["energy_j"]),
-            units_text.percent(device["share"]) if device["share"] is not None else "",
-            units_text.power(device["mean_power_w"]) if device["mean_power_w"] is not None else "",
-            "all" if device["energy_j"] is None else units_text.duration(device["missing_s"] or 0.0),
+            quantities.energy(device["energy_j"]),
+            quantities.percent(device["share"]) if device["share"] is not None else "",
+            quantities.power(device["mean_power_w"]) if device["mean_power_w"] is not None else "",
+            "all" if device["energy_j"] is None else quantities.duration(device["missing_s"] or 0.0),
         )
     return table
 
@@ -132,9 +133,9 @@ def _phases(summary: Mapping[str, Any]) -> "Table":
     for phase in summary["phases"]:
         table.add_row(
             escape(phase["name"]),
-            units_text.energy(phase["energy_j"]),
-            units_text.percent(phase["share"]) if phase["share"] is not None else "",
-            units_text.energy(phase["inclusive_j"]),
+            quantities.energy(phase["energy_j"]),
+            quantities.percent(phase["share"]) if phase["share"] is not None else "",
+            quantities.energy(phase["inclusive_j"]),
         )
     return table
 
@@ -152,12 +153,12 @@ def _gears(gears: Mapping[str, Any]) -> "Table":
         style = {"measured": "green", "modelled": "yellow"}.get(row["provenance"], "red")
         table.add_row(
             escape(row["gear"]),
-            units_text.joules(row["j_per_one"]),
+            quantities.joules(row["j_per_one"]),
             escape(row["relative"]),
-            units_text.UNKNOWN if row["rate_per_s"] is None else units_text.significant(row["rate_per_s"]),
-            units_text.energy(row["energy_j"]),
-            units_text.duration(row["seconds"]),
-            units_text.count(row["steps"] or 0),
+            quantities.UNKNOWN if row["rate_per_s"] is None else quantities.significant(row["rate_per_s"]),
+            quantities.energy(row["energy_j"]),
+            quantities.duration(row["seconds"]),
+            quantities.count(row["steps"] or 0),
             f"[{style}]{row['source']}[/]",
         )
     return table

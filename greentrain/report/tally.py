@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from greentrain.ledger import RankRecord, RunRecord
+from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.types import DeviceEnergy, LedgerEntry, Provenance
 from greentrain.units import S_PER_HOUR
 

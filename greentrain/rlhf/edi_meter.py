@@ -16,7 +16,7 @@ import numpy as np
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.policy.offload.edi import EdiMatrix, EdiReading
 from greentrain.policy.offload.stages import Hardware, Stage, worst
-from greentrain.session import GreenSession
+from greentrain.session.session import GreenSession
 from greentrain.types import Provenance
 
 PATIENCE_S: Final = 10.0

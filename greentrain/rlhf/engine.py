@@ -8,11 +8,11 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
-from greentrain.rlhf.desk import Desk
+from greentrain.rlhf.batching import parts
+from greentrain.rlhf.engine_state import Desk
 from greentrain.rlhf.frozen_pass import FrozenPass, Placement
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.parts import parts
-from greentrain.rlhf.run import Run
+from greentrain.rlhf.pass_task import Run
 from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.ticket import Ticket
 

@@ -7,7 +7,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.program import Program
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.microbatch import PartSize
+from greentrain.rlhf.part_size import PartSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from greentrain import __version__
-from greentrain._imports import try_import
-from greentrain.cache_folder import cache_folder
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.artifact import FORMAT, MANIFEST, Artifact, load
@@ -20,6 +18,8 @@ from greentrain.fpga_backend.program import ActivationBits
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.settings import PassSettings
 from greentrain.rlhf.text import TextEncoder
+from greentrain.utils.files import cache_folder
+from greentrain.utils.imports import try_import
 
 with try_import("transformers") as _imports:
     import transformers

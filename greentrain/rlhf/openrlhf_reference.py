@@ -17,9 +17,8 @@ from typing import Any
 from torch import Tensor
 
 from greentrain.errors import ConfigError
-from greentrain.rlhf.address import TOKEN_FILE_VARIABLE, URL_VARIABLE
-from greentrain.rlhf.client import ServeClient
-from greentrain.rlhf.padding import padded_logprobs, unpadded
+from greentrain.rlhf.batching import padded_logprobs, unpadded
+from greentrain.rlhf.client import TOKEN_FILE_VARIABLE, URL_VARIABLE, ServeClient
 
 
 class OffloadReference:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.edi import ALPHA, PROFILE_STEPS, EdiMatrix, measured_table
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Plan, Stage, StageCost, Where, all_gpu, label
 from greentrain.policy.offload.timeline import StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, View
 from greentrain.rlhf.edi_meter import EdiMeter
+from greentrain.utils.validation import bound
 
 JUDGED: Final = 3
 """Steps after which a plan's measured step time counts."""

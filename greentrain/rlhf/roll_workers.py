@@ -22,8 +22,8 @@ from roll.distributed.scheduler.decorator import Dispatch, register  # type: ign
 from roll.distributed.scheduler.protocol import DataProto  # type: ignore[import-not-found]
 from roll.models.model_providers import default_tokenizer_provider  # type: ignore[import-not-found]
 
+from greentrain.rlhf.batching import padded_logprobs, unpadded
 from greentrain.rlhf.client import ServeClient
-from greentrain.rlhf.padding import padded_logprobs, unpadded
 
 
 class OffloadRewardWorker(Worker):  # type: ignore[misc]  # ROLL is not installed where types are checked

@@ -20,11 +20,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from greentrain.control.coordination import Meetings
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
-from greentrain.harmless import harmless, once, warn
-from greentrain.meetings import Meetings
 from greentrain.policy.offload.edi import EdiMatrix
 from greentrain.policy.offload.rule import EdiRule
 from greentrain.policy.offload.stages import Plan, Stage, Where, label
@@ -36,10 +35,10 @@ from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.rlhf.lengths import LengthTimes
 from greentrain.rlhf.placement import Placement, Placements, SchedulerSettings
 from greentrain.rlhf.stats import PassStats
-from greentrain.rlhf.ticket import Ticket
-from greentrain.rlhf.watched import Watched
-from greentrain.session import GreenSession
-from greentrain.topology import current_topology
+from greentrain.rlhf.ticket import Ticket, Watched
+from greentrain.session.session import GreenSession
+from greentrain.utils.never_raise import harmless, once, warn
+from greentrain.utils.topology import current_topology
 
 log = logging.getLogger(__name__)
 

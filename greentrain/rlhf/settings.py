@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain import config_file
-from greentrain.config_values import bound, build, choice, nearest
 from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
+from greentrain.utils import yaml_file
+from greentrain.utils.validation import bound, build, choice, nearest
 
 AUTO: Final = "auto"
 SIDES: Final = ("left", "right")
@@ -138,7 +138,7 @@ class OffloadSettings:
             return build(cls, source, where="")
         if not isinstance(source, str | Path):
             raise ConfigError(f"{source!r} is a {type(source).__name__}: give a mapping, or the path of a YAML file")
-        found = config_file.read(Path(source), "offload settings")
+        found = yaml_file.read(Path(source), "offload settings")
         if not isinstance(found, Mapping):
             raise ConfigError(f"{source} holds {type(found).__name__}; write keys such as device, reward, reference")
         try:

@@ -7,10 +7,10 @@ from typing import Any
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.rlhf.batching import joined, rows_of
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.errors import PassCancelledError
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.parts import joined, rows_of
 from greentrain.rlhf.ticket import Ticket
 
 

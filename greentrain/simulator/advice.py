@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from greentrain._version import __version__
-from greentrain.config import PolicyConfig, PrecisionConfig
+from greentrain.config.schema import PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
+from greentrain.policy.action_sources import Actions
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.waterfill import shortest_s, solve
-from greentrain.simulator.actions import Actions
 from greentrain.simulator.grid_trace import Sight
 from greentrain.simulator.jobs import Jobs
 from greentrain.simulator.references import constant_pace

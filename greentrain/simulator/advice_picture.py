@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from greentrain.policy.outlook import Array
-from greentrain.report.units_text import count, mass
 from greentrain.simulator.advice import Advice, PlainRun, ZoneAdvice
 from greentrain.simulator.advice_text import clock
 from greentrain.simulator.picture import (
@@ -20,6 +19,7 @@ from greentrain.simulator.picture import (
     when,
 )
 from greentrain.simulator.scene import NOTHING, Course
+from greentrain.utils.quantities import count, mass
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

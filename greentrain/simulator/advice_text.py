@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from greentrain.report import units_text
 from greentrain.simulator.advice import Advice, ZoneAdvice
 from greentrain.simulator.study_text import signed
+from greentrain.utils import quantities
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,7 +20,7 @@ def render(advice: Advice) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    title = f"{units_text.count(advice.tokens)} {advice.actions.unit} from {clock(advice.start_s)} to"
+    title = f"{quantities.count(advice.tokens)} {advice.actions.unit} from {clock(advice.start_s)} to"
     table = Table(
         title=f"{title} {clock(advice.deadline_s)} UTC",
         title_justify="left",
@@ -35,9 +35,9 @@ def render(advice: Advice) -> "RenderableType":
         table.add_row(
             escape(zone.grid.zone),
             f"{zone.grid.trace.g_per_kwh.mean():.0f}",
-            "too slow" if zone.now is None else units_text.mass(zone.now.grams),
-            "" if zone.best is None else f"{units_text.mass(zone.best.grams)}, {clock(zone.best.start_s)}",
-            units_text.mass(zone.plan_g),
+            "too slow" if zone.now is None else quantities.mass(zone.now.grams),
+            "" if zone.best is None else f"{quantities.mass(zone.best.grams)}, {clock(zone.best.start_s)}",
+            quantities.mass(zone.plan_g),
             "" if share is None else signed(share),
             signed(zone.saving(zone.blind_g) or 0.0),
             style="bold" if zone is advice.best else "",
@@ -51,7 +51,7 @@ def sentence(advice: Advice) -> str:
     where = f"Train in {best.grid.zone}" if len(advice.zones) > 1 else "Train"
     pauses = {0: "without a pause", 1: "with one pause"}.get(best.pauses, f"with {best.pauses} pauses")
     text = f"{where}, planned by {advice.policy.name} from {clock(best.first_s)} to {clock(best.end_s)} UTC {pauses}:"
-    text += f" {units_text.carbon(best.plan_g)} expected"
+    text += f" {quantities.carbon(best.plan_g)} expected"
     if best.now is not None:
         text += f", {_than(best.plan_g, best.now.grams)} than {static} at once there"
     other = min((zone for zone in advice.zones if zone is not best), key=lambda zone: zone.plan_g, default=None)
@@ -67,7 +67,7 @@ def clock(unix_s: float) -> str:
 
 def _plainly(advice: Advice, zone: ZoneAdvice, static: str) -> str:
     """Return when a plain run is best begun."""
-    needs = f"a plain run ({static}, {units_text.duration(advice.static_s)})"
+    needs = f"a plain run ({static}, {quantities.duration(advice.static_s)})"
     if zone.now is None or zone.best is None:
         return f"{needs} would miss the deadline"
     if zone.best.start_s == zone.now.start_s:
@@ -80,4 +80,4 @@ def _than(grams: float, other: float) -> str:
     share = 1.0 - grams / other if other > 0 else 0.0
     if abs(share) < 0.0005:
         return "no less"
-    return f"{units_text.percent(abs(share))} {'less' if share > 0 else 'more'}"
+    return f"{quantities.percent(abs(share))} {'less' if share > 0 else 'more'}"

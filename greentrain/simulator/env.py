@@ -11,18 +11,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain._imports import try_import
 from greentrain.carbon.forecast import profile_forecast
 from greentrain.errors import ConfigError
 from greentrain.policy.chain import TRAILING_H, trailing_mean
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.dual import TrailingDual
-from greentrain.policy.loop import DecisionKernel
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight
 from greentrain.simulator.jobs import HISTORY_H, Jobs
 from greentrain.simulator.world import Course, World
 from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.utils.imports import try_import
 
 with try_import("simulate") as _imports:
     import gymnasium

@@ -9,13 +9,13 @@ from typing import Final
 import numpy as np
 
 from greentrain.carbon.typical import TypicalSignal
-from greentrain.config import WORLD, CarbonConfig
-from greentrain.config_values import choice
+from greentrain.config.schema import WORLD, CarbonConfig
+from greentrain.control.plan.grid_outlook import means
 from greentrain.errors import ConfigError
-from greentrain.grid_outlook import means
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.types import CarbonBasis
 from greentrain.units import S_PER_HOUR, iso
+from greentrain.utils.validation import choice
 
 _BASES: Final = tuple(basis.value for basis in CarbonBasis)
 

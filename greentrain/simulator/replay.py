@@ -9,23 +9,23 @@ import numpy as np
 
 from greentrain._version import __version__
 from greentrain.carbon.forecast import profile_forecast
-from greentrain.config import PolicyConfig
-from greentrain.config_values import build, choice
+from greentrain.config.schema import PolicyConfig
 from greentrain.errors import ConfigError
+from greentrain.policy.action_sources import Actions
 from greentrain.policy.hindsight import Verdict, judge
 from greentrain.policy.menu import Menu
-from greentrain.report.units_text import count, duration
-from greentrain.simulator.actions import Actions
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.grids import Grid
-from greentrain.simulator.happened import Happened, read_happened
 from greentrain.simulator.jobs import Jobs
+from greentrain.simulator.recorded_run import Happened, read_happened
 from greentrain.simulator.replay_grid import SeenGrid, recording, seen_grid
 from greentrain.simulator.scene import ORACLE, RAN, Course, Scene, course_of, oracle_course
 from greentrain.simulator.simulate import CARBON_BLIND, kernel_of, named_policy
 from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions
 from greentrain.simulator.world import World
 from greentrain.units import S_PER_HOUR, iso
+from greentrain.utils.quantities import count, duration
+from greentrain.utils.validation import build, choice
 
 LEAST_H: Final = 1.0
 """Grids are hourly: a plan of less has nothing to choose (h)."""

@@ -6,17 +6,17 @@ from typing import Final
 import numpy as np
 
 from greentrain.carbon.detect import open_signal
-from greentrain.config import LIVE_SIGNALS, CarbonConfig
-from greentrain.config_values import build
+from greentrain.config.schema import LIVE_SIGNALS, CarbonConfig
+from greentrain.control.plan.grid_outlook import means
 from greentrain.errors import GreenTrainError, TraceError
-from greentrain.grid_outlook import means
 from greentrain.policy.outlook import Array
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.grids import Grid
-from greentrain.simulator.happened import Happened
 from greentrain.simulator.jobs import HISTORY_H
+from greentrain.simulator.recorded_run import Happened
 from greentrain.types import CarbonBasis, CarbonSignal
 from greentrain.units import S_PER_HOUR, iso
+from greentrain.utils.validation import build
 
 _DAY_H: Final = 24
 _ALIKE: Final = 0.05

@@ -5,10 +5,10 @@ import io
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from greentrain.report import units_text
 from greentrain.simulator.replay import Line, Replay, less
 from greentrain.simulator.scene import ORACLE, RAN
 from greentrain.simulator.study_text import signed
+from greentrain.utils import quantities
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,7 +24,7 @@ def render(result: Replay) -> "RenderableType":
     from rich.text import Text
 
     told = result.happened
-    title = f"{told.run_id}: {units_text.count(told.tokens)} {told.unit} under {told.policy}, replayed"
+    title = f"{told.run_id}: {quantities.count(told.tokens)} {told.unit} under {told.policy}, replayed"
     table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in _HEAD:
         table.add_column(name, justify="left" if name == "Policy" else "right", no_wrap=True)
@@ -32,7 +32,7 @@ def render(result: Replay) -> "RenderableType":
         style = "bold" if line.name == RAN else "dim" if line.name == ORACLE else ""
         table.add_row(
             escape(line.name),
-            units_text.mass(line.grams),
+            quantities.mass(line.grams),
             _share(less(line.grams, result.verdict.static_g)),
             "" if line.name == RAN else _share(less(line.grams, told.grams)),
             _done(line),
@@ -57,12 +57,12 @@ def to_csv(result: Replay) -> str:
 
 
 def _share(share: float | None) -> str:
-    return units_text.UNKNOWN if share is None else signed(share)
+    return quantities.UNKNOWN if share is None else signed(share)
 
 
 def _done(line: Line) -> str:
     if line.name == ORACLE:
         return ""
     if line.done_s is None:
-        return f"late, {units_text.count(line.tokens_left)} left" if line.tokens_left else "not all"
+        return f"late, {quantities.count(line.tokens_left)} left" if line.tokens_left else "not all"
     return datetime.fromtimestamp(line.done_s, UTC).strftime("%d %b %H:%M")

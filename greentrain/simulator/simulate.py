@@ -10,15 +10,15 @@ from typing import Final
 
 import numpy as np
 
-from greentrain.action_table import ActionTable, declared
 from greentrain.carbon.forecast import profile_forecast
-from greentrain.config import GreenConfig, PolicyConfig, PrecisionConfig
+from greentrain.config.schema import GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
-from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.action_table import ActionTable, declared
+from greentrain.policy.baselines import CarbonBlind
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import Menu
-from greentrain.policy.opening import open_schedule
 from greentrain.policy.outlook import Array, SchedulePolicy
-from greentrain.policy.schedule_static import CarbonBlind
+from greentrain.policy.registry import open_schedule
 from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight
 from greentrain.simulator.jobs import HISTORY_H, Jobs, windows
 from greentrain.simulator.references import References, references

@@ -1,17 +1,26 @@
-"""A study as a table for the terminal and for other programs."""
+"""A study as a table for the terminal and for other programs.
+
+The folder of a study or a replay: a table for people's tools, everything for programs, and pictures.
+"""
 
 import csv
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.report import units_text
-from greentrain.simulator.scene import ORACLE
+from greentrain.errors import RunFolderError
+from greentrain.simulator.picture import draw_scene, save
+from greentrain.simulator.scene import ORACLE, Scene
 from greentrain.simulator.study import STATIC, Row, StudyResult
+from greentrain.utils import quantities
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
 
 _HEAD: Final = ("Policy", "CO2e", "Saved", "vs blind", "Over best", "Missed", "Changes/d")
 
@@ -26,7 +35,7 @@ def render(result: StudyResult) -> "RenderableType":
     for case in result.cases:
         for grid in result.study.grids:
             mine = [row for row in rows if (row.trace, row.slack) == (grid.trace.name, case.slack)]
-            title = f"{grid.trace.name}, {_jobs(mine[0].jobs)} of {units_text.count(case.tokens)}"
+            title = f"{grid.trace.name}, {_jobs(mine[0].jobs)} of {quantities.count(case.tokens)}"
             title += f" {result.study.actions.unit} in {case.deadline_h:.4g} h (slack {case.slack:.3g})"
             parts.append(_table(title, mine))
     parts.append(Text("Saved: against static; vs blind: against the constant pace of least energy.", style="dim"))
@@ -61,7 +70,7 @@ def _table(title: str, rows: Sequence[Row]) -> "Table":
         style = "bold" if row is best else "dim" if row.policy == ORACLE else ""
         table.add_row(
             escape(row.policy),
-            units_text.mass(row.grams),
+            quantities.mass(row.grams),
             "" if row.policy == STATIC else signed(row.saving),
             signed(row.over_blind),
             "" if row.policy == ORACLE else signed(row.excess),
@@ -74,3 +83,39 @@ def _table(title: str, rows: Sequence[Row]) -> "Table":
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count} jobs"
+
+
+def write_results(
+    folder: Path, result: Mapping[str, Any], table_csv: str, scenes: Sequence[tuple[str, Scene]], suffix: str = ".png"
+) -> list[Path]:
+    """Write ``table.csv``, ``result.json`` and one picture a scene, and return their paths.
+
+    Args:
+        folder: Made where there is none.
+        result: In plain JSON types.
+        table_csv: The table.
+        scenes: Names of pictures and what is on them; none: no picture.
+        suffix: Format of the pictures.
+
+    Raises:
+        RunFolderError: The folder cannot be written.
+        MissingExtraError: There are pictures to draw, and matplotlib is not installed.
+    """
+    texts = {"table.csv": table_csv, "result.json": json.dumps(result, indent=1, allow_nan=False) + "\n"}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another with --out"
+        ) from error
+    written = [folder / name for name in texts]
+    for name, scene in scenes:
+        written.append(save(draw_scene(scene), folder / f"{safe(name)}{suffix}"))
+    return written
+
+
+def safe(name: str) -> str:
+    """Return a name as that of a file."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "picture"

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.errors import TraceError
-from greentrain.policy.loop import Decided, DecisionKernel
+from greentrain.policy.decision_kernel import Decided, DecisionKernel
 from greentrain.policy.menu import OFF
 from greentrain.policy.outlook import Array, Outlook
 from greentrain.simulator.grid_trace import GridTrace, Sight

@@ -12,11 +12,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
-from greentrain.config_values import bound
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.errors import DeviceLostError
 from greentrain.testing.wrapped_device import Wrapped
+from greentrain.utils.validation import bound
 
 DEPTH: Final = 64
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from greentrain.action_table import ActionTable
-from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.action_table import ActionTable
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Outlook, SchedulePolicy
 from greentrain.testing.suites import filled

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
+from greentrain.fpga_backend.devices.base import Lane
 from greentrain.fpga_backend.errors import DeviceLostError
-from greentrain.fpga_backend.lane import Lane
 from greentrain.types import PowerMeter
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from greentrain.estimate.values import Range
-from greentrain.report.units_text import significant
-from greentrain.simulator.palette import GRID_COLOUR, LINES
-from greentrain.simulator.picture import clean
+from greentrain.simulator.picture import GRID_COLOUR, LINES, clean
+from greentrain.utils.quantities import significant
 from recipes.estimate.curves import BUDGET_FLOP, Curve, Sample
 
 if TYPE_CHECKING:

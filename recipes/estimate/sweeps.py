@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from greentrain.config_values import bound
 from greentrain.errors import GreenTrainError
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.projection import Rates
 from greentrain.estimate.values import Range
 from greentrain.simulator.picture import check_pictures, save
+from greentrain.utils.validation import bound
 from recipes.estimate import curves, drawing, sheet
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from greentrain.callbacks.accelerate import GreenAccelerator
 from greentrain.errors import ConfigError, GreenTrainWarning
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, Recorder, TinyLM, text_loader
 
 pytestmark = [

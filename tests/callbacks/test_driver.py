@@ -10,8 +10,8 @@ import torch
 
 from greentrain.callbacks.driver import Driver
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
-from greentrain.harmless import harmless
 from greentrain.types import Phase
+from greentrain.utils.never_raise import harmless
 from tests.callbacks.conftest import Recorder, TinyLM
 
 Make = Callable[..., Recorder]

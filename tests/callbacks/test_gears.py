@@ -22,7 +22,7 @@ from greentrain.callbacks.accelerate import GreenAccelerator
 from greentrain.callbacks.lightning import GreenCallback as LightningCallback
 from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
 from greentrain.errors import ConfigError
-from greentrain.journal import read_journal
+from greentrain.ledger.journal import read_journal
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.linear import GearLinear
 from greentrain.precision.noise import NoiseProbe

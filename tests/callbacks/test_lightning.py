@@ -23,7 +23,7 @@ from torch import Tensor
 
 from greentrain.callbacks.lightning import GreenCallback
 from greentrain.errors import ConfigError, GreenTrainWarning
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, POWER_W, Recorder, TinyLM, text_loader
 
 pytestmark = [

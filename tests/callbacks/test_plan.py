@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments
 
-from greentrain import GreenSession, budgeting
+from greentrain import GreenSession
 from greentrain.callbacks.accelerate import GreenAccelerator
 from greentrain.callbacks.lightning import PAUSE_CHECKPOINT
 from greentrain.callbacks.lightning import GreenCallback as LightningCallback
 from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.trace import TraceSignal
-from greentrain.handover import EXIT_REQUEUE
-from greentrain.journal import read_journal
-from tests.fake_launcher import FakeLauncher
-from tests.flat_meter import FlatMeter
+from greentrain.control import carbon_budget
+from greentrain.control.launcher_protocol import EXIT_REQUEUE
+from greentrain.ledger.journal import read_journal
+from tests.helpers.fake_launcher import FakeLauncher
+from tests.helpers.flat_meter import FlatMeter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH, STEPS = 32, 12
@@ -83,7 +84,7 @@ def planned(tmp_path: Path) -> GreenSession:
 
 @pytest.fixture
 def poor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GreenSession:
-    monkeypatch.setattr(budgeting, "LOOK_S", 0.05)
+    monkeypatch.setattr(carbon_budget, "LOOK_S", 0.05)
     config = {
         "run": {"dir": str(tmp_path / "runs"), "report": False, "book_s": 0.1},
         "power": {"sample_s": 0.02},

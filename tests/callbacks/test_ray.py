@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from greentrain.ledger import RunRecord, read_run
+from greentrain.ledger.reader import RunRecord, read_run
 from tests.callbacks.ray_here import hide_from_processes, import_ray
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from greentrain.callbacks.ray_desk import Desk
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
+from greentrain.control.launcher_protocol import Notice, Progress, Request
 from greentrain.errors import ConfigError, GreenTrainWarning, MissingExtraError
-from greentrain.handover import Notice, Progress, Request
 from tests.callbacks.ray_here import import_ray
 
 ray = import_ray()

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from greentrain.callbacks.ray_desk import Desk
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from greentrain.callbacks.transformers import GreenCallback
 from greentrain.errors import GreenTrainWarning
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, VOCAB, Recorder, Text
 
 pytestmark = [

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from greentrain.cache_folder import ENV_DIR
+from greentrain.utils.files import ENV_DIR
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.detect import open_signal
 from greentrain.carbon.trace import TraceSignal
 from greentrain.carbon.typical import TypicalSignal
-from greentrain.config import CarbonConfig
+from greentrain.config.schema import CarbonConfig
 from greentrain.errors import CarbonSignalError, ConfigError, TraceError, UnknownZoneError
 
 GAPPY = "timestamp_utc,g_per_kwh\n" + "".join(f"2024-01-01T{h:02}:00Z,{h}\n" for h in (0, 1, 2, 4, 5))

@@ -28,9 +28,9 @@ from greentrain.carbon.keys import Secret
 from greentrain.carbon.polled import PolledSignal
 from greentrain.carbon.source import GridSource
 from greentrain.carbon.watttime import WattTime
-from greentrain.clock import Clock
 from greentrain.testing.signal_contract import SignalContract
 from greentrain.types import CarbonBasis, CarbonKind, CarbonSignal
+from greentrain.utils.clock import Clock
 from tests.carbon.grid_server import (
     CLOCK,
     HOUR_S,

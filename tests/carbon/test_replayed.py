@@ -8,7 +8,7 @@ import pytest
 
 from greentrain.carbon.replayed import GridTime, ReplayedSignal
 from greentrain.carbon.trace import TraceSignal
-from greentrain.config import CarbonConfig
+from greentrain.config.schema import CarbonConfig
 from greentrain.types import CarbonKind, CarbonPoint
 
 NOW_S = 1_800_000_000.0

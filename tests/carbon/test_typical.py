@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.carbon.make_typical import OUTPUT, make_typical
 from greentrain.carbon.trace import TraceSignal
 from greentrain.carbon.typical import TypicalSignal, load_profiles
 from greentrain.errors import UnknownZoneError
 from greentrain.testing.signal_contract import SignalContract
 from greentrain.types import CarbonSignal
+from tools.make_typical import OUTPUT, make_typical
 
 TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
 needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside the clone")

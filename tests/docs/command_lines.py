@@ -6,7 +6,7 @@ from typing import Any
 
 import typer.main
 
-from greentrain.cli import app
+from greentrain.cli.app import app
 
 _INLINE = re.compile(r"`(greentrain [^`]+)`")
 

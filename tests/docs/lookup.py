@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-USUAL = {"green": "greentrain.session:GreenSession", "session": "greentrain.session:GreenSession"}
+USUAL = {"green": "greentrain.session.session:GreenSession", "session": "greentrain.session.session:GreenSession"}
 """What these names stand for on every page."""
 
 

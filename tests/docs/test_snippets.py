@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from tests.docs.command_lines import in_shell, inline, wrong
 from tests.docs.lookup import Lookup
 from tests.docs.pages import ALL, PAGES, ROOT, Block, blocks, label, of

@@ -14,8 +14,8 @@ from greentrain.estimate.auto import by_auto
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.mfu import MfuTable, estimate_mfu, of_optimum, shipped
 from greentrain.estimate.search import search
-from greentrain.estimate.sized import sized
 from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
 from greentrain.units import S_PER_HOUR

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.accounting.embodied import embodied_rate
-from greentrain.config import CarbonConfig
+from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.estimate import hardware
 from greentrain.estimate.carbon import intensity, operational, signal_of
@@ -16,9 +15,10 @@ from greentrain.estimate.money import Prices, money
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.relations import start_hours
 from greentrain.estimate.sci_units import sci_ranges
-from greentrain.estimate.sized import sized
 from greentrain.estimate.values import Kind, Range, product
+from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
+from greentrain.ledger.embodied import embodied_rate
 from greentrain.types import Device, DeviceKind
 from greentrain.units import J_PER_KWH, grams
 

@@ -6,11 +6,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from greentrain import GreenSession
-from greentrain.action_table import Action, declared
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.cli_estimate import estimate
+from greentrain.cli.estimate import estimate
 from greentrain.estimate.hours import METHODS
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
+from greentrain.policy.action_table import Action, declared
 from greentrain.report.html import render_html
 from greentrain.report.summary import summarize
 from greentrain.types import Device, DeviceKind, Gear, PowerSample, Provenance, Sensor

@@ -13,13 +13,13 @@ from torch import nn
 from typer.testing import CliRunner, Result
 
 from greentrain import GreenSession
-from greentrain.action_table import declared
 from greentrain.carbon.trace import TraceSignal
-from greentrain.cli_estimate import estimate
-from greentrain.cli_schedule import plan, simulate
+from greentrain.cli.estimate import estimate
+from greentrain.cli.schedule import plan, simulate
 from greentrain.errors import GreenTrainWarning
-from greentrain.journal import read_journal
-from tests.flat_meter import FlatMeter
+from greentrain.ledger.journal import read_journal
+from greentrain.policy.action_table import declared
+from tests.helpers.flat_meter import FlatMeter
 
 START = "2022-06-01T00:00Z"
 HOUR_S = 0.15

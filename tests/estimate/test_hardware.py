@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.accounting.devices import SERVER_SHARE_KG
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
 from greentrain.estimate.values import Kind, Range
 from greentrain.fpga_backend.roofline.cards import U55C
+from greentrain.ledger.embodied_table import SERVER_SHARE_KG
 from greentrain.types import Gear
 
 

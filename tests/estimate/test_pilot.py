@@ -16,8 +16,8 @@ from greentrain.errors import ConfigError, RunFolderError
 from greentrain.estimate import hardware, hours, pilot
 from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.sized import sized
 from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import DeviceKind, Provenance, Topology
 

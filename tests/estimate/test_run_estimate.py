@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.cli_estimate import estimate
+from greentrain.cli.estimate import estimate
 from greentrain.errors import ConfigError, GreenTrainWarning
-from greentrain.estimate import api
+from greentrain.estimate import result
 from greentrain.report import estimated
 from greentrain.types import Topology
-from tests.flat_meter import FlatMeter
+from tests.helpers.flat_meter import FlatMeter
 
 APP = typer.Typer()
 APP.command()(estimate)
@@ -112,7 +112,7 @@ def test_a_disk_that_does_not_take_it_costs_a_warning_and_no_training(tmp_path: 
 
 
 def test_reader_and_writer_speak_of_one_format() -> None:
-    assert estimated.FORMAT == api.FORMAT
+    assert estimated.FORMAT == result.FORMAT
 
 
 def test_the_time_of_a_run_on_another_number_of_devices_is_held_to_nothing(tmp_path: Path, file: Path) -> None:

@@ -12,7 +12,6 @@ from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.carbon import signal_of
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED
-from greentrain.estimate.sized import sized
 from greentrain.estimate.sweeps import (
     FP8_PRODUCTS,
     Bits,
@@ -21,6 +20,7 @@ from greentrain.estimate.sweeps import (
     footprint,
     in_few_bits,
 )
+from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
 

@@ -19,8 +19,8 @@ from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.auto import by_auto
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.mfu import table
-from greentrain.estimate.sized import sized
 from greentrain.estimate.values import Range
+from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 
 

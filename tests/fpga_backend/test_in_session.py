@@ -5,7 +5,7 @@ from pathlib import Path
 from greentrain import GreenSession
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.roofline.cards import U55C, assume
-from greentrain.power.null import NullMeter
+from greentrain.power.detect import NullMeter
 from greentrain.testing.offload_models import encoder, sequences
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from greentrain.handover import Notice
+from greentrain.control.launcher_protocol import Notice
 from greentrain.testing.fake_nvml import NvmlCode
 from tests.integration.chaos_server import MODES
 from tests.integration.chaos_world import ADMIN_W, GPUS, World, send

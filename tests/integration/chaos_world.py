@@ -11,8 +11,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.handover import ENV_DIR, Handover
-from greentrain.launch.checkpoints import newest
+from greentrain.control.launch.checkpoints import newest
+from greentrain.control.launcher_protocol import ENV_DIR, Handover
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, GpuState, Wave
 from tests.integration.chaos_disk import ChaosDisk
 from tests.integration.chaos_server import PueServer
@@ -38,7 +38,7 @@ ROWS: Final = """
 """
 MARKS: Final = {
     "keeper": b"keeper.py",
-    "agent": b"greentrain.launch.agent",
+    "agent": b"greentrain.control.launch.agent",
     "fork server": b"multiprocessing.forkserver",
     "guardian": b"guardian_main.py",
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.ledger import RankRecord, RunRecord, read_run
+from greentrain.ledger.reader import RankRecord, RunRecord, read_run
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, build_library
 
 WORKER = Path(__file__).with_name("worker.py")

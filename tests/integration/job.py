@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from greentrain import GreenSession
+from greentrain.control.launcher_protocol import ENV_CHECKPOINT, Handover
 from greentrain.elastic import ElasticBatchSampler, Share
-from greentrain.handover import ENV_CHECKPOINT, Handover
 
 GLOBAL_BATCH, SAMPLES = 8, 52
 

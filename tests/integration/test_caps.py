@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
 
 pytestmark = pytest.mark.slow

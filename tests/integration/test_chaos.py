@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from greentrain.actuators.opening import repair
-from greentrain.handover import EXIT_REQUEUE
-from greentrain.ledger import RankRecord, RunRecord, read_run
+from greentrain.control.actuators.driver import repair
+from greentrain.control.launcher_protocol import EXIT_REQUEUE
+from greentrain.ledger.reader import RankRecord, RunRecord, read_run
 from tests.integration.chaos_faults import LONGEST_S, Faults
 from tests.integration.chaos_server import PUE
 from tests.integration.chaos_world import ADMIN_W, ASSUMED_PUE, BOOK_S, G_PER_KWH, GPUS, JOB, World
@@ -36,7 +36,7 @@ FINISH_S = 180.0
 """Longest wait for a job that nobody disturbs any more (s): far more than it needs on a machine with other work."""
 LATE_S = BOOK_S + 2.5 + 10.0
 """Most that a kill may take out of the books (s): an interval, the time by which bookings are late
-(greentrain.runtime.LATE_S), and what a thread may wait for a core on a busy machine."""
+(greentrain.ledger.active_run.LATE_S), and what a thread may wait for a core on a busy machine."""
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from greentrain.journal import rank_path, read_journal
-from greentrain.ledger import RankRecord, read_run
+from greentrain.ledger.journal import rank_path, read_journal
+from greentrain.ledger.reader import RankRecord, read_run
 from greentrain.testing.fake_nvml import FakeGpu, Wave
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 from greentrain import GreenSession
 from greentrain.errors import GreenTrainWarning, RunFolderError
-from greentrain.ledger import RankRecord, read_run
+from greentrain.ledger.reader import RankRecord, read_run
 from greentrain.power.sampler import Sampler
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, NvmlCode, Wave
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from greentrain.handover import ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer
-from greentrain.ledger import read_run
+from greentrain.control.launcher_protocol import ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer
+from greentrain.ledger.reader import read_run
 
 pytestmark = pytest.mark.slow
 

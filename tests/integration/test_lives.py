@@ -9,7 +9,7 @@ import pytest
 
 from greentrain import GreenSession
 from greentrain.errors import GreenTrainWarning, SessionError
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.testing.fake_nvml import FakeGpu, Wave
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.journal import read_journal
+from greentrain.ledger.journal import read_journal
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from greentrain.ledger import RunRecord, read_run
+from greentrain.ledger.reader import RunRecord, read_run
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
 
 if TYPE_CHECKING:

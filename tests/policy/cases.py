@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
 from greentrain.policy.menu import Menu
 from greentrain.types import Gear
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.policy.loop import Decided, DecisionKernel
+from greentrain.policy.decision_kernel import Decided, DecisionKernel
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
 

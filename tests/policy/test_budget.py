@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from greentrain.policy.action_sources import reference_table
 from greentrain.policy.budget import BudgetView, CarbonBudget
 from greentrain.policy.menu import OFF, Menu
-from greentrain.simulator.reference_table import reference_table
 from greentrain.types import Gear
 
 MENU = Menu.of(reference_table("T5"))

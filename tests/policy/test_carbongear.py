@@ -8,12 +8,12 @@ import pytest
 from numpy.typing import NDArray
 
 from greentrain.policy.carbongear import CarbonGear
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.dual import ForecastDual, RobustDual, TrailingDual
-from greentrain.policy.gibbs import draw
-from greentrain.policy.loop import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Outlook
+from greentrain.policy.soft_q import draw
 from greentrain.policy.waterfill import row_at
 from tests.policy.cases import action_table, grid
 

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from greentrain.policy.carbongear_printed import MOST, CarbonGearPrinted
-from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Outlook
 from tests.policy.cases import action_table, grid

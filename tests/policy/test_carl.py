@@ -18,7 +18,7 @@ from greentrain.policy.carl import (
     features,
     rows_of,
 )
-from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Outlook
 from greentrain.types import Gear

@@ -8,15 +8,15 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.policy.chain import LEVELS, SHIPPED, STATES, TRENDS, IntensityChain, state, trailing_mean
-from greentrain.policy.make_chain import MADE_BY, TRACES, make_chain
 from tests.policy.cases import grid
+from tools.make_chain import MADE_BY, TRACES, make_chain
 
 
 def test_the_shipped_chain_is_what_its_script_counts_on_the_traces_it_names(traces: Path) -> None:
     shipped, made = IntensityChain.shipped(), make_chain(traces)
     assert (shipped.made_by, tuple(shipped.sources)) == (MADE_BY, TRACES)
     moved = np.abs(shipped.counts - made.counts).sum() / 2
-    assert moved <= 0.002 * made.counts.sum(), "the forecast has changed: run greentrain.policy.make_chain again"
+    assert moved <= 0.002 * made.counts.sum(), "the forecast has changed: run tools.make_chain again"
 
 
 def test_the_file_says_where_it_is_from_and_is_small() -> None:

@@ -4,11 +4,11 @@ from typing import ClassVar
 
 import pytest
 
-from greentrain.config import SCHEDULERS, PolicyConfig
+from greentrain.config.schema import SCHEDULERS, PolicyConfig
+from greentrain.policy.baselines import CarbonBlind
 from greentrain.policy.menu import Menu
-from greentrain.policy.opening import open_schedule
 from greentrain.policy.outlook import SchedulePolicy
-from greentrain.policy.schedule_static import CarbonBlind
+from greentrain.policy.registry import open_schedule
 from greentrain.testing.policy_contract import PolicyContract
 
 

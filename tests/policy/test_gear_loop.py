@@ -4,10 +4,9 @@ from collections import Counter
 
 import pytest
 
-from greentrain.config import GreenConfig, PolicyConfig, PrecisionConfig
+from greentrain.config.schema import GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
-from greentrain.policy.gear_loop import GearLoop
-from greentrain.policy.static import ScriptedPolicy, StaticPolicy, open_policy
+from greentrain.policy.gear_policy import GearLoop, ScriptedPolicy, StaticPolicy, open_policy
 from greentrain.types import Decision, Gear, Observation, Policy
 
 

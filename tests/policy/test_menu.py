@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from greentrain.action_table import Action, ActionCost, ActionTable, Estimate
 from greentrain.errors import ConfigError
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
 from greentrain.policy.menu import OFF, Menu
 from greentrain.types import Gear
 

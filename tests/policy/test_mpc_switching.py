@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
-from greentrain.policy.mpc import Mpc
-from greentrain.policy.mpc_switching import MpcSwitching
+from greentrain.policy.mpc import Mpc, MpcSwitching
 from greentrain.policy.outlook import Outlook, SchedulePolicy
 from greentrain.simulator.grid_trace import Array, Sight
 from greentrain.simulator.jobs import Jobs

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.action_table import Action, ActionCost, ActionTable, Estimate
 from greentrain.errors import ConfigError
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
 from greentrain.policy.menu import Menu
 from greentrain.policy.objective import Choice, Objective, choose
 from greentrain.types import Gear

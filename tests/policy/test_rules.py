@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 
-from greentrain.policy.loop import DecisionKernel
-from greentrain.policy.lowest_window import LowestWindow
+from greentrain.policy.baselines import CarbonBlind, LowestWindow, StaticSchedule, Threshold
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Outlook, SchedulePolicy
-from greentrain.policy.schedule_static import CarbonBlind, StaticSchedule
-from greentrain.policy.threshold import Threshold
 from greentrain.policy.waterfill import price
 from tests.policy.cases import action_table
 from tests.policy.drive import outlook

@@ -8,7 +8,7 @@ import pytest
 
 from greentrain.policy.chain import STATES, IntensityChain, state
 from greentrain.policy.menu import Menu
-from greentrain.policy.softq import DISCOUNT, TEMPERATURE, SoftValues, train
+from greentrain.policy.soft_q import DISCOUNT, TEMPERATURE, SoftValues, train
 from tests.policy.cases import action_table
 
 MENU = Menu.of(action_table(nodes=3))

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from greentrain.power.cpu_table import cpu_power, find_tdp, read_table
+from greentrain.power.cpu_model import cpu_power, find_tdp, read_table
 
 XEON = "Intel(R) Xeon(R) Platinum 8358 CPU @ 2.60GHz"
 
@@ -83,7 +83,7 @@ def test_given_tdp_overrides_the_table() -> None:
 def test_the_table_is_read_without_codecarbon_or_pandas() -> None:
     assert len(read_table()) > 4000
     code = (
-        "import sys; from greentrain.power.cpu_table import find_tdp;"
+        "import sys; from greentrain.power.cpu_model import find_tdp;"
         "assert find_tdp('AMD EPYC 9654 96-Core Processor')[1] == 360;"
         "print([m for m in ('codecarbon', 'pandas', 'numpy', 'torch') if m in sys.modules])"
     )

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.config import PowerConfig
+from greentrain.config.schema import PowerConfig
 from greentrain.errors import MeterError
-from greentrain.power import nvml, nvml_survey
+from greentrain.power import nvml
+from greentrain.power import nvml as nvml_survey
 from greentrain.power.detect import open_meters, survey
 from greentrain.types import Provenance, Topology
 

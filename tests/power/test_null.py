@@ -1,6 +1,6 @@
 import pytest
 
-from greentrain.power.null import NullMeter
+from greentrain.power.detect import NullMeter
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import PowerMeter
 

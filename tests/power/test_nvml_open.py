@@ -6,8 +6,7 @@ import pytest
 
 from greentrain.errors import MeterError
 from greentrain.power.detect import survey
-from greentrain.power.nvml import NvmlMeter
-from greentrain.power.nvml_survey import survey_nvml
+from greentrain.power.nvml import NvmlMeter, survey_nvml
 from greentrain.testing.fake_nvml import FakeGpu, NvmlCode
 from tests.power.on_fake import Install, only
 

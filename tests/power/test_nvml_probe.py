@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from greentrain.clock import SystemClock
 from greentrain.power.nvml import NvmlMeter
 from greentrain.power.nvml_probe import SPAN_S, poll, tick_of
 from greentrain.testing.fake_nvml import FakeGpu
+from greentrain.utils.clock import SystemClock
 from tests.power.on_fake import ENERGY, Install, only
 
 

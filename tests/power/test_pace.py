@@ -1,6 +1,6 @@
 """Readings become rarer while power is flat, and come back at once when it moves."""
 
-from greentrain.power.pace import LOOK_EVERY, Pace
+from greentrain.power.sampler import LOOK_EVERY, Pace
 
 
 def _strides(powers_w: list[float], *, tick_s: float = 0.1) -> list[int]:

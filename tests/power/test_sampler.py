@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from greentrain.clock import SystemClock
 from greentrain.errors import GreenTrainWarning
 from greentrain.power.curve import EnergyCurve
 from greentrain.power.sampler import Sampler
 from greentrain.types import Counter, Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.utils.clock import SystemClock
 
 
 def counting(uid: str, period_s: float = 0.02, tick_s: float | None = 0.02) -> Sensor:

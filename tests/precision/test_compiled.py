@@ -10,7 +10,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from greentrain.config import PrecisionConfig
+from greentrain.config.schema import PrecisionConfig
 from greentrain.errors import GreenTrainWarning
 from greentrain.precision.compiled import LIMIT, LOGGER, RecompileWatch
 from greentrain.precision.gearbox import GearBox

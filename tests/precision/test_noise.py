@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.config import PrecisionConfig
+from greentrain.config.schema import PrecisionConfig
 from greentrain.errors import GreenTrainWarning
 from greentrain.precision import noise as module
 from greentrain.precision.gearbox import GearBox

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from greentrain.config import PrecisionConfig
+from greentrain.config.schema import PrecisionConfig
 from greentrain.errors import ConfigError
 from greentrain.precision.gearbox import GearBox
 from greentrain.precision.graphs import GearGraphs

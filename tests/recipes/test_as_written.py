@@ -9,8 +9,8 @@ import pytest
 import typer.main
 import yaml
 
-from greentrain.cli import app
-from greentrain.config import GreenConfig
+from greentrain.cli.app import app
+from greentrain.config.schema import GreenConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipes/**/*.md")])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from recipes import check_configs
 from recipes.raw import ppo_offload, reinforce_offload
 from recipes.raw.ppo_offload import Settings

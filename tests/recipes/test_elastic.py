@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from greentrain.config import GreenConfig
-from greentrain.handover import Handover, Notice, Offer
-from greentrain.launch.timeline import FILE
-from greentrain.ledger import read_run
+from greentrain.config.schema import GreenConfig
+from greentrain.control.launch.timeline import FILE
+from greentrain.control.launcher_protocol import Handover, Notice, Offer
+from greentrain.ledger.reader import read_run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from recipes.common.gears import gear_lines
 from recipes.common.settings import parse
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.ledger import read_run
-from tests.long import LONG
+from greentrain.ledger.reader import read_run
+from tests.helpers.long import LONG
 from tests.recipes.logged import read_logged
 
 pytestmark = pytest.mark.slow

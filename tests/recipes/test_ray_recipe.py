@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from tests.callbacks.ray_here import hide_from_processes
-from tests.long import LONG
+from tests.helpers.long import LONG
 
 pytestmark = [
     pytest.mark.slow,

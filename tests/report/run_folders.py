@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from greentrain.config import GreenConfig
-from greentrain.journal import Journal, rank_path
-from greentrain.ledger import Totals, entry_to_json
+from greentrain.config.schema import GreenConfig
+from greentrain.ledger.entry import entry_to_json
+from greentrain.ledger.journal import Journal, rank_path
+from greentrain.ledger.totals import Totals
 from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 
 T0_S = 1_767_225_600.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.report.boamps import boamps_report, write_boamps
 from greentrain.report.emissions_csv import COLUMNS, write_emissions_csv
 from greentrain.report.model_card import model_card, write_model_card

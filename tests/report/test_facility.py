@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from greentrain.ledger import Totals, read_run
+from greentrain.ledger.reader import read_run
+from greentrain.ledger.totals import Totals
 from greentrain.report import compare, table
 from greentrain.report.emissions_csv import emissions_row
 from greentrain.report.html import render_html
@@ -18,7 +19,7 @@ from greentrain.report.model_card import model_card
 from greentrain.report.plan_text import plan_texts
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
-from greentrain.simulator.happened import read_happened
+from greentrain.simulator.recorded_run import read_happened
 from greentrain.types import LedgerEntry, Provenance, PueSource
 from tests.report.planned_run import DAY, GRID, planned
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank

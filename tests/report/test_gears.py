@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from greentrain.ledger import Totals, read_run
+from greentrain.ledger.reader import read_run
+from greentrain.ledger.totals import Totals
 from greentrain.report import compare, table, write_report
 from greentrain.report.gears import gear_table, layer_figures
 from greentrain.report.series import build_series

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from greentrain.action_table import Action
-from greentrain.ledger import Totals, read_run
+from greentrain.ledger.reader import read_run
+from greentrain.ledger.totals import Totals
+from greentrain.policy.action_table import Action
+from greentrain.policy.menu import menu_of
 from greentrain.report.plan import MAX_CHANGES
-from greentrain.report.plan_hindsight import menu_of
 from greentrain.report.plan_record import PlanRecord
 from greentrain.report.summary import MAX_SHIFTS, summarize
 from greentrain.types import Gear

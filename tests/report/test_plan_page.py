@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.report import table, write_report
 from greentrain.report.charts import Chart
 from greentrain.report.plan_chart import plan_chart

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.report.series import RunSeries, build_series
 from greentrain.types import Provenance
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, four_ranks, showcase

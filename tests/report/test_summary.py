@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from greentrain.errors import RunFolderError
-from greentrain.fleet.reading import read_folder
-from greentrain.follow import RunFollow
-from greentrain.ledger import Totals, read_run
+from greentrain.ledger.reader import read_run
+from greentrain.ledger.totals import Totals
+from greentrain.report.fleet.reading import read_folder
 from greentrain.report.html import provenance_sentence
+from greentrain.report.live.follow import RunFollow
 from greentrain.report.summary import summarize, write_summary
 from greentrain.types import Provenance
 from tests.report.run_folders import CPU, DRAM, GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor

@@ -8,12 +8,13 @@ import pytest
 from rich.console import Console
 
 from greentrain.errors import GreenTrainError
-from greentrain.ledger import read_run
-from greentrain.report import compare, table, units_text
-from greentrain.report.axes import time_ticks, value_ticks
+from greentrain.ledger.reader import read_run
+from greentrain.report import compare, table
 from greentrain.report.html import likeness
 from greentrain.report.summary import summarize
+from greentrain.report.svg import time_ticks, value_ticks
 from greentrain.types import Provenance
+from greentrain.utils import quantities
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, four_ranks, one_rank
 
 
@@ -31,26 +32,26 @@ def _text(renderable: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (units_text.energy(63_000), "17.5 Wh"),
-        (units_text.energy(3.6e6), "1.00 kWh"),
-        (units_text.energy(3.5999e6), "1.00 kWh"),
-        (units_text.energy(0.0), "0 Wh"),
-        (units_text.energy(None), "unknown"),
-        (units_text.joules(0.197), "197 mJ"),
-        (units_text.mass(0.00015), "150 \N{MICRO SIGN}g"),
-        (units_text.mass(6894.0), "6.89 kg"),
-        (units_text.power(2445.2), "2.45 kW"),
-        (units_text.percent(0.9999), "> 99.9 %"),
-        (units_text.percent(0.0), "0 %"),
-        (units_text.percent(0.00001), "< 0.1 %"),
-        (units_text.duration(0.0003), "300 \N{MICRO SIGN}s"),
-        (units_text.duration(180.0), "3 min"),
-        (units_text.duration(59.97), "60.0 s"),
-        (units_text.duration(20_580.0), "5 h 43 min"),
-        (units_text.duration(90_000.0), "1 d 1 h"),
-        (units_text.count(2_551_920), "2.55 M"),
-        (units_text.significant(999.9), "1\N{THIN SPACE}000"),
-        (units_text.significant(9.996), "10.0"),
+        (quantities.energy(63_000), "17.5 Wh"),
+        (quantities.energy(3.6e6), "1.00 kWh"),
+        (quantities.energy(3.5999e6), "1.00 kWh"),
+        (quantities.energy(0.0), "0 Wh"),
+        (quantities.energy(None), "unknown"),
+        (quantities.joules(0.197), "197 mJ"),
+        (quantities.mass(0.00015), "150 \N{MICRO SIGN}g"),
+        (quantities.mass(6894.0), "6.89 kg"),
+        (quantities.power(2445.2), "2.45 kW"),
+        (quantities.percent(0.9999), "> 99.9 %"),
+        (quantities.percent(0.0), "0 %"),
+        (quantities.percent(0.00001), "< 0.1 %"),
+        (quantities.duration(0.0003), "300 \N{MICRO SIGN}s"),
+        (quantities.duration(180.0), "3 min"),
+        (quantities.duration(59.97), "60.0 s"),
+        (quantities.duration(20_580.0), "5 h 43 min"),
+        (quantities.duration(90_000.0), "1 d 1 h"),
+        (quantities.count(2_551_920), "2.55 M"),
+        (quantities.significant(999.9), "1\N{THIN SPACE}000"),
+        (quantities.significant(9.996), "10.0"),
     ],
 )
 def test_figures_have_three_digits_and_a_unit(text: str, expected: str) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from greentrain.action_table import ActionTable
-from greentrain.simulator.actions import Actions
+from greentrain.policy.action_sources import Actions
+from greentrain.policy.action_table import ActionTable
 from greentrain.simulator.grid_trace import Array, GridTrace
 from greentrain.simulator.grids import Grid
 from greentrain.units import iso

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from greentrain.carbon.gb import GreatBritain
 from greentrain.carbon.polled import PolledSignal
-from greentrain.config import CarbonConfig, GreenConfig, PolicyConfig
+from greentrain.config.schema import CarbonConfig, GreenConfig, PolicyConfig
 from greentrain.errors import CarbonSignalError, ConfigError, TraceError, UnknownZoneError
 from greentrain.simulator import zone_grids as module
 from greentrain.simulator.advice import Advice, advise
 from greentrain.simulator.advice_text import render, sentence
 from greentrain.simulator.grid_trace import Array
 from greentrain.simulator.grids import recorded_grid
-from greentrain.simulator.job_terms import terms_of
+from greentrain.simulator.jobs import terms_of
 from greentrain.simulator.zone_grids import ZoneGrid, next_hour, zone_grids
 from greentrain.types import CarbonPoint
 from tests.carbon.grid_server import CLOCK, QUICK, gb, grid_g, now, serving

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from greentrain.carbon.forecast import profile_forecast
+from greentrain.policy.action_sources import reference_table
 from greentrain.policy.carl import FEATURES, Carl, features, rows_of
-from greentrain.policy.loop import DecisionKernel
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import Menu
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs, windows
-from greentrain.simulator.reference_table import reference_table
 from greentrain.simulator.references import references
 from greentrain.simulator.world import World
 from tests.simulator.grids import daily, trace, wandering
@@ -21,7 +21,7 @@ pytest.importorskip("gymnasium", reason="extra simulate is not installed")
 
 from gymnasium.utils.env_checker import check_env
 
-from greentrain.simulator.carl_view import CarlView
+from greentrain.simulator.train_carl import CarlView
 
 MENU = Menu.of(reference_table())
 DAYS_S = 14 * 86400.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from greentrain.cli import app
+from greentrain.cli.app import app
 from tests.report.planned_run import planned
 from tests.simulator.grids import START, wandering
 from tests.simulator.planning import YAML, write_csv

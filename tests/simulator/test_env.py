@@ -12,13 +12,13 @@ gymnasium = pytest.importorskip("gymnasium", reason="extra simulate is not insta
 from gymnasium.utils.env_checker import check_env  # noqa: E402 - after the check for the extra
 
 from greentrain.errors import ConfigError, TraceError  # noqa: E402
-from greentrain.policy.loop import DecisionKernel  # noqa: E402
+from greentrain.policy.action_sources import reference_table  # noqa: E402
+from greentrain.policy.decision_kernel import DecisionKernel  # noqa: E402
 from greentrain.policy.menu import OFF, Menu  # noqa: E402
 from greentrain.policy.mpc import Mpc  # noqa: E402
 from greentrain.simulator.env import CarbonTrainEnv  # noqa: E402
 from greentrain.simulator.grid_trace import Sight  # noqa: E402
 from greentrain.simulator.jobs import Jobs  # noqa: E402
-from greentrain.simulator.reference_table import reference_table  # noqa: E402
 from greentrain.simulator.references import references  # noqa: E402
 from greentrain.simulator.world import World  # noqa: E402
 from tests.simulator.grids import HOUR, START, daily, trace, wandering  # noqa: E402
@@ -193,7 +193,7 @@ def test_what_cannot_be_is_refused_with_its_bound(wrong: dict[str, Any], said: s
 def test_without_gymnasium_it_names_the_extra_and_the_rest_of_the_simulator_works() -> None:
     code = (
         "import sys; sys.modules['gymnasium'] = None\n"
-        "import greentrain.simulator.simulate, greentrain.policy.opening\n"
+        "import greentrain.simulator.simulate, greentrain.policy.registry\n"
         "assert 'torch' not in sys.modules\n"
         "try:\n    import greentrain.simulator.env\n"
         "except ImportError as error:\n    assert 'greentrain-torch[simulate]' in str(error), error\n"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from greentrain.carbon.typical import TypicalSignal
-from greentrain.config import CarbonConfig
+from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError, TraceError, UnknownZoneError
 from greentrain.simulator.grids import check_bases, grids_of, recorded_grid, typical_year
 from greentrain.types import CarbonBasis

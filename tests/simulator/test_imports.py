@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import sys
-import greentrain.simulator.simulate, greentrain.policy.opening
+import greentrain.simulator.simulate, greentrain.policy.registry
 banned = {"torch", "lightning", "transformers", "accelerate", "gymnasium", "matplotlib", "stable_baselines3", "scipy"}
 print(sorted(name for name in sys.modules if name in banned or name.startswith("greentrain.session")))
 """

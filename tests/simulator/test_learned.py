@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from greentrain.carbon.forecast import profile_forecast
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
+from greentrain.policy.action_sources import reference_table
 from greentrain.policy.carbongear import CarbonGear
 from greentrain.policy.chain import IntensityChain
-from greentrain.policy.loop import DecisionKernel
-from greentrain.policy.make_chain import TRACES, make_chain
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import Menu
 from greentrain.policy.mpc import Mpc
-from greentrain.policy.opening import caution, open_schedule
 from greentrain.policy.outlook import SchedulePolicy
+from greentrain.policy.registry import caution, open_schedule
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs, windows
-from greentrain.simulator.reference_table import reference_table
 from greentrain.simulator.simulate import simulate
 from greentrain.simulator.world import Track, World
 from tests.simulator.grids import HOUR, trace, wandering
+from tools.make_chain import TRACES, make_chain
 
 MENU = Menu.of(reference_table())
 RESIZE_S = 600.0

@@ -12,17 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 from PIL import Image
 
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError, RunFolderError
+from greentrain.policy.action_sources import reference_table
 from greentrain.policy.menu import OFF, Menu
 from greentrain.simulator.advice import advise
 from greentrain.simulator.advice_picture import draw_advice
-from greentrain.simulator.files import safe, write_results
-from greentrain.simulator.palette import OFF_COLOUR, row_colours
-from greentrain.simulator.picture import apart, draw_scene, legend_rows, more, save, stretches
-from greentrain.simulator.reference_table import reference_table
+from greentrain.simulator.picture import OFF_COLOUR, apart, draw_scene, legend_rows, more, row_colours, save, stretches
 from greentrain.simulator.scene import NOTHING, Course, Scene
 from greentrain.simulator.study import Study, run_study
+from greentrain.simulator.study_text import safe, write_results
 from greentrain.simulator.zone_grids import ZoneGrid
 from tests.simulator.grids import HOUR, START, trace, wandering
 from tests.simulator.planning import ACTIONS, grid

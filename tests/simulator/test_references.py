@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from greentrain.errors import ConfigError
+from greentrain.policy.action_sources import IDLE_NODE_W, reference_table
+from greentrain.policy.baselines import StaticSchedule
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.hindsight import judge
-from greentrain.policy.loop import DecisionKernel
 from greentrain.policy.menu import Menu
-from greentrain.policy.schedule_static import StaticSchedule
 from greentrain.simulator.grid_trace import Sight
 from greentrain.simulator.jobs import Jobs
-from greentrain.simulator.reference_table import IDLE_NODE_W, reference_table
 from greentrain.simulator.references import constant_pace, references
 from greentrain.simulator.world import World
 from tests.simulator.grids import HOUR, START, trace, wandering

@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 
 from greentrain.carbon.typical import TypicalSignal
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
+from greentrain.control.plan.grid_outlook import means
 from greentrain.errors import ConfigError, RunFolderError, TraceError
-from greentrain.grid_outlook import means
-from greentrain.ledger import read_run
+from greentrain.ledger.reader import read_run
 from greentrain.policy.waterfill import solve
 from greentrain.report.summary import summarize
 from greentrain.simulator.grids import recorded_grid

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from greentrain.config import SCHEDULERS, GreenConfig
+from greentrain.config.schema import SCHEDULERS, GreenConfig
 from greentrain.errors import ConfigError, TraceError
+from greentrain.policy.action_sources import reference_table
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.jobs import HISTORY_H, moments
-from greentrain.simulator.reference_table import reference_table
 from greentrain.simulator.simulate import Result, simulate
 from greentrain.types import CarbonBasis
 from tests.simulator.grids import HOUR, START, daily, trace, wandering

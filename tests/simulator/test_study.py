@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from greentrain.config import GreenConfig
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError, TraceError
 from greentrain.policy.menu import OFF, Menu
 from greentrain.simulator.grids import Grid, typical_year

@@ -9,18 +9,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from greentrain.errors import TraceError
-from greentrain.policy.loop import DecisionKernel
-from greentrain.policy.lowest_window import LowestWindow
+from greentrain.policy.action_sources import IDLE_NODE_W, reference_table
+from greentrain.policy.baselines import CarbonBlind, LowestWindow, Spot, StaticSchedule, Threshold
+from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import SchedulePolicy
-from greentrain.policy.schedule_static import CarbonBlind, StaticSchedule
-from greentrain.policy.spot import Spot
-from greentrain.policy.threshold import Threshold
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.grid_trace import Array, Forecaster, GridTrace, Sight
 from greentrain.simulator.jobs import Jobs
-from greentrain.simulator.reference_table import IDLE_NODE_W, reference_table
 from greentrain.simulator.references import references
 from greentrain.simulator.world import Track, World
 from tests.policy.cases import small_menu

@@ -10,7 +10,7 @@ from greentrain.testing import MeterContract, PolicyContract
 from greentrain.testing.suites import filled
 
 FILE = """
-from greentrain.power.null import NullMeter
+from greentrain.power.detect import NullMeter
 from greentrain.testing import MeterContract
 
 class Wrong(NullMeter):

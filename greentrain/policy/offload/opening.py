@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from greentrain.config_values import choice
 from greentrain.policy.offload.oracle import OffloadOracle
 from greentrain.policy.offload.ppo import PpoPolicy
 from greentrain.policy.offload.rule import EdiPublished, EdiRule
 from greentrain.policy.offload.stages import Where
 from greentrain.policy.offload.static import StaticPlan
 from greentrain.policy.offload.view import OffloadPolicy
+from greentrain.utils.validation import choice
 
 NAMES: Final = ("edi-rule", "oracle", "ppo", "edi-published", "all-gpu", "all-sequential", "all-concurrent")
 

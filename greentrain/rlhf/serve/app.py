@@ -18,15 +18,15 @@ from starlette.requests import Request
 from greentrain._version import __version__
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.serve import completions, openrlhf, pooling, refusal
-from greentrain.rlhf.serve.access import Access
+from greentrain.rlhf.serve import completions, errors, openrlhf, pooling
 from greentrain.rlhf.serve.coalescer import Coalescer
+from greentrain.rlhf.serve.errors import Refusal
 from greentrain.rlhf.serve.guard import Guard
 from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.serve.metrics import Metrics, devices_of
-from greentrain.rlhf.serve.refusal import Refusal
 from greentrain.rlhf.serve.scorer import Scorer, TooLong
 from greentrain.rlhf.text import TextEncoder
+from greentrain.utils.http_access import Access
 
 ASKING_S = 5.0
 """How long a device may take to say how it is."""
@@ -147,7 +147,7 @@ def application(
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses=refusal.documented(*GUARDED),
+        responses=errors.documented(*GUARDED),
         exception_handlers={
             Refusal: _refused,
             HTTPException: _unknown,
@@ -180,7 +180,7 @@ class _Asking:
             async with asyncio.timeout(ASKING_S):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, question)
         except TimeoutError:
-            raise refusal.busy(f"a device did not say within {ASKING_S:g} s how it is") from None
+            raise errors.busy(f"a device did not say within {ASKING_S:g} s how it is") from None
 
 
 def _health(engine: OffloadEngine, ask: _Asking, access: Access) -> APIRouter:
@@ -191,7 +191,7 @@ def _health(engine: OffloadEngine, ask: _Asking, access: Access) -> APIRouter:
         """Whether each pass has a device that can be used."""
         if down := await ask(lambda: _down(engine)):
             told = access.allows(request.scope["headers"])
-            raise refusal.busy(down if told else "a pass has no device: ask with the server's token which, and why")
+            raise errors.busy(down if told else "a pass has no device: ask with the server's token which, and why")
         return JSONResponse({"status": "ok"})
 
     return router
@@ -248,4 +248,4 @@ async def _unknown(request: Request, error: Any) -> JSONResponse:
 
 
 async def _broken(request: Request, error: Exception) -> JSONResponse:
-    return refusal.of(error).answer()
+    return errors.of(error).answer()

@@ -16,9 +16,9 @@ from greentrain.fpga_backend.batch import Batch, Ids
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.serve import refusal
+from greentrain.rlhf.serve import errors
+from greentrain.rlhf.serve.errors import Refusal
 from greentrain.rlhf.serve.limits import Limits
-from greentrain.rlhf.serve.refusal import Refusal
 
 _logger = logging.getLogger(__name__)
 
@@ -80,9 +80,9 @@ class Coalescer:
             Refusal: The queue is full, the server closes, or the device failed.
         """
         if self._closed:
-            raise refusal.busy("the server is being closed")
+            raise errors.busy("the server is being closed")
         if self.waiting + len(rows) > self._limits.waiting:
-            raise refusal.busy(
+            raise errors.busy(
                 f"{self.waiting} sequences wait already and at most {self._limits.waiting} may: come again later, "
                 "or start the server with a larger queue"
             )
@@ -104,7 +104,7 @@ class Coalescer:
     def close(self) -> None:
         """Refuse what waits and what comes. Batches that run are not waited for. Idempotent."""
         self._closed = True
-        _fail(self._queue.values(), refusal.busy("the server is being closed"))
+        _fail(self._queue.values(), errors.busy("the server is being closed"))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fail_running(self) -> None:
@@ -184,9 +184,9 @@ class Coalescer:
         try:
             found = iter(await loop.run_in_executor(self._pool, self._ask, rows))
         except asyncio.CancelledError:
-            _fail(entries, refusal.busy("the server is being closed"))
+            _fail(entries, errors.busy("the server is being closed"))
         except Exception as error:
-            why = refusal.of(error)
+            why = errors.of(error)
             if why.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 _logger.exception("the %s pass failed", self._kind)
             _fail(entries, why)
@@ -209,4 +209,4 @@ class Coalescer:
 def _fail(entries: Iterable[_Entry], why: Refusal) -> None:
     for entry in entries:
         if not entry.future.done():
-            entry.future.set_exception(refusal.of(why))
+            entry.future.set_exception(errors.of(why))

@@ -18,13 +18,12 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from greentrain.fpga_backend.batch import Ids
-from greentrain.rlhf.serve import refusal
+from greentrain.rlhf.serve import errors
 from greentrain.rlhf.serve.coalescer import Row
-from greentrain.rlhf.serve.json_body import Body, body_of, request_body
+from greentrain.rlhf.serve.errors import Refusal
 from greentrain.rlhf.serve.pooling import Usage, usage
-from greentrain.rlhf.serve.refusal import Refusal
+from greentrain.rlhf.serve.requests import Body, Sequences, body_of, listed, request_body
 from greentrain.rlhf.serve.scorer import Scorer
-from greentrain.rlhf.serve.sequences import Sequences, listed
 
 LOWEST = -9999.0
 """What vLLM writes for a log-probability of minus infinity (entrypoints/serve, clamp_prompt_logprobs)."""
@@ -85,7 +84,7 @@ def routes(reference: Scorer) -> APIRouter:
     @router.post(
         "/v1/completions",
         response_model=CompletionResponse,
-        responses=refusal.documented(400),
+        responses=errors.documented(400),
         openapi_extra=request_body(CompletionRequest),
     )
     async def completions(request: Request) -> Response:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from greentrain.rlhf.serve import refusal
-from greentrain.rlhf.serve.access import Access
+from greentrain.rlhf.serve import errors
+from greentrain.rlhf.serve.errors import Refusal
 from greentrain.rlhf.serve.limits import Limits
-from greentrain.rlhf.serve.refusal import Refusal
+from greentrain.utils.http_access import Access
 
 OPEN = "/health"
 """Answered without a token: it says nothing but whether the server works."""
@@ -82,7 +82,7 @@ class Guard:
                     if len(body) + len(part) > self._limits.body_bytes:
                         raise self._too_large()
                     if self._held_bytes + len(part) > self._limits.held_bytes:
-                        raise refusal.busy(f"bodies of {self._limits.held_bytes} bytes are held already: come again")
+                        raise errors.busy(f"bodies of {self._limits.held_bytes} bytes are held already: come again")
                     self._held_bytes += len(part)
                     body += part
                     more = message.get("more_body", False)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from greentrain.config_values import bound
+from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from greentrain.rlhf.serve import refusal
-from greentrain.rlhf.serve.json_body import Body, body_of, request_body
-from greentrain.rlhf.serve.refusal import Refusal
+from greentrain.rlhf.serve import errors
+from greentrain.rlhf.serve.errors import Refusal
+from greentrain.rlhf.serve.requests import Body, Texts, body_of, request_body
 from greentrain.rlhf.serve.scorer import Scorer
-from greentrain.rlhf.serve.sequences import Texts
 
 
 class RewardRequest(Body):
@@ -39,7 +38,7 @@ def routes(reward: Scorer) -> APIRouter:
     @router.post(
         "/get_reward",
         response_model=RewardResponse,
-        responses=refusal.documented(400),
+        responses=errors.documented(400),
         openapi_extra=request_body(RewardRequest),
     )
     async def get_reward(request: Request) -> JSONResponse:

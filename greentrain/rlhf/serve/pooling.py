@@ -13,11 +13,10 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from greentrain.fpga_backend.batch import Ids
-from greentrain.rlhf.serve import refusal
+from greentrain.rlhf.serve import errors
 from greentrain.rlhf.serve.coalescer import Row
-from greentrain.rlhf.serve.json_body import Body, body_of, request_body
+from greentrain.rlhf.serve.requests import Body, Sequences, body_of, listed, request_body
 from greentrain.rlhf.serve.scorer import Scorer
-from greentrain.rlhf.serve.sequences import Sequences, listed
 
 
 class PoolingRequest(Body):
@@ -83,7 +82,7 @@ class EmbeddingsResponse(BaseModel):
 def routes(reward: Scorer) -> APIRouter:
     """Return ``POST /classify`` and ``POST /v1/embeddings``."""
     router = APIRouter()
-    documented = refusal.documented(400)
+    documented = errors.documented(400)
 
     @router.post(
         "/classify",

@@ -9,12 +9,12 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
-from greentrain._imports import try_import
 from greentrain.errors import ConfigError
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.text import TextEncoder
+from greentrain.utils.imports import try_import
 
 with try_import("serve") as _imports:
     import uvicorn

@@ -4,11 +4,11 @@ from typing import Any
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Embed
-from greentrain.harmless import warn
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.trl.reference import OffloadedReference
 from greentrain.rlhf.trl.versions import check_contract
+from greentrain.utils.never_raise import warn
 
 
 def offload_reference(trainer: Any, engine: OffloadEngine, *, beta: float | None = None) -> OffloadedReference:

@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 
-from greentrain._imports import try_import
 from greentrain.rlhf.trl.common import Offloading
-from greentrain.rlhf.trl.early import early
-from greentrain.rlhf.trl.late import LateBatch
+from greentrain.rlhf.trl.late_values import LateBatch, early
 from greentrain.types import Phase
+from greentrain.utils.imports import try_import
 
 with try_import("trl") as _imports:
     from trl.trainer.grpo_trainer import GRPOTrainer

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from greentrain.harmless import harmless
+from greentrain.utils.never_raise import harmless
 
 Told = Callable[[Mapping[int, tuple[list[int], list[int]]]], None]
 """Gets, at each token, prompt and completion ids of the rows that have just ended."""

@@ -14,7 +14,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.ticket import Ticket
-from greentrain.rlhf.trl.early import early
+from greentrain.rlhf.trl.late_values import early
 from greentrain.rlhf.trl.rows import Rows
 
 _HARMLESS = {"use_cache", "output_router_logits"}

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from greentrain._imports import try_import
 from greentrain.errors import ConfigError
-from greentrain.harmless import once, warn
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.text import TextEncoder
-from greentrain.rlhf.trl.early import early
+from greentrain.rlhf.trl.late_values import early
 from greentrain.rlhf.trl.rows import key_of
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import once, warn
 
 with try_import("trl") as _imports:
     from trl.data_utils import apply_chat_template, is_conversational

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from greentrain._imports import try_import
 from greentrain.rlhf.trl.common import Offloading
-from greentrain.rlhf.trl.early import early
-from greentrain.rlhf.trl.late import LateTensor
+from greentrain.rlhf.trl.late_values import LateTensor, early
 from greentrain.rlhf.trl.rows import key_of
 from greentrain.types import Phase
+from greentrain.utils.imports import try_import
 
 with try_import("trl") as _imports:
     from trl.trainer.rloo_trainer import RLOOTrainer

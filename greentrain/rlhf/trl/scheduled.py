@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from greentrain._imports import try_import
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.rlhf.scheduler import StageScheduler
+from greentrain.utils.imports import try_import
 
 with try_import("transformers") as _imports:
     from transformers import TrainerCallback

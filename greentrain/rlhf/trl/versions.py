@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 from greentrain.errors import ConfigError
-from greentrain.harmless import once, warn
+from greentrain.utils.never_raise import once, warn
 
 VERSIONS = ("1.15", "1.16")
 """Whose trainers were read and tried."""

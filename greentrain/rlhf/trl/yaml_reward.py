@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.opening import Offload
+from greentrain.rlhf.offload import Offload
 from greentrain.rlhf.settings import OffloadSettings
 from greentrain.rlhf.trl.reward import OffloadedReward
 

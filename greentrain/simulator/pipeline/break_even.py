@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from greentrain.accounting.devices import DEVICES
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
+from greentrain.ledger.embodied_table import DEVICES
 from greentrain.simulator.pipeline.simulate import Outcome
 from greentrain.units import G_PER_KG, S_PER_HOUR
+from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

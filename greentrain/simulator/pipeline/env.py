@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain._imports import try_import
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, LIMIT, features, plan_of
 from greentrain.policy.offload.stages import MOVABLE, CostTable, Plan, Stage, StageCost, all_gpu, check
 from greentrain.policy.offload.view import Objective, View
 from greentrain.simulator.pipeline.tasks import Task, draw_task
+from greentrain.utils.imports import try_import
 
 with try_import("simulate") as _imports:
     import gymnasium

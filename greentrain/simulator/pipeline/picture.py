@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from greentrain.policy.offload.stages import Hardware, Stage
-from greentrain.simulator.palette import LINES, OFF_COLOUR
-from greentrain.simulator.picture import check_format, check_pictures, clean
+from greentrain.simulator.picture import LINES, OFF_COLOUR, check_format, check_pictures, clean
 from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, caps, published_figures
 from greentrain.simulator.pipeline.sensitivity import Point
 from greentrain.simulator.pipeline.simulate import Outcome

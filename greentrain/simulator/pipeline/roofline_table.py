@@ -12,8 +12,8 @@ from greentrain.fpga_backend.explore.subject import Subject
 from greentrain.fpga_backend.program import Linear, LogProb
 from greentrain.fpga_backend.roofline.card_spec import CONSTANTS, CardSpec
 from greentrain.fpga_backend.roofline.counts import count
+from greentrain.fpga_backend.roofline.latency import check_card, peak_macs_per_s
 from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.time import check_card, peak_macs_per_s
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.table import PipelineTable

@@ -14,13 +14,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Origin
 from greentrain.simulator.pipeline.modes import Mode, Setting
 from greentrain.simulator.pipeline.simulate import Grid, Outcome, simulate
 from greentrain.simulator.pipeline.table import PipelineTable
+from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.break_even import BreakEven, Footprint, break_even
@@ -14,6 +13,7 @@ from greentrain.simulator.pipeline.modes import Mode, Setting
 from greentrain.simulator.pipeline.simulate import Grid, Outcome, simulate
 from greentrain.simulator.pipeline.table import PipelineTable, Row
 from greentrain.simulator.pipeline.waterfall import scheduled
+from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,21 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.config_values import choice
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline import picture, text
 from greentrain.simulator.pipeline.bounds import caps, published_figures
 from greentrain.simulator.pipeline.break_even import BreakEven, Footprint, break_even
 from greentrain.simulator.pipeline.figure import Figure
+from greentrain.simulator.pipeline.inputs import Wanted, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.modes import CHUNKS, Mode, Setting
-from greentrain.simulator.pipeline.opening import Wanted, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.scaling import Link, Scaled, scale
 from greentrain.simulator.pipeline.sensitivity import Point, over_grids, point, reward_sized
-from greentrain.simulator.pipeline.simulate import Grid, Outcome, best, simulate
-from greentrain.simulator.pipeline.steady import step_ends
+from greentrain.simulator.pipeline.simulate import Grid, Outcome, best, simulate, step_ends
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.waterfall import waterfall
+from greentrain.utils.validation import choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

@@ -23,12 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.config_values import bound, choice, nearest
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.policy.offload.timeline import MOST_PARTS
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.table import FORWARD_SHARE, NONE, PipelineTable, Row
+from greentrain.utils.validation import bound, choice, nearest
 
 _TOP: Final = (
     "name", "kind", "source", "tokens", "sequences", "micro_batches", "forward_share", "old_share", "gpu", "card",

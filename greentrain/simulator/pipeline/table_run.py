@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.config_values import bound
 from greentrain.errors import ConfigError
-from greentrain.ledger import RankRecord, RunRecord, Totals, read_run
+from greentrain.ledger.reader import RankRecord, RunRecord, read_run
+from greentrain.ledger.totals import Totals
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.table import FORWARD_SHARE, PipelineTable, Row
 from greentrain.types import DeviceKind, Phase, Provenance
+from greentrain.utils.validation import bound
 
 _TRAIN: Final = ("train", Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """Phases that are training."""

@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from greentrain.policy.offload.stages import Hardware, Stage, Where
-from greentrain.report import units_text
 from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, caps, published_figures
 from greentrain.simulator.pipeline.break_even import BreakEven
 from greentrain.simulator.pipeline.modes import Mode
@@ -17,6 +16,7 @@ from greentrain.simulator.pipeline.sensitivity import Point
 from greentrain.simulator.pipeline.simulate import Grid, Outcome, said
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.waterfall import Fall
+from greentrain.utils import quantities
 
 UNKNOWN = "?"
 _FIGURES = ("step s", "x", "tokens/s", "bubble", "useful", "wasted", "J/token", "g/Mtoken")
@@ -181,7 +181,7 @@ def rests(table: PipelineTable) -> list[str]:
 
 
 def _title(table: PipelineTable) -> Text:
-    size = f"{units_text.count(table.tokens)} tokens a step, {table.gpus} x {table.gpu}"
+    size = f"{quantities.count(table.tokens)} tokens a step, {table.gpus} x {table.gpu}"
     return Text(f"{table.name}: {size}; modelled from the figures below", style="italic")
 
 
@@ -203,7 +203,7 @@ def _lines(lines: Iterable[str]) -> list[Text]:
 
 
 def _joule(value: float | None) -> str:
-    return UNKNOWN if value is None else "0" if not value else units_text.joules(value)
+    return UNKNOWN if value is None else "0" if not value else quantities.joules(value)
 
 
 def _number(value: float | None) -> str:

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from greentrain._imports import try_import
 from greentrain.policy.carl import Network
 from greentrain.policy.offload.ppo import HIDDEN, SHIPPED
 from greentrain.simulator.pipeline.env import DECISIONS, DRIFT, NOISE, PlacementEnv
 from greentrain.simulator.pipeline.tasks import TASKS
 from greentrain.simulator.train_carl import network_of
+from greentrain.utils.imports import try_import
 
 with try_import("rl") as _imports:
     from stable_baselines3 import PPO

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from greentrain.fpga_backend.compiler.masks import describe
+from greentrain.fpga_backend.compiler.values import describe
 
 CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.csim.build import gmac_per_s
 from greentrain.fpga_backend.csim.device import Csim
-from greentrain.fpga_backend.csim.speed import gmac_per_s
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.testing.offload_contract import OffloadContract

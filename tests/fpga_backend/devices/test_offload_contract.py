@@ -12,11 +12,10 @@ import pytest
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
-from greentrain.fpga_backend.devices.loaded import Loaded
+from greentrain.fpga_backend.devices.base import Lane, Loaded
 from greentrain.fpga_backend.devices.unmetered import Unmetered
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
-from greentrain.fpga_backend.lane import Lane
 from greentrain.testing.offload_contract import OffloadContract
 from greentrain.types import PowerMeter, Provenance
 

@@ -17,7 +17,7 @@ from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
 from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.roofline.cards import U55C, assume
-from greentrain.fpga_backend.roofline.time import service
+from greentrain.fpga_backend.roofline.latency import service
 from greentrain.testing.offload_contract import OffloadContract
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from greentrain.types import Provenance

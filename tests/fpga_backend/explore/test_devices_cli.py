@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from greentrain import cli
+from greentrain.cli import app
 from greentrain.fpga_backend import discovery
 from greentrain.fpga_backend.discovery import Installed
 from greentrain.fpga_backend.xrt import pci
@@ -36,7 +36,7 @@ def some(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("some")
 def test_each_says_whether_and_why() -> None:
-    result = CliRunner().invoke(cli.app, ["fpga", "devices", "--json"])
+    result = CliRunner().invoke(app.app, ["fpga", "devices", "--json"])
     assert result.exit_code == 0
     told: dict[str, Any] = json.loads(result.stdout)["devices"]
     assert told["emulator"] == {
@@ -53,7 +53,7 @@ def test_each_says_whether_and_why() -> None:
 
 @pytest.mark.usefixtures("some")
 def test_the_table_and_an_empty_bus() -> None:
-    result = CliRunner().invoke(cli.app, ["fpga", "devices"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app.app, ["fpga", "devices"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     lines = {line.split()[1]: line for line in result.stdout.splitlines() if line.startswith("│")}
     assert "usable" in lines["emulator"] and "exact" in lines["emulator"]
@@ -69,6 +69,6 @@ def test_a_card_on_the_bus_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp
     real = pci.find
     monkeypatch.setattr(discovery, "devices", dict)
     monkeypatch.setattr(pci, "find", lambda: real(tmp_path))
-    result = CliRunner().invoke(cli.app, ["fpga", "devices"], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app.app, ["fpga", "devices"], env={"COLUMNS": "200"})
     assert "0000:c1:00.1: Alveo U55C, user: " in result.stdout
     assert "xocl" in result.stdout

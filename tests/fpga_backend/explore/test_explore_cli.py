@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from greentrain.cli_fpga import app
+from greentrain.cli.fpga import app
 from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.testing.offload_models import decoder
 

@@ -10,9 +10,9 @@ from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.cards import CARDS, assume
 from greentrain.fpga_backend.roofline.counts import count
+from greentrain.fpga_backend.roofline.latency import peak_macs_per_s
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.shape import Head, program_of
-from greentrain.fpga_backend.roofline.time import peak_macs_per_s
 
 CARD = st.sampled_from([assume(card) for card in CARDS.values()])
 PRECISION = st.sampled_from(sorted(PRECISIONS))

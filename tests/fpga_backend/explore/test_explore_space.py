@@ -12,10 +12,10 @@ from greentrain.fpga_backend.explore.space import Point, explore
 from greentrain.fpga_backend.explore.verdict import verdicts
 from greentrain.fpga_backend.program import with_activation_bits
 from greentrain.fpga_backend.roofline.cards import U55C, V80, assume
+from greentrain.fpga_backend.roofline.latency import service
 from greentrain.fpga_backend.roofline.layout import Layout
 from greentrain.fpga_backend.roofline.memory import footprint
 from greentrain.fpga_backend.roofline.shape import program_of
-from greentrain.fpga_backend.roofline.time import service
 
 LLAMA = program_of(PRESETS["llama-3-8b"][1], max_tokens=8192)
 MINILM = program_of(PRESETS["minilm"][1])

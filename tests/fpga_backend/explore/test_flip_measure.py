@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from greentrain.cli_fpga import app
+from greentrain.cli.fpga import app
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.flips import measure
 

@@ -6,10 +6,9 @@ import math
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.roofline.card_spec import CONSTANTS, CardSpec
+from greentrain.fpga_backend.roofline.card_spec import CONSTANTS, CardSpec, Quantity
 from greentrain.fpga_backend.roofline.cards import ASSUMED, CARDS, U55C, V80, assume, named
-from greentrain.fpga_backend.roofline.quantity import Quantity
-from greentrain.fpga_backend.roofline.time import check_card
+from greentrain.fpga_backend.roofline.latency import check_card
 
 
 def test_the_table_of_constants_is_that_of_the_class() -> None:

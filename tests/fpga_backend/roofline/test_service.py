@@ -10,14 +10,12 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Linear, Program
-from greentrain.fpga_backend.roofline.card_spec import CardSpec
+from greentrain.fpga_backend.roofline.card_spec import CardSpec, Quantity
 from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, V80, assume
-from greentrain.fpga_backend.roofline.counts import Counts, OpCount, count
-from greentrain.fpga_backend.roofline.exchange import exchanged_bytes
+from greentrain.fpga_backend.roofline.counts import Counts, OpCount, count, exchanged_bytes
+from greentrain.fpga_backend.roofline.latency import peak_macs_per_s, serve, service
 from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.quantity import Quantity
 from greentrain.fpga_backend.roofline.shape import program_of
-from greentrain.fpga_backend.roofline.time import peak_macs_per_s, serve, service
 from greentrain.testing.offload_models import decoder, encoder
 
 ROUND = {

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from greentrain.fpga_backend.roofline.time import Service
+from greentrain.fpga_backend.roofline.latency import Service
 from greentrain.fpga_backend.roofline.timeline import Timeline
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, REGIONS, WEIGHTS, Argument, Kernel
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.xrt import axlf, xclbin
+from greentrain.fpga_backend.xrt import xclbin
+from greentrain.fpga_backend.xrt import xclbin as axlf
 
 
 def test_what_is_written_is_read(design: Path) -> None:

@@ -15,7 +15,7 @@ from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.xrt import keeper, transfer
+from greentrain.fpga_backend.xrt import ipc, worker_client
 from greentrain.fpga_backend.xrt.device import XrtDevice
 from greentrain.testing.offload_contract import OffloadContract, rows_of
 from greentrain.testing.offload_models import decoder, encoder, sequences
@@ -120,8 +120,8 @@ def test_memory_does_not_grow_with_batches(shared: XrtDevice) -> None:
     assert worker.num_fds() == before[1]
     assert len(os.listdir("/proc/self/fd")) == files
     many = Batch.of([np.full(2, 7, np.int32)] * 6000)
-    shape = transfer.Shape.of(many, artifact.program)
-    assert shape.nbytes > keeper.SMALLEST_BYTES
+    shape = ipc.Shape.of(many, artifact.program)
+    assert shape.nbytes > worker_client.SMALLEST_BYTES
     assert len(shared.submit(handle, many).result(60).logprobs or ()) == 6000
     assert worker.num_fds() == before[1]
     assert len(os.listdir("/proc/self/fd")) == files

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from greentrain.fpga_backend.errors import DeviceLostError
-from greentrain.fpga_backend.xrt import process
+from greentrain.fpga_backend.xrt import worker_client
 from greentrain.fpga_backend.xrt.device import XrtDevice
 from greentrain.testing.offload_contract import OffloadContract
 from greentrain.testing.offload_models import decoder, sequences
@@ -22,7 +22,7 @@ from greentrain.testing.offload_models import decoder, sequences
 Open = Callable[..., XrtDevice]
 BARE = """
 import os, sys, time
-from greentrain.fpga_backend.xrt.process import Process
+from greentrain.fpga_backend.xrt.worker_client import Process
 worker = Process()
 forked = os.fork()
 if forked == 0:  # holds the parent's end of the socket, as a data loader's process does
@@ -141,8 +141,8 @@ def test_a_fork_leaves_the_card_to_its_parent(opened: Open) -> None:
 
 
 def test_a_worker_that_talks_takes_no_memory(open_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "WORDS_BYTES", 1000)
-    worker = process.Process()
+    monkeypatch.setattr(worker_client, "WORDS_BYTES", 1000)
+    worker = worker_client.Process()
     for _ in range(20):
         os.write(worker._words_fd, b"a line of XRT\n" * 50)
         worker.call({"do": "ping", "nbytes": 0})

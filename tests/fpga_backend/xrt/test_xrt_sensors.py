@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from greentrain.errors import MeterError
-from greentrain.fpga_backend.xrt import electrical, pci
-from greentrain.fpga_backend.xrt.electrical import XrtSmi, power_w
-from greentrain.fpga_backend.xrt.hwmon import Hwmon
-from greentrain.fpga_backend.xrt.sensors import CardMeter, meter_of
+from greentrain.fpga_backend.xrt import pci, sensors
+from greentrain.fpga_backend.xrt.sensors import CardMeter, Hwmon, XrtSmi, meter_of, power_w
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import Device, DeviceKind, PowerMeter, Provenance
 
@@ -193,7 +191,7 @@ def test_xrt_smi_that_fails_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for body in ("exit 1", "exit 0"):
         with pytest.raises(MeterError, match="gives no electrical report"):
             XrtSmi("0000:c1:00.1", tool(tmp_path, body)).read_w()
-    monkeypatch.setattr(electrical, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(sensors, "TIMEOUT_S", 0.1)
     with pytest.raises(MeterError, match="timed out"):
         XrtSmi("0000:c1:00.1", tool(tmp_path, "exec sleep 10")).read_w()
     monkeypatch.setenv("PATH", str(tmp_path / "none"))

@@ -13,9 +13,9 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.csim.library import functions
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
-from greentrain.fpga_backend.xrt import transfer, wire, worker
+from greentrain.fpga_backend.xrt import ipc, worker
+from greentrain.fpga_backend.xrt.ipc import Region
 from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi
-from greentrain.fpga_backend.xrt.shared import Region
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
 
@@ -41,21 +41,21 @@ class Bench:
 
     def load(self, artifact: Artifact, number: int = 1) -> dict[str, Any]:
         arrays = {name: tensor.numpy() for name, tensor in artifact.tensors.items()}
-        region = transfer.put_model(artifact.program, arrays, artifact.digest)
+        region = ipc.put_model(artifact.program, arrays, artifact.digest)
         try:
             return self.worker.answer({"do": "load", "model": number}, (os.dup(region.fd),))
         finally:
             region.close()
 
     def run(self, artifact: Artifact, batch: Batch, number: int = 1) -> Any:
-        shape = transfer.Shape.of(batch, artifact.program)
+        shape = ipc.Shape.of(batch, artifact.program)
         region = Region.of(shape.nbytes)
         try:
             self.worker.answer({"do": "region"}, (os.dup(region.fd),))
-            transfer.put_batch(batch, shape, region)
+            ipc.put_batch(batch, shape, region)
             fields = {name: getattr(shape, name) for name in ("sequences", "tokens", "types", "prompts", "values")}
             message = {"do": "run", "model": number, "digest": artifact.digest, "shape": fields}
-            return transfer.get_result(batch, artifact.program, shape, region, self.worker.answer(message, ()))
+            return ipc.get_result(batch, artifact.program, shape, region, self.worker.answer(message, ()))
         finally:
             region.close()
 
@@ -148,7 +148,7 @@ def test_models_are_known_by_number_and_digest(design: Path, compute: Run, monke
 
 
 def test_every_failure_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = wire.pair()
+    ours, theirs = ipc.pair()
     for message in (
         {"do": "dance"},
         {"do": "load", "model": 1},
@@ -160,17 +160,17 @@ def test_every_failure_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.serve(theirs, worker.Worker())
     replies = [ours.receive() for _ in range(4)]
     assert all(reply is not None and reply[0]["error"] == "DeviceError" for reply in replies)
-    assert "knows no 'dance'" in str(wire.to_error(replies[0][0] if replies[0] else {}))
+    assert "knows no 'dance'" in str(ipc.to_error(replies[0][0] if replies[0] else {}))
     ours.close()
     theirs.close()
 
 
 def test_errors_keep_their_kind_and_long_ones_are_cut() -> None:
-    lost = wire.to_error(wire.from_error(DeviceLostError("gone")))
+    lost = ipc.to_error(ipc.from_error(DeviceLostError("gone")))
     assert type(lost) is DeviceLostError and str(lost) == "gone"
-    strange = wire.to_error(wire.from_error(KeyError("x" * 100_000)))
-    assert type(strange) is DeviceError and len(str(strange)) == wire.TEXT_CHARS
-    assert wire.to_error({"ok": 1}) is None
+    strange = ipc.to_error(ipc.from_error(KeyError("x" * 100_000)))
+    assert type(strange) is DeviceError and len(str(strange)) == ipc.TEXT_CHARS
+    assert ipc.to_error({"ok": 1}) is None
 
 
 def test_batches_travel_whole(open_files: None) -> None:
@@ -181,10 +181,10 @@ def test_batches_travel_whole(open_files: None) -> None:
         Batch.of([[9]], prompt_tokens=[1]),
     )
     for batch in batches:
-        shape = transfer.Shape.of(batch, program)
+        shape = ipc.Shape.of(batch, program)
         region = Region.of(shape.nbytes)
-        transfer.put_batch(batch, shape, region)
-        got = transfer.get_batch(shape, region)
+        ipc.put_batch(batch, shape, region)
+        got = ipc.get_batch(shape, region)
         assert [row.tolist() for row in got.ids] == [row.tolist() for row in batch.ids]
         assert got.prompt_tokens == batch.prompt_tokens
         assert (got.types is None) == (batch.types is None)

@@ -21,7 +21,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.microbatch import BestPartSize
+from greentrain.rlhf.part_size import BestPartSize
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.ticket import Ticket
 from greentrain.testing.flaky_device import Fault, Flaky

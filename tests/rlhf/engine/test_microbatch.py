@@ -11,7 +11,7 @@ from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.microbatch import BestPartSize, PartSize
+from greentrain.rlhf.part_size import BestPartSize, PartSize
 from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.paced_device import Paced
 from tests.rlhf.engine.conftest import Closing

@@ -29,9 +29,9 @@ from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, DeviceError
 from greentrain.fpga_backend.remote.server import serve
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.microbatch import BestPartSize
 from greentrain.rlhf.models import compiled
-from greentrain.rlhf.opening import Offload
+from greentrain.rlhf.offload import Offload
+from greentrain.rlhf.part_size import BestPartSize
 from greentrain.rlhf.settings import DeviceSettings, OffloadSettings, PassSettings
 from greentrain.rlhf.text import TextEncoder
 

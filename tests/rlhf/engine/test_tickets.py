@@ -19,11 +19,11 @@ from greentrain.fpga_backend.device import Handle
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError
+from greentrain.rlhf.batching import parts
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.errors import PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.parts import parts
 from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.stream import Stream
 from greentrain.testing.flaky_device import Fault, Flaky

@@ -14,7 +14,7 @@ from greentrain.policy.offload.edi import Basis, EdiMatrix
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.rlhf.edi_meter import UNKNOWN, EdiMeter, Joules, SessionEnergy, StepRecord, Window
 from greentrain.types import Provenance
-from tests.flat_meter import FlatMeter
+from tests.helpers.flat_meter import FlatMeter
 
 
 class Ramp:

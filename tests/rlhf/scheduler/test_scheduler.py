@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch.distributed
 
+from greentrain.control.coordination import Meetings
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.meetings import Meetings
 from greentrain.policy.offload.stages import Hardware, Stage, Where, label
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place

@@ -10,7 +10,7 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.roofline.cards import U55C, assume
-from greentrain.journal import read_journal
+from greentrain.ledger.journal import read_journal
 from greentrain.policy.offload.stages import Hardware, Stage, Where
 from greentrain.policy.offload.static import StaticPlan
 from greentrain.rlhf.engine import OffloadEngine
@@ -20,7 +20,7 @@ from greentrain.rlhf.placement import SchedulerSettings
 from greentrain.rlhf.scheduler import StageScheduler
 from greentrain.testing.offload_models import encoder
 from greentrain.types import Provenance
-from tests.flat_meter import FlatMeter
+from tests.helpers.flat_meter import FlatMeter
 
 SETTINGS = SchedulerSettings(profile_steps=3, decide_steps=3, refresh_decisions=0)
 

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from greentrain.cli_serve import serve
+from greentrain.cli.serve import serve
 from greentrain.testing.offload_models import decoder, encoder
 
 APP = typer.Typer()
@@ -97,7 +97,7 @@ def test_a_signal_while_models_load_ends_the_loading(tmp_path: Path, monkeypatch
         signal.raise_signal(signal.SIGINT)
         time.sleep(10.0)
 
-    monkeypatch.setattr("greentrain.rlhf.opening.compiled", loading)
+    monkeypatch.setattr("greentrain.rlhf.offload.compiled", loading)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
     file = tmp_path / "offload.yaml"
     file.write_text("reward: {model: somewhere}\n")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.rlhf.serve.access import Access
 from greentrain.rlhf.serve.limits import Limits
 from greentrain.rlhf.serve.server import Server
+from greentrain.utils.http_access import Access
 from tests.rlhf.serve.serving import TOKEN, Parts, client, connected, request_of
 
 QUICK = Limits(receive_s=0.3, send_s=0.3, body_bytes=65536, held_bytes=100_000)

@@ -36,7 +36,7 @@ from greentrain.rlhf.trl import versions, yaml_reward
 from greentrain.rlhf.trl.attach import offload_reference
 from greentrain.rlhf.trl.figures import Figures
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer
-from greentrain.rlhf.trl.late import LateBatch, LateTensor
+from greentrain.rlhf.trl.late_values import LateBatch, LateTensor
 from greentrain.rlhf.trl.observer import EndedRows, observed
 from greentrain.rlhf.trl.precompute import OffloadDPOTrainer, OffloadKTOTrainer
 from greentrain.rlhf.trl.reference import OffloadedReference

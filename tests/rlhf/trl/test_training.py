@@ -26,7 +26,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.testing.wrapped_device import Wrapped
-from tests.flat_meter import FlatMeter
+from tests.helpers.flat_meter import FlatMeter
 from tests.rlhf.trl import tiny
 from tests.rlhf.trl.runs import MODES, trainer
 

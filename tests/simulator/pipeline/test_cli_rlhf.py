@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from greentrain.cli_rlhf import app
+from greentrain.cli.rlhf import app
 from tests.simulator.pipeline.tables import YAML
 
 

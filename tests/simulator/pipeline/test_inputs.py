@@ -13,8 +13,8 @@ from greentrain.fpga_backend.explore.subject import subject
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Origin
+from greentrain.simulator.pipeline.inputs import Wanted, open_footprint, open_grid, open_table, watts
 from greentrain.simulator.pipeline.modes import Mode
-from greentrain.simulator.pipeline.opening import Wanted, open_footprint, open_grid, open_table, watts
 from greentrain.simulator.pipeline.roofline_table import Work, card_bound, card_figures, gpu_figures
 from greentrain.simulator.pipeline.simulate import simulate
 from greentrain.simulator.pipeline.table_file import from_csv, from_mapping, read_table

@@ -6,15 +6,13 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Hardware, Stage, Where
-from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, caps, published_figures
+from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, caps, published, published_figures
 from greentrain.simulator.pipeline.break_even import Footprint, break_even, footprint
 from greentrain.simulator.pipeline.figure import Figure, Origin, least_sure, sure_first
 from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.published import published
 from greentrain.simulator.pipeline.scaling import Link, scale, scaled
 from greentrain.simulator.pipeline.sensitivity import batch_sized, over_grids, point, reward_sized
-from greentrain.simulator.pipeline.simulate import Grid, simulate
-from greentrain.simulator.pipeline.steady import step_ends
+from greentrain.simulator.pipeline.simulate import Grid, simulate, step_ends
 from greentrain.simulator.pipeline.waterfall import SCHEDULER, STEPS, waterfall
 from greentrain.types import Provenance
 from tests.simulator.pipeline.tables import measured, table

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = ROOT / "docs" / "rlhf-pipeline.md"
 CODE = """
 import sys
-import greentrain.simulator.pipeline.study, greentrain.cli_rlhf
+import greentrain.simulator.pipeline.study, greentrain.cli.rlhf
 banned = {"torch", "transformers", "trl", "matplotlib", "gymnasium", "greentrain.session", "greentrain.rlhf"}
 print(sorted(banned & set(sys.modules)))
 """

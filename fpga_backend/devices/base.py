@@ -1,0 +1,252 @@
+"""A device's queue: batches run one after the other in a thread, and there is room for only so many.
+
+What devices that compute in this process have in common: their models, their queue, their end.
+
+The models that are loaded on a device, by handle.
+"""
+
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from greentrain.fpga_backend.artifact import Artifact, as_artifact
+from greentrain.fpga_backend.batch import Batch, Result, fitting
+from greentrain.fpga_backend.device import Handle
+from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, OffloadError, QueueFullError
+from greentrain.fpga_backend.program import Program
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    run: Callable[[], Result]
+    future: Future[Result]
+
+
+class Lane:
+    """Runs jobs in order in one daemon thread.
+
+    Args:
+        name: Of the thread.
+        depth: How many jobs may wait; those that wait hold their batch's memory.
+    """
+
+    def __init__(self, name: str, depth: int) -> None:
+        if depth < 1:
+            raise ValueError(f"depth={depth}: a queue has room for at least 1")
+        self._depth = depth
+        self._waiting: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._reason: str | None = None
+        self._owner_pid = os.getpid()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, run: Callable[[], Result], wait_s: float | None) -> Future[Result]:
+        """Queue a job.
+
+        Raises:
+            QueueFullError: No room within ``wait_s`` seconds (None: for ever). In the lane's own thread, where the
+                callbacks of futures run, at once: nothing would make room while it waits.
+            DeviceLostError: The lane is closed, or in the process that forked.
+        """
+        if os.getpid() != self._owner_pid:
+            raise DeviceLostError("a forked process has no thread for the device: open a device in it")
+        future: Future[Result] = Future()
+        if self._thread is threading.current_thread():
+            wait_s = 0.0
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._reason is not None or len(self._waiting) < self._depth, wait_s):
+                raise QueueFullError(
+                    f"{len(self._waiting)} batches wait and none was finished within {wait_s} s: submit fewer at a time"
+                )
+            if self._reason is not None:
+                raise DeviceLostError(self._reason)
+            self._waiting.append(_Job(run, future))
+            self._changed.notify_all()
+        return future
+
+    def close(self, reason: str = "the device is closed", *, join: bool = True) -> None:
+        """Fail what waits and every later job; wait for the one that runs. Idempotent; in a forked process, nothing."""
+        if os.getpid() != self._owner_pid:
+            return
+        with self._changed:
+            self._reason = self._reason or reason
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for job in left:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(DeviceLostError(self._reason))
+        if join and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._reason is not None or bool(self._waiting))
+                if self._reason is not None:
+                    return
+                job = self._waiting.popleft()
+                self._changed.notify_all()
+            if job.future.set_running_or_notify_cancel():
+                try:
+                    job.future.set_result(job.run())
+                except BaseException as error:  # whatever it is, it belongs to the one who waits
+                    job.future.set_exception(error)
+            del job  # and the batch that it holds
+
+
+Model = TypeVar("Model")
+
+
+class Loaded(Generic[Model]):
+    """Gives out handles and refuses those that it did not give. Any thread may call.
+
+    Args:
+        uid: Of the device.
+    """
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        self._lock = threading.Lock()
+        self._models: dict[Handle, Model] = {}
+        self._number = 0
+        self._closed = False
+
+    def put(self, model: Model, digest: str, replacing: Handle | None = None) -> Handle:
+        """Keep a model and return its handle; the handle that it replaces is no longer known.
+
+        Raises:
+            DeviceError: ``replacing`` is not known.
+            DeviceLostError: After :meth:`close`.
+        """
+        with self._lock:
+            self._open()
+            if replacing is not None:
+                self._check(replacing)
+                del self._models[replacing]
+            self._number += 1
+            handle = Handle(device=self._uid, number=self._number, digest=digest)
+            self._models[handle] = model
+        return handle
+
+    def get(self, handle: Handle) -> Model:
+        """Return the model of a handle.
+
+        Raises:
+            DeviceError: It is another device's, was replaced, or was never given out.
+            DeviceLostError: After :meth:`close`.
+        """
+        with self._lock:
+            self._open()
+            self._check(handle)
+            return self._models[handle]
+
+    def close(self) -> None:
+        """Forget every model, and take no more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._models.clear()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise DeviceLostError("the device is closed")
+
+    def _check(self, handle: Handle) -> None:
+        if handle.device != self._uid:
+            raise DeviceError(
+                f"the handle is of device {handle.device}, this is {self._uid}: load the artifact here first"
+            )
+        if handle not in self._models:
+            known = sorted(known.number for known in self._models)
+            raise DeviceError(
+                f"model {handle.number} (artifact {handle.digest[:12]}) is not on {self._uid}, which holds {known}: it "
+                "was replaced; use the handle that the last load() returned"
+            )
+
+
+CLOSED = "the device is closed"
+
+
+def own_uid(name: str) -> str:
+    """Return a uid for what exists in this process only, another one each time."""
+    return f"{name}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+class Runner(Protocol):
+    """A loaded model."""
+
+    @property
+    def program(self) -> Program:
+        """What batches must keep to."""
+        ...
+
+    def run(self, batch: Batch) -> Result:
+        """Compute a batch; called from one thread."""
+        ...
+
+
+class InProcess:
+    """Models and a queue in one thread.
+
+    Args:
+        uid: Of the device.
+        depth: Batches that may wait.
+        open_: Turns an artifact into something that runs.
+    """
+
+    def __init__(self, uid: str, depth: int, open_: Callable[[Artifact], Runner]) -> None:
+        self._uid = uid
+        self._open = open_
+        self._loaded: Loaded[Runner] = Loaded(uid)
+        self._lane = Lane(f"greentrain-offload-{uid}", depth)
+        self.closed = False
+
+    def load(self, artifact: Artifact, replacing: Handle | None = None) -> Handle:
+        """Open an artifact. Waiting batches keep the model they were submitted for.
+
+        Raises:
+            ArtifactError: It cannot be run here.
+            DeviceError: ``replacing`` is not known, or the device is closed.
+        """
+        self._check()
+        if replacing is not None:
+            self._loaded.get(replacing)
+        return self._loaded.put(self._open(as_artifact(artifact)), artifact.digest, replacing)
+
+    def submit(self, handle: Handle, batch: Batch, wait_s: float | None) -> Future[Result]:
+        """Queue a batch.
+
+        Raises:
+            BatchError: It does not fit the model.
+            DeviceError: The handle is not known.
+            QueueFullError: No room within ``wait_s``.
+            DeviceLostError: The device is closed.
+        """
+        self._check()
+        model = self._loaded.get(handle)
+        batch = fitting(batch, model.program)
+        return self._lane.submit(lambda: self._run(model, batch), wait_s)
+
+    def close(self) -> None:
+        """Fail what waits, wait for the batch that runs. Idempotent."""
+        self.closed = True
+        self._lane.close(CLOSED)
+        self._loaded.close()
+
+    def _run(self, model: Runner, batch: Batch) -> Result:
+        try:
+            return model.run(batch)
+        except OffloadError:
+            raise
+        except Exception as error:  # of a library: who waits is promised a DeviceError
+            raise DeviceError(f"{self._uid} failed at a batch of {batch.tokens} tokens: {error!r}") from error
+
+    def _check(self) -> None:
+        if self.closed:
+            raise DeviceLostError(CLOSED)

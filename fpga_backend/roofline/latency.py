@@ -1,0 +1,219 @@
+"""How long a batch would take on a card, and what it would draw.
+
+    t = launches * launch_s + in / pcie + sum over operators of max(compute, memory) + out / pcie
+    E = idle * t + mac * products + memory * bytes + pcie * bytes
+
+Kernels run one after the other, so an operator takes the longer of its products and its traffic. Where E / t is above
+the card's TDP, the clock falls until it is not, as that of Alveo cards does (xilinx.github.io/xbtest, "Calibration -
+Power CU"): the time grows to E_dynamic / (TDP - idle), and the joules by idle power over the longer time.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.packing import Packed
+from greentrain.fpga_backend.program import Precision, Program
+from greentrain.fpga_backend.roofline.card_spec import CardSpec
+from greentrain.fpga_backend.roofline.counts import Counts, OpCount, count, exchanged_bytes
+from greentrain.fpga_backend.roofline.layout import Layout
+
+Bound = Literal["compute", "memory", "pcie", "launch", "power"]
+
+NEEDED = (
+    "dsps",
+    "dsp_share",
+    "clock_hz",
+    "array_efficiency",
+    "memory_bytes_per_s",
+    "memory_efficiency",
+    "pcie_bytes_per_s",
+    "launch_s",
+    "idle_power_w",
+    "memory_j_per_byte",
+    "pcie_j_per_byte",
+    "tdp_w",
+)
+"""Constants that every service needs; products of 8 and of 16 bits need their own two more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a batch would take on a card, or on several that share it. All of it is a model."""
+
+    tokens: int
+    in_s: float
+    """Copy to the card."""
+    engine_s: float
+    """Launches, kernels, exchange between cards, and waiting where the TDP holds the clock down."""
+    out_s: float
+    energy_j: float
+    """Of all cards, idle power while the batch runs included."""
+    parts_s: Mapping[str, float]
+    """``launch``, ``pcie``, ``compute``, ``memory`` and ``power``: their sum is ``run_s``."""
+    parts_j: Mapping[str, float]
+    """``idle``, ``products``, ``memory`` and ``pcie``."""
+    assumed_j: float
+    """Joules that rest on at least one assumed constant."""
+    bound: Bound
+    """The largest part of the time. ``power``: the TDP."""
+
+    @property
+    def run_s(self) -> float:
+        """From the first byte in to the last byte out, nothing else on the card."""
+        return self.in_s + self.engine_s + self.out_s
+
+    @property
+    def power_w(self) -> float:
+        """Mean power of all cards while the batch runs."""
+        return self.energy_j / self.run_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens over ``run_s``."""
+        return self.tokens / self.run_s
+
+    @property
+    def assumed_share(self) -> float:
+        """Share of the joules that rests on assumed constants, 0 to 1."""
+        return self.assumed_j / self.energy_j
+
+
+def check_card(card: CardSpec) -> None:
+    """Raise if a service on this card could lack a constant, whatever the program.
+
+    Raises:
+        ConfigError: Names each missing constant.
+    """
+    card.check((*NEEDED, "memory_bytes", "macs8_per_dsp", "macs16_per_dsp", "mac8_j", "mac16_j"))
+
+
+def peak_macs_per_s(card: CardSpec, bits: int = 8) -> float:
+    """Return the products of a design that never waits, in all DSP slices that it uses.
+
+    Raises:
+        ConfigError: A constant is missing.
+    """
+    per_dsp = f"macs{bits}_per_dsp"
+    card.check(("dsps", "dsp_share", "clock_hz", per_dsp))
+    return card.value("dsps") * card.value("dsp_share") * card.value(per_dsp) * card.value("clock_hz")
+
+
+def service(
+    program: Program,
+    batch: Packed | Layout,
+    card: CardSpec,
+    precision: Precision | None = None,
+    *,
+    ways: int = 1,
+) -> Service:
+    """Return what a batch would take.
+
+    Args:
+        program: Compiled, or built from a configuration.
+        batch: Packed, or equal sequences.
+        card: All of its constants that are needed must be known.
+        precision: In place of the program's own.
+        ways: Cards that share each product by its outputs, each bringing the rows together through the host.
+
+    Raises:
+        ConfigError: The card lacks a constant; the message names all.
+        ArtifactError: The precision has no model of a card.
+    """
+    if precision is not None and precision != program.precision:
+        program = dataclasses.replace(program, precision=precision)
+    layout = batch if isinstance(batch, Layout) else Layout.of(batch)
+    counts = count(program, layout, ways=ways)
+    return serve(counts, card, exchange_bytes=exchanged_bytes(program, layout, ways), ways=ways)
+
+
+def serve(counts: Counts, card: CardSpec, *, exchange_bytes: int = 0, ways: int = 1) -> Service:
+    """Return what counted work would take; ``counts`` are of one of ``ways`` equal cards.
+
+    Raises:
+        ConfigError: The card lacks a constant; the message names all.
+    """
+    used = (*NEEDED, *_products(counts))
+    card.check(used)
+    if card.value("tdp_w") <= card.value("idle_power_w"):
+        raise ConfigError(
+            f"{card.name}.idle_power_w is {card.value('idle_power_w'):g} W; it must be below tdp_w, "
+            f"{card.value('tdp_w'):g} W"
+        )
+    link = card.value("pcie_bytes_per_s")
+    in_s, out_s, exchange_s = counts.pcie_in_bytes / link, counts.pcie_out_bytes / link, exchange_bytes / link
+    launch_s = counts.launches * card.value("launch_s")
+    compute_s = memory_s = 0.0
+    for op in counts.ops:
+        busy_s, moving_s = _compute_s(op, card), _memory_s(op, card)
+        if busy_s >= moving_s:
+            compute_s += busy_s
+        else:
+            memory_s += moving_s
+    run_s = in_s + out_s + exchange_s + launch_s + compute_s + memory_s
+    pcie_bytes = counts.pcie_in_bytes + counts.pcie_out_bytes + exchange_bytes
+    dynamic = {
+        "products": ways * sum(counts.macs_of(bits) * card.value(f"mac{bits}_j") for bits in _widths(counts)),
+        "memory": ways * counts.memory_bytes * card.value("memory_j_per_byte"),
+        "pcie": ways * pcie_bytes * card.value("pcie_j_per_byte"),
+    }
+    idle_w = ways * card.value("idle_power_w")
+    cooled_s = sum(dynamic.values()) / (ways * card.value("tdp_w") - idle_w)
+    held_s = max(0.0, cooled_s - run_s)
+    parts_s = {
+        "launch": launch_s,
+        "pcie": in_s + out_s + exchange_s,
+        "compute": compute_s,
+        "memory": memory_s,
+        "power": held_s,
+    }
+    parts_j = {"idle": idle_w * (run_s + held_s), **dynamic}
+    bound: Bound = "power" if held_s else _longest(parts_s)
+    return Service(
+        tokens=counts.tokens,
+        in_s=in_s,
+        engine_s=launch_s + exchange_s + compute_s + memory_s + held_s,
+        out_s=out_s,
+        energy_j=sum(parts_j.values()),
+        parts_s=parts_s,
+        parts_j=parts_j,
+        assumed_j=sum(parts_j[part] for part in parts_j if _assumed(part, counts, card)),
+        bound=bound,
+    )
+
+
+def _widths(counts: Counts) -> tuple[int, ...]:
+    return tuple(bits for bits in (8, 16) if counts.macs_of(bits))
+
+
+def _products(counts: Counts) -> tuple[str, ...]:
+    return tuple(name for bits in _widths(counts) for name in (f"macs{bits}_per_dsp", f"mac{bits}_j"))
+
+
+def _compute_s(op: OpCount, card: CardSpec) -> float:
+    efficiency = card.value("array_efficiency")
+    return sum(
+        macs / (peak_macs_per_s(card, bits) * efficiency) for bits, macs in ((8, op.macs8), (16, op.macs16)) if macs
+    )
+
+
+def _memory_s(op: OpCount, card: CardSpec) -> float:
+    return op.memory_bytes / (card.value("memory_bytes_per_s") * card.value("memory_efficiency"))
+
+
+def _longest(parts_s: Mapping[str, float]) -> Bound:
+    order: tuple[Bound, ...] = ("compute", "memory", "pcie", "launch")
+    return max(order, key=lambda part: parts_s[part])
+
+
+def _assumed(part: str, counts: Counts, card: CardSpec) -> bool:
+    """Return whether a part of the energy rests on an assumed constant: idle energy also on those of the time."""
+    own = {
+        "idle": tuple(name for name in (*NEEDED, *_products(counts)) if not name.endswith(("_j", "_j_per_byte"))),
+        "products": tuple(f"mac{bits}_j" for bits in _widths(counts)),
+        "memory": ("memory_j_per_byte",),
+        "pcie": ("pcie_j_per_byte",),
+    }[part]
+    return any(card.kind(name) == "assumed" for name in own)

@@ -1,1 +1,0 @@
-"""Interval by interval: joules, grid intensity and hardware to grams."""

@@ -1,0 +1,90 @@
+"""``greentrain config schema | check | show | docs``: the configuration for editors, checked, and for people."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from greentrain.cli.exit_codes import input_checked
+from greentrain.errors import CarbonSignalError, ConfigError, MissingExtraError, RunFolderError
+from greentrain.utils import redact
+
+app = typer.Typer(name="config", help="The configuration: its schema, checks and values.", no_args_is_help=True)
+
+OutOption = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of standard output.")]
+
+
+@app.command()
+def schema(out: OutOption = None) -> None:
+    """Print the JSON Schema of green.yaml, by which editors complete and check it."""
+    from greentrain.config.json_schema import schema as found
+
+    _put(json.dumps(found(), indent=1), out)
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="One green.yaml, or several.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print file, ok and error of each as JSON.")] = False,
+) -> None:
+    """Check configurations: ends with 0 where all are right, with 2 and what is wrong where one is not."""
+    from greentrain.carbon.detect import open_signal
+    from greentrain.carbon.keys import Secret
+    from greentrain.config.schema import GreenConfig
+
+    found = []
+    for path in files:
+        try:
+            carbon = GreenConfig.load(path).carbon
+            with contextlib.suppress(MissingExtraError):  # extras and keys may be on the machine that trains
+                open_signal(carbon, key=lambda variable, signal: Secret(variable))
+        except (ConfigError, CarbonSignalError) as error:
+            found.append({"file": str(path), "ok": False, "error": str(error)})
+            typer.echo(f"greentrain: {error}", err=True)
+        else:
+            found.append({"file": str(path), "ok": True, "error": None})
+            if not as_json:
+                typer.echo(f"{path}: fine")
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    if not all(one["ok"] for one in found):
+        raise typer.Exit(2)
+
+
+@app.command()
+def show(
+    file: Annotated[Path | None, typer.Argument(help="green.yaml; without it the defaults.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML with comments.")] = False,
+) -> None:
+    """Print every value in use with its meaning, bounds and default, as a green.yaml that can be loaded."""
+    from greentrain.config.json_schema import plain
+    from greentrain.config.reference import commented_yaml
+    from greentrain.config.schema import GreenConfig
+
+    with input_checked(ConfigError):
+        config = GreenConfig.load(file)
+        shown = GreenConfig.load(redact.settings(plain(config)))
+    if shown != config:
+        typer.echo(f"greentrain: what looks like a secret is shown as {redact.HIDDEN}", err=True)
+    _put(json.dumps(plain(shown), indent=1) if as_json else commented_yaml(shown).rstrip("\n"), None)
+
+
+@app.command()
+def docs(out: OutOption = None) -> None:
+    """Print the reference of every key in Markdown."""
+    from greentrain.config.reference import reference
+
+    _put(reference().rstrip("\n"), out)
+
+
+def _put(text: str, out: Path | None) -> None:
+    if out is None:
+        typer.echo(text)
+        return
+    try:
+        out.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"cannot write {out}: {error.strerror}; name a file in a writable folder") from error
+    typer.echo(f"Written: {out}", err=True)

@@ -1,0 +1,179 @@
+"""``%load_ext greentrain`` and ``%%green``: what one cell of a notebook takes.
+
+Example::
+
+    %load_ext greentrain
+
+    %%green --name warm-up
+    for batch in loader: ...
+"""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import shlex
+import time
+from typing import Any, Final, NoReturn
+
+from IPython.core import display_functions, magic
+from IPython.core.error import UsageError
+
+from greentrain.config.schema import GreenConfig
+from greentrain.errors import GreenTrainError
+from greentrain.ledger.active_run import ActiveRun
+from greentrain.ledger.totals import Totals
+from greentrain.session.session import GreenSession
+from greentrain.units import J_PER_KWH
+from greentrain.utils.display import Shown, View
+
+WAIT_S: Final = 5.0
+"""Longest wait for the sensors to report past the end of a cell."""
+_display: Final[Any] = display_functions.display
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Register ``%%green``; called by ``%load_ext greentrain``."""
+    own: list[GreenSession] = []  # of the cell that runs, in which another may be run
+
+    def green(line: str, cell: str) -> Any:
+        """Measure this cell and show its joules and grams: a run of its own, or a phase of the session that runs.
+
+        %%green [--name NAME] [--config green.yaml]
+        """
+        __tracebackhide__ = True
+        asked = _asked(line)
+        code = _Code(shell, cell)
+        known = [it for it in shell.user_ns.values() if isinstance(it, GreenSession)]
+        for session in reversed([*known, *own]):
+            run = session.active()
+            if run is not None:
+                if asked.config is not None:
+                    raise UsageError(f"--config {asked.config}: the cell is a phase of {run.run_id}; leave it out")
+                return _within(session, run, asked.name, code)
+        return _alone(asked.name, asked.config, code, own)
+
+    silenced = getattr(magic, "output_can_be_silenced", lambda found: found)  # by a ; at the end; from IPython 8 on
+    shell.register_magic_function(silenced(green), "cell")
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take ``%%green`` back; called by ``%unload_ext greentrain``."""
+    shell.magics_manager.magics["cell"].pop("green", None)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; usage: %%green [--name NAME] [--config green.yaml]")
+
+
+def _asked(line: str) -> argparse.Namespace:
+    parser = _Parser(prog="%%green", add_help=False)
+    parser.add_argument("-n", "--name", default="cell")
+    parser.add_argument("-c", "--config")
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # a quote that is not closed
+        parser.error(f"{line}: {error}")
+    return parser.parse_args(words)
+
+
+class _Code:
+    """A cell's code, as IPython would run it; the value of a last expression is returned."""
+
+    def __init__(self, shell: Any, cell: str) -> None:
+        self._names = shell.user_ns
+        text = shell.transform_cell(cell)
+        name = shell.compile.cache(text, shell.execution_count - 1, raw_code=cell)  # tracebacks show its lines
+        try:
+            tree = shell.transform_ast(ast.parse(text, name))
+            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+            self._body = shell.compile(tree, name, "exec")
+            self._last = None if last is None else shell.compile(ast.Expression(last.value), name, "eval")
+        except SyntaxError:
+            if not _awaits(text, name):
+                raise
+            raise UsageError("%%green cannot run an await: use it in a cell of its own, or GreenSession") from None
+
+    def __call__(self) -> Any:
+        __tracebackhide__ = True
+        exec(self._body, self._names)
+        return None if self._last is None else eval(self._last, self._names)
+
+
+def _awaits(text: str, name: str) -> bool:
+    """Return True if a cell is right but for an await, async for or async with outside any function."""
+    try:
+        compile(text, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError:
+        return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Cell(Shown):
+    """What a cell took within a run that goes on."""
+
+    view: View
+
+    def _view(self) -> View:
+        return self.view
+
+
+def _alone(name: str, config: str | None, code: _Code, own: list[GreenSession]) -> Any:
+    __tracebackhide__ = True
+    try:
+        settings = GreenConfig.load(config)
+        run = dataclasses.replace(settings.run, name=name, id=None)
+        session = GreenSession(dataclasses.replace(settings, run=run)).start()
+    except GreenTrainError as error:
+        raise UsageError(str(error)) from None
+    own.append(session)
+    try:
+        with contextlib.ExitStack() as ending:
+            ending.push(session)
+            return code()
+    finally:
+        own.remove(session)
+        _display(session)
+
+
+def _within(session: GreenSession, run: ActiveRun, name: str, code: _Code) -> Any:
+    __tracebackhide__ = True
+    t0_s = time.monotonic()
+    try:
+        with session.phase(name):
+            return code()
+    finally:
+        t1_s = time.monotonic()
+        _display(_Cell(_cell(session, run, t0_s, t1_s)))
+
+
+def _cell(session: GreenSession, run: ActiveRun, t0_s: float, t1_s: float) -> View:
+    from greentrain.report.notebook import cell_view
+
+    energies = session.energy(t0_s, t1_s, wait_s=WAIT_S)
+    if not energies or run.closed:
+        return cell_view(run.run_id, None)
+    if run.last_entry is None:
+        run.book_now()  # or nobody has asked yet what the grid emits
+    energy_j = sum(energies.values())
+    by_provenance: dict[str, float] = {}
+    for sensor in run.sensors:
+        known_j = energies.get(sensor.device.uid)
+        if known_j is not None:
+            by_provenance[sensor.provenance] = by_provenance.get(sensor.provenance, 0.0) + known_j
+    entry = run.last_entry
+    g_per_kwh = None if entry is None else entry.carbon.g_per_kwh
+    return cell_view(
+        run.run_id,
+        Totals(
+            energy_j=energy_j,
+            duration_s=t1_s - t0_s,
+            operational_g=0.0 if entry is None or g_per_kwh is None else energy_j * entry.pue * g_per_kwh / J_PER_KWH,
+            unpriced_j=energy_j if g_per_kwh is None else 0.0,
+            embodied_g=run.embodied_g_per_s * (t1_s - t0_s),
+            by_device=energies,
+            by_provenance=by_provenance,
+        ),
+    )

@@ -1,0 +1,1 @@
+"""What changes a training while it runs: its plan, gears, power limits, width and end."""

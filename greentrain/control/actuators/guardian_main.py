@@ -1,0 +1,498 @@
+"""The guardian: gives GPUs back what was found on them, when the process that changed them has ended in any way.
+
+::
+
+    told -> lock the GPU, write the record -> answer "ok" -> the training process sets
+    the process ends, by whatever -> where the setting is still ours, put back what was found -> drop the record
+
+It runs as a script (``python -I -S guardian_main.py``; :mod:`greentrain.control.actuators.guardian` starts it), in a
+session of
+its own and deaf to signals, on the standard library and the driver's C library alone: 17 ms to start and 9 MB. It
+hears of the end by a pidfd; the end of the pipe alone says nothing, as forked data loader workers hold it too.
+
+The record outlives both processes. Where a node agent kills the whole group, the next start finds a record whose owner
+is dead and whose lock is free, and repairs (:func:`repair`). A power limit outlives its process but neither a reboot
+nor a reload of the driver (NVML API reference, nvmlDeviceSetPowerManagementLimit, read 2026-11-21), so records of
+another boot are dropped.
+
+The lock is held by the guardian and by nobody who forks, so a free lock means that the guardian is gone, in whatever
+PID namespace it was.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import sys
+import time
+
+with contextlib.suppress(ImportError):  # Windows, where greentrain.control.gpu_limits refuses before anything is locked
+    import fcntl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Settings(Protocol):
+        """The settings of GPUs by UUID; every method raises OSError, with the driver's words, where it cannot."""
+
+        def limit_mw(self, uuid: str) -> int:
+            """Return the power limit (mW)."""
+            ...
+
+        def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
+            """Set the power limit (mW)."""
+            ...
+
+        def reset_clocks(self, uuid: str) -> None:
+            """Unlock the graphics clock."""
+            ...
+
+
+TOLERANCE_MW = 1000
+"""A limit this near to what was set is what was set: drivers may round to whole watts."""
+RETRY_S = (0.05, 0.2, 0.5, 1.0, 2.0, 5.0)
+"""Waits between attempts to put something back (s); then the record is left for the next start."""
+LOOK_S = 0.5
+"""Without pidfd_open (before Linux 5.3), how often the process is looked for (s)."""
+
+
+class Record:
+    """What is known about the changes of one GPU."""
+
+    def __init__(self, uuid: str, boot: str, owner: "tuple[int, int, int]") -> None:
+        self.uuid = uuid
+        self.boot = boot
+        self.owner = owner
+        """PID namespace, pid and start time (clock ticks since boot) of the training process."""
+        self.found_mw: int | None = None
+        """None: the power limit was not changed."""
+        self.set_mw: list[int] = []
+        """The last two limits that were announced: a process that died between word and deed has the older one."""
+        self.clocks = False
+        """True: the graphics clock was locked."""
+
+    def text(self) -> str:
+        """Return the record as it stands on disk."""
+        lines = [f"uuid {self.uuid}", f"boot {self.boot}", "owner {} {} {}".format(*self.owner)]
+        if self.found_mw is not None:
+            lines.append("limit " + " ".join(str(mw) for mw in (self.found_mw, *self.set_mw)))
+        if self.clocks:
+            lines.append("clocks locked")
+        return "\n".join(lines) + "\n"
+
+    def announce(self, found_mw: int, new_mw: int) -> None:
+        """Note that a power limit is about to be set."""
+        if self.found_mw is None:
+            self.found_mw = found_mw
+        self.set_mw = [*self.set_mw, new_mw][-2:]
+
+    def forget(self, part: str) -> None:
+        """Note that a part is as it was found, or no longer ours."""
+        if part == "limit":
+            self.found_mw, self.set_mw = None, []
+        else:
+            self.clocks = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is changed."""
+        return self.found_mw is None and not self.clocks
+
+
+def parse(text: str) -> "Record | None":
+    """Return the record in a file's text; None if it is none."""
+    words = {line.partition(" ")[0]: line.split()[1:] for line in text.splitlines()}
+    try:
+        namespace, pid, start = (int(word) for word in words["owner"])
+        record = Record(words["uuid"][0], " ".join(words["boot"]), (namespace, pid, start))
+        if "limit" in words:
+            found_mw, *set_mw = (int(word) for word in words["limit"])
+            record.found_mw, record.set_mw = found_mw, set_mw
+    except (KeyError, ValueError, IndexError):
+        return None
+    record.clocks = "clocks" in words
+    return record
+
+
+def boot_id() -> str:
+    """Return what tells this boot of the machine from others; empty where the kernel does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> "int | None":
+    """Return when a process started (clock ticks since boot), which with its pid names it; None if it is dead."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def this_process(pid: "int | None" = None) -> "tuple[int, int, int]":
+    """Return PID namespace, pid and start time of a process; None is this one."""
+    pid = os.getpid() if pid is None else pid
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    return namespace, pid, start_ticks(pid) or 0
+
+
+def owner_lives(record: Record) -> bool:
+    """Return True if the training process of a record is alive, as far as its PID namespace shows."""
+    namespace, pid, start = record.owner
+    return namespace == this_process()[0] and start_ticks(pid) == start
+
+
+def record_path(folder: str, uuid: str) -> str:
+    """Return the file of a GPU's record; its lock is beside it."""
+    return os.path.join(folder, f"cap-{''.join(c if c.isalnum() or c in '._-' else '_' for c in uuid)}.state")
+
+
+def read(path: str) -> "Record | None":
+    """Return the record in a file; None if there is none."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return parse(file.read())
+    except OSError:
+        return None
+
+
+def write(path: str, record: Record) -> None:
+    """Replace a file's record; one without changes is no file.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    if record.is_empty:
+        if os.path.exists(path):
+            os.unlink(path)
+        return
+    with open(path + ".new", "w", encoding="ascii") as file:
+        file.write(record.text())
+    os.replace(path + ".new", path)
+
+
+def take_lock(path: str, wait_s: float = 0.0) -> "int | None":
+    """Return the open lock beside a record, waiting for it; None if somebody holds it.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = os.open(path[: -len(".state")] + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError:
+            if time.monotonic() >= end_s:
+                os.close(fd)
+                return None
+            time.sleep(0.01)
+        except BaseException:
+            os.close(fd)
+            raise
+
+
+def let_go(fd: int) -> None:
+    """Unlock and close, also where a forked child holds a copy."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
+def forget(folder: str, uuid: str, part: str) -> None:
+    """Note in this process's own record that a part is as it was found: its guardian was killed.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    path = record_path(folder, uuid)
+    if not os.path.exists(path):
+        return
+    lock = take_lock(path, 0.2)
+    if lock is None:
+        return
+    try:
+        record = read(path)
+        if record is not None and record.owner == this_process():
+            record.forget(part)
+            write(path, record)
+    finally:
+        let_go(lock)
+
+
+def give_back(settings: "Settings", record: Record) -> str:
+    """Put back what was found wherever the setting is still ours, and return what was done.
+
+    Raises:
+        OSError: The driver refuses.
+    """
+    done = []
+    if record.found_mw is not None:
+        now_mw = settings.limit_mw(record.uuid)
+        if any(abs(now_mw - mw) <= TOLERANCE_MW for mw in record.set_mw) and now_mw != record.found_mw:
+            settings.set_limit_mw(record.uuid, record.found_mw)
+            done.append(f"a power limit of {now_mw / 1000:g} W (put back to {record.found_mw / 1000:g} W)")
+        record.forget("limit")
+    if record.clocks:
+        settings.reset_clocks(record.uuid)
+        record.forget("clocks")
+        done.append("a locked clock (unlocked)")
+    return " and ".join(done)
+
+
+def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]":
+    """Put right what processes left behind that died together with their guardian.
+
+    Args:
+        folder: Of the records.
+        settings: The driver.
+        wait_s: How long the guardian of a process that is dead is waited for: it is just at work (s).
+
+    Returns:
+        What was done, one sentence a GPU.
+    """
+    said = []
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    for name in names:
+        path = os.path.join(folder, name)
+        if not (name.startswith("cap-") and name.endswith(".state")):
+            continue
+        record = read(path)
+        if record is not None and owner_lives(record):
+            continue
+        of_this_namespace = record is not None and record.owner[0] == this_process()[0]
+        try:
+            lock = take_lock(path, wait_s if of_this_namespace else 0.0)
+            if lock is None:
+                continue
+            try:
+                said += _repair_one(path, settings)
+            finally:
+                let_go(lock)
+        except OSError as error:  # the driver's, or the folder's: it may be another user's
+            said.append(f"what a dead job left on a GPU ({path}) cannot be put back: {error}")
+    return said
+
+
+def _repair_one(path: str, settings: "Settings") -> "list[str]":
+    record, what = read(path), ""
+    if record is not None:
+        if owner_lives(record):
+            return []
+        if record.boot == boot_id():
+            what = give_back(settings, record)
+    if os.path.exists(path):
+        os.unlink(path)
+    if record is None or not what:
+        return []
+    return [f"GPU {record.uuid}: a job that died with its guardian (pid {record.owner[1]}) had left {what}"]
+
+
+class Library:
+    """The driver's C library, loaded when first needed. Functions as in nvml.h.
+
+    Args:
+        name: Of the shared library.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lib: ctypes.CDLL | None = None
+
+    def open(self) -> None:
+        """Load and initialise it.
+
+        Raises:
+            OSError: It is not there, or has no driver.
+        """
+        if self._lib is None:
+            lib = ctypes.CDLL(self._name)
+            self._check(lib, lib.nvmlInit_v2(), "nvmlInit")
+            self._lib = lib
+
+    def limit_mw(self, uuid: str) -> int:
+        """Return the power limit (mW)."""
+        value = ctypes.c_uint()
+        self._call("nvmlDeviceGetPowerManagementLimit", uuid, ctypes.byref(value))
+        return value.value
+
+    def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
+        """Set the power limit (mW)."""
+        self._call("nvmlDeviceSetPowerManagementLimit", uuid, ctypes.c_uint(limit_mw))
+
+    def reset_clocks(self, uuid: str) -> None:
+        """Unlock the graphics clock."""
+        self._call("nvmlDeviceResetGpuLockedClocks", uuid)
+
+    def _call(self, name: str, uuid: str, *args: object) -> None:
+        self.open()
+        lib, handle = self._lib, ctypes.c_void_p()
+        if lib is None:
+            raise OSError("no driver")
+        self._check(lib, lib.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)), uuid)
+        self._check(lib, getattr(lib, name)(handle, *args), name)
+
+    @staticmethod
+    def _check(lib: ctypes.CDLL, code: int, what: str) -> None:
+        if code:
+            lib.nvmlErrorString.restype = ctypes.c_char_p
+            raise OSError(f"{what}: {lib.nvmlErrorString(code).decode()} (NVML {code})")
+
+
+class Guard:
+    """What the guardian holds, and how it answers.
+
+    Args:
+        folder: Of the records.
+        owner: The training process: PID namespace, pid, start time.
+        library: The driver.
+    """
+
+    def __init__(self, folder: str, owner: "tuple[int, int, int]", library: Library) -> None:
+        self._folder = folder
+        self._owner = owner
+        self._library = library
+        self._held: dict[str, tuple[int, Record]] = {}
+
+    def answer(self, line: str) -> str:
+        """Do what a line says and return the reply: ``ok``, ``busy ...`` or ``error ...``."""
+        words = line.split()
+        try:
+            if words[0] == "limit":
+                return self._change(words[1], (int(words[2]), int(words[3])))
+            if words[0] == "clocks":
+                return self._change(words[1], None)
+            if words[0] == "done":
+                return self._done(words[1], words[2])
+        except OSError as error:
+            return f"error {error}"
+        return f"error unknown word {words[0]!r}"
+
+    def give_all_back(self) -> bool:
+        """Restore every GPU that is held; return False if the driver refuses one, which keeps its record then."""
+        for uuid, (lock, record) in list(self._held.items()):
+            try:
+                give_back(self._library, record)
+                self._write(record)
+            except OSError:
+                continue
+            let_go(lock)
+            del self._held[uuid]
+        return not self._held
+
+    def _change(self, uuid: str, limit_mw: "tuple[int, int] | None") -> str:
+        if uuid not in self._held:
+            self._library.open()
+            self._library.limit_mw(uuid)
+            lock = take_lock(record_path(self._folder, uuid), 0.2)
+            old = read(record_path(self._folder, uuid))
+            if lock is None:
+                return f"busy {old.owner[1] if old else ''}"
+            if old is not None and old.owner != self._owner:
+                let_go(lock)
+                return f"busy {old.owner[1]}" if owner_lives(old) else "stale"
+            record = old or Record(uuid, boot_id(), self._owner)
+            self._held[uuid] = (lock, record)
+        record = self._held[uuid][1]
+        if limit_mw is None:
+            record.clocks = True
+        else:
+            record.announce(*limit_mw)
+        self._write(record)
+        return "ok"
+
+    def _done(self, uuid: str, part: str) -> str:
+        if uuid in self._held:
+            record = self._held[uuid][1]
+            record.forget(part)
+            self._write(record)
+        return "ok"
+
+    def _write(self, record: Record) -> None:
+        write(record_path(self._folder, record.uuid), record)
+
+
+def serve(guard: Guard, command_fd: int, reply_fd: int, death_fd: int, pid: int, start: int) -> None:
+    """Answer the training process until it ends or says ``bye``; then restore."""
+    poller = select.poll()
+    poller.register(command_fd, select.POLLIN)
+    if death_fd >= 0:
+        poller.register(death_fd, select.POLLIN)
+    heard, bye = b"", b""
+    while not bye:
+        ready = {fd for fd, _ in poller.poll(None if death_fd >= 0 else LOOK_S * 1000)}
+        if death_fd in ready or (death_fd < 0 and start_ticks(pid) != start):
+            break
+        if command_fd not in ready:
+            continue
+        word = os.read(command_fd, 4096)
+        if not word:
+            break  # closed by the process, as by an exec
+        heard += word
+        while b"\n" in heard and not bye:
+            line, _, heard = heard.partition(b"\n")
+            number, _, rest = line.decode("ascii", "replace").partition(" ")
+            if rest == "bye":
+                bye = number.encode()
+                continue
+            if not _reply(reply_fd, f"{number} {guard.answer(rest)}\n".encode()):
+                break
+    done = guard.give_all_back()
+    if bye:
+        _reply(reply_fd, bye + (b" ok\n" if done else b" late\n"))
+    os.close(reply_fd)
+    for wait_s in RETRY_S:
+        if done:
+            break
+        time.sleep(wait_s)
+        done = guard.give_all_back()
+
+
+def _reply(fd: int, text: bytes) -> bool:
+    try:
+        os.write(fd, text)
+    except OSError:
+        return False
+    return True
+
+
+def _leave_the_family() -> None:
+    """Be nobody's child, group member or terminal user, and hear no signal but SIGKILL."""
+    if os.fork():
+        os._exit(0)
+    ignore, libc = ctypes.c_void_p(1), ctypes.CDLL(None)
+    libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+    for number in (1, 2, 3, 10, 12, 13, 15, 18, 20, 24, 25, 26, 27, 28, 30):  # HUP INT QUIT USR PIPE TERM CONT ...
+        libc.signal(number, ignore)
+    os.chdir("/")
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write("-900")
+    except OSError:
+        pass  # takes CAP_SYS_RESOURCE
+
+
+def main(args: "list[str]") -> None:
+    """Run with the numbers and names that :mod:`greentrain.control.actuators.guardian` gives."""
+    command_fd, reply_fd, death_fd, namespace, pid, start = (int(word) for word in args[:6])
+    folder, library = args[6:]
+    _leave_the_family()
+    os.write(reply_fd, f"0 ok {os.getpid()}\n".encode())
+    guard = Guard(folder, (namespace, pid, start), Library(library))
+    serve(guard, command_fd, reply_fd, death_fd, pid, start)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

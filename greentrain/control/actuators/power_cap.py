@@ -1,0 +1,315 @@
+"""Power limits of this process's own GPUs, as fractions of the limits that were found.
+
+::
+
+    found --first apply--> capped --apply(1.0), reset, close--> found
+                             |--somebody else sets a limit--> yielded: his stays, nothing is done any more
+                             |--the driver refuses for good--> broken: what can be put back is, nothing more is done
+
+Before each change the limit is read, the guardian is told, and what the driver took is read back.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from greentrain.config.schema import PowerCapConfig
+from greentrain.control.actuators import guardian_main, own_gpus
+from greentrain.control.actuators.capped_gpu import FULL, CappedGpu, is_same
+from greentrain.control.actuators.driver import Opened, open_gpus, refusal
+from greentrain.control.actuators.gpu_knobs import BoundSettings
+from greentrain.control.actuators.gpu_setting import GpuSetting
+from greentrain.control.actuators.guardian import Guardian, Refused
+from greentrain.errors import ConfigError
+from greentrain.types import Topology
+
+PART: Final = "limit"
+LOOK_S: Final = 1.0
+"""A limit that is to stay is looked at this often at most (s): whether somebody else has set another."""
+
+
+class PowerCap(GpuSetting):
+    """The power limits of one process's GPUs; :func:`open_power_cap` makes it.
+
+    Args:
+        opened: The GPUs, NVML and the guardian; closed with it.
+        fractions: What to choose from, descending, first 1.0, each possible on every GPU.
+        dwell_s: Shortest time between two changes (s).
+        warn: Called with one sentence where something cannot be done; once a sentence.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        fractions: tuple[float, ...],
+        *,
+        dwell_s: float,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.fractions = fractions
+        """What can be set, descending, first 1.0."""
+        super().__init__(opened, warn)
+        self._cards = [CappedGpu(knobs) for knobs in opened.gpus]
+        self._dwell_s = dwell_s
+        self._clock = clock
+        self._fraction = FULL
+        self._unsure = False
+        """True: a limit could not be put back, so what is set is not what ``fraction`` says."""
+        self._changed_s: float | None = None
+        self._looked_s = -math.inf
+
+    @property
+    def fraction(self) -> float:
+        """The fraction that is set now; 1.0 where nothing of ours is."""
+        return self._fraction
+
+    @property
+    def limit_w(self) -> float:
+        """The limits that were found, of all its GPUs together (W)."""
+        return sum(card.range.found_mw for card in self._cards) / 1000
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """The GPUs whose limits it sets."""
+        return tuple(card.knobs.uuid for card in self._cards)
+
+    def apply(self, fraction: float, *, at_once: bool = False) -> bool:
+        """Set every GPU's limit to a fraction of what was found. Never raises.
+
+        Args:
+            fraction: One of ``fractions``, or any between that the cards can do.
+            at_once: Do it even before ``dwell_s`` is over, as profiling does.
+
+        Returns:
+            True if the limits are now those (a change too small to be worth it counts as made); False if they could
+            not be set, which is said once, or it is too soon after the last change.
+        """
+        with self._lock:
+            if not self._may_change:
+                return False
+            try:
+                return self._apply(fraction, at_once)
+            except _Yielded as yielded:
+                self._stop(str(yielded))
+            except Refused as refused:
+                self._refuse("power limits", refused)
+            except Exception as error:
+                left = self._put_back()
+                self._say(f"power limits cannot be set ({error}); {left or 'they are as they were found'}")
+                self._over = _is_final(error)
+            return False
+
+    def _apply(self, fraction: float, at_once: bool) -> bool:
+        if not self._started:
+            self._start()
+            if self._over:
+                return False
+        if not 0.0 < fraction <= FULL or not all(card.takes(fraction) for card in self._cards):
+            self._say(f"a power limit of {fraction:g} of the limit found is outside the range of {self._ranges()}")
+            return False
+        now_s = self._clock()
+        if not self._unsure and (fraction == self._fraction or (fraction != FULL and self._is_near(fraction))):
+            if now_s - self._looked_s >= LOOK_S:
+                self._look(now_s)
+            return True
+        if not at_once and self._changed_s is not None and now_s - self._changed_s < self._dwell_s:
+            return False
+        self._look(now_s)
+        if self._over:
+            return False
+        self._changed_s = now_s
+        for card in self._cards:
+            self._set(card, fraction)
+        self._fraction, self._unsure = fraction, False
+        return not self._was_closed()
+
+    def _start(self) -> None:
+        """Look again just before the first change: training runs now, and shows which GPUs it uses."""
+        own = {knobs.uuid for knobs in self._opened.now_own()}
+        self._cards = [card for card in self._cards if card.knobs.uuid in own]
+        for sentence in guardian_main.repair(str(self.guardian.folder), BoundSettings(self._opened.nvml)):
+            self._say(sentence)
+        for card in self._cards:
+            card.range = card.knobs.limits()
+        self._started = True
+        self._over = not self._cards
+
+    def _look(self, now_s: float) -> None:
+        """Raise if somebody else has set a limit, and leave GPUs alone that somebody else computes on.
+
+        Raises:
+            _Yielded: An administrator has set a limit.
+        """
+        self._looked_s = now_s
+        for card in list(self._cards):
+            now_mw, expected_mw = card.knobs.limit_mw(), card.set_mw or card.range.found_mw
+            if not card.is_ours(now_mw) and not card.is_found(now_mw):
+                raise _Yielded(
+                    f"the power limit of {card.knobs.label} is now {now_mw / 1000:g} W, neither the"
+                    f" {card.range.found_mw / 1000:g} W that were found nor"
+                    f" {expected_mw / 1000:g} W: somebody else sets it, so it stays and GreenTrain sets none any more"
+                )
+            others = own_gpus.strangers(card.knobs, self._opened.topology.local_world_size)
+            if others:
+                self._restore(card)
+                self._cards.remove(card)
+                self._say(
+                    f"{card.knobs.label} is left alone from now on: a process that is not of this job computes on it"
+                    f" (pid {', '.join(map(str, others))})"
+                )
+        self._over = not self._cards
+
+    def _set(self, card: CappedGpu, fraction: float) -> None:
+        target_mw = card.target_mw(fraction)
+        if fraction >= FULL:
+            self._restore(card)
+            return
+        self.guardian.tell_limit(card.knobs.uuid, card.range.found_mw, target_mw)
+        if self._was_closed():
+            return
+        card.about_to_set(target_mw)
+        card.knobs.set_limit_mw(target_mw)
+        taken_mw = card.knobs.limit_mw()
+        if not card.is_near(taken_mw, target_mw):
+            raise _Yielded(
+                f"the power limit of {card.knobs.label} was set to {target_mw / 1000:g} W and reads"
+                f" {taken_mw / 1000:g} W: something else sets it too, so it stays and GreenTrain sets none any more"
+            )
+        if not is_same(taken_mw, target_mw):  # a driver that rounds
+            self.guardian.tell_limit(card.knobs.uuid, card.range.found_mw, taken_mw)
+        card.set_mw = taken_mw
+        if self._was_closed():  # by a signal's handler, in the middle of this
+            card.knobs.set_limit_mw(card.range.found_mw)
+
+    def _restore(self, card: CappedGpu) -> None:
+        """Put one limit back.
+
+        Raises:
+            _Yielded: Somebody else has set another.
+            Exception: The driver refuses; the guardian will try.
+        """
+        if card.set_mw is None:
+            return
+        now_mw, yielded = card.knobs.limit_mw(), ""
+        if card.is_ours(now_mw):
+            card.knobs.set_limit_mw(card.range.found_mw)
+        elif not card.is_found(now_mw):
+            yielded = (
+                f"the power limit of {card.knobs.label} is now {now_mw / 1000:g} W, which somebody else has set: it"
+                f" stays, and is not put back to the {card.range.found_mw / 1000:g} W that were found"
+            )
+        card.forget()
+        self.guardian.done(card.knobs.uuid, PART)
+        if yielded:
+            raise _Yielded(yielded)
+
+    def _put_back(self) -> str:
+        left = ""
+        for card in self._cards:
+            try:
+                self._restore(card)
+            except _Yielded as yielded:
+                self._over = True
+                self._say(str(yielded))
+            except Exception as error:
+                left = f"the power limit of {card.knobs.label} cannot be put back now ({error}); {self._remains()}"
+        self._fraction, self._unsure = FULL, bool(left)
+        return left
+
+    def _stop(self, why: str) -> None:
+        self._over = True
+        self._say(why)
+        for card in self._cards:  # his GPU's restore would say it again
+            try:
+                self._restore(card)
+            except Exception:
+                continue
+        self._fraction = FULL
+
+    def _is_near(self, fraction: float) -> bool:
+        return all(card.is_near(card.target_mw(fraction), card.set_mw or card.range.found_mw) for card in self._cards)
+
+    def _ranges(self) -> str:
+        return ", ".join(
+            f"{card.knobs.label} ({card.range.min_mw / 1000:g} to {card.range.max_mw / 1000:g} W,"
+            f" {card.range.found_mw / 1000:g} W found)"
+            for card in self._cards
+        )
+
+    def _remains(self) -> str:
+        return "the guardian tries again when this process ends" if self.guardian.pid else "see nvidia-smi -q -d POWER"
+
+
+class _Yielded(Exception):
+    """Somebody else has set a limit."""
+
+
+def open_power_cap(
+    config: PowerCapConfig,
+    topology: Topology,
+    warn: Callable[[str], None],
+    *,
+    guardian: Guardian | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> PowerCap | None:
+    """Return the power limits of this process's GPUs; None, and one sentence to ``warn``, where there are none to set.
+
+    What processes left behind that died together with their guardian is put right first.
+
+    Args:
+        config: Section ``actuators.power_cap``.
+        topology: Where this process stands among the ranks.
+        warn: Called with each sentence that the user should read.
+        guardian: To share with :func:`~greentrain.control.actuators.clocks.open_clocks`; None: one of its own.
+        clock: Monotonic seconds.
+
+    Raises:
+        ConfigError: A device is not visible to this process, or no fraction is in the range of its cards.
+    """
+    opened = open_gpus(
+        config.devices, topology, warn, key="actuators.power_cap.devices", what="power limits", guardian=guardian
+    )
+    if opened is None:
+        return None
+    try:
+        for knobs in opened.gpus:
+            knobs.limits()
+            knobs.try_limit()
+    except Exception as error:
+        warn(refusal("power limits", error))
+        opened.close()
+        return None
+    try:
+        cards = [CappedGpu(knobs) for knobs in opened.gpus]
+        fractions = _possible(config.fractions, cards, warn)
+    except BaseException:
+        opened.close()
+        raise
+    return PowerCap(opened, fractions, dwell_s=config.dwell_s, warn=warn, clock=clock)
+
+
+def _possible(wanted: Sequence[float], cards: Sequence[CappedGpu], warn: Callable[[str], None]) -> tuple[float, ...]:
+    fractions = sorted(set(wanted), reverse=True)
+    possible = tuple(f for f in fractions if all(card.takes(f) for card in cards))
+    left = [f"{f:g}" for f in fractions if f not in possible]
+    if not left:
+        return possible
+    ranges = "; ".join(
+        f"{card.knobs.label}: {card.range.min_mw / 1000:g} to {card.range.max_mw / 1000:g} W, of"
+        f" {card.range.base_mw / 1000:g} W that is {card.range.min_mw / card.range.base_mw:.3f} to 1"
+        for card in cards
+    )
+    if possible == (FULL,) and tuple(wanted) != PowerCapConfig().fractions:
+        raise ConfigError(
+            f"actuators.power_cap.fractions: {', '.join(left)} of the limit found is outside the range of the card"
+            f" ({ranges}). Name fractions within it"
+        )
+    warn(f"power limits of {', '.join(left)} of the limit found are left out, as the card has none so low ({ranges})")
+    return possible
+
+
+def _is_final(error: Exception) -> bool:
+    return type(error).__name__ in ("NVMLError_GpuIsLost", "NVMLError_NoPermission", "NVMLError_NotSupported")

@@ -1,0 +1,303 @@
+"""The gears of a session: who decides, when it takes effect, and what is told about it.
+
+::
+
+    optimizer.step() --post hook--> boundary: count the step, ask the policy, shift --> the next forward
+
+so a shift never falls into a gradient accumulation window, and no step but the one that shifts pays for it.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from greentrain.config.schema import GreenConfig
+from greentrain.control.profiling.distributed import GearTable
+from greentrain.errors import ConfigError
+from greentrain.optim import PAPER_GAMMA, adapt
+from greentrain.optim.family import unwrap
+from greentrain.policy.gear_policy import GearLoop, StaticPolicy, open_policy
+from greentrain.precision.gearbox import GearBox
+from greentrain.precision.guard import QualityGuard
+from greentrain.precision.limits import check_gears
+from greentrain.precision.noise import Noise, NoiseProbe
+from greentrain.precision.recorder import CallRecorder
+from greentrain.types import Decision, Gear, Observation
+from greentrain.utils.never_raise import harmless, warn
+
+log = logging.getLogger(__name__)
+
+GAMMA_DIGITS = 2
+"""A measured gamma is rounded: torchao compiles AdamW anew for every value, and its error is larger than that."""
+
+
+class Gears:
+    """Shifts one model by a policy.
+
+    Args:
+        config: Sections ``precision`` and ``policy``.
+        tell: Called after a shift with the gear before, the decision and the steps done.
+    """
+
+    def __init__(self, config: GreenConfig, tell: Callable[[Gear, Decision, int], None]) -> None:
+        self._config = config.precision
+        self._tell = tell
+        self.box = GearBox(config.precision)
+        self.steps = 0
+        """Optimizer steps of the run, earlier parts included."""
+        self.done: dict[Gear, int] = dict.fromkeys(self.box.gears, 0)
+        """The same by gear."""
+        self.vetoes: dict[Gear, str] = {}
+        """Gears whose quality does not do now, and why."""
+        self.barred: Mapping[Gear, str] = {}
+        """Gears that somebody else rules out, and why."""
+        self._loop = GearLoop(open_policy(config.policy, config.precision), self.box.gears, self._config.fp8_max_share)
+        self._undo: list[Callable[[], None]] = []
+        self.recorder: CallRecorder | None = None
+        """What gives the noise probe a batch of training; None before training starts, or without a probe."""
+        self.probe: NoiseProbe | None = None
+        self.noise: Noise | None = None
+        """What the noise probe has found last."""
+        self._guard = QualityGuard()
+        self._saved: Mapping[str, Any] = {}
+        self._outer: nn.Module | None = None
+        self._scaler: Any = None
+        self.measuring: GearTable | None = None
+        """The profiling phase, while it runs: it decides in place of the policy."""
+        self._bound: list[Any] = []
+        self._counted = False
+
+    def attach(
+        self, model: nn.Module, *, scaler: Any, device: torch.device | None = None, wrap_forward: bool = True
+    ) -> None:
+        """Give a model its gears and shift to that of the first step.
+
+        Args:
+            model: The model, before a framework replaces its forward.
+            scaler: The GradScaler in use, or True where a framework scales the loss itself; None: there is none.
+            device: Where the model will run; None: where its parameters are.
+            wrap_forward: False where the framework enters ``box.context`` itself.
+
+        Raises:
+            ConfigError: A gear cannot work here; says why.
+        """
+        if Gear.FP16 in self.box.gears and not scaler:
+            raise ConfigError(
+                "precision.gears holds fp16, whose small gradients vanish without loss scaling: train with a"
+                " torch.amp.GradScaler from the start (the framework's fp16 mode, or watch(..., scaler=scaler)); it"
+                " leaves the other gears' numbers as they are"
+            )
+        self.box.attach(model, device=device, wrap_forward=wrap_forward)
+        self._outer, self._scaler = model, scaler
+        self._decide()
+
+    def check(self, model: nn.Module) -> None:
+        """Check the gears against the wrappers that a framework has put around the model since ``attach``.
+
+        Raises:
+            ConfigError: A gear cannot work there; says why.
+        """
+        if self.box.model is not None:
+            device = next((p.device for p in model.parameters()), torch.device("cpu"))
+            check_gears(model, self.box.gears, device)
+            self._outer = model
+
+    def restart(self) -> None:
+        """Count from 0: a new run begins."""
+        self.steps, self.noise, self._saved, self.vetoes, self._guard = 0, None, {}, {}, QualityGuard()
+        self.done = dict.fromkeys(self.box.gears, 0)
+        self._decide()
+
+    def _watch_noise(self) -> None:
+        """Start the noise probe, when the model is in all its wrappers."""
+        every = self._config.probe_every
+        self._warn_of_eager()
+        if self.probe is None and every and Gear.FP8 in self.box.gears and self._outer is not None:
+            scale = getattr(self._scaler, "get_scale", lambda: 1.0)
+            self.recorder = CallRecorder(self._outer, scale)
+            self.probe = NoiseProbe(self.box, self.recorder, every)
+            if self._saved:
+                self.probe.load_state_dict(self._saved)
+                self.noise = self.probe.noise
+
+    def _warn_of_eager(self) -> None:
+        outer = self._outer
+        if outer is None or Gear.FP8 not in self.box.gears or next(outer.parameters()).device.type != "cuda":
+            return
+        own = self.box.backend is not None and self.box.backend.name != "transformer_engine"
+        compiled = any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in outer.modules())
+        if own and not compiled:
+            warn(
+                "FP8 without torch.compile is slower than BF16 on a GPU (four times in nanochat's log, rowwise, H100):"
+                " compile the model or its blocks"
+            )
+
+    def bind(self, optimizer: Any, *, counts: bool = True) -> None:
+        """Count an optimizer's steps and let AdamW take the gear into account.
+
+        Args:
+            optimizer: A torch optimizer, or a framework's wrapper around one.
+            counts: Its steps are those of the run, unless an optimizer was bound before; False where something else
+                calls :meth:`boundary`.
+
+        Raises:
+            ConfigError: gamma is asked for and this optimizer is no Adam.
+        """
+        optimizer = unwrap(optimizer)
+        if any(optimizer is known for known in self._bound):
+            return
+        self._bound.append(optimizer)
+        self._watch_noise()
+        if Gear.FP8 in self.box.gears and self._config.gamma != 1.0:
+            self._adapt(optimizer)
+        if counts and not self._counted:
+            self._counted = True
+            self._undo.append(optimizer.register_step_post_hook(self.boundary).remove)
+
+    def _adapt(self, optimizer: Optimizer) -> None:
+        try:
+            adapted = adapt(optimizer, self.gamma, decay=self._config.decay)
+        except ConfigError as error:
+            if self._config.gamma != "measured":
+                raise
+            log.info("gamma stays 1: %s", error)  # nobody asked for it by name
+        else:
+            self._undo.append(adapted.remove)
+
+    @harmless
+    def boundary(self, *_: Any) -> None:
+        """Note that an optimizer step is done, and shift if the policy wants to."""
+        self.steps += 1
+        self.done[self.box.gear] += 1
+        if self.measuring is not None:
+            self.measuring.boundary()
+            if self.measuring.done:
+                self.measuring = None
+        elif self.probe is not None:
+            self._listen(self.probe.step(self.steps))
+        self._decide()
+
+    def shift(self, gear: str) -> None:
+        """Use a gear from the next optimizer step on, in place of the policy.
+
+        Raises:
+            ConfigError: It is not among the gears of the run.
+        """
+        self.box.request(gear)
+        self._loop = GearLoop(StaticPolicy(Gear(gear)), self.box.gears, self._config.fp8_max_share)
+
+    def follow(self, gear: Gear, reason: str) -> None:
+        """Use a gear from now on: a step has just ended, and a plan asks for it."""
+        self._loop = GearLoop(StaticPolicy(gear, reason), self.box.gears, self._config.fp8_max_share)
+        self._decide()
+
+    def prewarm(self, run: Callable[[], Any]) -> None:
+        """Run something once in every gear, so that compiling does not fall into the training.
+
+        Args:
+            run: Forward and backward of one micro-batch; clear the gradients afterwards.
+        """
+        for gear in self.box.gears:
+            with self.box.at(gear):
+                run()
+
+    def measure(self, phase: GearTable | None) -> None:
+        """Let a profiling phase take the coming steps; None gives them back to the policy."""
+        self.measuring = phase
+        self._decide()
+
+    def gamma(self) -> float:
+        """Return by how much AdamW has to slow down in the gear of this step."""
+        asked = self._config.gamma
+        if self.box.gear is not Gear.FP8:
+            return 1.0
+        if isinstance(asked, float):
+            return asked
+        if asked == "paper":
+            return PAPER_GAMMA
+        return 1.0 if self.noise is None else round(self.noise.gamma, GAMMA_DIGITS)
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures for a logger; what was not measured is left out."""
+        out = {}
+        if Gear.FP8 in self.box.gears and self.steps:
+            out["green/fp8_share"] = self.done[Gear.FP8] / self.steps
+        if self.noise is not None:
+            out["green/gamma"] = self.noise.gamma
+            if self.noise.sigma_ratio is not None:
+                out["green/sigma_ratio"] = self.noise.sigma_ratio
+        return out
+
+    def release(self) -> None:
+        """Take the hooks off the optimizers; the model keeps its gears. Idempotent."""
+        self._counted = False
+        self._bound.clear()
+        if self.recorder is not None and self.probe is not None:
+            self.recorder.clear()
+            self._saved = self.probe.state_dict()
+            self.recorder = self.probe = None
+        while self._undo:
+            self._undo.pop()()
+
+    def detach(self) -> None:
+        """Make model and optimizers what they were. Idempotent."""
+        self.release()
+        self.box.detach()
+
+    def describe(self) -> dict[str, Any]:
+        """Return what run.json says about the layers."""
+        backend = self.box.backend
+        return {
+            "gear_backend": "" if backend is None else f"{backend.name}: {backend.reason}",
+            "layers": [
+                {name: getattr(layer, name) for name in ("name", "in_features", "out_features", "chosen", "reason")}
+                for layer in self.box.plan
+            ],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, in plain JSON types."""
+        return {**self.box.state_dict(), "steps": self.steps, "done": {str(g): n for g, n in self.done.items()}} | {
+            "probe": self._saved if self.probe is None else self.probe.state_dict(),
+            "guard": self._guard.state_dict(),
+            "vetoes": {str(gear): why for gear, why in self.vetoes.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint was written."""
+        self.box.load_state_dict(state)
+        self.steps = int(state.get("steps", 0))
+        done = state.get("done", {})
+        self.done = {gear: int(done.get(str(gear), 0)) for gear in self.box.gears}
+        self._saved = state.get("probe") or {}
+        if self.probe is not None and self._saved:
+            self.probe.load_state_dict(self._saved)
+        self._guard.load_state_dict(state.get("guard") or {})
+        self.vetoes = {Gear(gear): why for gear, why in (state.get("vetoes") or {}).items()}
+        self._decide()
+
+    def _listen(self, noise: Noise | None) -> None:
+        """Take in what a probe has found, or that there will be none any more."""
+        if noise is not None:
+            self.noise = noise
+            why = self._guard.judge(noise)
+            self.vetoes = {} if why is None else {Gear.FP8: why}
+        elif self.probe is not None and self.probe.problem:
+            log.info("gradient noise is not measured any more: %s", self.probe.problem)
+            self._saved, self.probe, self.recorder = self.probe.state_dict(), None, None
+
+    def _decide(self) -> None:
+        before = self.box.gear
+        if self.measuring is not None:
+            decision = Decision(gear=self.measuring.gear, reason="profiling")
+        else:
+            decision = self._loop.decide(
+                Observation(step=self.steps, gear=before), self.done, {**self.barred, **self.vetoes}
+            )
+        self.box.request(decision.gear)
+        if self.box.commit():
+            self._tell(before, decision, self.steps)

@@ -1,0 +1,258 @@
+"""Waiting outside the allocation: the job goes back into Slurm's queue, with the time and the size of its next attempt.
+
+``scontrol requeue`` is open to the owner of a batch job. It frees the nodes, and slurmctld keeps a start time that
+arrives before the last process of the job has ended; otherwise it starts the job again about two minutes later
+(batch_requeue_fini in src/slurmctld/job_mgr.c, the same from 20.02 to 25.11). So the order below can lose a start time,
+which costs a start that is too early and another requeue, but never the job. Rejected: ``requeuehold`` and a small job
+that releases it, as the job is lost or late where that one is; ``sbatch --begin`` of the script, which loses the job's
+id, its options of the command line and what depends on it.
+"""
+
+import contextlib
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from greentrain.control.launch.scontrol import Job, Scontrol, SlurmError
+from greentrain.control.launch.supervisor import Waiting
+from greentrain.control.launcher_protocol import Handover
+from greentrain.errors import ConfigError
+from greentrain.utils import never_raise
+
+MIN_AWAY_S: Final = 60.0
+"""Shorter waits are spent inside the allocation (s): a requeue costs a prolog, an epilog and a place in the queue."""
+SOON_S: Final = 15.0
+"""The earliest start after a requeue (s): a start that has passed when the last process ends counts as none, and the
+job starts after the life of a credential, 121 s (cred_expire of slurm.conf(5), 22.05)."""
+RESERVE_S: Final = 120.0
+"""How long before the end of the time limit a wait inside the allocation is given up (s)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How ranks lie in an allocation, kept from the job's first start."""
+
+    ranks_per_node: int
+    """0: the job did not ask for nodes, and its ranks lie wherever there is room."""
+    task_a_rank: bool
+    """A task is a rank (srun starts them); otherwise a task is a node (torchrun, one a node)."""
+
+    @classmethod
+    def of(cls, job: Job, ranks: int, *, by_node: bool) -> "Shape | None":
+        """Return how ranks lie in a job.
+
+        Args:
+            job: The job.
+            ranks: That fill it.
+            by_node: Whether it asked for tasks a node.
+
+        Returns:
+            The shape; None where the ranks do not fill it evenly, or where GPUs were asked for the whole job: the size
+            of such a job is left alone.
+        """
+        if job.per_job_gres or ranks % job.nodes or job.tasks not in (ranks, job.nodes):
+            return None
+        task_a_rank = job.tasks == ranks
+        by_node = by_node or job.nodes > 1 or not task_a_rank
+        return cls(ranks_per_node=ranks // job.nodes if by_node else 0, task_a_rank=task_a_rank)
+
+    def ranks(self, job: Job) -> int:
+        """Return how many ranks fill a job."""
+        return job.tasks if self.task_a_rank else job.nodes * self.ranks_per_node
+
+    def words(self, job: Job, ranks: int) -> tuple[str, ...] | None:
+        """Return what scontrol is told for so many ranks; None where whole nodes do not give them."""
+        if not self.ranks_per_node:
+            return f"NumTasks={ranks}", f"NumCPUs={ranks * job.cpus_per_task}"
+        nodes, rest = divmod(ranks, self.ranks_per_node)
+        if rest:
+            return None
+        tasks = ranks if self.task_a_rank else nodes
+        # A lone NumNodes=2 leaves the upper bound where it was, and a NumCPUs of a larger size cannot be placed.
+        return f"NumNodes={nodes}-{nodes}", f"NumTasks={tasks}", f"NumCPUs={tasks * job.cpus_per_task}"
+
+
+class SlurmWaiting:
+    """Requeues the job it is in; see :class:`greentrain.control.launch.supervisor.Waiting`.
+
+    Args:
+        scontrol: Slurm.
+        job_id: The job.
+        handover: Where the launcher and the training talk, on a file system that all nodes see.
+        local: Waits inside the allocation: short waits, and where Slurm does not let the job go.
+        ranks: Of the attempt that this allocation was made for.
+        by_node: Whether the job asked for tasks a node.
+        warn: Tells the user.
+        min_away_s: Shortest wait that is worth a requeue (s).
+        soon_s: Earliest start after a requeue (s).
+        clock: Returns the time (s since the epoch).
+
+    Raises:
+        SlurmError: Slurm does not answer, or does not know the job.
+    """
+
+    def __init__(
+        self,
+        scontrol: Scontrol,
+        job_id: str,
+        handover: Handover,
+        local: Waiting,
+        *,
+        ranks: int,
+        by_node: bool = False,
+        warn: Callable[[str], None] = never_raise.warn,
+        min_away_s: float = MIN_AWAY_S,
+        soon_s: float = SOON_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._scontrol, self._job_id, self._handover, self._local = scontrol, job_id, handover, local
+        self._tell_once, self._min_away_s, self._soon_s, self._clock = never_raise.once(warn), min_away_s, soon_s, clock
+        self._notice_ns = _written_ns(handover)
+        self._job = scontrol.job(job_id)
+        self.requeues = self._job.batch
+        """Whether the job can be requeued; otherwise (salloc, srun) all waits are spent inside the allocation."""
+        self.end_unix_s = self._job.end_unix_s
+        """When the allocation ends (s since the epoch); None: it does not."""
+        self._shape = _kept_shape(handover.folder / "slurm.json", job_id, self._job, ranks, by_node)
+        self.ranks: int | None = None if self._shape is None else self._shape.ranks(self._job)
+        """How many ranks fill this allocation; None where they do not fill it evenly, and its size is left alone."""
+
+    def away(self, until_unix_s: float | None, ranks: int) -> bool:
+        """Requeue the job for that time and size where it pays, or where the allocation is about to end."""
+        size = self._size(ranks)
+        now_s = self._clock()
+        until_s = max(now_s, until_unix_s or 0.0)
+        if self.requeues and (size or self._ending() or until_s - now_s >= self._min_away_s):
+            if self._requeue(until_s, size):
+                return True
+            end_s = self.end_unix_s
+            if end_s is not None and until_s > end_s - RESERVE_S and end_s - RESERVE_S > now_s:
+                self._local.away(end_s - RESERVE_S, ranks)
+                return self._requeue(until_s, size) or self._local.away(until_unix_s, ranks)
+        return self._local.away(until_unix_s, ranks)
+
+    def _size(self, ranks: int) -> tuple[str, ...]:
+        if self._shape is None or ranks == self.ranks:
+            return ()
+        return self._shape.words(self._job, ranks) or ()
+
+    def _ending(self) -> bool:
+        """Return whether somebody has said that this allocation ends."""
+        written_ns = _written_ns(self._handover)
+        return written_ns is not None and written_ns != self._notice_ns  # that of an earlier allocation lies there too
+
+    def _requeue(self, until_s: float, size: tuple[str, ...]) -> bool:
+        # Slurm sends the SIGTERM of a requeue to all processes of the job; what is started here inherits the mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        try:
+            self._let_go()
+            self._set_start(until_s, size)
+            return True
+        except SlurmError as error:
+            self._tell_once(f"Slurm did not requeue the job ({error}), so it waits inside its allocation")
+            return False
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _set_start(self, until_s: float, size: tuple[str, ...]) -> None:
+        now_s = self._clock()
+        wait_s = math.ceil(max(now_s + self._soon_s, until_s) - math.floor(now_s))  # Slurm's clock has no fractions
+        start = f"StartTime=now+{wait_s}"  # relative: no time zone to get wrong
+        for words in dict.fromkeys(((start, *size), (start,))):
+            try:
+                self._scontrol.ask("update", f"JobId={self._job_id}", *words)
+                return
+            except SlurmError as error:
+                self._tell_once(f"Slurm requeued the job, but refused {' '.join(words)} ({error})")
+
+    def _let_go(self) -> None:
+        """Requeue the job, once, whatever is lost of the answer."""
+        for _ in range(2):
+            try:
+                self._scontrol.ask("requeue", self._job_id)
+                return
+            except SlurmError as error:
+                if self._scontrol.job(self._job_id).state not in ("RUNNING", "SUSPENDED"):
+                    return  # it was heard, and only its answer was lost
+                if "disabled" not in str(error):
+                    raise
+            # Submitted with --no-requeue, or the site has JobRequeue=0: the owner may say otherwise.
+            self._scontrol.ask("update", f"JobId={self._job_id}", "Requeue=1")
+        raise SlurmError(f"scontrol requeue {self._job_id}: disabled, and Requeue=1 did not help")
+
+
+def open_slurm(
+    environ: Mapping[str, str],
+    handover: Handover,
+    local: Waiting,
+    *,
+    ranks: int,
+    min_away_s: float = MIN_AWAY_S,
+    soon_s: float = SOON_S,
+) -> SlurmWaiting | None:
+    """Return the waiting room of the job of Slurm that this process supervises; None outside of one.
+
+    Args:
+        environ: Environment of this process.
+        handover: Where the launcher and the training talk.
+        local: Waits inside the allocation.
+        ranks: Of the next attempt.
+        min_away_s: Shortest wait that is worth a requeue (s).
+        soon_s: Earliest start after a requeue (s).
+
+    Raises:
+        ConfigError: There is no scontrol, Slurm does not know the job, or srun started more than one supervisor.
+    """
+    job_id = environ.get("SLURM_JOB_ID")
+    if not job_id:
+        return None
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if environ.get("SLURM_STEP_ID") and tasks != "1":
+        raise ConfigError(
+            f"srun started {tasks} of greentrain launch (step {environ['SLURM_STEP_ID']} of job {job_id}); one"
+            " supervises the whole job: write exec greentrain launch ... -- srun ... in the batch script"
+        )
+    scontrol = Scontrol.find(environ)
+    try:
+        return SlurmWaiting(
+            scontrol,
+            job_id,
+            handover,
+            local,
+            ranks=ranks,
+            by_node="SLURM_NTASKS_PER_NODE" in environ,
+            min_away_s=min_away_s,
+            soon_s=soon_s,
+        )
+    except SlurmError as error:
+        raise ConfigError(
+            f"SLURM_JOB_ID is {job_id!r}, but Slurm says: {error}. Unset SLURM_JOB_ID to wait inside the allocation"
+        ) from error
+
+
+def _written_ns(handover: Handover) -> int | None:
+    """Return when the newest notice was written."""
+    try:
+        return (handover.folder / "notice.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _kept_shape(path: Path, job_id: str, job: Job, ranks: int, by_node: bool) -> Shape | None:
+    """Return the shape of the job's first start, which is noted there."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["job_id"] == job_id:
+            return Shape(**kept["shape"])
+    except (OSError, ValueError, TypeError, KeyError):
+        pass
+    shape = Shape.of(job, ranks, by_node=by_node)
+    if shape is not None:
+        with contextlib.suppress(OSError):
+            path.write_text(json.dumps({"job_id": job_id, "shape": asdict(shape)}), encoding="utf-8")
+    return shape

@@ -1,0 +1,1 @@
+"""The plan of a training, made and followed in its own process."""

@@ -1,0 +1,217 @@
+"""Leaving a run in good order: a checkpoint, a word to the launcher, all ranks together, exit code 75.
+
+::
+
+    Running --plan asks, or a notice came--> Asked (checkpoint_due) --green.checkpoint()--> Left: exit 75
+       ^                                        |  a step without a checkpoint
+       +----------------------------------------+
+
+Every rank is asked at the same optimizer step. No rank exits before all have closed their books, because a launcher
+ends the others as soon as one is gone.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from greentrain.control.coordination import Agenda, Meetings
+from greentrain.control.launcher_protocol import Notice, Offer, Progress, Request
+from greentrain.ledger.active_run import ActiveRun
+
+NOTICE_S: Final = 10.0
+"""How often ranks meet to hear of a notice (s): Slurm's usual one comes 60 to 120 s before the end."""
+AGAIN_S: Final = 30.0
+"""How long a notice rests after the launcher could not be told (s): each time costs a checkpoint."""
+TOGETHER_S: Final = 600.0
+"""How long a rank waits for the others before it exits (s): as long as NCCL waits for a collective."""
+
+
+class Launcher(Protocol):
+    """Who starts a training again, as the training sees it; see ``greentrain.control.launcher_protocol.Handover``."""
+
+    @property
+    def exits(self) -> bool:
+        """True: the training has to end itself. False: the launcher ends it."""
+        ...
+
+    def offer(self) -> Offer | None:
+        """Return what is possible; None where nobody says."""
+        ...
+
+    def notice(self) -> Notice | None:
+        """Return the newest demand to leave."""
+        ...
+
+    def write(self, word: Request | Progress) -> None:
+        """Tell it something; may raise OSError."""
+        ...
+
+    def mark(self, what: str, attempt: int, **more: Any) -> None:
+        """Note a moment. Never raises."""
+        ...
+
+
+class Leaving:
+    """Ends one process of a run when it is asked to.
+
+    Args:
+        launcher: Who brings it back.
+        run: The run.
+        wake: Ends a pause: a process that is asked to leave must not sleep.
+        unix_s: Time.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        run: ActiveRun,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._launcher, self._run, self._wake, self._unix_s = launcher, run, wake, unix_s
+        self._first = run.topology.rank == 0
+        self._meetings: Meetings | None = None
+        self._ranks = run.topology.world_size
+        self._agenda = Agenda(unix_s)
+        self._next_s = unix_s() + NOTICE_S
+        self._again_s = 0.0
+        self.offer = launcher.offer()
+        """What the launcher can do; None: nothing, or nothing that this node can see. Only rank 0's counts."""
+        self.request: Request | None = None
+        """What this rank is about to ask for; None while it stays."""
+        self._noticed: Notice | None = None
+        self._obeyed: Notice | None = None
+        if self._first:
+            self._mark("ready")
+
+    @property
+    def due(self) -> bool:
+        """True from the step at which the run is asked to leave to the one after it."""
+        return self.request is not None
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt, from 1 on; 0 where nobody counts."""
+        return 0 if self.offer is None else self.offer.attempt
+
+    def look(self) -> None:
+        """Look for a notice; on rank 0, about once a second, from any thread."""
+        if not self._first:
+            return
+        if self._noticed is None and not self.due and self._unix_s() >= self._again_s:
+            found = self._launcher.notice()
+            if found is not None and found.attempt == self.attempt and found != self._obeyed:
+                self._noticed = found
+        if self._noticed is not None or self.due:
+            self._wake()  # each time: a pause may have begun since the last
+
+    def stepped(self) -> None:
+        """Note the end of an optimizer step, on every rank; now and then, hear of a notice."""
+        if self._meetings is None:  # only now: a script may join its process group after the session has started
+            self._meetings = Meetings(f"{self._run.run_id}/leave", self._run.topology)
+            if self._first:
+                self._mark("step")
+        if self.request is not None:
+            self._stay()
+        if self._ranks == 1:
+            if self._noticed is not None:
+                self._obey(self._noticed.reason, self._noticed.ranks)
+        elif self._agenda.step() and self._meetings.possible:
+            self._meet(self._meetings)
+
+    def ask(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
+        """Prepare to leave after this step; called on every rank at the same one.
+
+        Args:
+            ranks: Of the next attempt.
+            not_before_unix_s: When to start it (s since the epoch); None: at once.
+            reason: For people.
+        """
+        self.request = Request(attempt=self.attempt, ranks=ranks, not_before_unix_s=not_before_unix_s, reason=reason)
+        if self._first:
+            self._run.event("leave", reason, ranks=ranks, not_before_unix_s=not_before_unix_s)
+            self._mark("request")
+
+    def progress(self, steps: int, tokens: float) -> None:
+        """Tell the launcher how far a checkpoint is."""
+        if self._first and self.offer is not None:
+            self._write(Progress(attempt=self.attempt, steps=steps, tokens=tokens, unix_s=self._unix_s()))
+
+    def tell(self) -> bool:
+        """Hand the request over; return whether this process is to exit now, the same on every rank."""
+        if self.request is not None and not self._all_told(self.request):
+            self.request, self._obeyed, self._again_s = None, None, self._unix_s() + AGAIN_S
+            return False
+        if self._first:
+            self._mark("left")
+        if not self._launcher.exits:
+            self.request = None
+        return self._launcher.exits
+
+    def together(self) -> None:
+        """Wait until all ranks are ready to exit, and leave the process group. Never raises."""
+        if self._meetings is not None:
+            self._meetings.gather(self._run.topology.rank, self._ranks, TOGETHER_S)
+        dist = sys.modules.get("torch.distributed")
+        try:
+            if dist is not None and dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
+        except Exception as error:
+            self._run.warn(f"the process group could not be left ({error!r})", "the process exits all the same")
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _meet(self, meetings: Meetings) -> None:
+        if self._agenda.is_due(self._next_s):
+            self._next_s = self._unix_s() + NOTICE_S
+            self._agenda.restart()
+        notice = self._noticed if self._first else None
+        said = meetings.share(
+            {
+                "notice": None if notice is None else [notice.reason, notice.ranks],
+                "steps": self._agenda.steps_until(self._next_s),
+            }
+        )
+        if said is None:
+            self._agenda.meet_after(1 << 62)  # out of step with the others
+            return
+        self._agenda.meet_after(int(said["steps"]))
+        if said["notice"] is not None:
+            self._obey(*said["notice"])
+
+    def _obey(self, reason: str, ranks: int | None) -> None:
+        self._obeyed, self._noticed = self._noticed, None
+        if self.request is None:
+            self.ask(ranks or self._ranks, None, reason)
+
+    def _all_told(self, request: Request) -> bool:
+        """Return whether the launcher knows; the other ranks hear it from rank 0, as none must leave alone."""
+        told = not self._first or self._write(request)
+        if self._ranks == 1 or self._meetings is None or not self._meetings.possible:
+            return told
+        try:
+            said = self._meetings.share({"told": told})
+        except Exception:  # the store is gone: the others hear nothing and leave
+            return True
+        return said is None or bool(said["told"])
+
+    def _stay(self) -> None:
+        """Go on, as a whole step has passed without a checkpoint."""
+        self.request = None
+        self._run.warn(
+            "the run was asked to leave, but its script wrote no checkpoint: where green.checkpoint_due is true, save"
+            " one and call green.checkpoint() on every rank"
+        )
+
+    def _write(self, word: Request | Progress) -> bool:
+        try:
+            self._launcher.write(word)
+        except Exception as error:
+            self._run.warn(f"the launcher could not be told {type(word).__name__.lower()} ({error!r})")
+            return False
+        return True
+
+    def _mark(self, what: str) -> None:
+        self._launcher.mark(what, self.attempt)

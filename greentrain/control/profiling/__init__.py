@@ -1,0 +1,1 @@
+"""Measuring what each gear and power limit costs in the running training."""

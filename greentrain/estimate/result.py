@@ -1,0 +1,296 @@
+"""What an estimate holds, and how it reads in a terminal, in a notebook and as JSON."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from greentrain._version import __version__
+from greentrain.estimate import values
+from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.carbon import Operational
+from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.layouts import Layout
+from greentrain.estimate.model_shape import ModelShape
+from greentrain.estimate.money import Money
+from greentrain.estimate.relations import Relation
+from greentrain.estimate.sci_units import SciRange
+from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.workload import Workload
+from greentrain.utils.display import Grid, Shown, View
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+
+_SCI: Final = {
+    "training token": (1e6, "million training tokens"),
+    "parameter": (1e6, "million parameters"),
+    "FLOP": (1e18, "EFLOP"),
+}
+_STYLE: Final = {Kind.ASSUMED: "yellow", Kind.GIVEN: "green"}
+_WHAT: Final = {"device": "On", "zone": "In", "precision": "With", "start": "Begun at"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Shown):
+    """What a run would take. Ranges of hours and of what follows from them hold 80 % of unseen families of models."""
+
+    shape: ModelShape
+    workload: Workload
+    cluster: Cluster
+    device: Accelerator
+    method: str
+    """That was used; never ``auto``."""
+    count: int
+    """Devices."""
+    gpu_hours: Range
+    duration_h: Range
+    mfu: float
+    node_w: Range
+    """Power of a device and its share of the server (W)."""
+    operational: Operational
+    embodied_g: Range | None
+    """None: nobody knows the device's."""
+    sci: tuple[SciRange, ...]
+    money: Money
+    layout: Layout | None
+    """The best that a search found; None: no search was made."""
+    memory_bytes: Mapping[str, float] | None
+    """Of the fullest device in that layout, by term."""
+    assumptions: tuple[Assumption, ...]
+    warnings: tuple[str, ...]
+    relations: tuple[Relation, ...]
+
+    @property
+    def energy_kwh(self) -> Range:
+        """Energy, PUE included (kWh)."""
+        return self.operational.facility_kwh
+
+    @property
+    def total_g(self) -> Range | None:
+        """Operational by location and embodied, bound by bound; None where embodied is not known."""
+        return None if self.embodied_g is None else self.operational.location_g.plus(self.embodied_g)
+
+    def _view(self) -> View:
+        return estimate_view(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dict for JSON. Ranges have low, mid and high; what is not known is null."""
+        return {
+            "format": FORMAT,
+            "greentrain_version": __version__,
+            "inputs": {
+                "model": self.shape.name,
+                "parameters_total": self.shape.total_parameters,
+                "parameters_active": self.shape.active_parameters,
+                "shape": _plain(self.shape),
+                "workload": _plain(self.workload),
+                "cluster": _plain(self.cluster),
+                "device": self.device.name,
+            },
+            "method": self.method,
+            "count": self.count,
+            "gpu_hours": _plain(self.gpu_hours),
+            "duration_h": _plain(self.duration_h),
+            "mfu": self.mfu,
+            "node_w": _plain(self.node_w),
+            "energy_kwh": {"it": _plain(self.operational.it_kwh), "facility": _plain(self.operational.facility_kwh)},
+            "operational_g": {
+                "location": _plain(self.operational.location_g),
+                "market": _plain(self.operational.market_g),
+            },
+            "embodied_g": _plain(self.embodied_g),
+            "total_g": _plain(self.total_g),
+            "sci": _plain(self.sci),
+            "money": {
+                "currency": self.money.currency,
+                "electricity": _plain(self.money.electricity),
+                "rent": _plain(self.money.rent),
+            },
+            "layout": _plain(self.layout),
+            "memory_bytes": _plain(self.memory_bytes),
+            "assumptions": _plain(self.assumptions),
+            "warnings": list(self.warnings),
+            "relations": _plain(self.relations),
+        }
+
+
+def render(found: Estimate) -> "RenderableType":
+    """Return a rich renderable: the figures, the same otherwise, warnings, and every assumption."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(title(found), style="bold"), _figures(found)]
+    if found.relations:
+        parts += [Text("\nThe same run otherwise, in grams of this one", style="bold"), _relations(found)]
+    parts += [Text(f"Note: {warning}.", style="yellow") for warning in found.warnings]
+    parts += [Text("\nAssumptions", style="bold"), _assumptions(found)]
+    parts.append(Text(footing(found), style="dim"))
+    return Group(*parts)
+
+
+def title(found: Estimate) -> str:
+    """Return what is estimated, in a line."""
+    return (
+        f"{found.shape.name}, {values.count(found.workload.tokens)} tokens in {found.workload.precision} on"
+        f" {found.count} x {found.device.name}"
+    )
+
+
+def rows(found: Estimate) -> list[tuple[str, str, str]]:
+    """Return name, figure and remark of each result."""
+    cost = found.money
+    table = [
+        ("Device-hours", values.span(found.gpu_hours, values.COUNT), f"MFU {found.mfu:.2f}, method {found.method}"),
+        ("Duration", values.span(found.duration_h, values.HOURS), f"{found.count} devices"),
+        (
+            "Energy",
+            values.span(found.energy_kwh, values.KWH),
+            f"PUE {found.operational.pue.mid:g}; {values.span(found.node_w, values.WATTS)} a device with its server",
+        ),
+        ("Operational CO2e", values.span(found.operational.location_g, values.GRAMS), "location-based"),
+        (
+            "by contracts",
+            values.span(found.operational.market_g, values.GRAMS),
+            "market-based" + ("" if found.operational.market_g else ": give the contract's g/kWh"),
+        ),
+        ("Embodied CO2e", values.span(found.embodied_g, values.GRAMS), embodied_share(found)),
+        ("CO2e in all", values.span(found.total_g, values.GRAMS), "location-based and embodied"),
+        ("Electricity", values.amount(cost.electricity, cost.currency), "for who owns the devices"),
+        (
+            "Rent",
+            values.amount(cost.rent, cost.currency),
+            "for who rents them" + ("" if cost.rent else ": give the price of a device-hour"),
+        ),
+    ]
+    if found.layout is not None:
+        table.insert(2, ("Layout", str(found.layout), memory(found)))
+    return table + [("SCI", values.span(*_sci(score)), _per(score)) for score in found.sci]
+
+
+def embodied_share(found: Estimate) -> str:
+    """Return how much of all is embodied."""
+    if found.embodied_g is None or found.total_g is None or found.total_g.mid <= 0:
+        return "nobody knows the device's"
+    return f"{values.digits(100 * found.embodied_g.mid / found.total_g.mid)} % of all"
+
+
+def memory(found: Estimate) -> str:
+    """Return what the layout takes of each device."""
+    if found.memory_bytes is None:
+        return ""
+    terms = found.memory_bytes
+    has = f"{values.digits(sum(terms.values()) / 1e9)} of {found.device.memory_bytes.value / 1e9:.0f} GB"
+    return f"{has}, most of it {max(terms, key=terms.__getitem__)}"
+
+
+def relation_rows(found: Estimate) -> list[tuple[str, str, str]]:
+    """Return what, ratio and basis of each relation."""
+    return [
+        (f"{_WHAT[relation.what]} {relation.name}", values.times(relation.times), relation.basis)
+        for relation in found.relations
+    ]
+
+
+def footing(found: Estimate) -> str:
+    """Return what the bounds mean."""
+    hours = {
+        "mfu": "hours: 10th and 90th percentile over families of models that the table has not seen",
+        "roofline": "hours: what real runs took beside the modelled optimum, 10th and 90th percentile",
+        "blend": "hours: 10th and 90th percentile over families of models that neither of its parts has seen",
+        "pilot": "hours: the pilot's speed, and what published runs lost to restarts",
+    }[found.method]
+    return f"Bounds, {hours}; independent factors are combined; embodied: bounds of lifetime and of what is counted."
+
+
+def _sci(score: SciRange) -> tuple[Range, values.Units]:
+    return score.g_per_unit.times(_SCI[score.unit][0]), values.GRAMS
+
+
+def _per(score: SciRange) -> str:
+    return f"per {_SCI[score.unit][1]}" + ("" if score.complete else ", without embodied")
+
+
+def _figures(found: Estimate) -> "Table":
+    table = _table()
+    for name, figure, remark in rows(found):
+        table.add_row(name, figure, remark)
+    return table
+
+
+def _relations(found: Estimate) -> "Table":
+    table = _table()
+    for name, ratio, basis in relation_rows(found):
+        table.add_row(_escaped(name), ratio, _escaped(basis))
+    return table
+
+
+def _assumptions(found: Estimate) -> "Table":
+    table = _table()
+    table.add_column()
+    for said in found.assumptions:
+        style = _STYLE.get(said.kind, "")
+        table.add_row(
+            _escaped(said.name),
+            _escaped(said.value),
+            f"[{style}]{said.kind}[/]" if style else said.kind,
+            _escaped(said.source),
+        )
+    return table
+
+
+def _table() -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    return table
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def estimate_view(found: Estimate) -> View:
+    """Return what is shown of an estimate: the figures, the same run otherwise, and every assumption."""
+    grams = found.total_g or found.operational.location_g
+    carbon = f"{values.span(grams, values.GRAMS)} CO2e" + ("" if found.total_g else " without embodied")
+    figures = [
+        values.span(found.duration_h, values.HOURS),
+        values.span(found.energy_kwh, values.KWH),
+        carbon,
+    ]
+    grids = [Grid(rows=rows(found))]
+    if found.relations:
+        heading = "The same run otherwise, in grams of this one"
+        grids.append(Grid(rows=relation_rows(found), title=heading, folded=True))
+    said = [(one.name, one.value, str(one.kind), one.source) for one in found.assumptions]
+    grids.append(Grid(rows=said, title=f"{len(said)} assumptions", folded=True))
+    return View(
+        line=f"{title(found)}: {', '.join(figures)}",
+        title=title(found),
+        grids=grids,
+        notes=[*(f"Note: {warning}." for warning in found.warnings), footing(found)],
+    )
+
+
+FORMAT: Final = 1
+
+
+def _plain(value: Any) -> Any:
+    """Return dicts, lists, numbers and words."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    return str(value)

@@ -1,0 +1,410 @@
+"""One run from start to close: sampler, books, journal, claims. ``GreenSession`` drives it.
+
+Life of a run::
+
+    Starting --first reading--> Running --close()/SIGTERM/exit--> Closing --last booking--> Closed
+                                   ^   |
+                                   +---+  every book_s: claim what is free, book, write one line
+
+Figures of a run for a logger, as of the last booking.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from greentrain.config.schema import GreenConfig
+from greentrain.errors import GreenTrainWarning, NewerFormatError
+from greentrain.ledger.booked_devices import BookedDevices
+from greentrain.ledger.bookkeeper import Bookkeeper
+from greentrain.ledger.journal import Journal, rank_path
+from greentrain.ledger.other_ranks import JobSums, sums_of_others
+from greentrain.ledger.pue import in_run_time, open_facility
+from greentrain.ledger.reader import read_run
+from greentrain.ledger.run_folder import run_json
+from greentrain.ledger.timeline import Mark
+from greentrain.ledger.totals import EnergyLedger, Totals
+from greentrain.power.sampler import Sampler
+from greentrain.types import FORMAT_VERSION, CarbonSignal, LedgerEntry, PowerMeter, Sensor, Topology
+from greentrain.units import S_PER_HOUR
+from greentrain.utils.clock import Clock
+from greentrain.utils.files import write_json
+
+log = logging.getLogger(__name__)
+
+MAX_MARKS = 1 << 18
+"""Marks that wait for the bookkeeper: minutes of them; older ones fall out if its thread is stuck."""
+CLAIM_S = 3.0
+"""How often to look whether a device of another rank has become free (s)."""
+PEERS_S = 2.0
+"""Shortest time between two looks at the other ranks' journals (s)."""
+PEER_COST_S = 0.1
+"""More ranks, rarer looks: one look at a rank in this many seconds, so 1,000 ranks are looked at in 100 s."""
+MAX_LAG_S = 5.0
+"""A sensor that is silent for longer is booked as missing, so that the others' energy is not held back."""
+LIVE_S = 1.0
+"""How often readings are worked in (s) while a live line shows them."""
+SETTLE_S = 2.0
+"""The same while nobody looks: each time costs a core about as much as a reading, and the last ones wait till asked."""
+LATE_S = SETTLE_S + 0.5
+"""Longest time by which a booking is late (s): readings wait to be worked in, a counter's last tick to be seen."""
+FIRST_BOOK_S = 1.0
+"""First ledger interval (s); they grow with the run to ``run.book_s``."""
+
+
+class ActiveRun:
+    """A run being measured.
+
+    Args:
+        config: The checked configuration.
+        topology: Place of this process in the job.
+        meter: Opened meter; closed with the run.
+        signal: Carbon intensity.
+        clock: Time.
+        run_id: Id of the run.
+        carried: Totals of earlier parts of this run, from a checkpoint.
+        parameters: Number of model parameters, where known.
+        on_second: Called about once a second, in the sampler thread.
+
+    Raises:
+        RunFolderError: The run folder cannot be written, or a newer version began the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: GreenConfig,
+        topology: Topology,
+        meter: PowerMeter,
+        signal: CarbonSignal,
+        clock: Clock,
+        run_id: str,
+        carried: Totals | None = None,
+        parameters: int | None = None,
+        on_second: Callable[["ActiveRun"], None] = lambda run: None,
+    ) -> None:
+        self.config = config
+        self.topology = topology
+        self.meter = meter
+        self.signal = signal
+        self.facility = open_facility(config.carbon, lambda text: self.event("warning", text), clock)
+        """Its PUE, in the grid's own time."""
+        self.run_id = run_id
+        self.parameters = parameters
+        self.folder = Path(config.run.dir) / run_id
+        self.last_entry: LedgerEntry | None = None
+        self.closed = False
+        self.marks: deque[tuple[Any, ...]] = deque(maxlen=MAX_MARKS)
+        self._clock = clock
+        self._on_second = on_second
+        self._next_second_s = 0.0
+        self._next_peers_s = 0.0
+        self._others = JobSums()
+        self._run_json: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        self._warned: set[str] = set()
+        path = rank_path(self.folder, topology.rank)
+        resumed = path.exists() and path.stat().st_size > 0
+        earlier = self._earlier(carried) if resumed else carried
+        self._journal = Journal(path)
+        self.ledger = EnergyLedger(self._journal, earlier)
+        self._carried = None if resumed else carried
+        self.t0_s = clock.monotonic_s()
+        self._offset_s = clock.unix_s() - self.t0_s
+        self._devices = BookedDevices(
+            meter.sensors, topology, {"run_id": run_id, "rank": topology.rank}, config.carbon, self.event
+        )
+        self._books = self._open_books()
+        self._next_book_s = 0.0
+        self._next_claim_s = 0.0
+        self._sampler = Sampler(
+            meter,
+            self._devices,
+            sample_s=config.power.sample_s,
+            clock=clock,
+            on_tick=self._tick,
+            tick_s=min(LIVE_S if config.run.live else SETTLE_S, config.run.book_s),
+            on_probe=self._write_sensors,
+        )
+
+    def start(self) -> None:
+        """Write the opening line, take the first reading and start the sampler."""
+        self._write_run_json()
+        self._journal.append(
+            {
+                "kind": "open",
+                "format": FORMAT_VERSION,
+                "run_id": self.run_id,
+                **dataclasses.asdict(self.topology),
+                "pid": os.getpid(),
+                "t": self._clock.unix_s(),
+                "sensors": self._devices.records(),
+                "carried": self._carried.to_dict() if self._carried else None,
+            }
+        )
+        self.t0_s = self._clock.monotonic_s()  # as late as can be: what is used before the first reading is lost
+        self._books = self._open_books()
+        self._devices.start(self.t0_s)
+        self._next_book_s = self.t0_s + min(FIRST_BOOK_S, self.config.run.book_s)
+        self.facility.start()
+        self._sampler.start()
+
+    def _open_books(self) -> Bookkeeper:
+        facility = in_run_time(self.facility, self.signal)
+        return Bookkeeper(t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=self.signal, facility=facility)
+
+    @property
+    def sensors(self) -> list[Sensor]:
+        """Sensors of the devices that this rank books, unreadable ones included."""
+        return self._devices.sensors
+
+    def unix_s(self) -> float:
+        """Return the time of the run's clock (s since the epoch, UTC)."""
+        return self._clock.unix_s()
+
+    @property
+    def embodied_g_per_s(self) -> float:
+        """Mid estimate of the embodied carbon of the devices that this rank books (g/s); those without one count 0."""
+        return sum(rate.mid_g_per_h for rate in self._devices.rates.values()) / S_PER_HOUR
+
+    @property
+    def busy_s(self) -> float:
+        """CPU seconds of the background thread so far."""
+        return self._sampler.busy_s
+
+    def event(self, name: str, text: str, **more: Any) -> None:
+        """Write an event to the journal; a gap or warning is also shown, once a text."""
+        with self._lock:
+            self._journal.append({"kind": "event", "t": self._clock.unix_s(), "name": name, "text": text, **more})
+        if name in ("gap", "warning"):
+            self.warn(text)
+
+    def warn(self, text: str, then: str = "training goes on") -> None:
+        """Show a warning once a text, and what follows; never raises, even where warnings are errors."""
+        if text not in self._warned:
+            self._warned.add(text)
+            with contextlib.suppress(Exception):
+                warnings.warn(f"GreenTrain: {text}; {then}", GreenTrainWarning, stacklevel=3)
+
+    def window(self, t0_s: float, t1_s: float) -> tuple[dict[str, float], float] | None:
+        """Return energy by device (J) and missing device-seconds between two monotonic times.
+
+        Returns:
+            None while the curves are not known up to ``t1_s``, or no longer from ``t0_s``.
+        """
+        energies: dict[str, float] = {}
+        missing_s = 0.0
+        with self._lock:
+            self._sampler.settle()
+            for uid, curve in self._devices.curves.items():
+                if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
+                    return None
+                energies[uid], gap_s = curve.between(t0_s, t1_s)
+                missing_s += gap_s
+        return energies, missing_s
+
+    def job_sums(self) -> JobSums:
+        """Return the sums of this rank and, on rank 0, of all ranks whose journals can be seen."""
+        entry = self.last_entry
+        power_w = 0.0 if entry is None else entry.energy_j / max(entry.t1_unix_s - entry.t0_unix_s, 1e-9)
+        own = JobSums(ranks=1, power_w=power_w, **self.ledger.totals.sums())
+        return own + self._others
+
+    def look_at_others(self) -> None:
+        """Read what the other ranks have booked so far; only rank 0 does."""
+        if self.topology.rank == 0 and (self.topology.world_size > 1 or rank_path(self.folder, 1).exists()):
+            self._others = sums_of_others(self.folder, 0, self.topology.world_size)
+
+    def now(self) -> tuple[float, float]:
+        """Return energy so far (J), resumed parts included, and the power of the last second (W), of known parts."""
+        with self._lock:
+            energy_j, power_w = self.ledger.totals.energy_j, 0.0
+            for curve in self._devices.curves.values():
+                frontier_s = curve.frontier_s
+                energy_j += curve.between(self._books.t_s, frontier_s)[0]
+                power_w += curve.between(frontier_s - 1.0, frontier_s)[0] / max(min(1.0, frontier_s - self.t0_s), 1e-3)
+        return energy_j, power_w
+
+    def close(self, reason: str) -> None:
+        """Book the rest, write the closing line, release everything. Idempotent; never raises."""
+        if self.closed:
+            return
+        self.closed = True
+        t1_s = self._clock.monotonic_s()
+        stopped = self._sampler.stop()
+        self.facility.close()
+        if not self._lock.acquire(timeout=5.0):
+            log.warning("GreenTrain: the bookkeeper hangs in a driver; the last interval is not booked")
+            return
+        try:
+            self._close(reason, t1_s, stopped)
+        except Exception as error:
+            log.warning("GreenTrain: closing the run failed: %r", error)
+        finally:
+            self._lock.release()
+
+    def know(self, **facts: Any) -> None:
+        """Note in run.json what was learned after the start: number of parameters, layers. None says nothing."""
+        known = {key: value for key, value in facts.items() if value is not None}
+        if self._run_json and any(self._run_json.get(key) != value for key, value in known.items()):
+            self._run_json.update(known)
+            self._save_run_json()
+
+    def book_now(self) -> None:
+        """Bring books and journal up to what the sensors have said: before a checkpoint, at SIGTERM. Never raises."""
+        try:
+            with self._lock:
+                self._sampler.settle()
+            self._book(self._clock.monotonic_s())
+        except Exception as error:
+            log.warning("GreenTrain: booking failed: %r", error)
+
+    def _close(self, reason: str, t1_s: float, stopped: bool) -> None:
+        if stopped:
+            time.sleep(min(0.15, max((curve.wait_s(t1_s) for curve in self._devices.curves.values()), default=0.0)))
+            self._sampler.read(final=True)
+            self._sampler.settle()
+        self._claim_rest()
+        for curve in self._devices.curves.values():
+            curve.finish(t1_s)
+        self._record(t1_s)
+        self._journal.append(
+            {"kind": "close", "t": t1_s + self._offset_s, "reason": reason, "totals": self.ledger.totals.to_dict()}
+        )
+        self._journal.close()
+        self._devices.release()
+        if stopped:
+            self.meter.close()
+
+    def _tick(self, now_s: float) -> None:
+        with self._lock:
+            self._sampler.settle()
+        if now_s >= self._next_book_s:
+            self._book(now_s)
+        elif now_s >= self._next_claim_s and self._books.t_s > self.t0_s:
+            with self._lock:
+                self._claim_rest()
+        if now_s >= self._next_second_s:
+            self._next_second_s = now_s + 1.0
+            self._on_second(self)
+
+    def _book(self, now_s: float) -> None:
+        with self._lock:
+            if self.closed:
+                return
+            self._claim_rest()
+            for curve in self._devices.curves.values():
+                if now_s - curve.frontier_s > max(MAX_LAG_S, 4 * curve.sensor.period_s):
+                    curve.advance_missing(now_s - curve.sensor.period_s)
+            t1_s = min((curve.frontier_s for curve in self._devices.curves.values()), default=now_s)
+            if t1_s > self._books.t_s:
+                self._record(t1_s)
+        if now_s >= self._next_peers_s:
+            self.look_at_others()
+            self._next_peers_s = now_s + max(PEERS_S, PEER_COST_S * self.topology.world_size)
+        elapsed_s = now_s - self.t0_s
+        longest_s = max(self.config.run.book_s - LATE_S, self.config.run.book_s / 2)
+        self._next_book_s = now_s + min(longest_s, max(FIRST_BOOK_S, elapsed_s / 5))
+
+    def _claim_rest(self) -> None:
+        self._next_claim_s = self._clock.monotonic_s() + CLAIM_S
+        if self._devices.claim_rest(self._books.t_s, closing=self.closed):
+            self._sampler.select(frozenset(self._devices.curves))
+            self._write_sensors()
+
+    def _record(self, t1_s: float) -> None:
+        marks = []
+        with contextlib.suppress(IndexError):
+            while True:
+                marks.append(Mark(*self.marks.popleft()))
+        self._books.timeline.add(marks)
+        entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates)
+        self.ledger.record(entry)
+        self.last_entry = entry
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def _write_sensors(self) -> None:
+        with self._lock:
+            self._journal.append(
+                {"kind": "sensors", "sensors": self._devices.records(), "excluded": list(self._devices.excluded)}
+            )
+
+    def _write_run_json(self) -> None:
+        if self.topology.rank != 0:
+            return
+        path = self.folder / "run.json"
+        if path.exists():
+            self.event("resume", "the run continues in a new process")
+            with contextlib.suppress(OSError, ValueError):  # a damaged file stays as it is
+                self._run_json = json.loads(path.read_text(encoding="utf-8"))
+            return
+        self._run_json = run_json(
+            run_id=self.run_id,
+            config=self.config,
+            topology=self.topology,
+            created_unix_s=self._clock.unix_s(),
+            carbon=self.signal.describe(),
+            parameters=self.parameters,
+        )
+        self._save_run_json()
+
+    def _save_run_json(self) -> None:
+        path = self.folder / "run.json"
+        try:
+            write_json(path, self._run_json)
+        except OSError as error:
+            self.event("warning", f"cannot write {path} ({error.strerror})")
+
+    def _earlier(self, carried: Totals | None) -> Totals:
+        try:
+            for rank in read_run(self.folder).ranks:
+                if rank.rank == self.topology.rank:
+                    return rank.totals
+        except NewerFormatError:
+            raise  # a line of this version among newer ones would make their figures wrong
+        except Exception as error:
+            log.warning("GreenTrain: cannot read the earlier part of run %s: %r", self.run_id, error)
+        return carried or Totals()
+
+
+def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> bool:
+    """Wait until every rank has written its closing line, so that a report holds all of them."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(Exception):
+            ranks = read_run(folder).ranks
+            if len(ranks) >= world_size and all(rank.close is not None for rank in ranks):
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def metrics_of(run: ActiveRun) -> dict[str, float]:
+    """Return ``green/energy_j`` and so on, of all ranks whose journals can be seen; what is not known is left out."""
+    sums, entry = run.job_sums(), run.last_entry
+    out: dict[str, float] = {}
+    if run.ledger.totals.by_device or sums.energy_j:
+        out["green/energy_j"] = sums.energy_j
+    if sums.energy_j > sums.unpriced_j:
+        out["green/emissions_g"] = sums.emissions_g
+    if entry is not None and any(not device.missing_s for device in entry.devices.values()):
+        out["green/power_w"] = sums.power_w
+    if sums.energy_j > 0 and sums.tokens:
+        out["green/tokens_per_j"] = sums.tokens / sums.energy_j
+        if "green/emissions_g" in out:
+            out["green/g_per_ktoken"] = 1000 * sums.emissions_g / sums.tokens
+    elif sums.energy_j > 0 and sums.samples:
+        out["green/samples_per_j"] = sums.samples / sums.energy_j
+    if run.topology.world_size > 1:
+        out["green/ranks"] = float(sums.ranks)
+    return out

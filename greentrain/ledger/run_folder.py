@@ -1,0 +1,186 @@
+"""The id of a run, the same on all its ranks. No collective: a rank without a session must not hang the job.
+
+run.json: what ran, where, with which versions and settings; and how JSON is written into a run folder.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain._version import __version__
+from greentrain.config.schema import GreenConfig, RunConfig
+from greentrain.ledger.journal import rank_path
+from greentrain.types import FORMAT_VERSION, Topology
+from greentrain.utils import redact
+from greentrain.utils.topology import ENV_JOB
+from greentrain.utils.validation import folder_name
+
+ENV_RUN_ID = "GREENTRAIN_RUN_ID"
+_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+def choose_run_id(config: RunConfig, place: Topology, unix_s: float, nth: int, carried: str | None = None) -> str:
+    """Return the id of the run that starts now.
+
+    Args:
+        config: Section ``run``.
+        place: Place of this rank.
+        unix_s: Time (s since the epoch).
+        nth: The how-manieth run of this process it is, from 1.
+        carried: Id in a checkpoint that is resumed; it wins, then ``run.id``, then $GREENTRAIN_RUN_ID, then what the
+            launcher calls the job: an attempt that was killed before its first checkpoint is continued.
+
+    Raises:
+        ConfigError: $GREENTRAIN_RUN_ID is no name of a folder.
+    """
+    if carried or config.id:
+        return str(carried or config.id)
+    if given := os.environ.get(ENV_RUN_ID):
+        folder_name(f"${ENV_RUN_ID}", given)
+        return given
+    job = os.environ.pop(ENV_JOB, None)  # for one session: processes that the script starts later are no attempts
+    if job is not None:
+        run_id = f"{config.name}-{job}"
+        if not is_finished(rank_path(Path(config.dir) / run_id, 0)):  # rank 0's, so that all come to the same answer
+            return run_id
+    if place.world_size == 1:
+        return new_run_id(config.name, unix_s)
+    return agreed_run_id(config.name, place, unix_s) or free_run_id(Path(config.dir), config.name, place, nth)
+
+
+def agreed_run_id(name: str, place: Topology, unix_s: float) -> str | None:
+    """Ask torch.distributed's key-value store, if it is up, so that all ranks get rank 0's id. No collective."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    try:
+        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+        nth = store.add(f"greentrain/starts/{place.rank}", 1)  # of all sessions of this rank
+        key = f"greentrain/run_id/{nth}"
+        if place.rank == 0:
+            store.set(key, new_run_id(name, unix_s))
+        store.wait([key], timedelta(seconds=10))
+        return str(store.get(key).decode())
+    except Exception:
+        return None
+
+
+def new_run_id(name: str, unix_s: float) -> str:
+    """Return a run id of name, UTC time and four random digits, which sorts by time within a name."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(unix_s))
+    return f"{name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def launch_run_id(name: str, topology: Topology, nth: int, environ: Mapping[str, str] | None = None) -> str:
+    """Return an id that all ranks of one launch find without talking to one another.
+
+    It is made of what the launcher set for all of them; on a single node also of the common parent process, so
+    that two launches with the same port differ. A worker group that an elastic agent restarts gets the same id
+    and so continues its run.
+
+    Args:
+        name: Name of the run.
+        topology: Place of this rank.
+        nth: The how-manieth run of this process it is, from 1.
+        environ: Environment, os.environ by default.
+    """
+    env = os.environ if environ is None else environ
+    parts = [env.get(key, "") for key in _LAUNCH]
+    if topology.local_world_size == topology.world_size and "RANK" in env:
+        # Not for Lightning's own launcher: its rank 0 is the parent of the others, and it sets no RANK.
+        parts.append(f"{topology.host}:{os.getppid()}")
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
+    return f"{name}-{digest}" + (f"-{nth}" if nth > 1 else "")
+
+
+def free_run_id(folder: Path, name: str, topology: Topology, nth: int, environ: Mapping[str, str] | None = None) -> str:
+    """Return the first id of a launch whose run this rank has not finished: launches may look the same.
+
+    Args:
+        folder: Parent of the run folders.
+        name: Name of the run.
+        topology: Place of this rank.
+        nth: The how-manieth run of this process it is, from 1.
+        environ: Environment, os.environ by default.
+    """
+    while True:
+        run_id = launch_run_id(name, topology, nth, environ)
+        if not is_finished(rank_path(folder / run_id, topology.rank)):
+            return run_id
+        nth += 1
+
+
+def is_finished(journal: Path) -> bool:
+    """Return True if the last line of a rank's journal says that its run came to its end."""
+    try:
+        with journal.open("rb") as file:
+            file.seek(max(0, journal.stat().st_size - 65536))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        record = json.loads(last)
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("kind") == "close" and record.get("reason") == "finished"
+
+
+ESTIMATE: Final = "estimate.json"
+"""What was estimated before the run: copied from ``run.estimate``, or by ``greentrain estimate --into RUN``."""
+_KERNELS: Final = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+"""Programs that run notebooks; behind them stands a connection file, which says nothing."""
+_NOTEBOOK: Final = "JPY_SESSION_NAME"
+"""Path of the notebook, as Jupyter Server tells its kernels
+(https://github.com/jupyter-server/jupyter_server, services/sessions/sessionmanager.py, read 2026-11-22)."""
+_PACKAGES = ("torch", "lightning", "accelerate", "transformers", "deepspeed", "numpy", "nvidia-ml-py", "codecarbon")
+
+
+def run_json(
+    *,
+    run_id: str,
+    config: GreenConfig,
+    topology: Topology,
+    created_unix_s: float,
+    carbon: Mapping[str, str],
+    parameters: int | None,
+) -> dict[str, Any]:
+    """Return the content of run.json: what ran, where, with which versions and settings, and no secrets."""
+    return {
+        "format": FORMAT_VERSION,
+        "run_id": run_id,
+        "created_unix_s": created_unix_s,
+        "name": config.run.name,
+        "tags": redact.settings(dict(config.run.tags)),
+        "config": redact.settings(config.to_dict()),
+        "greentrain_version": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": _versions(),
+        "world_size": topology.world_size,
+        "command": redact.arguments(command()),
+        "carbon": dict(carbon),
+        "parameters": parameters,
+    }
+
+
+def command() -> list[str]:
+    """Return the words that started the program; of a kernel, the notebook's name where the server tells it."""
+    if Path(sys.argv[0]).name in _KERNELS:
+        return [Path(os.environ.get(_NOTEBOOK) or "notebook").name]
+    return list(sys.argv)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

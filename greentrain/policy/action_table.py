@@ -1,0 +1,291 @@
+"""What each action costs and brings: the table that policies read, measured while training.
+
+An action is a gear, a power cap and a width. Of each one the table holds speed, watts and joules a token, as means
+with 95 % confidence intervals over blocks of steps. What nobody measured is None, never a guess.
+"""
+
+import math
+import statistics
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain.errors import ConfigError
+from greentrain.types import Gear
+from greentrain.utils.validation import bound, choice, nearest
+
+FORMAT: Final = 1
+"""Version of :meth:`ActionTable.to_dict`; raised when a reader of the old one would go wrong."""
+STUDENT_T_95: Final = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
+    15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 100: 1.984,
+}  # fmt: skip
+"""Student's t by degrees of freedom: the quantile of 0.975, for two-sided intervals of 95 % (NIST/SEMATECH e-Handbook
+of Statistical Methods, 1.3.6.7.2, https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm, 2026-11-21).
+Between two entries the smaller one counts, whose interval is wider."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The mean of a quantity that cannot be negative, and where it may lie with 95 % confidence."""
+
+    mean: float
+    low: float | None = None
+    """Lower end of the interval; None where it is not known: a single block says nothing about its own spread."""
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(value) for value in (self.mean, self.low, self.high) if value is not None):
+            raise ConfigError(f"an estimate of {self.mean} ({self.low} to {self.high}) is not finite")
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        """Return mean and interval of independent values, one a block, by Student's t.
+
+        Raises:
+            ConfigError: There is no value, or one is not finite.
+        """
+        if not values or not all(map(math.isfinite, values)):
+            raise ConfigError(f"an estimate needs finite values, at least one, not {list(values)}")
+        mean = statistics.fmean(values)
+        if len(values) == 1:
+            return cls(mean=mean)
+        half = student_t_95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+        return cls(mean=mean, low=max(0.0, mean - half), high=mean + half)
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return _digits(self.mean, 4)
+        return f"{_digits(self.mean, 4)} \N{PLUS-MINUS SIGN} {_digits(self.high - self.mean, 2)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What a policy may choose."""
+
+    gear: Gear
+    cap: float = 1.0
+    """Power cap as a fraction of the administrator's limit, in (0, 1]."""
+    ranks: int | None = None
+    """Width; None: that of the run in which it was measured."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.cap <= 1.0:
+            raise ConfigError(f"cap of an action is {self.cap}; it is a fraction of the power limit, in (0, 1]")
+        if self.ranks is not None and self.ranks < 1:
+            raise ConfigError(f"ranks of an action is {self.ranks}; it must be at least 1, or None")
+
+    def __str__(self) -> str:
+        cap = "" if self.cap == 1.0 else f" at {self.cap:.0%}"
+        return f"{self.gear}{cap}" + ("" if self.ranks is None else f" on {self.ranks}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionCost:
+    """What one action brings and costs. Ratios such as J/token are means of the blocks' own ratios."""
+
+    action: Action
+    steps_per_s: Estimate | None
+    """Optimizer steps a second; None in a declared table."""
+    tokens_per_s: Estimate | None = None
+    """None where the loop told no tokens."""
+    samples_per_s: Estimate | None = None
+    power_w: Estimate | None = None
+    """Of all devices together; None where the energy of any block is not known."""
+    j_per_step: Estimate | None = None
+    j_per_token: Estimate | None = None
+    provenance: str = "missing"
+    """Of the joules: ``measured``, ``modelled``, ``mixed``, ``assumed`` where somebody declared them, or ``missing``
+    where there are none."""
+    steps: int = 0
+    """Steps measured, warm-up not counted."""
+    blocks: int = 0
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ActionCost":
+        """Return what ``dataclasses.asdict`` made a mapping of."""
+        names = ("steps_per_s", "tokens_per_s", "samples_per_s", "power_w", "j_per_step", "j_per_token")
+        return cls(
+            action=Action(**{**data["action"], "gear": Gear(data["action"]["gear"])}),
+            **{name: None if data[name] is None else Estimate(**data[name]) for name in names},
+            provenance=str(data["provenance"]),
+            steps=int(data["steps"]),
+            blocks=int(data["blocks"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionTable:
+    """The costs of all actions, measured one beside the other on the same devices."""
+
+    costs: Sequence[ActionCost]
+    device: str
+    """For people: what the steps ran on."""
+    world_size: int = 1
+    tokens_per_step: float | None = None
+    """Mean over all blocks; None where the loop told no tokens."""
+    created_unix_s: float
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """What it was measured with: torch, driver."""
+
+    @classmethod
+    def declare(cls, rows: Sequence[Mapping[str, Any]], *, device: str, where: str = "actions") -> "ActionTable":
+        """Return a table that nobody measured: every figure in it is ``assumed``.
+
+        Args:
+            rows: One an action: ``gear``, ``tokens_per_s`` and ``power_w`` of the whole job; ``cap`` (1.0) and
+                ``ranks`` may be left out.
+            device: For people: what it is a table of.
+            where: What an error calls the rows: the file.
+
+        Raises:
+            ConfigError: There is no row, or one lacks a key, has an unknown one or a value out of bounds, or two are of
+                the same action.
+        """
+        costs: list[ActionCost] = []
+        for i, row in enumerate(rows, start=1):
+            cost = _declared_cost(row, f"{where}, row {i}: ")
+            twin = next((k for k, other in enumerate(costs, start=1) if other.action == cost.action), None)
+            if twin is not None:
+                raise ConfigError(f"{where}, row {i}: {cost.action} is row {twin} already: keep one of them")
+            costs.append(cost)
+        if not costs:
+            raise ConfigError(
+                f"{where} declares no action: list at least one, such as {{gear: bf16, ranks: 8, cap: 1.0,"
+                " tokens_per_s: 5.2e5, power_w: 62400}"
+            )
+        widest = max(cost.action.ranks or 1 for cost in costs)
+        return cls(costs=tuple(costs), device=device, world_size=widest, created_unix_s=0.0)
+
+    def of(self, action: Action) -> ActionCost | None:
+        """Return the cost of an action; None where it was never measured."""
+        return next((cost for cost in self.costs if cost.action == action), None)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """Return the measured actions."""
+        return tuple(cost.action for cost in self.costs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table in plain JSON types."""
+        return {
+            "format": FORMAT,
+            "device": self.device,
+            "world_size": self.world_size,
+            "tokens_per_step": self.tokens_per_step,
+            "created_unix_s": self.created_unix_s,
+            "versions": dict(self.versions),
+            "costs": [asdict(cost) for cost in self.costs],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "ActionTable":
+        """Return the table that :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: It is no such table, or one of another format.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(f"it has format {found!r}, this version reads {FORMAT}")
+        try:
+            tokens = data["tokens_per_step"]
+            return cls(
+                costs=tuple(ActionCost.from_dict(cost) for cost in data["costs"]),
+                device=str(data["device"]),
+                world_size=int(data["world_size"]),
+                tokens_per_step=None if tokens is None else float(tokens),
+                created_unix_s=float(data["created_unix_s"]),
+                versions={str(name): str(version) for name, version in data["versions"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it is no action table ({error!r})") from error
+
+    def __str__(self) -> str:
+        """Return the table for the terminal: one line an action, 95 % intervals behind the sign."""
+        tokens = any(cost.tokens_per_s for cost in self.costs)
+        what = "token" if tokens else "step"
+        rows: list[tuple[str, ...]] = [("action", f"{what}s/s", "W", f"J/{what}", "joules", "steps")]
+        for cost in self.costs:
+            speed, energy = (cost.tokens_per_s, cost.j_per_token) if tokens else (cost.steps_per_s, cost.j_per_step)
+            figures = ("unknown" if value is None else str(value) for value in (speed, cost.power_w, energy))
+            steps = f"{cost.steps} in {cost.blocks} blocks" if cost.blocks else "none"
+            rows.append((str(cost.action), *figures, cost.provenance, steps))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        width = "" if self.world_size == 1 else f", {self.world_size} ranks"
+        return "\n".join((f"{self.device}{width}", *lines))
+
+
+def declared(path: Path | str) -> ActionTable:
+    """Read a declared table: a YAML list of actions, or a mapping with ``device`` and that list as ``actions``.
+
+    Raises:
+        ConfigError: The file cannot be read or is no such table; names file, row, key, value and bound.
+    """
+    from greentrain.utils import yaml_file  # loads yaml
+
+    path = Path(path)
+    data = yaml_file.read(path, "action table of policy.actions or --actions,")
+    device = f"declared in {path.name}"
+    if isinstance(data, Mapping):
+        unknown = [key for key in data if key not in ("device", "actions")]
+        if unknown:
+            raise ConfigError(f"{path}: unknown key {unknown[0]!r}; a declared table has 'device' and 'actions'")
+        device, data = str(data.get("device", device)), data.get("actions")
+    if not isinstance(data, list):
+        raise ConfigError(f"{path} holds a {type(data).__name__}; a declared table is a list of actions")
+    return ActionTable.declare(data, device=device, where=str(path))
+
+
+def _declared_cost(row: Any, where: str) -> ActionCost:
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{where}it is {row!r}; an action has the keys {', '.join(_DECLARED)}")
+    for key in row:
+        if key not in _DECLARED:
+            raise ConfigError(f"{where}unknown key {key!r}; known: {', '.join(_DECLARED)}{nearest(key, _DECLARED)}")
+    missing = [key for key in ("gear", "tokens_per_s", "power_w") if row.get(key) is None]
+    if missing:
+        raise ConfigError(f"{where}{missing[0]} is missing: an action needs gear, tokens_per_s and power_w")
+    choice(f"{where}gear", str(row["gear"]), tuple(gear.value for gear in Gear))
+    numbers: dict[str, float] = {}
+    for key, low, high in (("cap", 0.01, 1.0), ("tokens_per_s", 1e-9, 1e15), ("power_w", 1e-3, 1e12)):
+        value = row.get(key, 1.0)
+        numbers[key] = _number(value, where + key)
+        bound(where + key, numbers[key], low, high)
+    ranks = row.get("ranks")
+    if ranks is not None and (type(ranks) is not int or ranks < 1):
+        raise ConfigError(f"{where}ranks is {ranks!r}; it must be a whole number from 1 on")
+    return ActionCost(
+        action=Action(gear=Gear(row["gear"]), cap=numbers["cap"], ranks=ranks),
+        steps_per_s=None,
+        tokens_per_s=Estimate(mean=numbers["tokens_per_s"]),
+        power_w=Estimate(mean=numbers["power_w"]),
+        j_per_token=Estimate(mean=numbers["power_w"] / numbers["tokens_per_s"]),
+        provenance="assumed",
+    )
+
+
+def _number(value: Any, key: str) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value)  # YAML reads 5e5 as text: it wants a point and a sign
+    except (TypeError, ValueError):
+        raise ConfigError(f"{key} is {value!r}; it must be a number") from None
+
+
+_DECLARED: Final = ("gear", "ranks", "cap", "tokens_per_s", "power_w")
+
+
+def student_t_95(degrees: int) -> float:
+    """Return the factor of a two-sided interval of 95 % by degrees of freedom, from 1 on."""
+    known = list(STUDENT_T_95)
+    return STUDENT_T_95[known[bisect_right(known, degrees) - 1]]
+
+
+def _digits(value: float, digits: int) -> str:
+    places = digits - 1 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:,.{max(0, places)}f}"

@@ -1,0 +1,227 @@
+"""Buy rank-hours while they are cheap: what a job does that looks at its bill and not at the grid.
+
+The rule is that of ``threshold``, with the price of a rank and hour in place of the intensity: a job that needs a share
+q of the time it has left runs while the price is within the lowest q of the last seven days.
+
+The cheapest hours of the next day.
+
+The interruptible rule of "Let's wait awhile" (Wiesner et al., Middleware 2021, https://doi.org/10.1145/3464298.3493399)
+on a rolling window: the work is spread evenly over the time left, and within each window it goes where the forecast is
+lowest.
+
+Schedules that do not look at the grid: the usual training, and the constant pace of least energy.
+
+Suspend and resume: train while the grid is cleaner than usual.
+
+The rule of "Let's wait awhile" (Wiesner et al., Middleware 2021, https://doi.org/10.1145/3464298.3493399) with a
+threshold that follows the work: a job that needs a share q of the time it has left runs while the intensity is within
+the lowest q of the last seven days.
+"""
+
+import math
+
+import numpy as np
+
+from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.outlook import Array, Choice, Outlook
+from greentrain.policy.prices import Prices, SyntheticPrices
+from greentrain.policy.reach import ROUNDING
+from greentrain.units import S_PER_HOUR
+
+TRAILING_S = 7 * 24 * S_PER_HOUR
+"""A week, so that working days and weekends are in it."""
+
+
+class Threshold:
+    """Runs one row, or nothing.
+
+    Args:
+        menu: What a job can do.
+        row: The row; None: the usual training, ``menu.static``.
+    """
+
+    past_s = TRAILING_S
+    ahead_s = 0.0
+
+    def __init__(self, menu: Menu, row: int | None = None) -> None:
+        self.name = "threshold"
+        self._row = menu.static if row is None else row
+        self._speed = float(menu.tokens_per_s[self._row])
+
+    def choose(self, seen: Outlook) -> Choice:
+        """Return the row where the running step is clean enough, else off."""
+        now = seen.now_g_per_kwh
+        steps = min(seen.past_g_per_kwh.shape[1], round(TRAILING_S / seen.step_s))
+        trailing = seen.past_g_per_kwh[:, seen.past_g_per_kwh.shape[1] - steps :]
+        need_s = seen.tokens_left / self._speed
+        duty = need_s / np.maximum(seen.left_s, 1e-9)
+        rank = np.count_nonzero(trailing < now[:, None], axis=1) / max(1, steps)
+        urgent = need_s >= seen.left_s - seen.epoch_s
+        run = urgent | (rank <= duty)
+        return Choice(
+            rows=np.where(run, self._row, OFF),
+            reasons=_THRESHOLD_REASONS,
+            reason=np.where(urgent, 2, np.where(run, 0, 1)),
+            figures={"duty": duty, "rank": rank},
+        )
+
+
+_THRESHOLD_REASONS = (
+    "{now:.0f} g/kWh: only {rank:.0%} of the last 7 days were cleaner, and {duty:.0%} of the time left is needed: run",
+    "{now:.0f} g/kWh: {rank:.0%} of the last 7 days were cleaner, and {duty:.0%} of the time left is needed: wait",
+    "{duty:.0%} of the time left is needed: run, at {now:.0f} g/kWh",
+)
+
+
+class Spot:
+    """Runs one row, or nothing.
+
+    Args:
+        menu: What a job can do.
+        prices: Where prices come from; None makes them up, and says so in name and reasons.
+        row: The row; None: the usual training, ``menu.static``.
+    """
+
+    past_s = 0.0
+    ahead_s = 0.0
+
+    def __init__(self, menu: Menu, prices: Prices | None = None, row: int | None = None) -> None:
+        self._prices = SyntheticPrices() if prices is None else prices
+        self.name = "spot (synthetic prices)" if isinstance(self._prices, SyntheticPrices) else "spot"
+        self._row = menu.static if row is None else row
+        self._speed = float(menu.tokens_per_s[self._row])
+        source = self._prices.name.replace("{", "{{").replace("}", "}}")
+        unit = f" {self._prices.currency}".rstrip()
+        paid = f"{{paid:.3g}}{unit} a rank and hour ({source}): "
+        self._reasons = (
+            paid + "only {rank:.0%} of the last 7 days were cheaper, and {duty:.0%} of the time left is needed: run",
+            paid + "{rank:.0%} of the last 7 days were cheaper, and {duty:.0%} of the time left is needed: wait",
+            paid + "{duty:.0%} of the time left is needed: run",
+        )
+
+    def choose(self, seen: Outlook) -> Choice:
+        """Return the row where a rank is cheap enough now, or nobody knows its price; else off."""
+        paid = seen.price_per_h[:, 0] if seen.price_per_h is not None else self._prices.at(seen.t_unix_s)
+        trailing = self._prices.at(_hours_before(seen.t_unix_s))
+        known = np.isfinite(trailing)
+        cheaper = (trailing < paid[:, None]) & known
+        rank = cheaper.sum(axis=1) / np.maximum(1, known.sum(axis=1))
+        need_s = seen.tokens_left / self._speed
+        duty = need_s / np.maximum(seen.left_s, 1e-9)
+        urgent = need_s >= seen.left_s - seen.epoch_s
+        run = urgent | (rank <= duty) | np.isnan(paid)
+        return Choice(
+            rows=np.where(run, self._row, OFF),
+            reasons=self._reasons,
+            reason=np.where(urgent, 2, np.where(run, 0, 1)),
+            figures={"paid": paid, "rank": rank, "duty": duty},
+        )
+
+
+def _hours_before(t_unix_s: Array) -> Array:
+    """Return (n, 168): the hours of the last seven days."""
+    hours = np.arange(round(TRAILING_S / S_PER_HOUR), 0, -1)
+    before: Array = t_unix_s[:, None] - hours * S_PER_HOUR
+    return before
+
+
+class LowestWindow:
+    """Runs one row in the cheapest steps of the window ahead, or nothing.
+
+    Args:
+        menu: What a job can do.
+        window_h: How far it looks ahead (h).
+        row: The row; None: the usual training, ``menu.static``.
+    """
+
+    past_s = 0.0
+
+    def __init__(self, menu: Menu, window_h: float = 24.0, row: int | None = None) -> None:
+        self.name = "lowest_window"
+        self.ahead_s = window_h * S_PER_HOUR
+        self._row = menu.static if row is None else row
+        self._speed = float(menu.tokens_per_s[self._row])
+
+    def choose(self, seen: Outlook) -> Choice:
+        """Return the row where the running step is among the cheapest of its window, else off."""
+        steps = min(seen.forecast_g_per_kwh.shape[1], math.ceil(self.ahead_s / seen.step_s))
+        ahead = seen.forecast_g_per_kwh[:, :steps]
+        starts_s = np.arange(steps) * seen.step_s
+        weight_s = np.clip(np.minimum(seen.left_s, self.ahead_s)[:, None] - starts_s, 0.0, seen.step_s)
+        need_s = seen.tokens_left / self._speed
+        duty = need_s / np.maximum(seen.left_s, 1e-9)
+        cleaner_s = np.where(ahead < ahead[:, :1], weight_s, 0.0).sum(axis=1)
+        urgent = need_s >= seen.left_s - seen.epoch_s
+        wanted_s = duty * weight_s.sum(axis=1)
+        run = urgent | (cleaner_s < wanted_s)
+        return Choice(
+            rows=np.where(run, self._row, OFF),
+            reasons=_REASONS,
+            reason=np.where(urgent, 2, np.where(run, 0, 1)),
+            figures={
+                "duty": duty,
+                "cleaner_h": cleaner_s / S_PER_HOUR,
+                "wanted_h": wanted_s / S_PER_HOUR,
+                "window_h": np.full(len(duty), self.ahead_s / S_PER_HOUR),
+            },
+        )
+
+
+_REASONS = (
+    "{now:.0f} g/kWh: {cleaner_h:.0f} h of the next {window_h:.0f} h are cleaner, {wanted_h:.1f} h are needed: run",
+    "{now:.0f} g/kWh: {cleaner_h:.0f} h of the next {window_h:.0f} h are cleaner, {wanted_h:.1f} h are needed: wait",
+    "{duty:.0%} of the time left is needed: run, at {now:.0f} g/kWh",
+)
+
+
+class StaticSchedule:
+    """One row from the start until all tokens are done.
+
+    Args:
+        menu: What a job can do.
+        row: The row; None: the usual training, ``menu.static``.
+    """
+
+    past_s = 0.0
+    ahead_s = 0.0
+
+    def __init__(self, menu: Menu, row: int | None = None) -> None:
+        self.name = "static"
+        self._row = menu.static if row is None else row
+
+    def choose(self, seen: Outlook) -> Choice:
+        """Return the row."""
+        n = len(seen.left_s)
+        return Choice(rows=np.full(n, self._row), reasons=_STATIC, reason=np.zeros(n, np.int64))
+
+
+class CarbonBlind:
+    """The least energy by the deadline, whatever the grid does: what is left, spread evenly over the time left.
+
+    Between two rows of the hull it takes the faster one first, which changes row once instead of every epoch and keeps
+    the deadline safe. Where idle ranks are held, no row pays that is slower than the one of least energy a token: the
+    job ends when its tokens are done, and the holding with it.
+
+    Args:
+        menu: What a job can do.
+    """
+
+    past_s = 0.0
+    ahead_s = 0.0
+
+    def __init__(self, menu: Menu) -> None:
+        self.name = "carbon_blind"
+        self._rows = menu.hull[menu.tokens_per_s[menu.hull] > 0]
+        self._speeds = menu.tokens_per_s[self._rows]
+        self._leanest = int(np.argmin(menu.power_w[self._rows] / self._speeds))
+
+    def choose(self, seen: Outlook) -> Choice:
+        """Return the slowest row on the hull that is in time."""
+        pace = seen.tokens_left / np.maximum(seen.left_s, 1e-9)
+        step = np.searchsorted(self._speeds, pace * (1 - ROUNDING))
+        rows = self._rows[np.clip(step, self._leanest, len(self._rows) - 1)]
+        return Choice(rows=rows, reasons=_BLIND, reason=np.zeros(len(rows), np.int64), figures={"pace": pace})
+
+
+_STATIC = ("static: {row} until all tokens are done",)
+_BLIND = ("{pace:.4g} tokens/s are needed until the deadline, whatever the grid does: {row}",)

@@ -1,0 +1,225 @@
+"""A running job's figures as OpenTelemetry metrics: observable instruments through the standard SDK.
+
+A meter provider that the program has set is used, with its readers. Without one, a provider of our own sends by OTLP
+over HTTP; nothing global is set.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from greentrain._version import __version__
+from greentrain.config.schema import OtelConfig
+from greentrain.report.live.snapshot import DeviceNow, MissingSeconds, Snapshot
+from greentrain.types import Topology
+from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import once, warn
+
+with try_import("otel") as _imports:
+    from opentelemetry import metrics
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricExportResult, PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader, MetricsData
+
+SCOPE: Final = "greentrain"
+TIMEOUT_S: Final = 5.0
+"""Longest time of one export, its retries included, unless OTEL_EXPORTER_OTLP_[METRICS_]TIMEOUT says another (s)."""
+CLOSE_S: Final = 3.0
+"""Longest time that the end of a run waits for the last export (s)."""
+METRICS_PATH: Final = "/v1/metrics"
+"""https://opentelemetry.io/docs/specs/otlp/#otlphttp-request, read 2026-11-22."""
+_TIMEOUTS: Final = ("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+_LOGGER: Final = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
+
+Points = Iterable[tuple[float | None, Mapping[str, str]]]
+
+
+class Otel:
+    """Gives OpenTelemetry the figures of one rank.
+
+    Args:
+        config: Section ``export.otel``.
+        topology: Place of this rank.
+        run_id: Of the run.
+        reader: In place of the one that sends, for tests.
+
+    Raises:
+        MissingExtraError: The SDK or its OTLP exporter is not installed.
+    """
+
+    def __init__(
+        self, config: OtelConfig, topology: Topology, run_id: str, reader: "MetricReader | None" = None
+    ) -> None:
+        _imports.check()
+        self._now: Snapshot | None = None
+        self._missing = MissingSeconds()
+        self._pid = os.getpid()
+        self._job = {"greentrain.run.id": run_id, "greentrain.rank": str(topology.rank)}
+        self._own: MeterProvider | None = None
+        self._sender: _Sender | None = None
+        provider = metrics.get_meter_provider()
+        if reader is not None or not isinstance(provider, MeterProvider):
+            if reader is None:
+                self._sender = _Sender(config)
+                reader = PeriodicExportingMetricReader(self._sender, 1e3 * config.interval_s)
+            resource = _resource(topology, self._job)
+            provider = self._own = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        # Attributes of its own make the scope this run's: two runs under one provider are no conflict.
+        self._meter = provider.get_meter(SCOPE, __version__, attributes=self._job)
+        self._instruments()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show these figures from now on."""
+        self._missing.update(snapshot)
+        self._now = snapshot
+
+    def close(self) -> None:
+        """Send the last figures where the provider is ours, for ``CLOSE_S`` at most, and show none any more."""
+        own, self._own = self._own, None
+        if own is not None:
+            own.shutdown(timeout_millis=1e3 * CLOSE_S)
+        if self._sender is not None:
+            self._sender.hush(False)
+        self._now = None
+
+    def _instruments(self) -> None:
+        counter, gauge = self._meter.create_observable_counter, self._meter.create_observable_gauge
+        for make, name, unit, text, points in (
+            (counter, "energy", "J", "IT energy of the run", _energy),
+            (counter, "sensor.missing", "s", "Time in which a device's energy was not known", self._missing_of),
+            (counter, "emissions", "g", "CO2e of the run", _emissions),
+            (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
+            (counter, "tokens", "{token}", "Tokens of this rank", lambda now: [(now.tokens or None, {})]),
+            (counter, "samples", "{sample}", "Samples of this rank", lambda now: [(now.samples or None, {})]),
+            (gauge, "power", "W", "Power now", _power),
+            (gauge, "power.limit", "W", "Power limit that the run has set", _limits),
+            (gauge, "carbon.intensity", "g/(kW.h)", "Of the grid, last booked", _intensity),
+            (gauge, "pue", "1", "Facility energy / IT energy", lambda now: [(now.pue, {})]),
+            (gauge, "saved", "g", "CO2e that the plan has saved, by its table", _saved),
+            (gauge, "gear", "1", "1 for the precision gear in use", _gears),
+            (gauge, "plan.paused", "1", "1 while the plan holds the job", _paused),
+        ):
+            make(f"greentrain.{name}", [self._asked(points)], unit, text)
+
+    def _missing_of(self, now: Snapshot) -> Points:
+        return [(self._missing.by_uid.get(device.uid, 0.0), _of(device)) for device in now.by_uid.values()]
+
+    def _asked(self, points: Callable[[Snapshot], Points]) -> "Callable[[CallbackOptions], Iterable[Observation]]":
+        def asked(_: "CallbackOptions") -> "Iterable[Observation]":
+            now = self._now
+            if now is None or os.getpid() != self._pid:  # the SDK starts its thread anew in forked children
+                return []
+            found = points(now)
+            return [Observation(value, {**self._job, **more}) for value, more in found if value is not None]
+
+        return asked
+
+
+def _energy(now: Snapshot) -> Points:
+    return [(device.energy_j, _about(device)) for device in now.devices]
+
+
+def _power(now: Snapshot) -> Points:
+    return [(device.power_w, _about(device)) for device in now.devices]
+
+
+def _limits(now: Snapshot) -> Points:
+    return [(device.limit_w, _of(device)) for device in now.by_uid.values()]
+
+
+def _emissions(now: Snapshot) -> Points:
+    found = (("location", now.operational_g), ("market", now.market_g), ("embodied", now.embodied_g))
+    return [(grams, {"greentrain.scope": scope}) for scope, grams in found]
+
+
+def _intensity(now: Snapshot) -> Points:
+    return [(now.g_per_kwh, {"greentrain.zone": now.zone or "", "greentrain.carbon.kind": now.kind or ""})]
+
+
+def _saved(now: Snapshot) -> Points:
+    return [] if now.saved is None else [(now.saved.grams, {"greentrain.provenance": now.saved.provenance})]
+
+
+def _gears(now: Snapshot) -> Points:
+    gears = dict.fromkeys((*now.gears, *([now.gear] if now.gear else [])))
+    return [(int(gear == now.gear), {"greentrain.gear": gear}) for gear in gears]
+
+
+def _paused(now: Snapshot) -> Points:
+    return [] if now.plan is None else [(int(now.plan.paused), {})]
+
+
+def _of(device: DeviceNow) -> dict[str, str]:
+    return {"greentrain.device": device.uid, "greentrain.device.kind": device.kind}
+
+
+def _about(device: DeviceNow) -> dict[str, str]:
+    return {**_of(device), "greentrain.provenance": device.provenance}
+
+
+class _Sender(OTLPMetricExporter if _imports.error is None else object):  # type: ignore[misc]
+    """Sends by OTLP; a collector that cannot be reached is one warning, where the SDK logs each attempt."""
+
+    def __init__(self, config: OtelConfig) -> None:
+        super().__init__(
+            endpoint=None if config.endpoint is None else _url(config.endpoint),
+            timeout=None if any(name in os.environ for name in _TIMEOUTS) else TIMEOUT_S,
+        )
+        self._warn = once(warn)
+        self._exporting = False
+        self.hush(True)
+
+    def hush(self, wanted: bool) -> None:
+        """Keep the SDK from logging what this exporter's own exports meet, or let it."""
+        logger = logging.getLogger(_LOGGER)
+        logger.addFilter(self._passes) if wanted else logger.removeFilter(self._passes)
+
+    def export(self, metrics_data: "MetricsData", timeout_millis: float | None = None, **more: Any) -> Any:
+        """Send; say once where it fails."""
+        self._exporting = True
+        try:
+            result = super().export(metrics_data, **more)
+        except Exception:
+            result = MetricExportResult.FAILURE
+        finally:
+            self._exporting = False
+        if result is not MetricExportResult.SUCCESS:
+            self._warn(
+                f"the OpenTelemetry collector at {_shown(self._endpoint)} takes no metrics, so they are missing there:"
+                " see that it runs and accepts OTLP over HTTP, or name another export.otel.endpoint"
+            )
+        return result
+
+    def _passes(self, record: logging.LogRecord) -> bool:
+        return not self._exporting
+
+
+def _url(endpoint: str) -> str:
+    """Return the URL of the receiver: an endpoint without a path is a collector's base URL."""
+    return endpoint.rstrip("/") + METRICS_PATH if urlsplit(endpoint).path in ("", "/") else endpoint
+
+
+def _shown(url: str) -> str:
+    """Return a URL without a password that the environment may have put there."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+
+
+def _resource(topology: Topology, job: Mapping[str, str]) -> "Resource":
+    """Return what sends: names that the environment gives go first."""
+    found = {
+        "service.name": "greentrain",
+        "service.version": __version__,
+        "service.instance.id": f"{job['greentrain.run.id']}/{topology.rank}",
+        "host.name": topology.host,
+        **job,
+    }
+    told = OTELResourceDetector().detect().attributes
+    return Resource.create({key: value for key, value in found.items() if key not in told})

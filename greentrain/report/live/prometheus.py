@@ -1,0 +1,289 @@
+"""A running job's figures for Prometheus: on a page of this process, or in a file for node_exporter."""
+
+import contextlib
+import hmac
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from greentrain._version import __version__
+from greentrain.config.schema import PrometheusConfig
+from greentrain.errors import ConfigError
+from greentrain.report.live.snapshot import OFF, DeviceNow, MissingSeconds, PlanNow, Snapshot
+from greentrain.utils.imports import try_import
+from greentrain.utils.token_file import kept_token
+
+with try_import("export") as _imports:
+    from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+READ_S: Final = 10.0
+"""A client that is silent for longer while it asks is dropped (s)."""
+TEXTFILE_S: Final = 5.0
+"""Time between two writings of a textfile (s); node_exporter is scraped more rarely, usually every 15 s or more."""
+_JOB: Final = ("run", "rank")
+_DEVICE: Final = (*_JOB, "device", "kind", "provenance")
+
+
+class Figures:
+    """Makes metrics of the latest snapshot, when asked. A collector of ``prometheus_client``."""
+
+    def __init__(self) -> None:
+        self._now: Snapshot | None = None
+        self._missing = MissingSeconds()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show these figures from now on."""
+        self._missing.update(snapshot)
+        self._now = snapshot
+
+    def describe(self) -> "Iterable[Metric]":
+        """Return nothing: what is shown depends on what is known."""
+        return ()
+
+    def collect(self) -> "Iterator[Metric]":
+        """Yield what is known; what is not has no sample."""
+        now = self._now
+        if now is not None:
+            yield from (metric for metric in self._of(now) if metric.samples)
+
+    def _of(self, now: Snapshot) -> "Iterator[Metric]":
+        job = [now.run_id, str(now.rank)]
+        yield _gauge("up", "1 while the rank's session runs.", [(job, 1.0)])
+        info = [*job, now.name, now.host, __version__]
+        yield _gauge("run_info", "The run, by name.", [(info, 1.0)], (*_JOB, "name", "host", "version"))
+        yield _gauge("world_size", "Ranks of the job.", [(job, float(now.world_size))])
+        yield from self._devices(now, job)
+        yield from _carbon(now, job)
+        yield from _progress(now, job)
+        if now.plan is not None:
+            yield from _plan(now.plan, job)
+
+    def _devices(self, now: Snapshot, job: list[str]) -> "Iterator[Metric]":
+        def of(what: Callable[[DeviceNow], float | None]) -> list[tuple[list[str], float | None]]:
+            return [([*job, d.uid, d.kind, d.provenance], what(d)) for d in now.devices]
+
+        yield _counter("energy_joules", "IT energy of the run.", of(lambda d: d.energy_j), _DEVICE)
+        yield _gauge("power_watts", "Power now.", of(lambda d: d.power_w), _DEVICE)
+        firsts = now.by_uid.values()
+        names = [([*job, d.uid, d.kind, d.name], 1.0) for d in firsts]
+        yield _gauge("device_info", "Devices, by name.", names, (*_JOB, "device", "kind", "name"))
+        text = "Seconds in which a device's energy was not known."
+        missing = [([*job, d.uid, d.kind], self._missing.by_uid.get(d.uid, 0.0)) for d in firsts]
+        yield _counter("sensor_missing_seconds", text, missing, _DEVICE[:4])
+        watts = [([*job, d.uid, d.kind], d.limit_w) for d in firsts]
+        yield _gauge("power_limit_watts", "Power limit that the run has set.", watts, _DEVICE[:4])
+        shares = [([*job, d.uid, d.kind], d.limit_share) for d in firsts]
+        yield _gauge("power_limit_ratio", "The same, over the limit found.", shares, _DEVICE[:4])
+
+
+def _carbon(now: Snapshot, job: list[str]) -> "Iterator[Metric]":
+    scopes = (("location", now.operational_g), ("market", now.market_g), ("embodied", now.embodied_g))
+    grams = [([*job, scope], value) for scope, value in scopes]
+    yield _counter("emissions_grams", "CO2e of the run; location and market by GHG scope 2.", grams, (*_JOB, "scope"))
+    text = "IT energy whose carbon intensity was not known: in no gram figure."
+    yield _counter("unpriced_energy_joules", text, [(job, now.unpriced_j)])
+    grid = [*job, now.zone or "", now.kind or "", now.basis or ""]
+    labels = (*_JOB, "zone", "kind", "basis")
+    yield _gauge("carbon_intensity_grams_per_kwh", "Of the grid, last booked.", [(grid, now.g_per_kwh)], labels)
+    yield _gauge("pue_ratio", "Facility energy / IT energy.", [([*job, now.pue_source or ""], now.pue)], _PUE)
+    if now.saved is not None:
+        text = "CO2e that the plan has saved against the usual training begun at once, by its table."
+        saved = [*job, now.saved.provenance, now.saved.against]
+        yield _gauge("saved_grams", text, [(saved, now.saved.grams)], (*_JOB, "provenance", "against"))
+    yield _gauge("budget_grams", "policy.budget_g, of the whole job.", [(job, now.budget_g)])
+
+
+_PUE: Final = (*_JOB, "source")
+
+
+def _progress(now: Snapshot, job: list[str]) -> "Iterator[Metric]":
+    yield _counter("steps", "Optimizer steps.", [(job, float(now.steps))])
+    yield _counter("tokens", "Tokens of this rank; no sample before any.", [(job, float(now.tokens) or None)])
+    yield _counter("samples", "Samples of this rank; no sample before any.", [(job, float(now.samples) or None)])
+    yield _counter("booked_seconds", "Time for which the sums stand.", [(job, now.duration_s)])
+    yield _gauge("last_booking_timestamp_seconds", "Until when the sums count.", [(job, now.booked_unix_s)])
+    yield _gauge("last_update_timestamp_seconds", "When these figures were taken.", [(job, now.t_unix_s)])
+    gears = dict.fromkeys((*now.gears, *([now.gear] if now.gear else [])))
+    states = [([*job, gear], float(gear == now.gear)) for gear in gears]
+    yield _gauge("gear", "1 for the precision gear in use, 0 for the others.", states, (*_JOB, "gear"))
+
+
+def _plan(plan: PlanNow, job: list[str]) -> "Iterator[Metric]":
+    yield _gauge("plan_paused", "1 while the plan holds the job.", [(job, float(plan.paused))])
+    action = [*job, OFF if plan.paused else plan.action]
+    yield _gauge("plan_action_info", "What the plan has decided on.", [(action, 1.0)], (*_JOB, "action"))
+    for name, text, value in (
+        ("plan_next_decision_timestamp_seconds", "When the plan decides again.", plan.next_unix_s),
+        ("plan_resume_timestamp_seconds", "When a pause would end, by the forecast.", plan.resume_unix_s),
+        ("plan_deadline_timestamp_seconds", "When the job has to be done.", plan.deadline_unix_s),
+        ("plan_tokens", "Tokens of the whole job.", plan.tokens),
+    ):
+        yield _gauge(name, text, [(job, value)])
+
+
+Samples = Iterable[tuple[list[str], float | None]]
+
+
+def _gauge(name: str, text: str, samples: Samples, labels: tuple[str, ...] = _JOB) -> "Metric":
+    return _filled(GaugeMetricFamily(f"greentrain_{name}", text, labels=labels), samples)
+
+
+def _counter(name: str, text: str, samples: Samples, labels: tuple[str, ...] = _JOB) -> "Metric":
+    return _filled(CounterMetricFamily(f"greentrain_{name}", text, labels=labels), samples)
+
+
+def _filled(family: Any, samples: Samples) -> "Metric":
+    for labels, value in samples:
+        if value is not None:
+            family.add_metric(labels, value)
+    return family  # type: ignore[no-any-return]
+
+
+class Page:
+    """A small HTTP server in threads of its own; a scrape makes the text, nothing does otherwise.
+
+    Args:
+        config: Section ``export.prometheus``.
+        local_rank: Added to the port, unless that is 0.
+
+    Raises:
+        ConfigError: The token file cannot be read, can be read by others, or holds too short a token.
+        MissingExtraError: prometheus_client is not installed.
+        OSError: Nobody can listen at this address and port.
+    """
+
+    def __init__(self, config: PrometheusConfig, local_rank: int) -> None:
+        _imports.check()
+        token = None if config.token_file is None else kept_token(Path(config.token_file))
+        self._figures = Figures()
+        registry = CollectorRegistry()
+        registry.register(self._figures)
+        application: WSGIApplication = make_wsgi_app(registry)
+        if token is not None:
+            application = _guarded(application, token)
+        port = config.port + local_rank if config.port else 0
+        family, _, _, _, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
+        serving = type("_Server", (_Server,), {"address_family": family})
+        self._server = serving((str(address[0]), port), _Handler)
+        self._server.set_app(application)
+        self.port: int = self._server.server_address[1]
+        """TCP port."""
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="greentrain-prometheus-page"
+        )
+        self._thread.daemon = True
+        self._thread.start()
+        self._pid = os.getpid()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show these figures from now on."""
+        self._figures.update(snapshot)
+
+    def close(self) -> None:
+        """Give the port back. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if os.getpid() != self._pid:  # a forked child has no such thread, whose end would be waited for
+            self._server.server_close()
+            return
+        self._server.shutdown()
+        thread.join(timeout=2.0)
+        with contextlib.suppress(OSError):  # a forked data loader has the socket too, and must not keep the port
+            self._server.socket.shutdown(socket.SHUT_RDWR)
+        self._server.server_close()
+
+
+class Textfile:
+    """A file for node_exporter's textfile collector, gone when the run ends.
+
+    Args:
+        folder: Where node_exporter looks; created when missing.
+        name: Of the file, without suffix.
+
+    Raises:
+        ConfigError: Nothing can be written there.
+        MissingExtraError: prometheus_client is not installed.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        _imports.check()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"export.prometheus.textfile: cannot make {folder}: {error.strerror}") from error
+        if not os.access(folder, os.W_OK):
+            raise ConfigError(
+                f"export.prometheus.textfile: cannot write to {folder}; make it writable, or drop the key"
+            )
+        self.path = folder / f"{name}.prom"
+        self._part = folder / f".{name}.{os.getpid()}.part"
+        self._figures = Figures()
+        self._registry = CollectorRegistry()
+        self._registry.register(self._figures)
+        self._next_s = 0.0
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Write the figures, at most every ``TEXTFILE_S``.
+
+        Raises:
+            OSError: The disk refuses; the file stays as it was.
+        """
+        self._figures.update(snapshot)
+        if snapshot.t_unix_s < self._next_s:
+            return
+        self._next_s = snapshot.t_unix_s + TEXTFILE_S
+        try:
+            self._part.write_bytes(generate_latest(self._registry))
+            self._part.replace(self.path)
+        finally:
+            self._part.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the file, whose figures would be shown for ever. Idempotent."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def server_bind(self) -> None:
+        """Bind without asking DNS for this machine's name, which WSGIServer does."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that goes away is none of the training's business."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = READ_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def _guarded(application: "WSGIApplication", token: str) -> "WSGIApplication":
+    """Return the application for those who send the token."""
+    expected = f"Bearer {token}".encode()
+
+    def asked(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
+        if hmac.compare_digest(given, expected):
+            return application(environ, start_response)
+        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
+        return [b"send the token of export.prometheus.token_file as Authorization: Bearer\n"]
+
+    return asked

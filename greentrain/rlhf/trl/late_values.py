@@ -1,0 +1,138 @@
+"""Numbers that are waited for where they are first read.
+
+What is handed in before its numbers are needed: a device that refuses it then may be asked again.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from greentrain.fpga_backend.errors import BatchError, OffloadError
+from greentrain.utils.never_raise import once, warn
+
+
+class LateBatch(dict[str, Any]):
+    """A batch some of whose entries come later: reading one is the barrier, and then it stays.
+
+    TRL reads ``ref_per_token_logps`` behind the policy's forward, so the wait falls between forward and loss. Copies,
+    ``items`` and ``values`` wait too: nobody sees the placeholder.
+
+    Args:
+        entries: The batch, placeholders included.
+        late: How to get the late entries.
+    """
+
+    def __init__(self, entries: Mapping[str, Any], late: Mapping[str, Callable[[], Any]]) -> None:
+        super().__init__(entries)
+        self._late = dict(late)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._late:
+            value = self._late[key]()
+            super().__setitem__(key, value)
+            del self._late[key]
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._late.pop(key, None)
+        super().__setitem__(key, value)
+
+    def __iter__(self) -> Iterator[str]:
+        return super().__iter__()  # a dict that defines this is copied through __getitem__, not behind its back
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an entry, or the default."""
+        return self[key] if key in self else default  # noqa: SIM401 (this is that get)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Remove and return an entry."""
+        if key in self:
+            self[key]
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return an entry, or set it to the default."""
+        return self[key] if key in self else super().setdefault(key, default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove and return the last entry."""
+        self._all()
+        return super().popitem()
+
+    def items(self) -> Any:
+        """Return what ``dict.items`` does."""
+        self._all()
+        return super().items()
+
+    def values(self) -> Any:
+        """Return what ``dict.values`` does."""
+        self._all()
+        return super().values()
+
+    def copy(self) -> dict[str, Any]:
+        """Return a plain dict."""
+        self._all()
+        return dict(self)
+
+    def _all(self) -> None:
+        for key in list(self._late):
+            self[key]
+
+
+class LateTensor:
+    """A tensor that is waited for by the first operation on it. Not a tensor itself.
+
+    Args:
+        get: Waits for it.
+    """
+
+    def __init__(self, get: Callable[[], torch.Tensor]) -> None:
+        self._get: Callable[[], torch.Tensor] | None = get
+        self._value: torch.Tensor | None = None
+
+    def tensor(self) -> torch.Tensor:
+        """Wait for the tensor."""
+        if self._get is not None:
+            self._value, self._get = self._get(), None
+        assert self._value is not None
+        return self._value
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation of torch on the tensor: ``tensor - late`` comes here."""
+        return func(*pytree.tree_map(_waited, args), **pytree.tree_map(_waited, dict(kwargs or {})))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.tensor(), name)
+
+
+def _waited(value: Any) -> Any:
+    return value.tensor() if isinstance(value, LateTensor) else value
+
+
+_tell = once(warn)
+
+
+@contextlib.contextmanager
+def early(what: str) -> Iterator[None]:
+    """Make a hand-in that fails one warning; whoever reads the numbers hands in again.
+
+    Args:
+        what: Is handed in.
+
+    Raises:
+        BatchError: It does not fit the model, now or later.
+    """
+    try:
+        yield
+    except BatchError:
+        raise
+    except OffloadError as error:
+        _tell(f"{what} could not begin early ({error}) and runs where its numbers are needed")

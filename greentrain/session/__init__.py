@@ -1,0 +1,5 @@
+"""What a training loop calls."""
+
+from greentrain.session.session import GreenSession
+
+__all__ = ["GreenSession"]

@@ -1,0 +1,550 @@
+"""GreenSession: measure any training loop from one ``with`` line.
+
+Example::
+
+    with GreenSession("green.yaml") as green:      # no argument = measure only
+        green.watch(model, optimizer)
+        for batch in loader:
+            loss = model(batch)
+            loss.backward()
+            optimizer.step()
+            green.step(tokens=batch.numel())
+    print(green.totals())
+
+The calls on the training thread only append a timestamp to a queue: no sensor is read, nothing is synchronised,
+no file is written. A background thread does the rest.
+
+What a session offers to act on its training: gears, plans, pauses. Control does it.
+
+What a training loop tells a session while it runs: steps, phases, gears. Each call only queues a mark.
+
+A phase as a context manager.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from greentrain.carbon.detect import open_signal
+from greentrain.carbon.replayed import ReplayedSignal
+from greentrain.config.schema import GreenConfig
+from greentrain.control.controller import Control
+from greentrain.control.launcher_protocol import EXIT_REQUEUE
+from greentrain.errors import SessionError
+from greentrain.ledger.active_run import ActiveRun, metrics_of
+from greentrain.ledger.resume import STATE_FORMAT, EarlierPart, grid_time_of
+from greentrain.ledger.run_folder import choose_run_id
+from greentrain.ledger.totals import Totals
+from greentrain.policy.action_table import ActionTable
+from greentrain.power.detect import open_run_meter
+from greentrain.report.at_close import report_at_close
+from greentrain.report.estimated import keep_estimate, read_estimate
+from greentrain.report.live.terminal import name_report
+from greentrain.report.live.viewers import Viewers
+from greentrain.session.phase_hooks import Watcher
+from greentrain.session.shutdown import ShutdownHook
+from greentrain.types import CarbonSignal, PowerMeter, Topology
+from greentrain.utils.clock import Clock, SystemClock
+from greentrain.utils.display import Shown, View
+from greentrain.utils.never_raise import harmless
+from greentrain.utils.topology import current_topology
+
+if TYPE_CHECKING:
+    from greentrain.control.gears import Gears
+    from greentrain.control.preemption import Launcher
+
+
+class Acting:
+    """The acting side of a session."""
+
+    _control: Control
+    _watcher: Watcher
+
+    def watch(self, model: Any = None, optimizer: Any = None, scaler: Any = None) -> None:
+        """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
+
+        Where the configuration names gears, the model gets them, and shifts after steps of the optimizer.
+
+        A DeepSpeed engine may be passed as model: its forward, backward and step are followed, and each real
+        optimizer step is counted; then call ``count`` for tokens, not ``step``.
+
+        Args:
+            model: A torch module, in its wrappers or not, or a DeepSpeed engine.
+            optimizer: The optimizer whose steps are those of the run.
+            scaler: The torch.amp.GradScaler in use; the gear fp16 needs one.
+
+        Raises:
+            ConfigError: The objects are no torch module, optimizer or engine, or a gear cannot work with them.
+        """
+        self._watcher.check(model, optimizer)
+        boundary = self._control.watch(model, optimizer, scaler)
+        self._watcher.watch(model, optimizer, boundary)
+
+    def shift(self, gear: str) -> None:
+        """Use a gear from the next optimizer step on, in place of the policy.
+
+        Raises:
+            ConfigError: It is not among ``precision.gears``.
+        """
+        self._control.shift(gear)
+
+    def resume(self) -> None:
+        """End a pause of the plan at once, from any thread; so does a SIGCONT. Without a pause, nothing happens."""
+        self._control.wake()
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """True for one step before the plan pauses: write a checkpoint then, and a kill in the pause costs nothing.
+
+        Call ``checkpoint()`` after it, on every rank: where the pause is long and a launcher brings the run back, or
+        where the number of ranks is to change, the process ends there. Also true when ``should_stop`` is.
+        """
+        return self._control.checkpoint_due
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the carbon budget is spent and the configuration says to end: leave the loop."""
+        return self._control.should_stop
+
+    def prewarm(self, run: Callable[[], Any]) -> None:
+        """Run something once in every gear, so that torch.compile makes its graphs before training does.
+
+        Args:
+            run: Forward and backward of one micro-batch of the usual shape; clear the gradients afterwards.
+        """
+        self._control.prewarm(run)
+
+    def profile_gears(
+        self, step: Callable[[], int | None] | None = None, *, refresh: bool = False, max_steps: int = 200
+    ) -> ActionTable | None:
+        """Measure speed, power and J/token of every gear, in blocks of ordinary training steps with warm-up.
+
+        Tables are kept by model, layers, device, world size and batch (``GREENTRAIN_CACHE_DIR``, or else the user's
+        cache), so the same training is measured once. The policy decides again afterwards.
+
+        Args:
+            step: Trains one step of the watched model and optimizer and returns its tokens; it is called until all is
+                measured. None: the coming steps of the training are used, and ``action_table`` is set at the end.
+            refresh: Measure even if there is a table.
+            max_steps: Most steps that it may take, over all gears.
+
+        Returns:
+            The table; None without ``step``.
+
+        Raises:
+            ConfigError: ``precision.gears`` is empty, or the steps are too few.
+            SessionError: The session does not run, or watches no model.
+        """
+        return self._control.profile_gears(step, refresh=refresh, max_steps=max_steps)
+
+    @property
+    def action_table(self) -> ActionTable | None:
+        """What ``profile_gears`` has measured; None before."""
+        return self._control.action_table
+
+    @property
+    def gears(self) -> "Gears | None":
+        """The gears of the session; None where the configuration names none. Loads torch."""
+        return self._control.gears
+
+
+class Phases(Protocol):
+    """The part of a session that a span uses."""
+
+    def begin(self, name: str) -> int:
+        """Enter a phase."""
+        ...
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase."""
+        ...
+
+
+class PhaseSpan:
+    """The block of one ``with session.phase(name)``; an instance may be entered again, not nested in itself."""
+
+    __slots__ = ("_name", "_session", "_token")
+
+    def __init__(self, session: Phases, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._token = 0
+
+    def __enter__(self) -> None:
+        self._token = self._session.begin(self._name)
+
+    def __exit__(self, *exc: object) -> None:
+        self._session.end(self._name, self._token)
+
+
+class Marking:
+    """The hot path of a session.
+
+    Args:
+        now_s: Monotonic seconds.
+        control: Is told steps and tokens too.
+    """
+
+    def __init__(self, now_s: Callable[[], float], control: Control) -> None:
+        self._now = now_s
+        self._control = control
+        self._mark: Callable[[tuple[Any, ...]], None] = _ignore
+        self._tokens = itertools.count(1)
+
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        """Mark the end of an optimizer step.
+
+        Args:
+            tokens: Tokens of this rank's batches since the last step. Pass a number known on the host: a shape
+                or ``numel()``, not a reduction on the device.
+            samples: Samples of the same batches.
+        """
+        t_s = self._control.step_end(self._now())
+        self._mark((t_s, "step", "", 0, tokens, samples))
+        self._control.stepped(tokens, samples)
+
+    def count(self, tokens: int = 0, samples: int = 0) -> None:
+        """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
+        self._mark((self._now(), "count", "", 0, tokens, samples))
+        self._control.counted(tokens, samples)
+
+    def begin(self, name: str) -> int:
+        """Enter a phase, for frameworks whose hooks come in pairs; phases may nest and overlap.
+
+        Returns:
+            A token that pairs this begin with its ``end``.
+        """
+        token = next(self._tokens)
+        self._mark((self._now(), "begin", name, token))
+        return token
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase: the one of the token, or the one of this name that was entered last."""
+        self._mark((self._now(), "end", name, token))
+
+    def gear(self, name: str) -> None:
+        """Note that time from now on, and the steps that end in it, belong to this precision gear; "": to none."""
+        self._mark((self._now(), "gear", name))
+
+    def mark(self, name: str, *what: Any) -> float:
+        """Queue a mark of this moment, for what acts on the training, and return its time (s)."""
+        t_s = self._now()
+        self._mark((t_s, name, *what))
+        return t_s
+
+    def phase(self, name: str) -> PhaseSpan:
+        """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
+        return PhaseSpan(self, name)
+
+    def _mark_into(self, queue: Callable[[tuple[Any, ...]], None] | None) -> None:
+        """Queue marks from now on; None: drop them."""
+        self._mark = queue or _ignore
+
+
+def _ignore(mark: tuple[Any, ...]) -> None:
+    """Stand in for the queue while no run is open: a stray step outside a session is no error."""
+
+
+__all__ = ["STATE_FORMAT", "GreenSession"]
+
+
+class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
+    """Measures the energy and carbon of what runs between ``start`` and ``close``.
+
+    Use it as a context manager, as a decorator of a training function, or through one of the callbacks. It can be
+    started again after it was closed; each start is a run of its own unless a checkpoint's state was loaded.
+
+    Args:
+        config: Path of a YAML file, mapping, GreenConfig, or None for the defaults (measure only).
+        topology: Place of this process in the job; None reads the launcher's variables at each start.
+        meter: Power meter to use instead of those the configuration names; closed with the run.
+        extra_meters: Meters beside these, of devices that the configuration does not know, such as an offload
+            device's ``meter``; read but not closed.
+        signal: Carbon signal to use instead of the one the configuration names.
+        clock: Time, for tests and replays.
+        launcher: Who starts the training again after it left; None: ``greentrain launch``, if that started it.
+
+    Raises:
+        ConfigError: The configuration is wrong. Raised here, before training starts.
+    """
+
+    def __init__(
+        self,
+        config: "str | Path | Mapping[str, Any] | GreenConfig | None" = None,
+        *,
+        topology: Topology | None = None,
+        meter: PowerMeter | None = None,
+        extra_meters: Sequence[PowerMeter] = (),
+        signal: CarbonSignal | None = None,
+        clock: Clock | None = None,
+        launcher: "Launcher | None" = None,
+    ) -> None:
+        self.config = GreenConfig.load(config)
+        self._clock: Clock = clock or SystemClock()
+        self._topology = topology
+        self._meter = meter
+        self._extra_meters = tuple(extra_meters)
+        self._signal = signal if signal is not None else open_signal(self.config.carbon)
+        self._own_signal = signal is None
+        super().__init__(self._clock.monotonic_s, Control(self.config, self, launcher))
+        self._run: ActiveRun | None = None
+        self._last: ActiveRun | None = None
+        self._hook: ShutdownHook | None = None
+        self._viewers = Viewers()
+        self._watcher = Watcher(self)
+        self._estimate = read_estimate(self.config.run)
+        self._resume: EarlierPart | None = None
+        self._starts = 0
+        self._pid = os.getpid()
+        self.parameters: int | None = None
+        """Number of parameters of the watched model, for carbon per parameter."""
+        self.report_path: Path | None = None
+        """report.html of the last closed run (rank 0)."""
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def start(self, topology: Topology | None = None) -> "GreenSession":
+        """Open the meters and the run folder and begin to measure.
+
+        Args:
+            topology: Place of this process, where the caller (a framework's callback) knows better than the
+                environment.
+
+        Raises:
+            SessionError: The session is running already.
+            MeterError: A meter that was asked for by name cannot be opened.
+            RunFolderError: The run folder cannot be written.
+        """
+        if self.active() is not None:
+            raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
+        place = topology or self._topology or current_topology()
+        self._starts += 1
+        self.report_path = None
+        run_id = self._run_id(place)
+        grid_time = grid_time_of(self.config, run_id, self._control.began_unix_s or self._clock.unix_s())
+        signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
+        meter = open_run_meter(self.config.power, place, self._clock, own=self._meter, extra=self._extra_meters)
+        run: ActiveRun | None = None
+        try:
+            self._viewers.open_exporters(self.config.export, place, run_id)
+            _tell(self._signal, "start")
+            run = ActiveRun(
+                config=self.config,
+                topology=place,
+                meter=meter,
+                signal=signal,
+                clock=self._clock,
+                run_id=run_id,
+                carried=None if self._resume is None else self._resume.carried(place),
+                parameters=self.parameters,
+                on_second=self._each_second,
+            )
+            if self.config.run.live and place.rank == 0:
+                self._viewers.open_line()
+            run.start()
+            run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
+            keep_estimate(self._estimate, run)
+            self._control.started(run, self._signal, grid_time, resumed=self._resume is not None)
+        except BaseException:
+            self._viewers.close()
+            meter.close() if run is None else run.close("exception")
+            if self._own_signal:
+                _tell(self._signal, "close")
+            raise
+        self._resume = None
+        self._run = run
+        self._last = run
+        self._pid = os.getpid()
+        self._mark_into(run.marks.append)
+        self._hook = ShutdownHook(self.close, self._told_to_end)
+        self._hook.install()
+        self._control.show()
+        return self
+
+    def close(self, reason: str = "finished") -> None:
+        """End the run: book the rest and, on rank 0, write the report. Idempotent; never raises.
+
+        Args:
+            reason: ``finished``, ``left``, ``exception``, ``sigterm`` or ``exit``; kept in the journal.
+        """
+        run = self.active()
+        if run is None:
+            return
+        if self._hook is not None:
+            self._hook.hold()
+        self._run = None
+        self._mark_into(None)
+        self._watcher.release()
+        self._control.closed()
+        run.know(parameters=self.parameters)
+        run.close(reason)
+        self._viewers.close(run)
+        if self._own_signal:
+            _tell(self._signal, "close")
+        if self._hook is not None:
+            self._hook.remove()
+        if run.topology.rank == 0 and self.config.run.report and reason != "left":
+            self.report_path = report_at_close(run, wait=reason == "finished")
+
+    def __enter__(self) -> "GreenSession":
+        return self.start()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        finished = exc is None or (isinstance(exc, SystemExit) and not exc.code)
+        self.close("finished" if finished else "exception")
+        self._name_report()
+
+    @property
+    def running(self) -> bool:
+        """True between start and close, in the process that started it."""
+        return self.active() is not None
+
+    def active(self) -> ActiveRun | None:
+        """Return the run being measured, None when closed. A forked child inherits the object, not the run."""
+        return self._run if self._pid == os.getpid() else None
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the current or last run; None before the first start."""
+        return None if self._last is None else self._last.folder
+
+    # -- results -----------------------------------------------------------------------------------------------
+
+    def totals(self) -> Totals:
+        """Return the totals of this rank, resumed parts included, as of the last booking. Reads no sensor.
+
+        After ``close`` they are final.
+        """
+        return Totals() if self._last is None else self._last.ledger.totals
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures for a logger: ``green/energy_j`` and so on. What is not known is left out.
+
+        On rank 0 they are sums over all ranks whose journals it can see, as of their last bookings, and
+        ``green/ranks`` says how many; on other ranks they are the rank's own. No collective, no sensor read.
+        """
+        return {} if self._last is None else metrics_of(self._last) | self._control.metrics()
+
+    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
+        """Return the energy by device uid (J) between two ``time.monotonic()`` times of the last half hour.
+
+        Args:
+            t0_s: Start (s).
+            t1_s: End (s).
+            wait_s: How long to wait for the sensors to report past ``t1_s`` (s).
+
+        Returns:
+            None if the window is not (or no longer) known, or holds a gap.
+        """
+        deadline_s = time.monotonic() + wait_s
+        while self._last is not None:
+            found = self._last.window(t0_s, t1_s)
+            if found is not None:
+                return found[0] if found[1] == 0 else None
+            if time.monotonic() >= deadline_s or self._run is None:
+                return None
+            time.sleep(0.02)
+        return None
+
+    # -- checkpoints ------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Tell that a checkpoint was written just now; call it on every rank.
+
+        Where the plan, or the launcher, wants the run to leave, this call ends the process: its books are closed, all
+        ranks are waited for, and it exits with code 75, to be started again from this checkpoint.
+
+        Raises:
+            SystemExit: With code 75, where the run was asked to leave.
+        """
+        run = self.active()
+        if run is None:
+            return
+        steps = self._control.steps or self.totals().steps  # the books are late, and hold the steps that a crash undid
+        run.event("checkpoint", f"checkpoint after {steps} steps", steps=steps)
+        if self._control.checkpointed():
+            self._leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a training checkpoint must hold to continue the totals: plain JSON types."""
+        run = self.active()
+        if run is not None:
+            run.book_now()
+        return {
+            "format": STATE_FORMAT,
+            "run_id": None if self._last is None else self._last.run_id,
+            "rank": None if self._last is None else self._last.topology.rank,
+            "totals": self.totals().to_dict(),
+            **self._control.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the run of a checkpoint at the next start.
+
+        If the run's folder is still there, its journal counts, lost work after the checkpoint included; otherwise
+        the totals of the checkpoint are carried.
+
+        Raises:
+            ConfigError: The state is of a newer format, or names a run as no run is named.
+            SessionError: The session is running.
+        """
+        earlier = EarlierPart.of(state)
+        if earlier is None:
+            return
+        if self._run is not None:
+            raise SessionError("load_state_dict() must come before start(): the run folder is open already")
+        self._resume = earlier
+        self._control.load_state_dict(state)
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _view(self) -> View:
+        from greentrain.report.notebook import session_view
+
+        state = "running" if self.running else "not started" if self._last is None else "closed"
+        return session_view(self.totals(), state=state, folder=self.folder, page=self.report_path)
+
+    @harmless
+    def _name_report(self) -> None:
+        if sys.stderr is not None and sys.stderr.isatty():
+            name_report(self.report_path)
+
+    def _leave(self) -> None:
+        leaving = self._control.leaving
+        if leaving is None or not leaving.tell():
+            return
+        self.close("left")
+        leaving.together()
+        raise SystemExit(EXIT_REQUEUE)
+
+    def _told_to_end(self) -> None:
+        run = self.active()
+        if run is not None:
+            run.event("sigterm", "the process was told to end and goes on with its own handler")
+            run.book_now()
+            self._control.wake()  # in a pause, the program could not end itself
+
+    def _run_id(self, place: Topology) -> str:
+        carried = None if self._resume is None else self._resume.run_id
+        return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
+
+    def _each_second(self, run: ActiveRun) -> None:
+        self._control.each_second(run)
+        self._viewers.update(run, self._control.hands.power_cap)
+
+
+@harmless
+def _tell(signal: CarbonSignal, method: str) -> None:
+    """Let a signal that asks a network begin or end; others have no such method."""
+    call = getattr(signal, method, None)
+    if call is not None:
+        call()

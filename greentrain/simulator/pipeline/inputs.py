@@ -1,0 +1,237 @@
+"""From what a user says to a table, a grid and a footprint."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from greentrain.carbon.typical import TypicalSignal
+from greentrain.errors import CarbonSignalError, ConfigError
+from greentrain.fpga_backend.explore.space import PRECISIONS
+from greentrain.fpga_backend.explore.subject import subject
+from greentrain.fpga_backend.roofline.cards import assume, named
+from greentrain.policy.offload.stages import MOVABLE, Stage
+from greentrain.policy.offload.timeline import MOST_PARTS
+from greentrain.simulator.pipeline.bounds import NAME, published
+from greentrain.simulator.pipeline.break_even import Footprint, footprint
+from greentrain.simulator.pipeline.figure import Figure, Origin
+from greentrain.simulator.pipeline.roofline_table import Work, with_models
+from greentrain.simulator.pipeline.sensitivity import batch_sized
+from greentrain.simulator.pipeline.simulate import Grid
+from greentrain.simulator.pipeline.table import PipelineTable
+from greentrain.simulator.pipeline.table_file import read_table
+from greentrain.simulator.pipeline.table_run import table_of_run, with_engine
+from greentrain.units import S_PER_YEAR
+from greentrain.utils.validation import bound, choice
+
+FILES: Final = (".yaml", ".yml", ".csv")
+GIVEN: Final = "given by the user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was asked for."""
+
+    table: str
+    """``published``, a file or a run folder."""
+    tokens: float | None = None
+    slowdown: float | None = None
+    """A card that takes so many times the GPUs' time."""
+    engine: Path | None = None
+    """Statistics of an engine (JSON)."""
+    card: str | None = None
+    """A card to model passes on."""
+    models: Mapping[Stage, str] = field(default_factory=dict)
+    sequences: int | None = None
+    length: int | None = None
+    precision: str = "int8"
+    given: Sequence[str] = ()
+    """Constants of the card."""
+    assume: bool = False
+    gpu: str | None = None
+    """Model the same passes on this GPU too."""
+    mfu: float | None = None
+    card_w: str | None = None
+    card_idle_w: str | None = None
+    gpu_idle_w: str | None = None
+    micro_batches: int | None = None
+    batch: float = 1.0
+    """So many times the rollouts of the table."""
+
+
+def open_table(wanted: Wanted) -> PipelineTable:
+    """Return the table.
+
+    Raises:
+        ConfigError: Something is missing or contradicts something else; the message says what to give.
+        RunFolderError: The run folder cannot be read.
+    """
+    for option, number in (("--tokens", wanted.tokens), ("--sequences", wanted.sequences), ("--length", wanted.length)):
+        if number is not None:
+            bound(option, number, 1e-9 if option == "--tokens" else 1, 1e15)
+    table = _base(wanted)
+    if wanted.card is not None:  # the model of the card is asked for the larger batch
+        table = batch_sized(table, wanted.batch)
+    changed: dict[str, Any] = {}
+    if wanted.micro_batches is not None:
+        bound("--micro-batches", wanted.micro_batches, 1, MOST_PARTS)
+        changed["micro_batches"] = wanted.micro_batches
+    if wanted.gpu_idle_w is not None:
+        changed["gpu_idle_w"] = watts("--gpu-idle-w", wanted.gpu_idle_w)
+    table = _with_card(dataclasses.replace(table, **changed), wanted)
+    if wanted.card_idle_w is not None:
+        table = dataclasses.replace(table, card_idle_w=watts("--card-idle-w", wanted.card_idle_w))
+    if wanted.card_w is not None:
+        busy_w = watts("--card-w", wanted.card_w)
+        rows = {
+            stage: dataclasses.replace(row, card_w=busy_w) if row.card_s is not None else row
+            for stage, row in table.rows.items()
+        }
+        table = dataclasses.replace(table, rows=rows)
+    return table if wanted.card is not None else batch_sized(table, wanted.batch)
+
+
+def open_grid(grid: str | None, pue: float = 1.0) -> Grid:
+    """Return what a joule emits: a number of g/kWh, or the mean of a zone's typical year; None: unknown.
+
+    Raises:
+        ConfigError: It is neither, or the PUE is no PUE.
+    """
+    bound("--pue", pue, 1.0, 10.0)
+    if grid is None:
+        return Grid(pue=pue)
+    try:
+        value = float(grid)
+    except ValueError:
+        return _zone(grid, pue)
+    bound("--grid", value, 0, 2000)
+    return Grid(g_per_kwh=value, pue=pue, source=f"{value:g} g/kWh, {GIVEN}")
+
+
+def open_footprint(table: PipelineTable, given: str | None) -> Footprint | None:
+    """Return the embodied carbon of the table's card: given, of the table, or of the table of devices.
+
+    Raises:
+        ConfigError: What was given is no figure, or three that are not in order.
+    """
+    if given is not None:
+        try:
+            return footprint(table.card, [float(word) for word in given.split(",")])
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"--embodied-kg is {given!r}; give one figure, or low,mid,high (kg)") from None
+    if table.embodied_kg is not None:
+        low, mid, high = table.embodied_kg
+        return Footprint(low_kg=low, mid_kg=mid, high_kg=high, source=table.embodied_source)
+    return footprint(table.card)
+
+
+def watts(option: str, text: str) -> Figure:
+    """Return ``75`` or ``75:measured`` as a figure.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    number, _, kind = text.partition(":")
+    try:
+        value = float(number)
+    except ValueError:
+        raise ConfigError(f"{option} is {text!r}; write watts, as in 75, or 75:measured") from None
+    bound(option, value, 0, 1e6)
+    choice(f"{option}: kind", kind or Origin.ASSUMED, tuple(Origin))
+    return Figure(value=value, origin=Origin(kind or Origin.ASSUMED), source=GIVEN)
+
+
+def _base(wanted: Wanted) -> PipelineTable:
+    path = Path(wanted.table)
+    if wanted.table == NAME and not path.exists():
+        table = published()
+        return table if wanted.tokens is None else dataclasses.replace(table, tokens=wanted.tokens)
+    if path.is_dir():
+        return table_of_run(path, tokens=wanted.tokens)
+    if path.suffix.lower() in FILES:
+        return read_table(path, tokens=wanted.tokens)
+    raise ConfigError(
+        f"{wanted.table!r} is no run folder, no {', '.join(FILES)} file, and not {NAME!r}: name the table of stages"
+    )
+
+
+def _with_card(table: PipelineTable, wanted: Wanted) -> PipelineTable:
+    ways = {
+        "--slowdown": wanted.slowdown is not None,
+        "--engine": wanted.engine is not None,
+        "--card": wanted.card is not None,
+    }
+    named_ways = [option for option, used in ways.items() if used]
+    if len(named_ways) > 1:
+        raise ConfigError(f"{' and '.join(named_ways)} each say what the card takes: give one of them")
+    if wanted.models and wanted.card is None:
+        raise ConfigError("models are given but no card to model them on: add --card U55C")
+    if wanted.slowdown is not None:
+        bound("--slowdown", wanted.slowdown, 1e-6, 1e6)
+        return table.slowed(wanted.slowdown)
+    if wanted.engine is not None:
+        return with_engine(table, _json(wanted.engine), str(wanted.engine))
+    if wanted.card is not None:
+        return _modelled(table, wanted)
+    if table.offloadable or wanted.table != NAME:
+        return _checked(table)
+    note = "The published table has no card: one as fast as the GPUs is assumed (--slowdown, or --card with models)."
+    return dataclasses.replace(table.slowed(1.0), notes=(*table.notes, note))
+
+
+def _checked(table: PipelineTable) -> PipelineTable:
+    if not table.offloadable:
+        there = [str(stage) for stage in MOVABLE if stage in table.rows]
+        raise ConfigError(
+            f"{table.name} says of no pass what it takes on a card (passes: {', '.join(there) or 'none'}): give card_s "
+            "in the file, or --slowdown, --engine, or --card with --reward-model"
+        )
+    return table
+
+
+def _modelled(table: PipelineTable, wanted: Wanted) -> PipelineTable:
+    if not wanted.models:
+        raise ConfigError("--card needs to know what runs on it: --reward-model, --reference-model (minilm, a folder)")
+    choice("--precision", wanted.precision, tuple(PRECISIONS))
+    sequences = table.sequences if wanted.sequences is None else max(1, round(wanted.sequences * wanted.batch))
+    if sequences is None:
+        raise ConfigError(f"{table.name} does not say how many rollouts a step has: give --sequences")
+    length = wanted.length or round(table.tokens / sequences)
+    card = named(wanted.card or "")
+    for text in wanted.given:
+        card = card.given(text.removeprefix(f"{card.name}."))
+    subjects = {
+        stage: subject(model, head="logprob" if stage is Stage.REFERENCE else "score")
+        for stage, model in wanted.models.items()
+    }
+    return with_models(
+        table,
+        subjects,
+        assume(card) if wanted.assume else card,
+        Work(sequences=sequences, length=length),
+        precision=wanted.precision,
+        gpu=wanted.gpu,
+        mfu=wanted.mfu,
+    )
+
+
+def _zone(zone: str, pue: float) -> Grid:
+    try:
+        year = TypicalSignal(zone)
+        now_s = time.time()
+        mean = year.mean(now_s, now_s + S_PER_YEAR)
+    except CarbonSignalError as error:
+        raise ConfigError(f"--grid: {error}") from error
+    return Grid(g_per_kwh=mean.g_per_kwh, pue=pue, source=f"mean of the typical year of {zone}")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error

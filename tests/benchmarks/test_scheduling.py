@@ -1,0 +1,76 @@
+"""benchmarks/scheduling.py stays alive, and its tables know their place; what it measures is not judged here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "benchmarks" / "scheduling.py"
+DOCS = ROOT / "docs" / "scheduling-benchmarks.md"
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.mark.slow
+def test_a_quick_case_gives_a_figure_in_every_cell(tmp_path: Path, traces: Path) -> None:
+    out = tmp_path / "out.json"
+    done = _run("--quick", "--only", "bars", "--traces", str(traces), "--json", str(out))
+    assert done.returncode == 0, done.stderr
+    table = json.loads(out.read_text())["tables"][0]
+    assert table["case"] == "bars" and table["passed"] + table["missed"] == 24
+    for row in table["rows"]:
+        assert all(float(cell) >= 0 for cell in row[2:8])
+    assert "| us_pjm_2022_eia | bar | 36.7 |" in done.stdout
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = _run("--traces", str(tmp_path / "nowhere"))
+    assert done.returncode == 2 and "--traces" in done.stderr
+
+
+def test_every_case_has_its_place_in_the_documentation() -> None:
+    from benchmarks.marks import replaced
+    from benchmarks.scheduling import CASES
+
+    text = DOCS.read_text(encoding="utf-8")
+    for case in CASES:
+        changed = replaced(text, "THE TABLE", case)
+        assert changed.count("THE TABLE") == 1 and replaced(changed, "THE TABLE", case) == changed
+    with pytest.raises(SystemExit, match="the text lacks <!-- results: bars -->"):
+        replaced("nothing", "", "bars")
+
+
+def test_savings_by_hand() -> None:
+    import numpy as np
+
+    from benchmarks.scheduling_common import percent, score
+    from greentrain.simulator.references import References
+    from greentrain.simulator.world import Track
+
+    track = Track(
+        tokens_left=np.array([0.0, 0.0, 0.0, 1.0]),
+        grams=np.array([50.0, 100.0, 60.0, 60.0]),
+        joules=np.zeros(4),
+        end_s=np.full(4, 86400.0),
+        switches=np.array([1, 2, 3, 4]),
+        shielded=np.zeros(4, np.int64),
+        decisions=4,
+        history=None,
+    )
+    known = References(
+        static_g=np.array([100.0, 300.0, 100.0, 100.0]),
+        blind_g=np.zeros(4),
+        oracle_g=np.array([50.0, 50.0, 60.0, 40.0]),
+    )
+    found = score(track, known, slacks=(1.0, 2.0))
+    assert found.mean.tolist() == pytest.approx([(50 + 200 / 3) / 2, 40.0])
+    assert found.total.tolist() == pytest.approx([62.5, 40.0])
+    assert found.excess.tolist() == pytest.approx([50.0, 20.0])
+    assert (found.misses, found.switches.tolist()) == (1, [1.5, 3.5])
+    assert [percent(value) for value in (-0.01, 40.06)] == ["0.0", "40.1"]

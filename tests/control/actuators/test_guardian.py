@@ -1,0 +1,197 @@
+"""Starting, asking and losing a guardian."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from greentrain.control.actuators import guardian, guardian_main
+from greentrain.control.actuators.guardian import Guardian, Refused
+from greentrain.testing.fake_nvml import FakeGpu
+from tests.control.actuators.on_fake import ADMIN_W, Node, Said, alive, capping, clocking, wait_until
+
+
+def test_it_is_tiny_and_quick(node: Node) -> None:
+    driver = node(FakeGpu(limit_w=ADMIN_W))
+    keeper = Guardian(library=str(driver.library))
+    keeper.join()
+    keeper.tell_limit(driver.uuid(0), 650_000, 400_000)
+    assert keeper.pid is not None
+    process = psutil.Process(keeper.pid)
+    assert process.memory_info().rss < 16e6  # 9 MB measured
+    assert process.num_threads() == 1 and process.cwd() == "/"
+    keeper.leave()
+    assert wait_until(lambda: not alive(process.pid))
+
+
+def test_a_record_says_what_was_found_and_the_last_two_that_were_set(tmp_path: Path) -> None:
+    record = guardian_main.Record("GPU-1", "boot", (1, 2, 3))
+    assert record.is_empty
+    record.announce(650_000, 400_000)
+    record.announce(400_000, 450_000)
+    record.announce(450_000, 500_000)
+    record.clocks = True
+    again = guardian_main.parse(record.text())
+    assert again is not None
+    assert (again.uuid, again.boot, again.owner) == ("GPU-1", "boot", (1, 2, 3))
+    assert (again.found_mw, again.set_mw, again.clocks) == (650_000, [450_000, 500_000], True)
+    again.forget("limit")
+    assert not again.is_empty
+    again.forget("clocks")
+    assert again.text().splitlines() == ["uuid GPU-1", "boot boot", "owner 1 2 3"]
+
+
+@pytest.mark.parametrize("now_mw", [450_000, 500_000, 499_600])
+def test_what_was_announced_is_put_back_done_or_not(now_mw: int) -> None:
+    card = Card(now_mw)
+    record = guardian_main.Record("GPU-1", "boot", (1, 2, 3))
+    record.announce(650_000, 450_000)
+    record.announce(650_000, 500_000)
+    assert "put back to 650 W" in guardian_main.give_back(card, record)
+    assert card.now_mw == 650_000
+
+
+@pytest.mark.parametrize("now_mw", [650_000, 700_000, 452_000])
+def test_what_was_not_announced_is_left(now_mw: int) -> None:
+    card = Card(now_mw)
+    record = guardian_main.Record("GPU-1", "boot", (1, 2, 3))
+    record.announce(650_000, 450_000)
+    assert guardian_main.give_back(card, record) == ""
+    assert card.now_mw == now_mw and card.sets == 0 and card.unlocks == 0
+
+
+class Card:
+    def __init__(self, now_mw: int) -> None:
+        self.now_mw, self.sets, self.unlocks = now_mw, 0, 0
+
+    def limit_mw(self, uuid: str) -> int:
+        return self.now_mw
+
+    def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
+        self.now_mw, self.sets = limit_mw, self.sets + 1
+
+    def reset_clocks(self, uuid: str) -> None:
+        self.unlocks += 1
+
+
+def test_no_library_no_change(node: Node) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    with capping(said, guardian=Guardian(library="libnothing-of-this-name.so")) as cap:
+        assert not cap.apply(0.6) and not cap.apply(0.6)
+        assert len(said) == 1 and "libnothing-of-this-name.so" in said[0]
+        assert driver.state(0).power_limit_w == ADMIN_W
+
+
+def test_no_interpreter_no_change(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    with capping(said) as cap:
+        for program in ("", "/nonexistent/python", "/bin/false"):
+            monkeypatch.setattr(sys, "executable", program)
+            assert not cap.apply(0.6)
+        monkeypatch.undo()
+    assert len(said) == 3 and all("no guardian can be started" in sentence for sentence in said)
+    assert driver.state(0).power_limit_w == ADMIN_W
+
+
+def test_a_guardian_that_does_not_answer_is_not_waited_for_long(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    monkeypatch.setattr(guardian, "ANSWER_S", 0.1)
+    with capping(said) as cap:
+        assert cap.apply(0.6)
+        stopped = cap.guardian.pid
+        assert stopped is not None
+        os.kill(stopped, signal.SIGSTOP)
+        assert not cap.apply(0.8)
+        assert driver.state(0).power_limit_w == ADMIN_W and "no answer within 0.1 s" in said[0]
+        os.kill(stopped, signal.SIGKILL)
+        assert wait_until(lambda: not alive(stopped))
+
+
+def test_threads_may_ask_at_once(node: Node) -> None:
+    driver = node(FakeGpu(), FakeGpu())
+    keeper = Guardian(library=str(driver.library))
+    keeper.join()
+
+    def ask(gpu: int) -> None:
+        for _ in range(50):
+            keeper.tell_limit(driver.uuid(gpu), 700_000, 400_000)
+            keeper.done(driver.uuid(gpu), "limit")
+
+    threads = [threading.Thread(target=ask, args=(gpu,)) for gpu in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert keeper.held == {driver.uuid(0), driver.uuid(1)}
+    keeper.leave()
+
+
+def test_a_signal_in_the_middle_of_a_change_waits_for_no_other_thread(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    keeper = Guardian(library=str(driver.library))
+    changed = threading.Event()
+
+    def change_and_close() -> None:
+        with capping(said, guardian=keeper) as cap, clocking(said, keeper) as clocks:
+            books = threading.Thread(target=lambda: clocks.apply(0.3), daemon=True)  # as the thread that books does
+            answer, handled = keeper._answer, threading.Event()
+
+            def interrupted(number: int, wait_s: float) -> str:
+                if not handled.is_set() and keeper.pid is not None:
+                    handled.set()
+                    books.start()
+                    time.sleep(0.2)
+                    clocks.close()  # as a handler of SIGTERM does
+                    cap.close()
+                return "ok" if handled.is_set() and keeper.pid is None else answer(number, wait_s)
+
+            monkeypatch.setattr(keeper, "_answer", interrupted)
+            assert not cap.apply(0.8), said
+            assert handled.is_set(), said
+            books.join()
+        changed.set()
+
+    threading.Thread(target=change_and_close, daemon=True).start()
+    assert changed.wait(10), "one thread waits for the other"
+    assert driver.state(0).power_limit_w == ADMIN_W
+
+
+def test_an_unknown_gpu_and_an_unknown_word_are_answered(node: Node) -> None:
+    driver = node(FakeGpu())
+    keeper = Guardian(library=str(driver.library))
+    keeper.join()
+    with pytest.raises(Refused, match="GPU-none"):
+        keeper.tell_limit("GPU-none", 700_000, 400_000)
+    with pytest.raises(Refused, match="unknown word"):
+        keeper._ask("sing", "x")
+    keeper.leave()
+
+
+def test_it_runs_without_greentrain_or_site_packages() -> None:
+    code = f"import sys; exec(open({guardian_main.__file__!r}).read(), {{'__name__': 'it'}}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert not {"greentrain", "json", "re", "typing", "subprocess", "socket", "pynvml"} & set(loaded)
+
+
+def test_a_process_exits_without_a_word_about_its_guardian(node: Node) -> None:
+    driver = node(FakeGpu(limit_w=ADMIN_W))
+    code = (
+        "from greentrain.control.actuators.power_cap import open_power_cap\n"
+        "from greentrain.config.schema import PowerCapConfig\n"
+        "from greentrain.types import Topology\n"
+        "cap = open_power_cap(PowerCapConfig(), Topology(), print)\n"
+        "assert cap.apply(0.6)\n"
+    )
+    command = [sys.executable, "-W", "error", "-X", "dev", "-c", code]
+    done = subprocess.run(command, env=driver.env(dict(os.environ)), capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert wait_until(lambda: driver.state(0).power_limit_w == ADMIN_W)

@@ -1,0 +1,115 @@
+"""One power limit for a run without a plan: the same on all ranks, also where they differ."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from greentrain.config.schema import GreenConfig
+from greentrain.control import coordination
+from greentrain.control.profiling.session import choose_cap
+from greentrain.errors import GreenTrainWarning
+from greentrain.policy.action_table import ActionTable
+from greentrain.policy.objective import Objective
+from greentrain.power.detect import NullMeter
+from greentrain.session.session import GreenSession
+from greentrain.types import Gear, Topology
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_no_rank_waits_for_a_choice_that_rank_0_cannot_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(coordination, "_store", lambda: store)
+    monkeypatch.setattr(coordination, "WAIT_S", 5.0)
+    config = GreenConfig.load({"run": {"dir": str(tmp_path), "id": "one", "report": False, "live": False}})
+    table = ActionTable(costs=(), device="a", world_size=2, tokens_per_step=None, created_unix_s=0.0, versions={})
+    caps: dict[int, float | None] = {}
+
+    def broken() -> Objective:
+        raise ZeroDivisionError("no grid at all")
+
+    def run(rank: int) -> None:
+        with GreenSession(config, meter=NullMeter(), topology=Topology(rank=rank, world_size=2)) as green:
+            active = green.active()
+            assert active is not None
+            caps[rank] = choose_cap(table, broken, active, Gear.BF16, (1.0, 0.8))
+
+    waits = threading.Thread(target=run, args=(1,))
+    waits.start()
+    with pytest.warns(GreenTrainWarning, match="stays as it was found: no grid at all"):
+        run(0)
+    waits.join(3)
+    assert not waits.is_alive() and caps == {0: None, 1: None}
+
+
+RANKS = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch import nn
+from greentrain import GreenSession
+from greentrain.control.gpu_limits import Hands
+from tests.helpers.capped import FakeCaps
+from tests.helpers.flat_meter import FlatMeter
+
+class Caps(FakeCaps):
+    limit_w = 700.0
+    def close(self):
+        pass
+
+rank = int(os.environ["RANK"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+for without in (0, 1):
+    caps = None if rank == without else Caps()
+    Hands.open = classmethod(lambda cls, *_: cls(caps))
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    run = {"dir": sys.argv[1], "id": f"without-{without}", "report": False, "live": False}
+    config = {"run": run, "precision": {"gears": ["fp32"], "probe_every": 0}, "actuators": {"power_cap": {}}}
+    with GreenSession(config, meter=FlatMeter()) as green:
+        green.watch(model, optimizer)
+        for _ in range(5):
+            wrapped(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            green.step(samples=4)
+    assert caps is None or caps.asked == []
+print("trained")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_without_limits_does_not_stop_the_others(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(2):
+        env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        env |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", RANKS, str(tmp_path)],
+                env=env,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=90)
+            assert process.returncode == 0 and "trained" in out, err[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,104 @@
+"""A process whose GPU's power can be limited, in its own time: for tests of the profiling phase."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import nn
+
+from greentrain.config.schema import PrecisionConfig
+from greentrain.control.profiling.cache import ActionCache
+from greentrain.control.profiling.distributed import Caps, GearTable
+from greentrain.policy.action_table import ActionTable
+from greentrain.policy.objective import Objective
+from greentrain.precision.gearbox import GearBox
+from greentrain.types import Device, DeviceKind, Provenance, Sensor
+
+STEP_S = 0.25
+LIMIT_W, IDLE_W = 700.0, 100.0
+SENSOR = Sensor(
+    device=Device(uid="GPU-a", kind=DeviceKind.GPU, name="Fake GPU"),
+    provenance=Provenance.MEASURED,
+    method="counter",
+    period_s=0.1,
+    tick_s=0.1,
+)
+
+
+@dataclass
+class FakeCaps:
+    """Keeps the contract of ``PowerCap``; refuses what the test says."""
+
+    fractions: tuple[float, ...] = (1.0, 0.8, 0.6)
+    fraction: float = 1.0
+    refuses: Callable[["FakeCaps", float], bool] = lambda caps, fraction: False
+    asked: list[tuple[float, bool]] = field(default_factory=list)
+
+    def apply(self, fraction: float, *, at_once: bool = False) -> bool:
+        self.asked.append((fraction, at_once))
+        if self.refuses(self, fraction):
+            return False
+        self.fraction = fraction
+        return True
+
+
+@dataclass
+class Job:
+    """A rank that trains under its caps; draws what they allow."""
+
+    caps: Caps | None
+    t_s: float = 50.0
+    segments: list[tuple[float, float, float]] = field(default_factory=list)
+    tables: list[ActionTable] = field(default_factory=list)
+
+    def speed(self, fraction: float) -> float:
+        return float(((fraction * LIMIT_W - IDLE_W) / (LIMIT_W - IDLE_W)) ** (1 / 3)) / STEP_S
+
+    @property
+    def in_force(self) -> float:
+        return self.caps.fraction if self.caps is not None else 1.0
+
+    def energy(self, t0_s: float, t1_s: float, wait_s: float) -> Mapping[str, float]:
+        return {"GPU-a": sum(max(0.0, min(t1_s, b) - max(t0_s, a)) * w for a, b, w in self.segments)}
+
+    def train(self) -> int:
+        """Train a step under the limits that are set, whatever anybody believes."""
+        fraction = self.in_force
+        seconds = 1 / self.speed(fraction)
+        self.segments.append((self.t_s, self.t_s + seconds, fraction * LIMIT_W))
+        self.t_s += seconds
+        return 640
+
+    def phase(
+        self,
+        gears: tuple[str, ...] = ("bf16",),
+        *,
+        folder: Path | None = None,
+        objective: Objective | None = None,
+        max_steps: int = 200,
+        rounds: int | None = None,
+    ) -> GearTable:
+        box = GearBox(PrecisionConfig(gears=gears, min_features=16))
+        box.attach(nn.Linear(16, 16))
+        return GearTable(
+            box,
+            [SENSOR],
+            self.energy,
+            max_steps=max_steps,
+            rounds=rounds,
+            cache=None if folder is None else ActionCache(folder),
+            tell=self.tables.append,
+            caps=self.caps,
+            objective=objective,
+            clock=lambda: self.t_s,
+        )
+
+    def run(self, phase: GearTable, steps: int = 500) -> int:
+        """Take a phase through training and return how many steps it took."""
+        for n in range(steps):
+            if phase.done:
+                return n
+            tokens = self.train()
+            phase.boundary()
+            phase.step(tokens, 8)
+        return steps

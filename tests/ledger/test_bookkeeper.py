@@ -1,0 +1,107 @@
+"""Curves, marks and grid become one entry; the figures here are computed by hand."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from greentrain.carbon.constant import ConstantSignal
+from greentrain.ledger.bookkeeper import Bookkeeper
+from greentrain.ledger.pue import ConstantPue
+from greentrain.ledger.timeline import Mark
+from greentrain.power.curve import EnergyCurve
+from greentrain.types import Device, DeviceKind, GearUse, PowerSample, Provenance, Sensor
+
+SIGNAL = ConstantSignal(360.0, zone="test", source="test")
+
+
+def _sensor(uid: str, provenance: Provenance = Provenance.MEASURED) -> Sensor:
+    device = Device(uid=uid, kind=DeviceKind.GPU, name=uid)
+    return Sensor(device=device, provenance=provenance, method="test", period_s=1.0)
+
+
+def _curve(uid: str, energies_j: Sequence[tuple[float, float]]) -> EnergyCurve:
+    """Return the curve of a counter with these (time, joules)."""
+    curve = EnergyCurve(_sensor(uid), 0.0)
+    for t_s, energy_j in energies_j:
+        curve.append(PowerSample(device_uid=uid, t_s=t_s, energy_j=energy_j))
+    return curve
+
+
+def _modelled(uid: str, power_w: float, t1_s: float) -> EnergyCurve:
+    curve = EnergyCurve(_sensor(uid, Provenance.MODELLED), 0.0)
+    for t_s in range(int(t1_s) + 1):
+        curve.append(PowerSample(device_uid=uid, t_s=float(t_s), power_w=power_w))
+    return curve
+
+
+def _books(*marks: Mark) -> Bookkeeper:
+    books = Bookkeeper(t0_s=0.0, unix_offset_s=1000.0, signal=SIGNAL, facility=ConstantPue(1.0))
+    books.timeline.add(marks)
+    return books
+
+
+def _near(use: GearUse, expected: GearUse) -> bool:
+    return dataclasses.asdict(use) == pytest.approx(dataclasses.asdict(expected))
+
+
+def test_100_w_then_200_w_by_gear() -> None:
+    books = _books(
+        Mark(0.0, "gear", "bf16"),
+        Mark(2.0, "step", tokens=10, samples=1),
+        Mark(4.0, "step", tokens=10, samples=1),
+        Mark(4.0, "gear", "fp8"),
+        Mark(6.0, "step", tokens=30, samples=3),
+    )
+    gpu = _curve("gpu", [(0.0, 5.0), (4.0, 405.0), (10.0, 1605.0)])
+    first, second = (books.book(t_s, {"gpu": gpu, "cpu": _modelled("cpu", 50.0, 10.0)}) for t_s in (5.0, 10.0))
+    bf16 = GearUse(energy_j=600, modelled_j=200, device_s=8, seconds=4, steps=2, tokens=20, samples=2)
+    assert _near(first.gears["bf16"], bf16)
+    assert _near(first.gears["fp8"], GearUse(energy_j=250, modelled_j=50, device_s=2, seconds=1))
+    assert list(second.gears) == ["fp8"]
+    fp8 = GearUse(energy_j=1250, modelled_j=250, device_s=10, seconds=5, steps=1, tokens=30, samples=3)
+    assert _near(second.gears["fp8"], fp8)
+    assert (first.steps, first.tokens, second.tokens) == (2, 20, 30)
+
+
+def test_gears_and_phases_split_the_same_joules() -> None:
+    books = _books(
+        Mark(0.0, "gear", "bf16"),
+        Mark(1.0, "begin", "forward", 1),
+        Mark(2.0, "gear", "fp8"),
+        Mark(3.0, "end", "forward", 1),
+    )
+    entry = books.book(4.0, {"gpu": _curve("gpu", [(0.0, 0.0), (2.0, 200.0), (4.0, 1000.0)])})
+    assert {name: use.energy_j for name, use in entry.gears.items()} == pytest.approx({"bf16": 200, "fp8": 800})
+    assert entry.devices["gpu"].phases == pytest.approx({"other": 100 + 400, "forward": 100 + 400})
+
+
+def test_what_nobody_could_read_is_missing_and_not_zero() -> None:
+    books = _books(Mark(1.0, "gear", "bf16"), Mark(6.0, "gear", "fp8"))
+    gpu = _curve("gpu", [(0.0, 0.0), (4.0, 400.0)])
+    gpu.advance_missing(10.0)
+    entry = books.book(10.0, {"gpu": gpu}, unread=[_sensor("other", Provenance.MISSING)])
+    bf16, fp8 = entry.gears["bf16"], entry.gears["fp8"]
+    assert _near(bf16, GearUse(energy_j=300, missing_s=2 + 5, device_s=10, seconds=5))
+    assert _near(fp8, GearUse(missing_s=4 + 4, device_s=8, seconds=4))
+    assert bf16.is_known and not fp8.is_known
+    assert not (fp8 + fp8).is_known and (fp8 + bf16).is_known
+
+
+def test_time_before_the_first_gear_is_in_none() -> None:
+    books = _books(Mark(3.0, "step", tokens=5), Mark(3.0, "gear", "bf16"), Mark(4.0, "gear", ""))
+    entry = books.book(10.0, {"gpu": _curve("gpu", [(0.0, 0.0), (10.0, 1000.0)])})
+    assert list(entry.gears) == ["bf16"]
+    assert _near(entry.gears["bf16"], GearUse(energy_j=100, device_s=1, seconds=1))
+    assert entry.tokens == 5
+
+
+def test_a_run_without_gears_has_none() -> None:
+    entry = _books(Mark(1.0, "step", tokens=5)).book(2.0, {"gpu": _curve("gpu", [(0.0, 0.0), (2.0, 200.0)])})
+    assert entry.gears == {}
+
+
+def test_no_device_means_no_knowledge() -> None:
+    entry = _books(Mark(0.0, "gear", "bf16"), Mark(1.0, "step", tokens=5)).book(2.0, {})
+    assert entry.gears == {"bf16": GearUse(seconds=2.0, steps=1, tokens=5)}
+    assert not entry.gears["bf16"].is_known

@@ -1,0 +1,137 @@
+"""Run folders: ranks of one launch meet, launches that look the same do not."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from greentrain import __version__
+from greentrain.config.schema import GreenConfig, RunConfig
+from greentrain.ledger.run_folder import (
+    choose_run_id,
+    free_run_id,
+    is_finished,
+    launch_run_id,
+    new_run_id,
+    run_json,
+)
+from greentrain.types import Topology
+from greentrain.utils.files import write_json
+
+AGENT = {"MASTER_ADDR": "h", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "RANK": "0"}
+
+
+def _ranks(world: int, local_world: int) -> list[Topology]:
+    return [
+        Topology(rank=r, world_size=world, local_rank=r % local_world, local_world_size=local_world, host=f"h{r}")
+        for r in range(world)
+    ]
+
+
+def test_a_new_id_sorts_by_time_and_is_unique() -> None:
+    ids = [new_run_id("gpt", unix_s) for unix_s in (0.0, 1e9, 1e9, 2e9)]
+    assert sorted(ids)[0] == ids[0] and sorted(ids)[-1] == ids[-1]
+    assert len(set(ids)) == 4
+    assert ids[0].startswith("gpt-19700101-000000-")
+
+
+def test_all_ranks_of_a_launch_on_several_nodes_find_the_same_id() -> None:
+    assert len({launch_run_id("gpt", place, 1, AGENT) for place in _ranks(4, 2)}) == 1
+
+
+def test_launches_differ_by_port_job_step_and_run() -> None:
+    place = _ranks(4, 2)[0]
+    others = [{"MASTER_PORT": "1"}, {"SLURM_JOB_ID": "7"}, {"SLURM_STEP_ID": "7"}, {"TORCHELASTIC_RUN_ID": "x"}]
+    ids = {launch_run_id("gpt", place, 1, {**AGENT, **other}) for other in [{}, *others]}
+    assert len(ids) == 5
+    assert launch_run_id("gpt", place, 2, AGENT) == launch_run_id("gpt", place, 1, AGENT) + "-2"
+
+
+def test_on_one_node_launches_differ_by_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Topology(rank=0, world_size=2, local_world_size=2, host="h")
+    before = launch_run_id("gpt", place, 1, AGENT)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert launch_run_id("gpt", place, 1, AGENT) != before
+
+
+@pytest.mark.parametrize(
+    ("lines", "finished"),
+    [
+        ([{"kind": "open"}], False),
+        ([{"kind": "open"}, {"kind": "close", "reason": "sigterm"}], False),
+        ([{"kind": "close", "reason": "finished"}, {"kind": "open"}], False),
+        ([{"kind": "open"}, {"kind": "entry", "x": "y" * 100_000}, {"kind": "close", "reason": "finished"}], True),
+        (["torn"], False),
+        ([], False),
+    ],
+)
+def test_only_a_clean_end_is_finished(tmp_path: Path, lines: list[object], finished: bool) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert is_finished(path) is finished
+    assert not is_finished(tmp_path / "absent")
+
+
+def test_a_launch_that_looks_like_a_finished_one_gets_the_next_folder(tmp_path: Path) -> None:
+    place = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2, host="h")
+    first = free_run_id(tmp_path, "gpt", place, 1, AGENT)
+    folder = tmp_path / first
+    folder.mkdir()
+    (folder / "rank-00001.jsonl").write_text('{"kind":"open"}\n', encoding="utf-8")
+    assert free_run_id(tmp_path, "gpt", place, 1, AGENT) == first
+    (folder / "rank-00001.jsonl").write_text('{"kind":"close","reason":"finished"}\n', encoding="utf-8")
+    assert free_run_id(tmp_path, "gpt", place, 1, AGENT) == first + "-2"
+
+
+def test_run_json_says_what_ran_where_and_with_which_settings() -> None:
+    config = GreenConfig.load({"run": {"name": "gpt", "tags": {"team": "a"}}})
+    record = run_json(
+        run_id="gpt-1",
+        config=config,
+        topology=Topology(world_size=4),
+        created_unix_s=time.time(),
+        carbon={"zone": "FR"},
+        parameters=10,
+    )
+    assert (record["run_id"], record["name"], record["tags"], record["world_size"]) == (
+        "gpt-1",
+        "gpt",
+        {"team": "a"},
+        4,
+    )
+    assert record["greentrain_version"] == __version__
+    assert record["packages"]["numpy"]
+    assert GreenConfig.load(record["config"]) == config
+    json.dumps(record, allow_nan=False)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    with pytest.raises(OSError):
+        write_json(blocked, {"a": 2})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": 1}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["blocked", "run.json"]
+
+
+def test_attempts_of_a_job_share_a_run_until_it_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(dir=str(tmp_path), name="gpt")
+
+    def chosen(rank: int = 0, carried: str | None = None) -> str:
+        monkeypatch.setenv("GREENTRAIN_JOB", "20261121-120000-ab12")
+        return choose_run_id(config, Topology(rank=rank, world_size=1), 0.0, 1, carried)
+
+    own = "gpt-20261121-120000-ab12"
+    assert chosen(0) == chosen(1) == own
+    assert choose_run_id(config, Topology(), 0.0, 2) != own, "a second session, or a process that the script starts"
+    (tmp_path / own).mkdir()
+    journal = tmp_path / own / "rank-00000.jsonl"
+    journal.write_text('{"kind":"close","reason":"sigterm"}\n')
+    assert chosen(1) == own
+    journal.write_text('{"kind":"close","reason":"finished"}\n')
+    assert chosen(0) != own
+    assert chosen(0, carried="old") == "old"

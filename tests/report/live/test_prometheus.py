@@ -1,0 +1,358 @@
+"""What Prometheus reads of a running job: the books' figures, no sample for what nobody knows, and only who may."""
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.error
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="the extra 'export' is not installed")
+
+from greentrain.config.schema import PrometheusConfig
+from greentrain.errors import ConfigError, GreenTrainWarning
+from greentrain.report.live.exporting import Exporter, Exporting
+from greentrain.report.live.prometheus import Figures, Page, Textfile
+from greentrain.report.live.rank_state import RankState
+from greentrain.report.live.snapshot import DeviceNow, Snapshot, snapshot_of
+from greentrain.types import CarbonPoint, Topology
+from tests.helpers.flat_meter import FlatMeter
+from tests.report.live.shown import free_port, page, planned, samples, session, until, value
+
+PROMTOOL = shutil.which("promtool")
+BARE = Snapshot(run_id="r", name="n", rank=0, world_size=1, host="h", t_unix_s=0.0)
+
+
+def test_the_page_says_what_the_books_say(tmp_path: Path) -> None:
+    port = free_port()
+    with planned(tmp_path, {"prometheus": {"port": port}}) as green:
+        green.gear("fp8")
+        for _ in range(20):
+            time.sleep(0.05)
+            green.step(tokens=20)
+        until(lambda: (value(samples(page(port)), "steps_total") or 0) >= 20)
+        text = page(port)
+    found, totals = samples(text), green.totals()
+    gpu = value(found, "energy_joules_total", device="GPU-a", kind="gpu", provenance="measured")
+    cpu = value(found, "energy_joules_total", device="model:cpu", kind="cpu", provenance="modelled")
+    assert gpu is not None and cpu is not None
+    assert 0.5 * totals.energy_j < gpu + cpu <= totals.energy_j
+    assert gpu == pytest.approx(4 * cpu, rel=0.05)
+    assert value(found, "power_watts", device="GPU-a") == pytest.approx(200.0, rel=0.05)
+    assert value(found, "power_watts", device="model:cpu") == pytest.approx(50.0, rel=0.05)
+    grams = value(found, "emissions_grams_total", scope="location")
+    assert grams is not None and grams == pytest.approx((gpu + cpu) / 1e4)
+    assert value(found, "emissions_grams_total", scope="market") == pytest.approx(grams * 50 / 360)
+    assert value(found, "carbon_intensity_grams_per_kwh", zone="test") == 360.0
+    assert (value(found, "steps_total"), value(found, "tokens_total")) == (20, 400)
+    assert (value(found, "gear", gear="fp8"), value(found, "gear", gear="bf16")) == (1, 0)
+    assert value(found, "pue_ratio", source="constant") == 1.0
+    assert value(found, "plan_paused") == 0 and value(found, "plan_tokens") == 1e6
+    assert value(found, "budget_grams") == 1000.0 and value(found, "up") == 1
+    assert "greentrain_samples_total{" not in text and "greentrain_power_limit_watts{" not in text
+    assert green.folder is not None and f'run="{green.folder.name}"' in text
+    if PROMTOOL is not None:
+        done = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_nobody_knows_has_no_sample(tmp_path: Path) -> None:
+    class Unknown:
+        def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
+            return CarbonPoint(t0_unix_s=t0_unix_s, t1_unix_s=t1_unix_s, g_per_kwh=None, zone="XX", source="nobody")
+
+        def describe(self) -> dict[str, str]:
+            return {"zone": "XX"}
+
+    def lost() -> None:
+        raise OSError("no driver")
+
+    port, meter = free_port(), FlatMeter()
+    meter.fail = lost
+    with (
+        pytest.warns(GreenTrainWarning),
+        session(tmp_path, {"prometheus": {"port": port}}, meter, signal=Unknown()) as green,
+    ):
+        until(lambda: (value(samples(page(port)), "sensor_missing_seconds_total", device="GPU-a") or 0) > 1)
+        found = samples(page(port))
+        meter.fail = lambda: None
+        until(lambda: value(samples(page(port)), "unpriced_energy_joules_total") != 0)
+        later = samples(page(port))
+    names = {name for name, _ in found}
+    for name in ("power_watts", "energy_joules_total", "saved_grams", "plan_paused"):
+        assert f"greentrain_{name}" not in names, name
+    assert value(found, "emissions_grams_total", scope="location") is None, "0 g would be a lie"
+    assert "greentrain_carbon_intensity_grams_per_kwh" not in {name for name, _ in later}
+    assert value(later, "emissions_grams_total", scope="location") is None
+    assert value(found, "steps_total") == 0 and green.totals().energy_j > 0
+
+
+def test_counters_go_on_where_the_run_goes_on(tmp_path: Path) -> None:
+    port = free_port()
+
+    def part(state: Any, folder: Path) -> tuple[dict[Any, float], Any]:
+        green = session(folder, {"prometheus": {"port": port}})
+        if state is not None:
+            green.load_state_dict(json.loads(json.dumps(state)))
+        with green:
+            before = 0.0 if state is None else state["totals"]["steps"]
+            green.step(tokens=10)
+            time.sleep(0.3)
+            until(lambda: (value(samples(page(port)), "steps_total") or 0) > before)
+            found = samples(page(port))
+            return found, green.state_dict()
+
+    first, state = part(None, tmp_path)
+    again, _ = part(state, tmp_path)  # the folder is still there
+    moved, _ = part(state, tmp_path / "elsewhere")  # only the checkpoint is
+    for later, provenance in ((again, "measured"), (moved, "mixed")):
+        assert value(later, "steps_total") == 2 and value(later, "tokens_total") == 20
+        energy = [v for (name, _), v in later.items() if name == "greentrain_energy_joules_total"]
+        assert sum(energy) >= state["totals"]["energy_j"]
+        known = value(later, "energy_joules_total", device="GPU-a", provenance=provenance)
+        assert known is not None and known >= state["totals"]["by_device"]["GPU-a"] * 0.99
+        for (name, labels), before in first.items():
+            if name in ("greentrain_emissions_grams_total", "greentrain_sensor_missing_seconds_total"):
+                assert later[name, labels] >= before
+
+
+def test_time_that_a_late_reading_takes_back_stays_counted() -> None:
+    figures = Figures()
+    gpu = DeviceNow(uid="g", name="G", kind="gpu", provenance="measured", energy_j=1.0)
+    for missing_s in (7.0, 2.0):
+        figures.update(replaced(devices=[DeviceNow(**{**fields_of(gpu), "missing_s": missing_s})]))
+        (family,) = (f for f in figures.collect() if f.name == "greentrain_sensor_missing_seconds")
+        assert [sample.value for sample in family.samples] == [7.0]
+
+
+def fields_of(device: DeviceNow) -> dict[str, Any]:
+    return {name: getattr(device, name) for name in DeviceNow.__dataclass_fields__}
+
+
+def replaced(**fields: Any) -> Snapshot:
+    return Snapshot(**{**{name: getattr(BARE, name) for name in Snapshot.__dataclass_fields__}, **fields})
+
+
+def test_a_token_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef\n")
+    file.chmod(0o600)
+    shown = Page(PrometheusConfig(port=0, host="0.0.0.0", token_file=str(file)), 0)
+    try:
+        assert isinstance(shown, Exporter)
+        shown.update(BARE)
+        for wrong in (None, "0123456789abcdeg"):
+            with pytest.raises(urllib.error.HTTPError) as error:
+                page(shown.port, wrong)
+            assert error.value.code == 401 and b"greentrain_up" not in error.value.read()
+            error.value.close()
+        assert "greentrain_up" in page(shown.port, "0123456789abcdef")
+    finally:
+        shown.close()
+        shown.close()
+    with pytest.raises(OSError):
+        page(shown.port, "0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [(None, 0o600, "cannot be read"), ("short", 0o600, "5 characters"), ("0123456789abcdef", 0o644, "chmod 600")],
+)
+def test_a_wrong_token_file_fails_before_training(tmp_path: Path, text: str | None, mode: int, words: str) -> None:
+    file, meter = tmp_path / "token", FlatMeter()
+    if text is not None:
+        file.write_text(text)
+        file.chmod(mode)
+    green = session(tmp_path, {"prometheus": {"port": 0, "token_file": str(file)}}, meter)
+    with pytest.raises(ConfigError, match=words):
+        green.start()
+    assert meter.closed == 1 and not (tmp_path / "runs").exists()
+
+
+def test_a_port_in_use_is_one_warning(tmp_path: Path) -> None:
+    holder = Page(PrometheusConfig(port=0), 0)
+    try:
+        green = session(tmp_path, {"prometheus": {"port": holder.port}})
+        with pytest.warns(GreenTrainWarning, match=rf"127\.0\.0\.1:{holder.port}.*export\.prometheus\.port") as said:
+            green.start()
+        time.sleep(0.1)
+        green.step()
+        green.close()
+        assert len(said) == 1 and green.totals().steps == 1
+    finally:
+        holder.close()
+
+
+def test_a_rank_beyond_the_last_port_is_one_warning(tmp_path: Path) -> None:
+    place = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2, host="h")
+    with (
+        pytest.warns(GreenTrainWarning, match=r"127\.0\.0\.1:65536"),
+        session(tmp_path, {"prometheus": {"port": 65535}}, topology=place) as green,
+    ):
+        green.step()
+    assert green.totals().steps == 1
+
+
+def test_each_local_rank_has_a_port_of_its_own(tmp_path: Path) -> None:
+    port = free_port()
+    place = Topology(rank=5, world_size=8, local_rank=1, local_world_size=4, host="h")
+    with session(tmp_path, {"prometheus": {"port": port - 1}}, topology=place):
+        until(lambda: 'rank="5"' in page(port))
+
+
+def test_a_forked_child_does_not_keep_the_port(tmp_path: Path) -> None:
+    """As a data loader's worker does that outlives the session."""
+    code = """
+        import os, signal, time
+        from greentrain.config.schema import PrometheusConfig
+        from greentrain.report.live.prometheus import Page
+        first = Page(PrometheusConfig(port=0), 0)
+        child = os.fork()
+        if not child:
+            time.sleep(30)
+            os._exit(0)
+        first.close()
+        second = Page(PrometheusConfig(port=first.port), 0)
+        second.close()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_child_that_closes_ends_at_once_and_the_page_stays() -> None:
+    code = """
+        import os, signal, urllib.request
+        from greentrain.config.schema import PrometheusConfig
+        from greentrain.report.live.prometheus import Page
+        page = Page(PrometheusConfig(port=0), 0)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            page.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=10).close()
+        page.close()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_textfile_is_whole_and_gone_at_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "textfiles"
+    with session(tmp_path, {"prometheus": {"textfile": str(folder)}}, run={"id": "job"}) as green:
+        file = folder / "greentrain-job-0.prom"
+        green.step()
+        until(lambda: file.exists() and value(samples(file.read_text()), "up") == 1)
+        assert [path.name for path in folder.iterdir()] == [file.name]
+        assert stat.S_IMODE(file.stat().st_mode) & 0o044, "node_exporter is another user"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_textfile_that_cannot_be_written_fails_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    green = session(tmp_path, {"prometheus": {"textfile": str(tmp_path / "file" / "folder")}})
+    with pytest.raises(ConfigError, match=r"export\.prometheus\.textfile"):
+        green.start()
+
+
+def test_a_disk_that_goes_away_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.report.live.prometheus.TEXTFILE_S", 0.5)
+    folder = tmp_path / "textfiles"
+    with (
+        pytest.warns(GreenTrainWarning, match="figures cannot be exported") as said,
+        session(tmp_path, {"prometheus": {"textfile": str(folder)}}, run={"id": "job"}) as green,
+    ):
+        until(lambda: (folder / "greentrain-job-0.prom").exists())
+        shutil.rmtree(folder)
+        green.step()
+        until(lambda: any("exported" in str(w.message) for w in said), longest_s=20)
+    assert len([w for w in said if "exported" in str(w.message)]) == 1
+    assert green.totals().steps == 1
+
+
+def test_a_broken_exporter_harms_neither_the_run_nor_the_others(tmp_path: Path) -> None:
+    class Broken:
+        def update(self, snapshot: Snapshot) -> None:
+            raise ValueError("it is broken")
+
+        def close(self) -> None:
+            raise ValueError("for good")
+
+    green, folder = session(tmp_path, {}), tmp_path / "t"
+    with pytest.warns(GreenTrainWarning) as said, green:
+        green._viewers._exporting = Exporting([Broken(), Textfile(folder, "other")])
+        until(lambda: (folder / "other.prom").exists())
+        green.step()
+    texts = [str(w.message) for w in said]
+    assert sum("it is broken" in text for text in texts) == sum("for good" in text for text in texts) == 1
+    assert green.totals().steps == 1 and not (folder / "other.prom").exists()
+
+
+def test_without_the_section_nothing_is_opened_or_read(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        green = session(tmp_path, {})
+        with green:
+            time.sleep(0.1)
+            assert green._viewers._exporting._tail is None
+
+
+@dataclass(frozen=True)
+class SetTo:
+    """Power limits of some GPUs."""
+
+    uuids: tuple[str, ...]
+    fraction: float
+    limit_w: float
+
+
+def test_a_power_limit_is_shown_where_the_run_sets_one() -> None:
+    rank = RankState()
+    gpu = {"kind": "gpu", "name": "G", "provenance": "measured"}
+    place = {"run_id": "r", "rank": 0, "world_size": 1, "host": "h", "pid": 1, "t": 0.0}
+    sensors = [{**gpu, "uid": "GPU-a"}, {**gpu, "uid": "GPU-b"}]
+    rank.add({"kind": "open", "format": 1, **place, "sensors": sensors, "carried": None})
+    one = snapshot_of(rank, {}, t_unix_s=0.0, caps=SetTo(("GPU-a",), 0.8, 700.0))
+    assert [(d.limit_share, d.limit_w) for d in one.devices] == [(0.8, pytest.approx(560.0)), (None, None)]
+    both = snapshot_of(rank, {}, t_unix_s=0.0, caps=SetTo(("GPU-a", "GPU-b"), 0.8, 1400.0))
+    assert [(d.limit_share, d.limit_w) for d in both.devices] == [(0.8, None)] * 2, "whose watts is not known"
+    figures = Figures()
+    figures.update(one)
+    found = {f.name: {s.labels.get("device", ""): s.value for s in f.samples} for f in figures.collect()}
+    assert found["greentrain_power_limit_ratio"] == {"GPU-a": 0.8}
+    assert found["greentrain_power_limit_watts"] == pytest.approx({"GPU-a": 560.0})
+
+
+@pytest.mark.parametrize(
+    ("module", "export", "extra"),
+    [("prometheus_client", {"prometheus": {}}, "export"), ("opentelemetry", {"otel": {}}, "otel")],
+)
+def test_a_missing_extra_is_named_before_training(tmp_path: Path, module: str, export: Any, extra: str) -> None:
+    code = f"""
+        import sys
+        sys.modules[{module!r}] = None
+        from greentrain import GreenSession
+        from greentrain.errors import MissingExtraError
+        GreenSession({{"run": {{"dir": "runs", "report": False}}}}).start().close()
+        try:
+            GreenSession({{"run": {{"dir": {str(tmp_path / "x")!r}}}, "export": {export!r}}}).start()
+        except MissingExtraError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"greentrain-torch[{extra}]" in done.stdout and not (tmp_path / "x").exists()

@@ -1,0 +1,395 @@
+"""The page in a real Chromium: its views by clicks and keys, hostile names, what it fetches, and how it fits."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greentrain.report.ui.server import Listening, Server
+from greentrain.types import DeviceEnergy, Provenance
+from greentrain.utils import quantities
+from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, sensor
+from tests.report.test_html import browser
+from tests.report.ui.chrome import Chrome
+
+pytestmark = [browser, pytest.mark.slow]
+EVIL = "<img src=x onerror=alert(1)>\"'&lt;<script>throw new Error('ran')<" + "x" * 200
+ROWS = "[...document.querySelectorAll('#rows tr')].map(row => row.querySelector('.name small').textContent)"
+BOARD = "[...document.querySelectorAll('#board tr')].map(row => [row.querySelector('.place').textContent,"
+BOARD += (
+    " row.querySelector('.who small').textContent.split(' ')[0], row.querySelector('.value').firstChild.textContent])"
+)
+FITS = "[innerWidth, document.documentElement.scrollWidth]"
+
+
+def run(
+    root: Path, name: str, energy_j: float, *, tokens: int = 1000, priced: int = 2, cpu_j: float = 0.0, **more: Any
+) -> Folder:
+    """Write a run of two entries; energy and tokens are of each."""
+    devices: dict[str, DeviceEnergy] = {"GPU-0": device(energy_j)}
+    if cpu_j:
+        devices["cpu"] = device(cpu_j, Provenance.MODELLED)
+    day_s = T0_S + 86_400.0 * more.pop("day", 0)
+    zone, reason = more.pop("zone", "FRA"), more.pop("reason", "finished")
+    entries = [
+        entry(
+            day_s + 10 * i,
+            day_s + 10 * (i + 1),
+            devices,
+            tokens=tokens,
+            zone=zone,
+            g_per_kwh=360.0 if i < priced else None,
+            pue=1.0,
+            embodied_g=0.001,
+        )
+        for i in range(2)
+    ]
+    folder = Folder(root, name, name="gpt", created_unix_s=day_s, **more)
+    return folder.rank(0, [GPU, CPU] if cpu_j else [GPU], entries, reason=reason)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Five runs of one model: two with a place, one partly modelled, one with a lower bound, one unknown."""
+    root = tmp_path / "many"
+    run(root, "clean", 1000.0, tags={"project": "atlas", "user": "ann"}, day=3)
+    run(root, "dirty", 9000.0, tags={"project": "beacon", "user": "bo"}, day=1, zone="DEU", reason="exception")
+    run(root, "partly", 2000.0, cpu_j=1000.0, tags={"project": "atlas", "user": "bo"}, day=2)
+    run(root, "bound", 900.0, priced=1, tags={"project": "atlas"}, day=4)
+    run(root, "dark", 100.0, tokens=0, day=5)
+    return root
+
+
+@pytest.fixture
+def served(runs: Path, tmp_path: Path) -> Iterator[Server]:
+    with Server(runs, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+        yield server
+
+
+@pytest.fixture
+def chrome(tmp_path: Path) -> Iterator[Chrome]:
+    with Chrome(tmp_path / "profile") as one:
+        yield one
+
+
+def come_in(chrome: Chrome, server: Server, count: int, view: str = "") -> None:
+    """Open the link and wait for the runs."""
+    chrome.open(server.link + view)
+    chrome.wait(f"document.getElementById('sum-runs')?.textContent === '{count}'")
+
+
+def check(chrome: Chrome, server: Server, allowed: Sequence[str] = ()) -> None:
+    """Nothing went wrong, and nothing was fetched from elsewhere."""
+    assert [text for text in chrome.troubles if not any(word in text for word in allowed)] == []
+    assert [url for url in chrome.asked if not url.startswith((server.url, "data:"))] == []
+    assert any(url.startswith(f"{server.url}/api/runs?after=") for url in chrome.asked), "it does not follow"
+
+
+def test_one_finds_sorts_compares_and_opens_runs(served: Server, chrome: Chrome) -> None:
+    come_in(chrome, served, 5)
+    assert "token" not in chrome.run("location.href")
+    assert chrome.run(ROWS) == ["dark", "bound", "clean", "partly", "dirty"], "the newest first"
+    chrome.click("[data-key=sort-energy_j]")
+    chrome.wait("location.hash.includes('energy_j')")
+    assert chrome.run(ROWS) == ["dirty", "partly", "clean", "bound", "dark"]
+    assert chrome.run("document.activeElement.dataset.key") == "sort-energy_j"
+    for ways in range(2):
+        chrome.click("[data-key=sort-g_per_token]")
+        known = ["bound", "clean", "partly", "dirty"]
+        assert chrome.run(ROWS) == [*(reversed(known) if ways else known), "dark"], "unknown is last both ways"
+    assert "unknown" in chrome.run("document.querySelector('#rows tr:last-child').textContent")
+
+    chrome.press("/")
+    chrome.write("FRA atlas")
+    chrome.wait("document.getElementById('count').textContent === '3 of 5 runs'")
+    chrome.choose("#f-user", "=bo")
+    assert chrome.run(ROWS) == ["partly"]
+    assert chrome.run("document.getElementById('sum-energy').textContent") == quantities.energy(6000.0)
+    chrome.click("#clear")
+    chrome.choose("#f-state", "unfinished")
+    assert chrome.run(ROWS) == ["dirty"]
+    chrome.click("#clear")
+    chrome.run("(() => { const from = document.getElementById('f-from'); from.value = '2026-01-04'; })()")
+    chrome.choose("#f-to", "2026-01-05")
+    chrome.choose("#f-from", "2026-01-04")
+    assert sorted(chrome.run(ROWS)) == ["bound", "clean"]
+    chrome.click("#clear")
+
+    for name in ("clean", "partly"):
+        chrome.click(f"tr:has(small) input[data-key='choose-{chrome.run(_id_of(name))}']")
+    chrome.wait("document.getElementById('basket-text').textContent === '2 runs chosen'")
+    chrome.click("#basket-compare")
+    chrome.wait("document.querySelectorAll('.sides thead th').length === 2")
+    cells = chrome.run(
+        "Object.fromEntries([...document.querySelectorAll('.sides tbody tr')].map(row =>"
+        " [row.cells[0].textContent, [...row.cells].slice(1).map(cell => cell.textContent)]))"
+    )
+    assert cells["Energy"] == [quantities.energy(2000.0), f"{quantities.energy(6000.0)}× 3.00"]
+    assert cells["Energy/token"] == ["1.00 J", "3.00 J× 3.00"]
+    assert cells["of it measured"] == ["100 %", "66.7 %"]
+    assert cells["To keep in mind"] == ["", "33.3 % modelled"]
+    bars = chrome.run(
+        "[...document.querySelectorAll('.chart-card')].map(card => [card.querySelector('h2').textContent,"
+        " [...card.querySelectorAll('.bar')].map(bar => [...bar.querySelectorAll('rect[class]')].map(rect =>"
+        " [rect.getAttribute('class'), parseFloat(rect.getAttribute('width'))]))])"
+    )
+    charts = {title: found for title, found in bars}
+    assert list(charts) == ["Energy per token", "CO₂e per token", "Operational and embodied CO₂e", "Energy"]
+    (clean,), partly = charts["Energy per token"]
+    assert clean == ["f-measured", pytest.approx(100 / 3)]
+    assert partly == [["f-measured", pytest.approx(200 / 3)], ["f-modelled", pytest.approx(100 / 3)]]
+    assert [name for name, _ in charts["Operational and embodied CO₂e"][0]] == ["f-carbon", "f-embodied"]
+
+    chrome.click(".sides thead a")
+    address = chrome.other_page()
+    assert address.endswith("/report.html")
+    chrome.wait("document.querySelectorAll('.cross').length > 0")
+    assert chrome.run("document.querySelector('h1').textContent") == "gpt"
+    assert chrome.run("origin") == "null", "a report has no part in the page's origin"
+    assert chrome.run("fetch('/api/runs').then(() => 'told', () => 'refused')") == "refused"
+    check(chrome, served, ["/api/runs"])
+
+
+def _id_of(name: str) -> str:
+    return f"[...document.querySelectorAll('#rows tr')].find(row => row.querySelector('small').textContent === '{name}').dataset.id"  # noqa: E501
+
+
+def test_the_leaderboard_has_no_unknown_before_a_known_run(served: Server, chrome: Chrome) -> None:
+    come_in(chrome, served, 5, "&view=board")
+    chrome.wait("document.querySelectorAll('#board tr').length === 5")
+    found = chrome.run(BOARD)
+    assert [line[:2] for line in found] == [
+        ["1", "clean"],
+        ["2", "partly"],
+        ["3", "dirty"],
+        ["≥", "bound"],
+        ["–", "dark"],
+    ]
+    assert found[0][2] == quantities.mass((2000.0 / 1e4 + 0.002) / 2000)
+    assert found[3][2].startswith("≥ ") and found[4][2] == "unknown"
+    text = chrome.run("document.getElementById('board').innerText")
+    for words in ("33.3 % modelled", "50.0 % without intensity", "no tokens counted", "exception"):
+        assert words in text
+    chrome.click("#only-measured")
+    assert [line[1] for line in chrome.run(BOARD)] == ["clean", "dirty", "bound", "dark"]
+    chrome.click("#only-complete")
+    assert [line[1] for line in chrome.run(BOARD)] == ["clean", "dirty", "dark"]
+    chrome.choose("#within", "project")
+    heads = "[...document.querySelectorAll('#board h2')].map(head => head.textContent)"
+    assert sorted(chrome.run(heads)) == ["(no project)", "atlas", "beacon"]
+    hash_ = chrome.run("location.hash")
+    chrome.open("about:blank")
+    chrome.wait("location.href === 'about:blank'")
+    chrome.open(f"{served.url}/{hash_}")
+    chrome.wait("document.querySelectorAll('#board tr').length === 3")
+    assert chrome.run("document.getElementById('only-complete').checked"), "a link shows the same view"
+    check(chrome, served)
+
+
+def test_missing_readings_are_told_in_every_view(tmp_path: Path, chrome: Chrome) -> None:
+    root = tmp_path / "many"
+    lines = [entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0, missing_s=5.0)}, tokens=100, embodied_g=0.01)]
+    Folder(root, "holes").rank(0, [GPU], lines)
+    lines = [entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0)}, tokens=100, embodied_g=0.01)]
+    Folder(root, "half", world_size=2).rank(0, [GPU], lines)
+    with Server(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+        come_in(chrome, server, 2)
+        cells = chrome.run(
+            "Object.fromEntries([...document.querySelectorAll('#rows tr')].map(row =>"
+            " [row.querySelector('.name small').textContent, [...row.cells].map(cell => cell.textContent)]))"
+        )
+        assert "100 % measured, 50.0 % missing" in cells["holes"][8]
+        assert "100 % measured, 1 of 2 ranks missing" in cells["half"][8]
+        assert all(cells[name][column].startswith("≥ ") for name in cells for column in (9, 10)), cells
+        told = chrome.run("document.getElementById('sum-provenance').textContent")
+        assert told == "100 % measured; 25.0 % of the device time missing; ranks of 1 run missing"
+        assert chrome.run("document.getElementById('sum-mass').textContent").startswith("≥ ")
+        chrome.run("location.hash = '#view=totals'")
+        chrome.wait("document.querySelectorAll('#totals .card').length === 4")
+        value = chrome.run("document.querySelector('#totals .value').textContent")
+        assert value.startswith("≥ ") and value.endswith("2 runs, 25.0 % missing")
+        check(chrome, server)
+
+
+def test_totals_follow_the_filters_that_they_know(served: Server, chrome: Chrome) -> None:
+    come_in(chrome, served, 5, "&view=totals")
+    chrome.wait("document.querySelectorAll('#totals .card').length === 4")
+    rows = (
+        "Object.fromEntries([...document.querySelectorAll('#totals .card')].map(card => [card.querySelector('h2')"
+        ".textContent, [...card.querySelectorAll('tr')].map(row => row.cells[0].textContent)]))"
+    )
+    assert chrome.run(rows)["By project"] == ["beacon", "atlas", "(no project)"]
+    chrome.choose("#measure", "energy_j")
+    chrome.wait("document.querySelector('#totals .f-measured')")
+    chrome.choose("#f-project", "=atlas")
+    chrome.wait("document.querySelectorAll('#totals .card')[1].querySelectorAll('tr').length === 1")
+    assert chrome.run(rows)["By zone"] == ["FRA"]
+    chrome.press("/")
+    chrome.write("gpt")
+    chrome.wait("document.getElementById('totals-hint').textContent.includes('The filter search does not hold here')")
+    check(chrome, served)
+
+
+def test_a_running_run_moves_and_the_keyboard_stays(served: Server, chrome: Chrome, runs: Path) -> None:
+    come_in(chrome, served, 5)
+    now_s = time.time()
+    going = Folder(runs, "going", created_unix_s=now_s)
+    going.rank(0, [GPU], [entry(now_s - 20, now_s - 10, {"GPU-0": device(36_000.0)}, tokens=10)], reason=None)
+    chrome.wait("document.getElementById('pulse').textContent === '1 running'")
+    cell = "document.querySelector('#rows tr td:nth-child(9)').firstChild.textContent"
+    assert chrome.run(cell) == "10.0 Wh"
+    chrome.run("document.querySelector('#rows tr input').focus()")
+    more = [entry(now_s - 10, now_s, {"GPU-0": device(36_000.0)}, tokens=10)]
+    going.rank(0, [GPU], more)
+    chrome.wait(f"{cell} === '20.0 Wh'")
+    assert chrome.run("document.querySelector('#rows tr .state').textContent") == "finished"
+    assert chrome.run("document.activeElement === document.querySelector('#rows tr input')")
+    chrome.press(" ", 32)
+    chrome.wait("document.getElementById('basket-text').textContent === '1 run chosen'")
+    check(chrome, served)
+
+
+def test_names_are_never_markup(tmp_path: Path, chrome: Chrome) -> None:
+    root = tmp_path / "many"
+    folder = EVIL[:90].replace("/", "")
+    tags = {"project": EVIL, "user": EVIL, EVIL: EVIL, "model": EVIL, "__proto__": "constructor"}
+    evil = sensor("GPU-0", "gpu", EVIL)
+    for name in (folder, "=none"):
+        lines = [entry(T0_S, T0_S + 10, {"GPU-0": device(100.0)}, zone=EVIL, tokens=5, gears={})]
+        Folder(root, name, name=EVIL, tags=tags, packages={"torch": EVIL}, greentrain_version=EVIL).rank(
+            0, [evil], lines
+        )
+    broken = Folder(root, "broken")
+    (broken.path / "run.json").write_text(json.dumps({"run_id": EVIL}))
+    broken.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0)})])
+    with Server(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+        come_in(chrome, server, 3)
+        ids = chrome.run(
+            "[...document.querySelectorAll('#rows input:not(:disabled)')].map(box => box.dataset.key.slice(7))"
+        )
+        assert len(ids) == 2
+        seen = 0
+        for view in ("runs", "compare", "board", "totals"):
+            chrome.run(f"location.hash = '#view={view}&sel={','.join(ids)}'")
+            chrome.wait(f"document.getElementById('view-{view}').textContent.includes('onerror=alert')")
+            assert chrome.run("document.querySelectorAll('main img, main script, main iframe').length") == 0
+            assert len(set(chrome.run(FITS))) == 1, view
+            seen += chrome.run("document.querySelector('main').innerText.split('onerror=alert').length - 1")
+        assert seen > 10
+        for name in ("project", "tag", "device", "zone"):
+            chrome.run("location.hash = ''")
+            values = chrome.run(f"[...document.getElementById('f-{name}').options].map(one => one.value)")
+            for value in values[1:]:
+                chrome.choose(f"#f-{name}", value)
+                assert chrome.run("document.querySelectorAll('#rows tr').length") in (1, 2), (name, value)
+            chrome.click("#clear")
+        odd = "&".join(f"{key}={EVIL[:40]}" for key in ("sel", "within", "sort", "measure", "from", "page"))
+        chrome.run("location.hash = '#view=totals'")
+        values = chrome.run("[...document.getElementById('f-tag').options].map(one => one.value)")
+        chrome.choose("#f-tag", next(value for value in values if value.startswith("=%3Cimg")))
+        chrome.wait("document.getElementById('totals-hint').textContent.includes('The filter tag does not hold here')")
+        chrome.click("#clear")
+        for within, head in (
+            ("tag:constructor", "(no tag constructor)"),
+            ("tag:other", "(no tag other)"),
+            ("tags", "(no tags)"),
+        ):
+            chrome.run(f"location.hash = '#view=board&within={within}'")
+            chrome.wait(f"document.querySelector('#board h2')?.textContent === '{head}'")
+            assert chrome.run("document.getElementById('within').value") == within
+        chrome.run("location.hash = '#view=totals&measure=energy_j'")
+        chrome.wait("document.getElementById('measure').value === 'energy_j'")
+        chrome.run("location.hash = '#view=totals&measure=constructor'")
+        chrome.wait("document.getElementById('measure').value === 'total_g'")
+        for view in ("runs", "compare", "board", "totals", "constructor"):
+            chrome.run(f"location.hash = {json.dumps(f'#view={view}&tag==%25zz&{odd}')}")
+            chrome.wait("document.getElementById('f-tag').value.startsWith('=%zz')")
+            assert chrome.run("document.querySelectorAll('main > #content:not([hidden])').length") == 1
+        check(chrome, server)
+
+
+def test_nobody_sees_a_run_without_the_word(served: Server, chrome: Chrome) -> None:
+    chrome.open(served.url)
+    chrome.wait("document.getElementById('login') && !document.getElementById('login').hidden")
+    assert chrome.run("document.getElementById('content').hidden")
+    assert chrome.run("document.body.innerText").count("clean") == 0
+    old = served.link
+    chrome.run("document.getElementById('token').value = 'wrong'")
+    chrome.click("#login button")
+    chrome.wait("document.getElementById('login-wrong').textContent === 'This is not the token.'")
+    chrome.run("document.getElementById('login-wrong').textContent = ''")
+    chrome.run("document.getElementById('token').value = 'слово'")
+    chrome.click("#login button")
+    chrome.wait("document.getElementById('login-wrong').textContent === 'This is not the token.'")
+    chrome.run(f"document.getElementById('token').value = '{old.partition('=')[2]}'")
+    chrome.click("#login button")
+    chrome.wait("document.querySelectorAll('#rows tr').length === 5")
+    assert served.link != old
+    assert chrome.run("document.cookie") == "", "no script reads the session"
+
+
+def test_a_link_opens_in_a_tab_that_shows_the_page(served: Server, chrome: Chrome) -> None:
+    chrome.open(served.url)
+    chrome.wait("document.getElementById('login') && !document.getElementById('login').hidden")
+    come_in(chrome, served, 5)
+    assert "token" not in chrome.run("location.href")
+
+
+def test_a_page_of_another_port_gets_nothing(served: Server, chrome: Chrome, tmp_path: Path) -> None:
+    """Cookies know no ports: the other page's questions do carry the session."""
+    come_in(chrome, served, 5)
+    one_rank(tmp_path / "theirs")
+    with Server(tmp_path / "theirs", Listening(), cache=tmp_path / "b.duckdb") as other:
+        chrome.open(f"{other.url}/static/page.css")
+        chrome.wait(f"location.href.startsWith('{other.url}')")
+        chrome("Page.setBypassCSP", enabled=True)
+        chrome.open(f"{other.url}/static/page.css?again")
+        chrome.wait("location.search === '?again'")
+        for mode in ("cors", "no-cors"):
+            asked = f"fetch('{served.url}/api/runs', {{mode: '{mode}', credentials: 'include'}})"
+            assert chrome.run(
+                f"{asked}.then(found => found.text(), () => 'refused').then(text => text || 'opaque')"
+            ) in (
+                "refused",
+                "opaque",
+            )
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
+def test_every_view_fits_and_has_its_colours(served: Server, tmp_path: Path, width: int, dark: bool) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
+    with Chrome(tmp_path / "narrow", width, dark=dark) as chrome:
+        come_in(chrome, served, 5)
+        ids = chrome.run("[...document.querySelectorAll('#rows tr')].slice(0, 2).map(row => row.dataset.id)")
+        for view in ("runs", "compare", "board", "totals"):
+            chrome.run(f"location.hash = '#view={view}&sel={','.join(ids)}'")
+            chrome.wait(f"document.querySelector('#view-{view} :is(.card, .runs) tr')")
+            assert chrome.run(FITS) == [width, width], view
+            assert chrome.run("document.querySelectorAll('svg rect').length") > 6 or view == "runs"
+            with image.open(chrome.picture(tmp_path / f"{view}.png")) as picture:
+                corner = picture.convert("RGB").getpixel((3, 3))
+                colours = picture.convert("RGB").getcolors(maxcolors=1 << 24)
+            assert (sum(corner) < 150) == dark
+            assert colours is not None and len(colours) > 100, "blank"
+        small = chrome.run(
+            "[...document.querySelectorAll('button, select, input')].filter(found => found.offsetParent)"
+            ".map(found => Math.min(found.offsetWidth, found.offsetHeight)).filter(size => size < 16).length"
+        )
+        assert small == 0
+
+
+def test_figures_are_written_as_everywhere_else(served: Server, chrome: Chrome) -> None:
+    come_in(chrome, served, 5)
+    values = [0.0, 1e-9, 9.996e-4, 0.001, 0.0499, 0.5, 0.9994, 0.99951, 1.0, 3.6, 9.995, 59.99, 60.0, 99.95, 123.456]
+    values += [999.4, 999.6, 3599.6, 3600.0, 86_399.0, 123_456.0, 1e6, 9.9951e8, 3.6e9, 1.2345e13]
+    for name in ("energy", "mass", "joules", "percent", "duration"):
+        found = chrome.run(
+            f"import('/static/units.js').then(units => [...{values}, null].map(value => units.{name}(value)))"
+        )
+        assert found == [getattr(format, name)(value) for value in [*values, None]], name
+    counts = [0, 1, 999, 1000, 12_345, 999_499, 10**6, 123_456_789, 10**13]
+    found = chrome.run(f"import('/static/units.js').then(units => {counts}.map(units.count))")
+    assert found == [quantities.count(value) for value in counts]

@@ -1,0 +1,200 @@
+"""Hooks mark phases on real torch objects and on an engine with DeepSpeed's methods, and come off again."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from greentrain import GreenSession
+from greentrain.errors import ConfigError
+from greentrain.session.phase_hooks import Watcher
+
+
+class Marks:
+    """A session that only remembers."""
+
+    def __init__(self) -> None:
+        self.parameters: int | None = None
+        self.heard: list[str] = []
+        self.open: dict[int, str] = {}
+        self.steps = 0
+
+    def begin(self, name: str) -> int:
+        token = len(self.heard) + 1
+        self.open[token] = name
+        self.heard.append(f"+{name}")
+        return token
+
+    def end(self, name: str, token: int = 0) -> None:
+        if not token:
+            token = next(t for t in reversed(self.open) if self.open[t] == name)
+        assert self.open.pop(token) == name
+        self.heard.append(f"-{name}")
+
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        self.steps += 1
+        self.heard.append("step")
+
+
+class DeepSpeedLike(torch.nn.Module):
+    """What a watcher sees of DeepSpeedEngine (deepspeed 0.19, deepspeed/runtime/engine.py): names, signatures,
+    return values, counters, and attributes of the module passed through."""
+
+    def __init__(self, module: torch.nn.Module, gas: int) -> None:
+        super().__init__()
+        self.module = module
+        self.optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        self.gas = gas
+        self.global_steps = 0
+        self.micro_steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        modules = self.__dict__["_modules"]
+        if name in modules:
+            return modules[name]
+        return getattr(modules["module"], name)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        return self.module(*inputs, **kwargs)
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        return (self.micro_steps + 1) % self.gas == 0
+
+    def backward(self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> torch.Tensor:
+        loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+        return loss / self.gas if scale_wrt_gas else loss
+
+    def step(self, lr_kwargs: Any = None) -> None:
+        if self.is_gradient_accumulation_boundary():
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.global_steps += 1
+        self.micro_steps += 1
+
+
+@pytest.fixture
+def net() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 1)
+
+
+@pytest.fixture
+def marks() -> Marks:
+    return Marks()
+
+
+@pytest.fixture
+def watcher(marks: Marks) -> Iterator[Watcher]:
+    watcher = Watcher(marks)
+    yield watcher
+    watcher.release()
+    assert not marks.open
+
+
+def test_a_model_and_its_optimizer_mark_their_phases(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+    optimizer = torch.optim.AdamW(net.parameters())
+    watcher.watch(net, optimizer)
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    net.eval()
+    net(torch.ones(2, 3))
+    assert marks.heard == ["+forward", "-forward", "+optimizer", "-optimizer", "+eval", "-eval"]
+    assert marks.parameters == 4
+
+
+def test_after_release_nothing_is_left_on_the_objects(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+    optimizer = torch.optim.SGD(net.parameters())
+    watcher.watch(net, optimizer)
+    watcher.release()
+    watcher.release()
+    net(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    assert not marks.heard
+    assert not net._forward_hooks and not net._forward_pre_hooks and not net._forward_hooks_always_called
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_a_forward_that_raises_leaves_no_phase_open(marks: Marks, watcher: Watcher) -> None:
+    net = torch.nn.Linear(3, 1)
+    watcher.watch(net, None)
+    with pytest.raises(RuntimeError):
+        net(torch.ones(2, 99))
+    assert not marks.open
+    net(torch.ones(2, 3))
+    assert marks.heard[-2:] == ["+forward", "-forward"]
+
+
+def test_a_module_that_calls_itself_nests(marks: Marks, watcher: Watcher) -> None:
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor, again: bool = True) -> torch.Tensor:
+            return torch.as_tensor(self(x, again=False)) + 1 if again else x
+
+    net = Twice()
+    watcher.watch(net, None)
+    net(torch.ones(1))
+    assert marks.heard == ["+forward", "+forward", "-forward", "-forward"]
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "name"),
+    [("net", None, "str"), (None, "sgd", "str"), (3, None, "int"), (None, torch.nn.Linear(1, 1), "Linear")],
+)
+def test_other_objects_are_refused_by_name(watcher: Watcher, model: Any, optimizer: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"got a {name}"):
+        watcher.watch(model, optimizer)
+
+
+def test_a_refused_pair_hooks_neither(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+    with pytest.raises(ConfigError):
+        watcher.watch(net, "no optimizer")
+    net(torch.ones(2, 3))
+    assert not marks.heard
+
+
+@pytest.mark.parametrize("gas", [1, 3])
+def test_an_engines_steps_are_counted_at_the_boundaries(
+    net: torch.nn.Module, marks: Marks, watcher: Watcher, gas: int
+) -> None:
+    engine = DeepSpeedLike(net, gas)
+    watcher.watch(engine, None)
+    for _ in range(6):
+        loss = engine(torch.ones(2, 3)).mean()
+        scaled = engine.backward(loss, retain_graph=False, scale_wrt_gas=True)
+        assert torch.equal(scaled, loss / gas)
+        assert engine.step(lr_kwargs=None) is None  # type: ignore[func-returns-value]
+    assert marks.steps == engine.global_steps == 6 // gas
+    micro = ["+forward", "-forward", "+backward", "-backward", "+optimizer", "-optimizer"]
+    assert [word for word in marks.heard if word != "step"] == micro * 6
+    assert marks.heard[len(micro) * gas] == "step"
+
+
+def test_an_engine_is_given_back_as_it_was(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+    engine = DeepSpeedLike(net, 1)
+    before = set(vars(engine))
+    watcher.watch(engine, None)
+    assert engine.backward.__name__ == "backward" and engine.step.__doc__ == DeepSpeedLike.step.__doc__
+    watcher.release()
+    assert set(vars(engine)) == before
+    assert engine.step.__func__ is DeepSpeedLike.step  # type: ignore[attr-defined]
+
+
+def test_an_engine_whose_backward_raises_passes_it_on(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+    engine = DeepSpeedLike(net, 1)
+    watcher.watch(engine, None)
+    with pytest.raises(RuntimeError):
+        engine.backward(torch.ones(1))
+    assert marks.heard == ["+backward", "-backward"] and marks.steps == 0
+
+
+def test_closing_a_session_takes_its_hooks_off(net: torch.nn.Module, tmp_path: Any) -> None:
+    config = {"run": {"dir": str(tmp_path), "report": False, "live": False}, "power": {"meters": "cpu_model"}}
+    optimizer = torch.optim.SGD(net.parameters())
+    with GreenSession(config) as green:
+        green.watch(net, optimizer)
+        net(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        green.step(samples=2)
+    assert not net._forward_hooks and not optimizer._optimizer_step_post_hooks
+    assert green.parameters == 4
+    assert {"forward", "optimizer"} <= green.totals().phase_s.keys()

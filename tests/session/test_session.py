@@ -1,0 +1,405 @@
+"""GreenSession: books what was used, survives what can go wrong, and never touches the training."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greentrain import GreenSession
+from greentrain.carbon.constant import ConstantSignal
+from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError, SessionError
+from greentrain.ledger.journal import read_journal
+from greentrain.ledger.reader import read_run
+from greentrain.types import CarbonPoint, Topology
+from tests.helpers.flat_meter import T0_S, FlatMeter
+
+SIGNAL = ConstantSignal(360.0, zone="test", source="test")
+
+
+def _session(tmp_path: Path, meter: FlatMeter | None = None, **run: Any) -> GreenSession:
+    config = {"run": {"dir": str(tmp_path), "report": False, **run}, "power": {"sample_s": 0.02}}
+    return GreenSession(config, meter=meter or FlatMeter(), signal=SIGNAL)
+
+
+def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    with green:
+        t0_s = time.monotonic()
+        for _ in range(5):
+            with green.phase("forward"):
+                time.sleep(0.02)
+                with green.phase("attention"):
+                    time.sleep(0.01)
+            with green.phase("backward"):
+                time.sleep(0.03)
+            green.step(tokens=100)
+        wall_s = time.monotonic() - t0_s
+    totals = green.totals()
+    assert totals.energy_j == pytest.approx(250.0 * totals.duration_s, rel=0.02)
+    assert wall_s < totals.duration_s < wall_s + 0.5
+    assert sum(totals.by_phase.values()) == pytest.approx(totals.energy_j, rel=1e-9)
+    assert sum(totals.by_device.values()) == pytest.approx(totals.energy_j, rel=1e-9)
+    assert totals.by_provenance["measured"] == pytest.approx(4 * totals.by_provenance["modelled"], rel=0.05)
+    assert totals.by_phase["backward"] == pytest.approx(250 * 0.15, rel=0.15)
+    forward_j = totals.by_phase["forward"] + totals.by_phase["attention"]
+    assert totals.by_phase_inclusive["forward"] == pytest.approx(forward_j, rel=1e-6)
+    assert (totals.steps, totals.tokens) == (5, 500)
+    assert totals.operational_g == pytest.approx(totals.energy_j / 1e4)
+    entries = read_run(green.folder or "").ranks[0].entries
+    steps_j = sum(group[2] for entry in entries for group in entry.step_groups)
+    assert 250 * wall_s * 0.98 <= steps_j <= totals.energy_j  # the first step counts from the start of the run
+    metrics = green.metrics()
+    assert metrics["green/energy_j"] == totals.energy_j
+    assert metrics["green/tokens_per_j"] == pytest.approx(500 / totals.energy_j)
+
+
+def test_joules_steps_and_tokens_belong_to_their_gear(tmp_path: Path) -> None:
+    """100 W in one gear, then 200 W in the next, and a CPU of 50 W all the time."""
+    meter = FlatMeter(gpu_w=100.0)
+    green = _session(tmp_path / "a", meter, book_s=0.1)
+    with green:
+        green.gear("bf16")
+        for _ in range(4):
+            time.sleep(0.05)
+            green.step(tokens=10)
+        change_s = time.monotonic()
+        meter.gpu_j = lambda t_s: 100.0 * (change_s - T0_S) + 200.0 * (t_s - change_s)
+        green.gear("fp8")
+        for _ in range(6):
+            time.sleep(0.05)
+            green.step(tokens=10, samples=1)
+    gears = green.totals().by_gear
+    bf16, fp8 = gears["bf16"], gears["fp8"]
+    assert (bf16.steps, bf16.tokens, fp8.steps, fp8.tokens, fp8.samples) == (4, 40, 6, 60, 6)
+    assert bf16.seconds == pytest.approx(0.2, abs=0.1)
+    assert fp8.seconds == pytest.approx(0.3, abs=0.1)
+    assert bf16.energy_j == pytest.approx(150 * bf16.seconds, rel=0.12)
+    assert fp8.energy_j == pytest.approx(250 * fp8.seconds, rel=0.12)
+    assert fp8.modelled_j == pytest.approx(50 * fp8.seconds, rel=0.05)
+    assert bf16.device_s == pytest.approx(2 * bf16.seconds)
+    run = read_run(green.folder or "")
+    assert run.totals.by_gear["fp8"].energy_j == pytest.approx(fp8.energy_j)
+    assert sum("fp8" in entry.gears for entry in run.ranks[0].entries) >= 2, "the gear goes on in the next entry"
+    later = _session(tmp_path / "b")
+    later.load_state_dict(json.loads(json.dumps(green.state_dict())))
+    with later:
+        later.gear("fp8")
+        later.step(tokens=10)
+    assert later.totals().by_gear["fp8"].tokens == 70
+    assert read_run(later.folder or "").totals.by_gear["bf16"].energy_j == pytest.approx(bf16.energy_j)
+
+
+def test_what_is_read_back_is_what_was_booked(tmp_path: Path) -> None:
+    with _session(tmp_path, tags={"team": "a"}) as green:
+        time.sleep(0.05)
+    assert green.folder is not None
+    run = read_run(green.folder)
+    assert run.totals.energy_j == pytest.approx(green.totals().energy_j)
+    assert run.run["tags"] == {"team": "a"}
+    assert run.ranks[0].close is not None and run.ranks[0].close["reason"] == "finished"
+    assert run.ranks[0].sensors["GPU-a"]["provenance"] == "measured"
+
+
+def test_two_runs_in_a_row_are_separate(tmp_path: Path) -> None:
+    meter = FlatMeter()
+    green = _session(tmp_path, meter)
+    folders, energies = set(), []
+    for _ in range(2):
+        with green:
+            time.sleep(0.1)
+        folders.add(green.folder)
+        energies.append(green.totals().energy_j)
+    assert len(folders) == 2
+    assert energies[1] == pytest.approx(energies[0], rel=0.3)
+    assert meter.closed == 2
+
+
+def test_it_is_a_decorator(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+
+    @green
+    def train(x: int) -> int:
+        time.sleep(0.02)
+        return x + 1
+
+    assert train(1) == 2
+    assert green.totals().energy_j > 0
+
+
+def test_an_exception_is_booked_and_passed_on(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    with pytest.raises(ZeroDivisionError), green:
+        time.sleep(0.02)
+        raise ZeroDivisionError
+    assert green.folder is not None
+    close = read_run(green.folder).ranks[0].close
+    assert close is not None and close["reason"] == "exception"
+    assert not green.running
+
+
+def test_a_checkpoint_continues_the_folder(tmp_path: Path) -> None:
+    first = _session(tmp_path)
+    with first:
+        time.sleep(0.05)
+        first.checkpoint()
+    state = json.loads(json.dumps(first.state_dict()))
+    second = _session(tmp_path)
+    second.load_state_dict(state)
+    with second:
+        time.sleep(0.05)
+    assert second.folder == first.folder
+    assert second.totals().energy_j > 1.5 * first.totals().energy_j
+    run = read_run(second.folder or "")
+    assert run.totals.energy_j == pytest.approx(second.totals().energy_j)
+    assert {event["name"] for event in run.ranks[0].events} == {"checkpoint", "resume"}
+
+
+def test_a_checkpoint_without_its_folder_carries_the_totals(tmp_path: Path) -> None:
+    first = _session(tmp_path / "a")
+    with first:
+        time.sleep(0.05)
+    second = _session(tmp_path / "b")
+    second.load_state_dict(first.state_dict())
+    with second:
+        time.sleep(0.02)
+    assert second.totals().energy_j > first.totals().energy_j
+    assert read_run(second.folder or "").totals.energy_j == pytest.approx(second.totals().energy_j)
+
+
+def test_bad_states_are_refused(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    green.load_state_dict({})
+    with pytest.raises(ConfigError, match="upgrade"):
+        green.load_state_dict({"format": 99, "run_id": "x", "totals": {}})
+    with green:
+        with pytest.raises(SessionError, match="before start"):
+            green.load_state_dict({"format": 1, "run_id": "x", "totals": {}})
+        with pytest.raises(SessionError, match="running already"):
+            green.start()
+
+
+def test_a_meter_that_fails_mid_run_is_a_gap_and_one_warning(tmp_path: Path) -> None:
+    meter = FlatMeter()
+    green = _session(tmp_path, meter)
+
+    def lost() -> None:
+        raise OSError("bus error")
+
+    with pytest.warns(GreenTrainWarning) as caught, green:
+        time.sleep(0.1)
+        meter.fail = lost
+        time.sleep(0.1)
+    assert len([w for w in caught if "bus error" in str(w.message)]) >= 1
+    totals = green.totals()
+    assert totals.missing_s["GPU-a"] == pytest.approx(0.1, abs=0.06)
+    assert totals.by_device["GPU-a"] == pytest.approx(200 * 0.1, rel=0.4)
+    assert any(event["name"] == "gap" for event in read_run(green.folder or "").ranks[0].events)
+
+
+def test_a_meter_that_never_answers_gives_missing_and_no_zero(tmp_path: Path) -> None:
+    meter = FlatMeter()
+
+    def lost() -> None:
+        raise OSError("no driver")
+
+    meter.fail = lost
+    green = _session(tmp_path, meter)
+    with pytest.warns(GreenTrainWarning), green:
+        time.sleep(0.05)
+    totals = green.totals()
+    assert totals.missing_s["GPU-a"] > 0.03
+    assert "green/power_w" not in green.metrics()
+
+
+def test_unknown_intensity_is_unpriced(tmp_path: Path) -> None:
+    class Unknown:
+        def mean(self, t0_unix_s: float, t1_unix_s: float) -> CarbonPoint:
+            return CarbonPoint(t0_unix_s=t0_unix_s, t1_unix_s=t1_unix_s, g_per_kwh=None, zone="XX", source="nobody")
+
+        def describe(self) -> dict[str, str]:
+            return {"zone": "XX"}
+
+    config = {"run": {"dir": str(tmp_path), "report": False}}
+    green = GreenSession(config, meter=FlatMeter(), signal=Unknown())
+    with green:
+        time.sleep(0.05)
+    assert green.totals().unpriced_j == pytest.approx(green.totals().energy_j)
+    assert "green/emissions_g" not in green.metrics()
+
+
+def test_a_read_only_run_folder_fails_before_training(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file, not a folder")
+    meter = FlatMeter()
+    with pytest.raises(RunFolderError, match=r"run\.dir"):
+        _session(tmp_path / "runs", meter).start()
+    assert meter.closed == 1
+
+
+def test_a_disk_that_fills_up_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    green = _session(tmp_path, book_s=0.1)
+    import os as real_os
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    with pytest.warns(GreenTrainWarning, match="No space left"), green:
+        time.sleep(0.05)
+        monkeypatch.setattr(real_os, "write", full)
+        time.sleep(0.3)
+        monkeypatch.undo()
+        time.sleep(0.2)
+    run = read_run(green.folder or "")
+    assert run.totals.energy_j == pytest.approx(green.totals().energy_j)
+
+
+def test_windows_come_from_the_curve(tmp_path: Path) -> None:
+    with _session(tmp_path) as green:
+        time.sleep(0.1)
+        t0_s = time.monotonic()
+        time.sleep(0.2)
+        t1_s = time.monotonic()
+        window = green.energy(t0_s, t1_s, wait_s=1.0)
+        assert green.energy(t0_s, t1_s + 100) is None
+    assert window is not None
+    assert window["GPU-a"] == pytest.approx(200 * (t1_s - t0_s), rel=0.02)
+
+
+def test_marks_outside_a_run_are_ignored(tmp_path: Path) -> None:
+    green = _session(tmp_path)
+    green.step(tokens=5)
+    with green.phase("forward"):
+        pass
+    assert green.totals().steps == 0
+    with green:
+        green.step(tokens=7)
+    green.step(tokens=5)
+    assert green.totals().tokens == 7
+
+
+def test_two_ranks_share_a_node_without_counting_it_twice(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path), "report": False, "id": "job"}, "power": {"sample_s": 0.02}}
+    ranks = [
+        GreenSession(
+            config,
+            meter=FlatMeter(),
+            signal=SIGNAL,
+            topology=Topology(rank=r, world_size=2, local_rank=r, local_world_size=2, host="h"),
+        )
+        for r in range(2)
+    ]
+    t0_s = time.monotonic()
+    ranks[1].start()
+    ranks[0].start()
+    time.sleep(0.3)
+    ranks[1].close()
+    ranks[0].close()
+    wall_s = time.monotonic() - t0_s
+    run = read_run(tmp_path / "job")
+    assert len(run.ranks) == 2
+    assert run.totals.by_device["GPU-a"] == pytest.approx(200 * wall_s, rel=0.15)
+    assert sum("GPU-a" in rank.sensors for rank in run.ranks) == 1
+
+
+def test_rank_0_logs_the_whole_job(tmp_path: Path) -> None:
+    config = {"run": {"dir": str(tmp_path), "report": False, "id": "job", "book_s": 0.1}, "power": {"sample_s": 0.02}}
+    ranks = [
+        GreenSession(
+            config,
+            meter=FlatMeter(),
+            signal=SIGNAL,
+            topology=Topology(rank=r, world_size=2, local_rank=r, local_world_size=2, host="h"),
+        )
+        for r in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+        rank.step(tokens=100)
+    time.sleep(0.4)
+    run = ranks[0].active()
+    assert run is not None
+    run.look_at_others()
+    whole, part = ranks[0].metrics(), ranks[1].metrics()
+    assert (whole["green/ranks"], part["green/ranks"]) == (2, 1)
+    assert whole["green/power_w"] == pytest.approx(200 + 2 * 50, rel=0.1)
+    assert whole["green/tokens_per_j"] == pytest.approx(200 / whole["green/energy_j"])
+    assert whole["green/energy_j"] > ranks[0].totals().energy_j + 0.8 * ranks[1].totals().energy_j
+    ranks[1].close()
+    ranks[0].close()
+
+
+def test_another_run_on_the_same_gpu_is_told_so(tmp_path: Path) -> None:
+    with _session(tmp_path):
+        other = _session(tmp_path)
+        with pytest.warns(GreenTrainWarning, match="booked by another run"), other:
+            time.sleep(0.05)
+        assert "GPU-a" not in other.totals().by_device
+        assert other.folder is not None
+        (left_out,) = read_run(other.folder).ranks[0].excluded
+        assert left_out["uid"] == "GPU-a" and "another run" in left_out["reason"]
+
+
+def test_a_dead_ranks_device_is_taken_over(tmp_path: Path) -> None:
+    first, second = _session(tmp_path, book_s=0.1, id="job"), _session(tmp_path / "x", book_s=0.1, id="job")
+    first.start()
+    second.start()
+    time.sleep(0.3)
+    first.close()
+    time.sleep(0.5)
+    second.close()
+    assert second.totals().by_device["GPU-a"] == pytest.approx(200 * 0.45, rel=0.5)
+    assert any(event["name"] == "claim" for event in read_run(second.folder or "").ranks[0].events)
+
+
+def test_the_journal_is_written_while_running(tmp_path: Path) -> None:
+    with _session(tmp_path, book_s=0.1) as green:
+        time.sleep(0.5)
+        assert green.folder is not None
+        kinds = [record["kind"] for record in read_journal(green.folder / "rank-00000.jsonl")]
+    assert kinds.count("entry") >= 2
+
+
+def test_a_checkpoint_holds_what_was_used_until_now(tmp_path: Path) -> None:
+    with _session(tmp_path) as green:
+        time.sleep(0.3)
+        green.count(tokens=30)
+        green.step(tokens=10)
+        time.sleep(0.05)
+        totals = green.state_dict()["totals"]
+    assert totals["energy_j"] > 250 * 0.25
+    assert (totals["steps"], totals["tokens"]) == (1, 40)
+
+
+def test_a_model_that_is_watched_late_is_in_run_json(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with _session(tmp_path) as green:
+        green.watch(torch.nn.Linear(3, 2))
+    assert read_run(green.folder or "").run["parameters"] == 8
+
+
+def test_a_signal_that_asks_a_network_begins_and_ends_with_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Asking(ConstantSignal):
+        def start(self) -> None:
+            told.append("start")
+
+        def close(self) -> None:
+            told.append("close")
+            raise OSError("the server hangs")
+
+    monkeypatch.setattr("greentrain.session.session.open_signal", lambda config: Asking(100.0))
+    config = {"run": {"dir": str(tmp_path), "report": False}, "power": {"sample_s": 0.02}}
+    green = GreenSession(config, meter=FlatMeter())
+    with pytest.warns(GreenTrainWarning, match="the server hangs"), green:
+        time.sleep(0.05)
+    with green:
+        time.sleep(0.05)
+    assert told == ["start", "close"] * 2
+    told.clear()
+    with GreenSession(config, meter=FlatMeter(), signal=Asking(100.0)):
+        time.sleep(0.05)
+    assert told == ["start"], "somebody else's signal is theirs to close"
