@@ -18,7 +18,7 @@ from greentrain.config.schema import PowerCapConfig
 from greentrain.control.actuators.guardian import Guardian
 from greentrain.control.actuators.pause import LOOK_S, Pause
 from greentrain.control.actuators.power_cap import open_power_cap
-from greentrain.control.launcher_protocol import Handover, Offer
+from greentrain.control.launcher_protocol import LauncherFiles, Offer
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, build_library
 from greentrain.types import Topology
 
@@ -31,7 +31,7 @@ def overhead(bench: Bench) -> list[Row]:
     """Time of ``step()`` with everything that may act on the run, less that without."""
     folder = bench.scratch / "overhead"
     folder.mkdir()
-    desk = Handover(folder)
+    desk = LauncherFiles(folder)
     desk.write(Offer(attempt=1, ranks=1, min_ranks=1, max_ranks=4, can_wait=True))
     table = folder / "actions.yaml"
     rows = [f"- {{gear: fp32, ranks: {n}, tokens_per_s: {1000 * n}, power_w: {100 * n}}}\n" for n in (1, 2, 4)]
@@ -42,7 +42,7 @@ def overhead(bench: Bench) -> list[Row]:
     }
     width: dict[str, Any] = {"pause": False, "width": {"min": 1, "max": 4}}
     limits: dict[str, Any] = {"power_cap": {}, "clocks": {}}
-    ways: dict[str, tuple[dict[str, Any], Handover | None]] = {
+    ways: dict[str, tuple[dict[str, Any], LauncherFiles | None]] = {
         "nothing": ({}, None),
         "a launcher": ({}, desk),
         "a launcher, limits and clocks": (plan | {"policy": {}, "actuators": limits}, desk),
@@ -116,7 +116,7 @@ def limits(bench: Bench) -> list[Row]:
     ]
 
 
-def _step_us(folder: Path, sections: dict[str, Any], launcher: Handover | None, repeats: int) -> float:
+def _step_us(folder: Path, sections: dict[str, Any], launcher: LauncherFiles | None, repeats: int) -> float:
     import torch
 
     config = {

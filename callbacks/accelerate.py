@@ -19,7 +19,7 @@ from greentrain.precision.limits import unwrap
 from greentrain.types import Phase
 from greentrain.utils.files import write_json
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 with try_import("accelerate") as _imports:
     from accelerate import Accelerator, DistributedType
@@ -107,7 +107,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         self._driver.enter(None)
 
     def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        metrics = harmless(self.green.metrics)() or {}
+        metrics = never_raises(self.green.metrics)() or {}
         super().log({**metrics, **values}, step=step, log_kwargs=log_kwargs or {})  # accelerate 1.2 takes no None
 
     def end_training(self) -> None:
@@ -122,12 +122,12 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         return folder
 
     # Beside Accelerate's own files, one a rank: with or without GreenTrain, each loads the other's checkpoints.
-    @harmless
+    @never_raises
     def _save(self, folder: Any) -> None:
         write_json(_state_path(folder, self.process_index), self.green.state_dict())
         self.green.checkpoint()
 
-    @harmless
+    @never_raises
     def _load(self, models: Any, folder: str) -> None:
         for rank in (self.process_index, 0):  # more ranks than were saved: the run is the same, totals start at 0
             path = _state_path(folder, rank)

@@ -18,7 +18,7 @@ from greentrain.errors import GreenTrainError
 from greentrain.report.live.terminal import name_report
 from greentrain.session.session import GreenSession
 from greentrain.types import Phase, Topology
-from greentrain.utils.never_raise import harmless, warn
+from greentrain.utils.never_raise import never_raises, warn
 
 SessionLike = GreenSession | GreenConfig | Mapping[str, Any] | str | Path | None
 """A finished session, or anything GreenSession accepts."""
@@ -121,7 +121,7 @@ class Driver:
         if self.session.gears is not None:
             self.session.gears.boundary()
 
-    @harmless
+    @never_raises
     def enter(self, phase: Phase | None) -> None:
         """Leave the current phase and enter another one; None enters none."""
         name = None if phase is None else phase.value
@@ -133,14 +133,14 @@ class Driver:
         if name is not None:
             self._token = self.session.begin(name)
 
-    @harmless
+    @never_raises
     def add(self, batch: Any) -> None:
         """Count a batch towards the next step."""
         tokens, samples = count(batch)
         self._tokens += tokens
         self._samples += samples
 
-    @harmless
+    @never_raises
     def step(self, tokens: int | None = None) -> None:
         """Mark the end of an optimizer step with what was counted since the last one.
 
@@ -188,7 +188,7 @@ class Driver:
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.nested(phase):
                 result = original(*args, **kwargs)
-            harmless(then)()
+            never_raises(then)()
             return result
 
         setattr(owner, method, timed)
@@ -197,11 +197,11 @@ class Driver:
     @contextlib.contextmanager
     def nested(self, phase: Phase) -> Iterator[None]:
         """Spend a block in a phase, nested in what is open."""
-        token = harmless(self.session.begin)(phase.value)
+        token = never_raises(self.session.begin)(phase.value)
         try:
             yield
         finally:
-            harmless(self.session.end)(phase.value, token or 0)
+            never_raises(self.session.end)(phase.value, token or 0)
 
     @contextlib.contextmanager
     def alone(self, phase: Phase) -> Iterator[None]:
@@ -217,13 +217,13 @@ class Driver:
         """Remember how to take off a hook."""
         self._undo.append(action)
 
-    @harmless
+    @never_raises
     def load(self, state: Mapping[str, Any], rank: int) -> None:
         """Continue the run of a checkpoint written by rank 0: the totals are rank 0's, the run is everybody's."""
         if state and not self.session.running:
             self.session.load_state_dict(state if rank == 0 else {**state, "totals": {}})
 
-    @harmless
+    @never_raises
     def stop(self, reason: str) -> None:
         """Take every hook off; close the session if this driver started it, and name its report. Idempotent."""
         self.enter(None)
@@ -235,6 +235,6 @@ class Driver:
             self.session.close(reason)
             self._say_where()
 
-    @harmless
+    @never_raises
     def _say_where(self) -> None:
         name_report(self.session.report_path)

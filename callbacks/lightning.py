@@ -15,7 +15,7 @@ from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 with try_import("lightning") as _imports:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -98,7 +98,7 @@ class GreenCallback(Callback):
             for optimizer in trainer.optimizers:
                 self._driver.bind(optimizer, counts=not self._engine)
 
-    @harmless
+    @never_raises
     def _hook(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # No hook of Lightning ends an optimizer step or brackets the writing of a checkpoint.
         self._steps = trainer.global_step
@@ -128,7 +128,7 @@ class GreenCallback(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         self._driver.enter(Phase.OPTIMIZER)
 
-    @harmless
+    @never_raises
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -159,7 +159,7 @@ class GreenCallback(Callback):
         for logger in trainer.loggers if metrics else ():
             logger.log_metrics(metrics, step=max(trainer.global_step - 1, 0))  # as Lightning numbers its own metrics
 
-    @harmless
+    @never_raises
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         owned = self._driver.owned
         self._driver.stop("finished")
@@ -175,7 +175,7 @@ class GreenCallback(Callback):
         self._driver.stop("sigterm" if isinstance(exception, SIGTERMException) else "exception")
 
     def state_dict(self) -> dict[str, Any]:
-        return harmless(self.session.state_dict)() or {}
+        return never_raises(self.session.state_dict)() or {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self._fitting:

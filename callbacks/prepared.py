@@ -7,7 +7,7 @@ import torch
 
 from greentrain.callbacks.driver import Driver
 from greentrain.types import Phase
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 
 class Prepared:
@@ -23,7 +23,7 @@ class Prepared:
         self._begin = begin
         self._followed: list[Any] = []
 
-    @harmless
+    @never_raises
     def follow(self, item: Any, *, counts: bool) -> None:
         """Hook an object.
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from greentrain.callbacks.ray_desk import ASK_S, PREFIX, Resize
+from greentrain.callbacks.ray_coordinator import ASK_S, PREFIX, Resize
 from greentrain.callbacks.ray_launcher import find_desk
 from greentrain.callbacks.ray_scaling import WantedWidth, check_version, open_desk
 from greentrain.callbacks.ray_session import GreenRaySession
@@ -34,7 +34,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
 from greentrain.ledger.run_folder import ENV_RUN_ID, new_run_id
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 with try_import("ray") as _imports:
     import ray
@@ -112,8 +112,8 @@ class GreenTorchTrainer(TorchTrainer):
         try:
             return super().fit()
         finally:
-            self.resizes = harmless(ray.get)(self._desk.resizes.remote(), timeout=ASK_S) or []
-            harmless(ray.kill)(self._desk)
+            self.resizes = never_raises(ray.get)(self._desk.resizes.remote(), timeout=ASK_S) or []
+            never_raises(ray.kill)(self._desk)
 
     def _initialize_and_run_controller(self, **controller: Any) -> "Result":
         if self._scaling.elasticity_enabled:

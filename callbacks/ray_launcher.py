@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from greentrain.callbacks.ray_desk import ASK_S, PREFIX, Opening, Resize, Terms
+from greentrain.callbacks.ray_coordinator import ASK_S, PREFIX, Opening, Resize, Terms
 from greentrain.control.launcher_protocol import Notice, Offer, Progress, Request
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 with try_import("ray") as _imports:
     import ray
@@ -74,7 +74,7 @@ class RayLauncher:
     def mark(self, what: str, attempt: int, **more: Any) -> None:
         """Tell the desk of the first optimizer step. Never raises."""
         if what == "step":
-            resize: Resize | None = harmless(ray.get)(self._desk.stepped.remote(), timeout=ASK_S)
+            resize: Resize | None = never_raises(ray.get)(self._desk.stepped.remote(), timeout=ASK_S)
             if resize is not None:
                 self._tell(resize)
 
@@ -90,14 +90,14 @@ class RayLauncher:
         """Stand still until Ray ends this process. Every rank calls it, all books closed; it returns only where Ray
         does nothing.
         """
-        harmless(collective.barrier)()
+        never_raises(collective.barrier)()
         if self._first:
-            harmless(ray.get)(self._desk.leave.remote(nth), timeout=ASK_S)
+            never_raises(ray.get)(self._desk.leave.remote(nth), timeout=ASK_S)
         time.sleep(HOLD_S)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    @harmless
+    @never_raises
     def _committed(self) -> int | None:
         """Return the opening once the controller has the checkpoint; None: Ray has no room."""
         ray.train.get_all_reported_checkpoints(CheckpointConsistencyMode.COMMITTED, timeout_s=HOLD_S)

@@ -9,10 +9,10 @@ them to it.
 import logging
 from typing import Any, Final
 
-from greentrain.callbacks.ray_desk import ASK_S, Desk, Order
+from greentrain.callbacks.ray_coordinator import ASK_S, Order, RayCoordinator
 from greentrain.errors import MissingExtraError
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 with try_import("ray") as _imports:
     import ray
@@ -93,12 +93,12 @@ class WantedWidth(ElasticScalingPolicy):
             self._send_resource_request()  # type: ignore[no-untyped-call]
             self._latest_reserved_resources_query_time = float("-inf")  # what was reserved before is no answer
 
-    @harmless
+    @never_raises
     def _meet(self, current: int) -> Order | None:
         answer: Order = ray.get(self._desk.meet.remote(current, self._possible()), timeout=ASK_S)
         return answer
 
-    @harmless
+    @never_raises
     def _ask_wanted(self) -> int | None:
         answer: int = ray.get(self._desk.wanted.remote(), timeout=ASK_S)
         return answer
@@ -114,4 +114,4 @@ def open_desk(name: str, **terms: Any) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(num_cpus=0)(Desk).options(name=name, scheduling_strategy=here).remote(**terms)
+    return ray.remote(num_cpus=0)(RayCoordinator).options(name=name, scheduling_strategy=here).remote(**terms)

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.callbacks.ray_desk import Resize
+from greentrain.callbacks.ray_coordinator import Resize
 from greentrain.callbacks.ray_launcher import RayLauncher, find_desk
 from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
 from greentrain.session.session import GreenSession
 from greentrain.types import Topology
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import harmless, warn
+from greentrain.utils.never_raise import never_raises, warn
 
 with try_import("ray") as _imports:
     import ray.train
@@ -109,7 +109,7 @@ class GreenRaySession(GreenSession):
             return
         leaving.tell()
         leaving.request = None
-        nth = harmless(self._ray.opening)()
+        nth = never_raises(self._ray.opening)()
         run = self.active()
         if nth is None or run is None:
             if run is not None:
@@ -117,7 +117,7 @@ class GreenRaySession(GreenSession):
             return
         state = self.state_dict()
         self.close("left")
-        harmless(self._ray.leave)(nth)
+        never_raises(self._ray.leave)(nth)
         self.load_state_dict(self._own(state))
         self.start()
         warn("Ray did not resize, so training goes on as it was, measured without phases and gears")
@@ -126,7 +126,7 @@ class GreenRaySession(GreenSession):
         """Return a state of rank 0 as this rank continues it: the run is everybody's, the totals are not."""
         return state if self._first else {**state, "totals": {}}
 
-    @harmless
+    @never_raises
     def _sign(self, checkpoint: "Checkpoint") -> None:
         checkpoint.update_metadata({KEY: self.state_dict()})
 

@@ -14,7 +14,7 @@ from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 with try_import("transformers") as _imports:
     from transformers import Trainer, TrainerCallback
@@ -77,7 +77,7 @@ class GreenCallback(TrainerCallback, ExportableState):
             model=model,
         )
 
-    @harmless
+    @never_raises
     def _resume(self, args: Any, state: Any) -> None:
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if state.global_step > 0:  # otherwise it is what we just said ourselves
@@ -99,7 +99,7 @@ class GreenCallback(TrainerCallback, ExportableState):
         self._engine = hasattr(wrapped, "global_steps")  # DeepSpeed's optimizer steps once a sub-group
         self._driver.bind(optimizer, counts=not self._engine)
 
-    @harmless
+    @never_raises
     def _hook(self, model: Any) -> None:
         trainer = calling(Trainer)  # callbacks see neither the wrapped model nor one another
         if trainer is not None:
@@ -110,7 +110,7 @@ class GreenCallback(TrainerCallback, ExportableState):
             handler.callbacks = [*others[:flow], self, *others[flow:]]  # the loggers then see what we add to a log
         self._driver.tap(model, counts=True, after=Phase.BACKWARD)
 
-    @harmless
+    @never_raises
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = False
         self._driver.stop("finished")
@@ -132,7 +132,7 @@ class GreenCallback(TrainerCallback, ExportableState):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._driver.enter(Phase.OPTIMIZER)
 
-    @harmless
+    @never_raises
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         tokens = None
         if args.include_num_input_tokens_seen not in ("no", False):  # the Trainer's own count, over all ranks
@@ -164,12 +164,12 @@ class GreenCallback(TrainerCallback, ExportableState):
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any, **kwargs: Any) -> None:
         self.on_evaluate(args, state, control)
 
-    @harmless
+    @never_raises
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._next(control)
         self.session.checkpoint()
 
-    @harmless
+    @never_raises
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         last = self._training and "train_loss" in kwargs["logs"]  # nothing is computed behind the Trainer's last log
         if last:
@@ -179,5 +179,5 @@ class GreenCallback(TrainerCallback, ExportableState):
             log.update(metrics)
 
     def state(self) -> dict[str, Any]:
-        saved = harmless(self.session.state_dict)() or {}
+        saved = never_raises(self.session.state_dict)() or {}
         return {"args": {"session": self.session.config.to_dict()}, "attributes": {"saved": saved}}

@@ -22,7 +22,7 @@ from greentrain.errors import ConfigError
 from greentrain.optim.family import check, decoupled, unwrap
 from greentrain.optim.forms import Form, Gamma
 from greentrain.optim.gear_adamw import GearAdamW
-from greentrain.optim.groups import Loan
+from greentrain.optim.groups import TemporaryParamGroups
 
 
 def adapt(optimizer: Any, gamma: float | Callable[[], float], decay: Form | str = Form.DECELERATE) -> "Adapted":
@@ -77,7 +77,7 @@ class Adapted:
         self.form = form
         self._gamma = gamma
         self._decoupled = decoupled(optimizer) is not False
-        self._loan = Loan()
+        self._loan = TemporaryParamGroups()
         # Dynamo must not trace them: it specialises on gamma and gets the identity of floats wrong (torch 2.13).
         disable: Any = torch.compiler.disable
         before, after = disable(self._before), disable(self._after)

@@ -9,7 +9,7 @@ from greentrain.optim.forms import Form
 Group = dict[str, Any]
 
 
-class Loan:
+class TemporaryParamGroups:
     """Puts rescaled lr, eps and weight_decay into groups and takes them back.
 
     A tensor lr is replaced by another tensor, never written to: it may be shared between groups, belong to a captured
@@ -57,7 +57,7 @@ class Loan:
 @contextlib.contextmanager
 def rescaled(groups: Sequence[Group], form: Form, gamma: float) -> Iterator[None]:
     """Rescale the groups of an AdamW in a block, whatever happens in it."""
-    loan = Loan()
+    loan = TemporaryParamGroups()
     try:
         loan.give(groups, form, gamma, decoupled=True)
         yield

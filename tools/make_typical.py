@@ -19,7 +19,7 @@ from greentrain.carbon.typical import ATTRIBUTION, BASIS
 from greentrain.units import S_PER_HOUR
 
 YEAR: Final = 2022
-OUTPUT: Final = Path(__file__).with_name("typical.json")
+OUTPUT: Final = Path(__file__).resolve().parents[1] / "greentrain" / "carbon" / "typical.json"
 _SOURCES: Final = (
     # trace file, zone (Electricity Maps' names), short form (EIA's balancing authority), name
     ("us_caiso_2022_eia.csv", "US-CAL-CISO", "CISO", "California ISO"),

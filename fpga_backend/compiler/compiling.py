@@ -10,7 +10,7 @@ from torch import nn
 
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.compiler import twin
+from greentrain.fpga_backend.compiler import meta_copy
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.finish import Head, finish
 from greentrain.fpga_backend.compiler.lower import Lowering
@@ -81,8 +81,8 @@ def compile(
         raise ValueError(f"temperature={temperature!r}: a number above 0; 1 leaves the logits as they are")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module: load the model first")
-    model = twin.unwrapped(model)
-    twin.check(model, max_tokens)
+    model = meta_copy.unwrapped(model)
+    meta_copy.check(model, max_tokens)
     with torch.device("cpu"):  # whatever the caller's default device is
         program, recipe, tables = _verified(model, head, max_tokens)
         if temperature != 1.0:
@@ -125,7 +125,7 @@ def _check(max_tokens: int, head: str, precision: str, activations: str, activat
 def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[Program, Recipe, dict[str, torch.Tensor]]:
     """Lower a model and compare; the copy's weights are gone when this returns."""
     call = Call.of(model)
-    shadow = twin.shadow(model)
+    shadow = meta_copy.meta_copy(model)
     traced = trace(shadow, call, max_tokens)
     program, recipe, tables = _lowered(traced, head, max_tokens, type(model).__name__, call)
     program = replace(program, precision="fp32")

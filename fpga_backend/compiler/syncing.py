@@ -7,9 +7,9 @@ from torch import nn
 
 from greentrain.fpga_backend.artifact import Artifact, checksum
 from greentrain.fpga_backend.compiler.compiling import named_parameters
+from greentrain.fpga_backend.compiler.meta_copy import unwrapped
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import Recipe
-from greentrain.fpga_backend.compiler.twin import unwrapped
 from greentrain.fpga_backend.errors import ArtifactError
 
 

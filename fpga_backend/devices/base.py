@@ -27,7 +27,7 @@ class _Job:
     future: Future[Result]
 
 
-class Lane:
+class WorkQueue:
     """Runs jobs in order in one daemon thread.
 
     Args:
@@ -204,7 +204,7 @@ class InProcess:
         self._uid = uid
         self._open = open_
         self._loaded: Loaded[Runner] = Loaded(uid)
-        self._lane = Lane(f"greentrain-offload-{uid}", depth)
+        self._lane = WorkQueue(f"greentrain-offload-{uid}", depth)
         self.closed = False
 
     def load(self, artifact: Artifact, replacing: Handle | None = None) -> Handle:

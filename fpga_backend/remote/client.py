@@ -12,7 +12,7 @@ from typing import Any
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, Lane, Loaded
+from greentrain.fpga_backend.devices.base import CLOSED, Loaded, WorkQueue
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError, OffloadError, QueueFullError
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.remote import wire
@@ -59,7 +59,7 @@ class RemoteDevice:
             self._info, self._instance = _info(about, self._connection), str(about["instance"])
             self._batch_bytes, self._artifact_bytes = int(about["batch_bytes"]), int(about["artifact_bytes"])
             self._meter = self._first_meter(about)
-            self._lane = Lane(f"greentrain-remote-{self._info.uid}", depth)
+            self._lane = WorkQueue(f"greentrain-remote-{self._info.uid}", depth)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self._connection.release()
             raise DeviceError(f"{self._connection.place} is of another version: {error!r}") from error

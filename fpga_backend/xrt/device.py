@@ -14,12 +14,12 @@ from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import Lane, Loaded
+from greentrain.fpga_backend.devices.base import Loaded, WorkQueue
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import pci, xclbin
 from greentrain.fpga_backend.xrt.meters import CardMeters
 from greentrain.fpga_backend.xrt.sensors import meter_of
-from greentrain.fpga_backend.xrt.worker_client import Keeper, Model
+from greentrain.fpga_backend.xrt.worker_client import Model, WorkerClient
 from greentrain.types import PowerMeter
 
 Answer = TypeVar("Answer")
@@ -90,7 +90,7 @@ class XrtDevice:
         self._keep_artifacts = restarts > 0
         self._lock = threading.Lock()
         self._number = 0
-        self._keeper = Keeper(settings, environ, timeout_s=timeout_s, restarts=restarts)
+        self._keeper = WorkerClient(settings, environ, timeout_s=timeout_s, restarts=restarts)
         uid = "+".join(card.uid for card in cards) if cards else f"xrt-{emulation}:{self._keeper.pid}"
         kinds = ", ".join(dict.fromkeys(card.name for card in cards)) or f"XRT in {emulation} emulation"
         self._info = DeviceInfo(
@@ -104,7 +104,7 @@ class XrtDevice:
         )
         self._loaded: Loaded[Model] = Loaded(uid)
         self._meter = CardMeters([meter_of(card) for card in cards or (None,)])
-        self._lane = Lane(f"greentrain {uid}", depth)
+        self._lane = WorkQueue(f"greentrain {uid}", depth)
         self._ending = weakref.finalize(self, _end, self._owner_pid, self._lane, self._keeper, self._meter)
 
     def probe(self) -> DeviceInfo:
@@ -230,7 +230,7 @@ def _check(
         raise DeviceError("silicon= is for no-op emulation (XCL_EMULATION_MODE=noop): a card computes itself")
 
 
-def _end(owner_pid: int, lane: Lane, keeper: Keeper, meter: CardMeters) -> None:
+def _end(owner_pid: int, lane: WorkQueue, keeper: WorkerClient, meter: CardMeters) -> None:
     """End what a forgotten device has left."""
     if os.getpid() == owner_pid:
         lane.close(join=False)

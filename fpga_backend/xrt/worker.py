@@ -35,7 +35,7 @@ from greentrain.fpga_backend.xrt.card import Tenant, XrtCard
 from greentrain.fpga_backend.xrt.ctypes_api import CtypesApi
 from greentrain.fpga_backend.xrt.ipc import Region
 from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi, load_pyxrt
-from greentrain.fpga_backend.xrt.silicon import compiled
+from greentrain.fpga_backend.xrt.simulated_kernels import compiled
 from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule
 
 WATCH_S = 0.5

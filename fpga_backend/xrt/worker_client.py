@@ -211,7 +211,7 @@ class Model:
     """Kept only where a worker may be started again."""
 
 
-class Keeper:
+class WorkerClient:
     """One card's worker.
 
     Args:

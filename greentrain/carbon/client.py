@@ -31,7 +31,7 @@ _ASKS_FOR_REST: Final = (429, 503)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Timeouts:
     """How long to wait for a server, and how often to try."""
 
     connect_s: float = 5.0
@@ -49,7 +49,7 @@ class Patience:
     """Between two looks at what other processes have fetched (s)."""
 
 
-class NoAnswer(Exception):
+class TemporaryError(Exception):
     """No answer that can be used, this time.
 
     Args:
@@ -64,7 +64,7 @@ class NoAnswer(Exception):
         self.everywhere = everywhere
 
 
-class Refused(Exception):
+class PermanentError(Exception):
     """The server will not answer this, however often it is asked.
 
     Args:
@@ -108,7 +108,7 @@ class GridClient:
         stop: Set from outside to give up.
     """
 
-    def __init__(self, base_url: str, key: Key, patience: Patience, stop: threading.Event) -> None:
+    def __init__(self, base_url: str, key: Key, patience: Timeouts, stop: threading.Event) -> None:
         imports.check()
         self._base_url = base_url.rstrip("/")
         self._key = key
@@ -132,19 +132,19 @@ class GridClient:
         for tries_left in range(self._patience.tries - 1, -1, -1):
             try:
                 return self._signed(path, params or {})
-            except NoAnswer as failure:
+            except TemporaryError as failure:
                 if not tries_left or failure.rest_s is not None or self._stop.is_set():
                     raise
                 log.info("%s; trying again in about %.1f s", failure, pause_s)
             if self._stop.wait(pause_s * random.uniform(0.5, 1.5)):
                 break
             pause_s *= 2
-        raise NoAnswer(f"{self.host} was not asked to the end: the signal was closed")
+        raise TemporaryError(f"{self.host} was not asked to the end: the signal was closed")
 
     def _signed(self, path: str, params: Mapping[str, str]) -> Answer:
         try:
             return self.once(path, params, lambda request: self._key.sign(request, self))
-        except Refused as refusal:
+        except PermanentError as refusal:
             if refusal.status != 401 or not self._key.renew():
                 raise
             return self.once(path, params, lambda request: self._key.sign(request, self))
@@ -166,23 +166,23 @@ class GridClient:
                 for chunk in reply.iter_bytes():
                     body += chunk
                     if len(body) > MAX_REPLY_BYTES:
-                        raise NoAnswer(f"{self.host}{path} sent more than {MAX_REPLY_BYTES:,} bytes")
+                        raise TemporaryError(f"{self.host}{path} sent more than {MAX_REPLY_BYTES:,} bytes")
                     if self._stop.is_set() or time.monotonic() > give_up_s:
-                        raise NoAnswer(f"{self.host}{path} sent no whole answer in {self._patience.answer_s:g} s")
+                        raise TemporaryError(f"{self.host}{path} sent no whole answer in {self._patience.answer_s:g} s")
             finally:
                 reply.close()
         except httpx.TimeoutException as error:
-            raise NoAnswer(f"{self.host} is silent ({type(error).__name__})", everywhere=True) from None
+            raise TemporaryError(f"{self.host} is silent ({type(error).__name__})", everywhere=True) from None
         except httpx.ConnectError as error:  # its text is the system's: refused, no such host, wrong certificate
-            raise NoAnswer(f"{self.host} cannot be reached ({error})", everywhere=True) from None
+            raise TemporaryError(f"{self.host} cannot be reached ({error})", everywhere=True) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise NoAnswer(f"{self.host}{path} broke off ({type(error).__name__})") from None
+            raise TemporaryError(f"{self.host}{path} broke off ({type(error).__name__})") from None
         server_unix_s = _date_unix_s(reply.headers.get("Date"))
         self._check(path, reply, server_unix_s)
         try:
             return Answer(json.loads(body), server_unix_s)
         except (ValueError, RecursionError):
-            raise NoAnswer(f"{self.host}{path} sent {len(body)} bytes that are no JSON") from None
+            raise TemporaryError(f"{self.host}{path} sent {len(body)} bytes that are no JSON") from None
 
     def _check(self, path: str, reply: "httpx.Response", server_unix_s: float | None) -> None:
         status = reply.status_code
@@ -192,10 +192,10 @@ class GridClient:
         if status in _ASKS_FOR_REST:
             rest_s = _rest_s(reply.headers.get("Retry-After"), server_unix_s)
             if status == 429 or rest_s is not None:
-                raise NoAnswer(text, rest_s=0.0 if rest_s is None else rest_s, everywhere=True)
+                raise TemporaryError(text, rest_s=0.0 if rest_s is None else rest_s, everywhere=True)
         if status in _RETRIED or not 400 <= status < 500:
-            raise NoAnswer(text)
-        raise Refused(text, status)
+            raise TemporaryError(text)
+        raise PermanentError(text, status)
 
     def close(self) -> None:
         """Close the connections."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.carbon.cache import GridCache
-from greentrain.carbon.client import Patience, imports
+from greentrain.carbon.client import Timeouts, imports
 from greentrain.carbon.poller import Poller
 from greentrain.carbon.series import LEAD_S, Mean, Reading, Series
 from greentrain.carbon.source import GridSource
@@ -41,14 +41,14 @@ class PolledSignal:
         source: GridSource,
         *,
         cache_dir: Path | str | None = None,
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         clock: Clock | None = None,
     ) -> None:
         imports.check()
         self._source = source
         self._facts = source.facts
         self._folder = None if cache_dir is None else Path(cache_dir)
-        self._patience = patience or Patience()
+        self._patience = patience or Timeouts()
         self._clock: Clock = clock or SystemClock()
         year = datetime.fromtimestamp(self._clock.unix_s(), UTC).year
         self.source = f"{source.facts.citation}, {year}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from greentrain.carbon.cache import Asked, GridCache, Known
-from greentrain.carbon.client import GridClient, NoAnswer, Patience, Refused
+from greentrain.carbon.client import GridClient, PermanentError, TemporaryError, Timeouts
 from greentrain.carbon.series import Series, checked
 from greentrain.carbon.source import HISTORY_S, Ask, GridSource, WrongAnswer
 from greentrain.utils.clock import Clock
@@ -43,7 +43,7 @@ class Poller:
         self,
         source: GridSource,
         cache: GridCache,
-        patience: Patience,
+        patience: Timeouts,
         clock: Clock,
         publish: Callable[[Series], None],
         series: Series,
@@ -124,9 +124,9 @@ class Poller:
         try:
             answer = client.get(ask.path, ask.params)
             rows = self._source.read(ask, answer.data)
-        except Refused as refusal:
+        except PermanentError as refusal:
             self._refuse(ask, refusal)
-        except NoAnswer as failure:
+        except TemporaryError as failure:
             if not self.stop.is_set():
                 self._fail(ask, str(failure), failure.rest_s, everywhere=failure.everywhere)
         except WrongAnswer as error:
@@ -170,7 +170,7 @@ class Poller:
         log.info("%s; asking again in %.0f s", text, pause_s)
         self._say(f"fail {text.partition(' (')[0]}", f"{text}; asking again in {pause_s:.0f} s, then ever more seldom")
 
-    def _refuse(self, ask: Ask, refusal: Refused) -> None:
+    def _refuse(self, ask: Ask, refusal: PermanentError) -> None:
         final = ask.needed or refusal.status == 401
         self._refused.add(_SERVER if final else ask.name)
         self.problems[ask.name] = str(refusal)

@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.carbon.client import GridClient, NoAnswer
+from greentrain.carbon.client import GridClient, TemporaryError
 from greentrain.carbon.keys import Secret
 from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
@@ -142,7 +142,7 @@ class Login:
             answer = client.once("/login", {}, self._with_password).data
             token = answer.get("token") if isinstance(answer, dict) else None
             if not (isinstance(token, str) and token.isascii() and token.isprintable() and token):
-                raise NoAnswer(f"{client.host}/login gave no token")
+                raise TemporaryError(f"{client.host}/login gave no token")
             self._token, self._until_s = Secret(token), time.monotonic() + _TOKEN_S
         request.headers["Authorization"] = f"Bearer {self._token.reveal()}"
 

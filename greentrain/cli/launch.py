@@ -18,7 +18,7 @@ import typer
 
 from greentrain.cli import completion as complete
 from greentrain.cli.exit_codes import WRONG, WRONG_INPUT
-from greentrain.control.launcher_protocol import Handover
+from greentrain.control.launcher_protocol import LauncherFiles
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.units import iso
 from greentrain.utils import redact
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from greentrain.control.launch.commands import Command
     from greentrain.control.launch.outcome import Rules
     from greentrain.control.launch.runners import Engine
-    from greentrain.control.launch.signals import Inbox
+    from greentrain.control.launch.signals import SignalQueue
     from greentrain.control.launch.state import State
     from greentrain.control.launch.supervisor import Waiting
 
@@ -211,7 +211,9 @@ def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Eng
     return CommandEngine(command, listen=listen)
 
 
-def _waiting(settings: "GreenConfig", inbox: "Inbox", handover: Handover, ranks: int) -> "tuple[Waiting, int | None]":
+def _waiting(
+    settings: "GreenConfig", inbox: "SignalQueue", handover: LauncherFiles, ranks: int
+) -> "tuple[Waiting, int | None]":
     """Return where the job is between two attempts: with the batch system, or here."""
     from greentrain.control.launch.slurm import MIN_AWAY_S, open_slurm
     from greentrain.control.launch.supervisor import LocalWaiting

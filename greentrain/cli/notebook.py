@@ -25,7 +25,7 @@ from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.totals import Totals
 from greentrain.session.session import GreenSession
 from greentrain.units import J_PER_KWH
-from greentrain.utils.display import Shown, View
+from greentrain.utils.display import Displayable, View
 
 WAIT_S: Final = 5.0
 """Longest wait for the sensors to report past the end of a cell."""
@@ -111,7 +111,7 @@ def _awaits(text: str, name: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Cell(Shown):
+class _Cell(Displayable):
     """What a cell took within a run that goes on."""
 
     view: View

@@ -2,7 +2,7 @@
 
 Types and defaults are those of the fields, descriptions their docstrings. Bounds and choices are heard from the
 checks themselves: each field is given a probe value, on its own and beside every choice of its section, and what
-``bound`` and ``choice`` are called with is written down (``config_values.rules_heard``). Rules between keys, and those
+``bound`` and ``choice`` are called with is written down (``validation.rules_heard``). Rules between keys, and those
 of the form of a text (a name, a time, a URL), are not in the schema: ``greentrain config check`` knows them.
 """
 

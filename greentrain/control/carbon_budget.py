@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from greentrain.config.schema import PolicyConfig
-from greentrain.control.coordination import Agenda, Meetings
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule
 from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable
@@ -19,7 +19,7 @@ LOOK_S: Final = 5.0
 """How often the books are looked at (s): they are written every ``run.book_s``, 10 s."""
 
 
-class Budgeting:
+class BudgetWatch:
     """Watches ``policy.budget_g`` for one run, on every rank.
 
     Args:
@@ -39,8 +39,8 @@ class Budgeting:
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._run, self._gears, self._unix_s = config, run, gears, unix_s
-        self._meetings = Meetings(f"{run.run_id}/budget", run.topology)
-        self._agenda = Agenda(unix_s)
+        self._meetings = RankZeroChannel(f"{run.run_id}/budget", run.topology)
+        self._agenda = SyncSchedule(unix_s)
         self._next_s = unix_s() + LOOK_S
         self.said = said
         """What was told, once each."""

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig
-from greentrain.control.gpu_limits import Hands
+from greentrain.control.gpu_limits import GpuLimits
 from greentrain.control.interfaces import Host, is_engine
-from greentrain.control.launcher_protocol import Handover, Offer
-from greentrain.control.profiling.session import Measuring, check_gears
+from greentrain.control.launcher_protocol import LauncherFiles, Offer
+from greentrain.control.profiling.session import ProfilingSession, check_gears
 from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable, declared
 from greentrain.types import CarbonSignal, Decision, Gear
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 if TYPE_CHECKING:
-    from greentrain.control.carbon_budget import Budgeting
+    from greentrain.control.carbon_budget import BudgetWatch
     from greentrain.control.gears import Gears
     from greentrain.control.plan.schedule import Schedule
-    from greentrain.control.preemption import Launcher, Leaving
+    from greentrain.control.preemption import Launcher, PreemptionHandler
 
 
 class PlanActors:
@@ -43,9 +43,9 @@ class PlanActors:
         config: GreenConfig,
         host: Host,
         *,
-        hands: Hands,
-        leaving: "Leaving | None",
-        measuring: Measuring,
+        hands: GpuLimits,
+        leaving: "PreemptionHandler | None",
+        measuring: ProfilingSession,
         gears: Callable[[], "Gears | None"],
     ) -> None:
         self._config, self._host = config, host
@@ -97,7 +97,7 @@ class PlanActors:
 NONE: Final = (0, 0)
 
 
-class Control:
+class Controller:
     """Shifts, profiles and plans for one session.
 
     Args:
@@ -110,7 +110,7 @@ class Control:
         self._config = config
         self._host = host
         self._launcher = launcher
-        self.leaving: Leaving | None = None
+        self.leaving: PreemptionHandler | None = None
         """Ends this process when its launcher or the plan asks for it; None where nobody brings it back."""
         self.steps = 0
         """Optimizer steps of the run, earlier parts included, without those that a checkpoint undid."""
@@ -123,16 +123,16 @@ class Control:
         self._saved: Mapping[str, Any] | None = None
         self._declared: ActionTable | None = None
         self._plans = config.policy.plans
-        self._budget: Budgeting | None = None
+        self._budget: BudgetWatch | None = None
         self._tokens = 0.0
         self._told: tuple[str, ...] = ()
         self._uncounted = NONE
         check_gears(config)
         if config.policy.actions is not None:
             self._declared = declared(config.policy.actions)
-        self.hands = Hands()
+        self.hands = GpuLimits()
         """Power limits and clocks, from start to end of a run."""
-        self._measuring = Measuring(config, host, gears=self._named_gears, plan_with=self._plan_with)
+        self._measuring = ProfilingSession(config, host, gears=self._named_gears, plan_with=self._plan_with)
 
     @property
     def action_table(self) -> ActionTable | None:
@@ -167,7 +167,7 @@ class Control:
         self._shifted_s = self._schedule = self._budget = self.leaving = None
         self._uncounted = NONE
         self._ranks = run.topology.world_size
-        self.hands = Hands.open(self._config.actuators, run.topology, run.warn)
+        self.hands = GpuLimits.open(self._config.actuators, run.topology, run.warn)
         self._measuring.started(self.hands)
         launcher = self._who_launched()
         if launcher is not None:
@@ -181,27 +181,27 @@ class Control:
         return None if offer is None else offer.job_unix_s
 
     def _who_launched(self) -> "Launcher | None":
-        return self._launcher or Handover.from_env()
+        return self._launcher or LauncherFiles.from_env()
 
-    @harmless
+    @never_raises
     def _meet_launcher(self, launcher: "Launcher", run: ActiveRun) -> None:
-        from greentrain.control.preemption import Leaving
+        from greentrain.control.preemption import PreemptionHandler
 
-        self.leaving = Leaving(launcher, run, wake=self.wake)
+        self.leaving = PreemptionHandler(launcher, run, wake=self.wake)
 
     def closed(self) -> None:
         """The run is over: what was changed for its time is changed back."""
         if self._schedule is not None:
-            harmless(self._schedule.close)()
+            never_raises(self._schedule.close)()
         if self._gears is not None:
             self._gears.detach() if self._until_close else self._gears.release()
-        harmless(self.hands.close)()
+        never_raises(self.hands.close)()
 
     def each_second(self, run: ActiveRun) -> None:
         """Look for a launcher's notice, and let clocks follow the books; called by the thread that books."""
         self.hands.look(run.last_entry, profiling=self._measuring.running is not None)
         if self.leaving is not None:
-            harmless(self.leaving.look)()
+            never_raises(self.leaving.look)()
 
     def watch(self, model: Any, optimizer: Any, scaler: Any) -> Callable[[], None] | None:
         """Give a model its gears, until the run is closed.
@@ -264,26 +264,26 @@ class Control:
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
 
-    @harmless
-    def _stay_or_leave(self, leaving: "Leaving") -> None:
+    @never_raises
+    def _stay_or_leave(self, leaving: "PreemptionHandler") -> None:
         leaving.stepped()
 
-    @harmless
+    @never_raises
     def _watch_budget(self, tokens: int, samples: int) -> None:
         run, gears = self._host.active(), self._gears
         if run is None:
             return
         if self._budget is None:
-            from greentrain.control.carbon_budget import Budgeting
+            from greentrain.control.carbon_budget import BudgetWatch
 
             named = tuple(Gear(name) for name in self._config.precision.gears)
-            self._budget = Budgeting(self._config.policy, run, named, self._told)
+            self._budget = BudgetWatch(self._config.policy, run, named, self._told)
         gear = None if gears is None else gears.box.gear
         self._budget.stepped(self._tokens, gear, self._declared or self.action_table)
         if gears is not None:
             gears.barred = self._budget.vetoes
 
-    @harmless
+    @never_raises
     def _plan(self, tokens: int, samples: int) -> None:
         run = self._host.active()
         if self._schedule is None and run is not None and self._grid is not None:

@@ -21,7 +21,7 @@ HALFWAY: Final = 0.5
 """Share of the steps to the next decision after which ranks look again how far it is: step times change."""
 
 
-class Agenda:
+class SyncSchedule:
     """At which step all ranks meet next: agreed in steps, as only these are the same everywhere, estimated from time.
 
     A single rank has no one to agree with, but a look at the clock costs more than a comparison of two numbers.
@@ -72,7 +72,7 @@ class Agenda:
         return max(1, min(seen, math.ceil(left) if left < 4 else int(left * HALFWAY)))
 
 
-class Meetings:
+class RankZeroChannel:
     """A sequence of messages from rank 0 to all ranks of one run.
 
     Args:

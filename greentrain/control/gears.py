@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from greentrain.config.schema import GreenConfig
-from greentrain.control.profiling.distributed import GearTable
+from greentrain.control.profiling.distributed import ProfilingRun
 from greentrain.errors import ConfigError
 from greentrain.optim import PAPER_GAMMA, adapt
 from greentrain.optim.family import unwrap
@@ -27,7 +27,7 @@ from greentrain.precision.limits import check_gears
 from greentrain.precision.noise import Noise, NoiseProbe
 from greentrain.precision.recorder import CallRecorder
 from greentrain.types import Decision, Gear, Observation
-from greentrain.utils.never_raise import harmless, warn
+from greentrain.utils.never_raise import never_raises, warn
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Gears:
         self._saved: Mapping[str, Any] = {}
         self._outer: nn.Module | None = None
         self._scaler: Any = None
-        self.measuring: GearTable | None = None
+        self.measuring: ProfilingRun | None = None
         """The profiling phase, while it runs: it decides in place of the policy."""
         self._bound: list[Any] = []
         self._counted = False
@@ -168,7 +168,7 @@ class Gears:
         else:
             self._undo.append(adapted.remove)
 
-    @harmless
+    @never_raises
     def boundary(self, *_: Any) -> None:
         """Note that an optimizer step is done, and shift if the policy wants to."""
         self.steps += 1
@@ -205,7 +205,7 @@ class Gears:
             with self.box.at(gear):
                 run()
 
-    def measure(self, phase: GearTable | None) -> None:
+    def measure(self, phase: ProfilingRun | None) -> None:
         """Let a profiling phase take the coming steps; None gives them back to the policy."""
         self.measuring = phase
         self._decide()

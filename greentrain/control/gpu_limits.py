@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from greentrain.config.schema import ActuatorsConfig
 from greentrain.errors import ConfigError
 from greentrain.types import LedgerEntry, Topology
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 if TYPE_CHECKING:
     from greentrain.control.actuators.clocks import ClockLimit
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 FULL: Final = 1.0
 
 
-class Hands:
+class GpuLimits:
     """Power limits and clocks of one process; without arguments it has none.
 
     Args:
@@ -42,7 +42,7 @@ class Hands:
         self._changed = False
 
     @classmethod
-    def open(cls, config: ActuatorsConfig, topology: Topology, warn: Callable[[str], None]) -> "Hands":
+    def open(cls, config: ActuatorsConfig, topology: Topology, warn: Callable[[str], None]) -> "GpuLimits":
         """Put right what dead jobs have left on the node's GPUs, and open what the configuration asks for.
 
         Args:
@@ -94,7 +94,7 @@ class Hands:
             self._changed = self._changed or fraction != self.power_cap.fraction
             self.power_cap.apply(fraction, at_once=at_once)
 
-    @harmless
+    @never_raises
     def look(self, entry: LedgerEntry | None, *, profiling: bool = False) -> None:
         """Let clocks follow what was booked last; from the thread that books.
 

@@ -83,7 +83,7 @@ class Progress:
     unix_s: float
 
 
-class Handover:
+class LauncherFiles:
     """One folder of such files.
 
     Args:
@@ -97,7 +97,7 @@ class Handover:
         self.folder = folder
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> "Handover | None":
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> "LauncherFiles | None":
         """Return that of the launcher which started this process; None where there is none.
 
         The folder need not be visible on this node: only rank 0 reads and writes it, and the others hear from rank 0.

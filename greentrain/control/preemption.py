@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from greentrain.control.coordination import Agenda, Meetings
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule
 from greentrain.control.launcher_protocol import Notice, Offer, Progress, Request
 from greentrain.ledger.active_run import ActiveRun
 
@@ -28,7 +28,7 @@ TOGETHER_S: Final = 600.0
 
 
 class Launcher(Protocol):
-    """Who starts a training again, as the training sees it; see ``greentrain.control.launcher_protocol.Handover``."""
+    """Who starts a training again, as the training sees it: ``LauncherFiles``."""
 
     @property
     def exits(self) -> bool:
@@ -52,7 +52,7 @@ class Launcher(Protocol):
         ...
 
 
-class Leaving:
+class PreemptionHandler:
     """Ends one process of a run when it is asked to.
 
     Args:
@@ -72,9 +72,9 @@ class Leaving:
     ) -> None:
         self._launcher, self._run, self._wake, self._unix_s = launcher, run, wake, unix_s
         self._first = run.topology.rank == 0
-        self._meetings: Meetings | None = None
+        self._meetings: RankZeroChannel | None = None
         self._ranks = run.topology.world_size
-        self._agenda = Agenda(unix_s)
+        self._agenda = SyncSchedule(unix_s)
         self._next_s = unix_s() + NOTICE_S
         self._again_s = 0.0
         self.offer = launcher.offer()
@@ -110,7 +110,7 @@ class Leaving:
     def stepped(self) -> None:
         """Note the end of an optimizer step, on every rank; now and then, hear of a notice."""
         if self._meetings is None:  # only now: a script may join its process group after the session has started
-            self._meetings = Meetings(f"{self._run.run_id}/leave", self._run.topology)
+            self._meetings = RankZeroChannel(f"{self._run.run_id}/leave", self._run.topology)
             if self._first:
                 self._mark("step")
         if self.request is not None:
@@ -163,7 +163,7 @@ class Leaving:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _meet(self, meetings: Meetings) -> None:
+    def _meet(self, meetings: RankZeroChannel) -> None:
         if self._agenda.is_due(self._next_s):
             self._next_s = self._unix_s() + NOTICE_S
             self._agenda.restart()

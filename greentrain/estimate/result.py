@@ -17,11 +17,11 @@ from greentrain.estimate.relations import Relation
 from greentrain.estimate.sci_units import SciRange
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
-from greentrain.utils.display import Grid, Shown, View
+from greentrain.utils.display import Displayable, Table, View
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
+    from rich.table import Table as RichTable
 
 
 _SCI: Final = {
@@ -34,7 +34,7 @@ _WHAT: Final = {"device": "On", "zone": "In", "precision": "With", "start": "Beg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate(Shown):
+class Estimate(Displayable):
     """What a run would take. Ranges of hours and of what follows from them hold 80 % of unseen families of models."""
 
     shape: ModelShape
@@ -213,21 +213,21 @@ def _per(score: SciRange) -> str:
     return f"per {_SCI[score.unit][1]}" + ("" if score.complete else ", without embodied")
 
 
-def _figures(found: Estimate) -> "Table":
+def _figures(found: Estimate) -> "RichTable":
     table = _table()
     for name, figure, remark in rows(found):
         table.add_row(name, figure, remark)
     return table
 
 
-def _relations(found: Estimate) -> "Table":
+def _relations(found: Estimate) -> "RichTable":
     table = _table()
     for name, ratio, basis in relation_rows(found):
         table.add_row(_escaped(name), ratio, _escaped(basis))
     return table
 
 
-def _assumptions(found: Estimate) -> "Table":
+def _assumptions(found: Estimate) -> "RichTable":
     table = _table()
     table.add_column()
     for said in found.assumptions:
@@ -241,10 +241,10 @@ def _assumptions(found: Estimate) -> "Table":
     return table
 
 
-def _table() -> "Table":
-    from rich.table import Table
+def _table() -> "RichTable":
+    from rich.table import Table as RichTable
 
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = RichTable(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
@@ -266,12 +266,12 @@ def estimate_view(found: Estimate) -> View:
         values.span(found.energy_kwh, values.KWH),
         carbon,
     ]
-    grids = [Grid(rows=rows(found))]
+    grids = [Table(rows=rows(found))]
     if found.relations:
         heading = "The same run otherwise, in grams of this one"
-        grids.append(Grid(rows=relation_rows(found), title=heading, folded=True))
+        grids.append(Table(rows=relation_rows(found), title=heading, folded=True))
     said = [(one.name, one.value, str(one.kind), one.source) for one in found.assumptions]
-    grids.append(Grid(rows=said, title=f"{len(said)} assumptions", folded=True))
+    grids.append(Table(rows=said, title=f"{len(said)} assumptions", folded=True))
     return View(
         line=f"{title(found)}: {', '.join(figures)}",
         title=title(found),

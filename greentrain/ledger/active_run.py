@@ -24,10 +24,10 @@ from typing import Any
 
 from greentrain.config.schema import GreenConfig
 from greentrain.errors import GreenTrainWarning, NewerFormatError
-from greentrain.ledger.booked_devices import BookedDevices
 from greentrain.ledger.bookkeeper import Bookkeeper
+from greentrain.ledger.claimed_devices import ClaimedDevices
 from greentrain.ledger.journal import Journal, rank_path
-from greentrain.ledger.other_ranks import JobSums, sums_of_others
+from greentrain.ledger.other_ranks import OtherRanksTotals, sums_of_others
 from greentrain.ledger.pue import in_run_time, open_facility
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.run_folder import run_json
@@ -108,7 +108,7 @@ class ActiveRun:
         self._on_second = on_second
         self._next_second_s = 0.0
         self._next_peers_s = 0.0
-        self._others = JobSums()
+        self._others = OtherRanksTotals()
         self._run_json: dict[str, Any] = {}
         self._lock = threading.RLock()
         self._warned: set[str] = set()
@@ -120,7 +120,7 @@ class ActiveRun:
         self._carried = None if resumed else carried
         self.t0_s = clock.monotonic_s()
         self._offset_s = clock.unix_s() - self.t0_s
-        self._devices = BookedDevices(
+        self._devices = ClaimedDevices(
             meter.sensors, topology, {"run_id": run_id, "rank": topology.rank}, config.carbon, self.event
         )
         self._books = self._open_books()
@@ -212,11 +212,11 @@ class ActiveRun:
                 missing_s += gap_s
         return energies, missing_s
 
-    def job_sums(self) -> JobSums:
+    def job_sums(self) -> OtherRanksTotals:
         """Return the sums of this rank and, on rank 0, of all ranks whose journals can be seen."""
         entry = self.last_entry
         power_w = 0.0 if entry is None else entry.energy_j / max(entry.t1_unix_s - entry.t0_unix_s, 1e-9)
-        own = JobSums(ranks=1, power_w=power_w, **self.ledger.totals.sums())
+        own = OtherRanksTotals(ranks=1, power_w=power_w, **self.ledger.totals.sums())
         return own + self._others
 
     def look_at_others(self) -> None:

@@ -17,7 +17,7 @@ TAIL_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSums:
+class OtherRanksTotals:
     """Sums over ranks."""
 
     ranks: int = 0
@@ -30,8 +30,8 @@ class JobSums:
     tokens: int = 0
     samples: int = 0
 
-    def __add__(self, other: "JobSums") -> "JobSums":
-        return JobSums(
+    def __add__(self, other: "OtherRanksTotals") -> "OtherRanksTotals":
+        return OtherRanksTotals(
             ranks=self.ranks + other.ranks,
             energy_j=self.energy_j + other.energy_j,
             emissions_g=self.emissions_g + other.emissions_g,
@@ -42,12 +42,12 @@ class JobSums:
         )
 
 
-def sums_of_others(folder: Path, rank: int, world_size: int) -> JobSums:
+def sums_of_others(folder: Path, rank: int, world_size: int) -> OtherRanksTotals:
     """Return the sums of all ranks but ``rank`` as of their last bookings. Never raises.
 
     Ranks beyond ``world_size`` are of an earlier attempt that was wider: what they used counts, they draw nothing now.
     """
-    out = JobSums()
+    out = OtherRanksTotals()
     other = 0
     while other < world_size or rank_path(folder, other).exists():
         record = None if other == rank else _last_entry(rank_path(folder, other))
@@ -76,8 +76,8 @@ def _last_entry(path: Path) -> Mapping[str, Any] | None:
     return None
 
 
-def _sums(record: Mapping[str, Any]) -> JobSums:
+def _sums(record: Mapping[str, Any]) -> OtherRanksTotals:
     energy_j = sum(device["j"] for device in record["devices"].values())
-    known = {field.name for field in fields(JobSums)} - {"ranks", "power_w"}  # a newer version may sum more
+    known = {field.name for field in fields(OtherRanksTotals)} - {"ranks", "power_w"}  # a newer version may sum more
     sums = {name: value for name, value in record["sum"].items() if name in known}
-    return JobSums(ranks=1, power_w=energy_j / max(record["t1"] - record["t0"], 1e-9), **sums)
+    return OtherRanksTotals(ranks=1, power_w=energy_j / max(record["t1"] - record["t0"], 1e-9), **sums)

@@ -23,7 +23,7 @@ from greentrain.types import FORMAT_VERSION, LedgerEntry
 _CARBON = ("zone", "kind", "basis", "accounting", "source")
 
 
-def thin(path: Path, most: int) -> Iterator[dict[str, Any]]:
+def downsample(path: Path, most: int) -> Iterator[dict[str, Any]]:
     """Yield the records of a journal with at most about ``most`` entries (more only where they cannot be merged).
 
     Args:
@@ -244,7 +244,7 @@ def _rank(path: Path, most: int | None) -> RankRecord | None:
     close: dict[str, Any] | None = None
     carried = Totals()
     unknown = Unknown()
-    for record in read_journal(path) if most is None else thin(path, most):
+    for record in read_journal(path) if most is None else downsample(path, most):
         unknown.look(record)
         kind = record["kind"]
         if kind == "open":

@@ -18,7 +18,7 @@ STATE_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierPart:
+class ResumeState:
     """The run that a checkpoint was written in."""
 
     run_id: str
@@ -28,7 +28,7 @@ class EarlierPart:
     """Who wrote it; None: not told."""
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> "EarlierPart | None":
+    def of(cls, state: Mapping[str, Any]) -> "ResumeState | None":
         """Return what ``GreenSession.state_dict`` told; None where it was before the first start.
 
         Raises:

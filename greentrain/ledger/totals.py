@@ -10,11 +10,11 @@ from greentrain.ledger.entry import entry_to_json
 from greentrain.ledger.journal import Journal
 from greentrain.types import GearUse, LedgerEntry
 from greentrain.utils import quantities
-from greentrain.utils.display import Grid, Shown, View
+from greentrain.utils.display import Displayable, Table, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Totals(Shown):
+class Totals(Displayable):
     """Sums over ledger entries. ``a + b`` adds the totals of two ranks or two parts of a run."""
 
     energy_j: float = 0.0
@@ -196,7 +196,7 @@ def books_view(title: str, totals: Totals, note: str = "", page: Path | None = N
         rows.append(("Work", *work))
     if missing:
         rows.append(("Missing", "", missing))
-    grids = [Grid(rows=rows)]
+    grids = [Table(rows=rows)]
     if totals.by_device:
         grids.append(_of_whole("Device", "Energy by device", totals.by_device))
     if totals.by_phase:
@@ -245,10 +245,10 @@ def _counted(count: int, one: str) -> str:
     return f"{quantities.count(count)} {one}" + ("" if count == 1 else "s")
 
 
-def _of_whole(what: str, title: str, energy_j: Mapping[str, float]) -> Grid:
+def _of_whole(what: str, title: str, energy_j: Mapping[str, float]) -> Table:
     whole_j = sum(energy_j.values())
     rows = [
         (name, quantities.joules(value), quantities.percent(value / whole_j) if whole_j > 0 else "")
         for name, value in sorted(energy_j.items(), key=lambda item: -item[1])
     ]
-    return Grid(rows=rows, head=(what, "Energy", "Share"), title=title, folded=True)
+    return Table(rows=rows, head=(what, "Energy", "Share"), title=title, folded=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import ActionCost, ActionTable, Estimate, declared
+from greentrain.policy.action_table import ActionCost, ActionTable, MeanWithCI, declared
 from greentrain.policy.menu import menu_of
 
 NODES: Final = 8
@@ -147,8 +147,8 @@ def _of_plan(plan: Mapping[str, Any]) -> ActionTable:
         ActionCost(
             action=action,
             steps_per_s=None,
-            tokens_per_s=Estimate(mean=float(menu.tokens_per_s[row]) * speed),
-            power_w=Estimate(mean=float(menu.power_w[row]) * speed),
+            tokens_per_s=MeanWithCI(mean=float(menu.tokens_per_s[row]) * speed),
+            power_w=MeanWithCI(mean=float(menu.power_w[row]) * speed),
             provenance=menu.provenance,
         )
         for row, action in enumerate(menu.actions)

@@ -28,7 +28,7 @@ Between two entries the smaller one counts, whose interval is wider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class MeanWithCI:
     """The mean of a quantity that cannot be negative, and where it may lie with 95 % confidence."""
 
     mean: float
@@ -41,7 +41,7 @@ class Estimate:
             raise ConfigError(f"an estimate of {self.mean} ({self.low} to {self.high}) is not finite")
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Estimate":
+    def of(cls, values: Sequence[float]) -> "MeanWithCI":
         """Return mean and interval of independent values, one a block, by Student's t.
 
         Raises:
@@ -87,15 +87,15 @@ class ActionCost:
     """What one action brings and costs. Ratios such as J/token are means of the blocks' own ratios."""
 
     action: Action
-    steps_per_s: Estimate | None
+    steps_per_s: MeanWithCI | None
     """Optimizer steps a second; None in a declared table."""
-    tokens_per_s: Estimate | None = None
+    tokens_per_s: MeanWithCI | None = None
     """None where the loop told no tokens."""
-    samples_per_s: Estimate | None = None
-    power_w: Estimate | None = None
+    samples_per_s: MeanWithCI | None = None
+    power_w: MeanWithCI | None = None
     """Of all devices together; None where the energy of any block is not known."""
-    j_per_step: Estimate | None = None
-    j_per_token: Estimate | None = None
+    j_per_step: MeanWithCI | None = None
+    j_per_token: MeanWithCI | None = None
     provenance: str = "missing"
     """Of the joules: ``measured``, ``modelled``, ``mixed``, ``assumed`` where somebody declared them, or ``missing``
     where there are none."""
@@ -109,7 +109,7 @@ class ActionCost:
         names = ("steps_per_s", "tokens_per_s", "samples_per_s", "power_w", "j_per_step", "j_per_token")
         return cls(
             action=Action(**{**data["action"], "gear": Gear(data["action"]["gear"])}),
-            **{name: None if data[name] is None else Estimate(**data[name]) for name in names},
+            **{name: None if data[name] is None else MeanWithCI(**data[name]) for name in names},
             provenance=str(data["provenance"]),
             steps=int(data["steps"]),
             blocks=int(data["blocks"]),
@@ -261,9 +261,9 @@ def _declared_cost(row: Any, where: str) -> ActionCost:
     return ActionCost(
         action=Action(gear=Gear(row["gear"]), cap=numbers["cap"], ranks=ranks),
         steps_per_s=None,
-        tokens_per_s=Estimate(mean=numbers["tokens_per_s"]),
-        power_w=Estimate(mean=numbers["power_w"]),
-        j_per_token=Estimate(mean=numbers["power_w"] / numbers["tokens_per_s"]),
+        tokens_per_s=MeanWithCI(mean=numbers["tokens_per_s"]),
+        power_w=MeanWithCI(mean=numbers["power_w"]),
+        j_per_token=MeanWithCI(mean=numbers["power_w"] / numbers["tokens_per_s"]),
         provenance="assumed",
     )
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from greentrain.config.schema import OBJECTIVES
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.units import J_PER_KWH
 from greentrain.utils.validation import bound, choice
 
@@ -151,10 +151,10 @@ def choose(
     )
 
 
-def _speeds(table: ActionTable) -> dict[Action, Estimate]:
+def _speeds(table: ActionTable) -> dict[Action, MeanWithCI]:
     """Return the known speeds, all of one kind: tokens a second, else samples, else steps."""
     for name in ("tokens_per_s", "samples_per_s", "steps_per_s"):
-        found: dict[Action, Estimate] = {
+        found: dict[Action, MeanWithCI] = {
             cost.action: speed
             for cost in table.costs
             if (speed := getattr(cost, name)) is not None and speed.mean > 0 and math.isfinite(speed.mean)

@@ -6,10 +6,10 @@ from typing import Any
 
 from greentrain.ledger.totals import Totals, books_view
 from greentrain.utils import quantities
-from greentrain.utils.display import Grid, Shown, View
+from greentrain.utils.display import Displayable, Table, View
 
 
-class Comparison(Shown, dict[str, Any]):
+class Comparison(Displayable, dict[str, Any]):
     """Runs side by side: the dict of ``greentrain.report.compare``, shown as a table."""
 
     def _view(self) -> View:
@@ -63,8 +63,8 @@ def comparison_view(comparison: Mapping[str, Any]) -> View:
         line=" ".join(comparison["sentences"]),
         title=" ".join(comparison["sentences"]),
         grids=[
-            Grid(rows=list(zip(names, comparison["runs"], strict=True))),
-            Grid(rows=rows, head=["", *several]),
+            Table(rows=list(zip(names, comparison["runs"], strict=True))),
+            Table(rows=rows, head=["", *several]),
         ],
         notes=[f"Caveat: {text}" for text in comparison["caveats"]],
     )

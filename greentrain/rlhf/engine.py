@@ -9,10 +9,10 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
 from greentrain.rlhf.batching import parts
-from greentrain.rlhf.engine_state import Desk
+from greentrain.rlhf.engine_state import EngineState
 from greentrain.rlhf.frozen_pass import FrozenPass, Placement
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.pass_task import Run
+from greentrain.rlhf.pass_task import PassTask
 from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.ticket import Ticket
 
@@ -54,7 +54,7 @@ class OffloadEngine:
         if timeout_s is not None and not timeout_s > 0:
             raise ConfigError(f"timeout_s={timeout_s}: give a time above 0, or None to wait for ever")
         self._sequential = sequential
-        self._desk = Desk(by_kind, depth, timeout_s)
+        self._desk = EngineState(by_kind, depth, timeout_s)
 
     @property
     def passes(self) -> Mapping[PassKind, FrozenPass]:
@@ -92,11 +92,11 @@ class OffloadEngine:
         what = desk.of(kind)
         what.at(at)
         batch = fitting(batch, what.program)
-        runs: list[Run] = []
+        runs: list[PassTask] = []
         with desk.counts.waiting(kind):
             try:
                 for piece in parts(batch, what.sequences if what.part_size is None else what.part_size.next):
-                    run = Run(desk, kind, piece, at)
+                    run = PassTask(desk, kind, piece, at)
                     runs.append(run)  # before it takes room, which is given back wherever an exception comes from
                     desk.enter(run)
                     run.start(0.0 if desk.in_callback else desk.timeout_s)

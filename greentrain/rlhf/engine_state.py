@@ -24,7 +24,7 @@ from greentrain.rlhf.stats import Counts, PassStats
 from greentrain.utils.never_raise import warn
 
 
-class Handover:
+class BackgroundQueue:
     """Runs jobs in order in a thread of its own, which is there only while there are any.
 
     A part that fails on a device is redone elsewhere. It fails in the device's own thread, where nobody may wait for
@@ -90,7 +90,7 @@ class UnderWay(Protocol):
         ...
 
 
-class Desk:
+class EngineState:
     """One engine's. Any thread may call.
 
     Args:
@@ -114,7 +114,7 @@ class Desk:
         self._health: dict[int, Health] = {}
         self._told: set[str] = set()
         self._here = threading.local()
-        self._handover = Handover()
+        self._handover = BackgroundQueue()
         for one in passes.values():
             for placement in (one.device, *([one.home] if one.home else [])):
                 self._health.setdefault(id(placement.device), Health(placement.device))

@@ -8,13 +8,13 @@ from functools import partial
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.errors import BatchError, DeviceError, QueueFullError
 from greentrain.rlhf.batching import fault_of
-from greentrain.rlhf.engine_state import Desk
+from greentrain.rlhf.engine_state import EngineState
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
 from greentrain.rlhf.frozen_pass import FrozenPass, Placement
 from greentrain.rlhf.kinds import PassKind, Place
 
 
-class Run:
+class PassTask:
     """One part. Its result comes once, from whichever place has it first.
 
     Args:
@@ -24,7 +24,7 @@ class Run:
         at: Where it is tried first, if that is of any use.
     """
 
-    def __init__(self, desk: Desk, kind: PassKind, batch: Batch, at: Place) -> None:
+    def __init__(self, desk: EngineState, kind: PassKind, batch: Batch, at: Place) -> None:
         self.outer: Future[Result] = Future()
         self.outer.set_running_or_notify_cancel()  # who cancels asks the device, see cancel()
         self.kind = kind

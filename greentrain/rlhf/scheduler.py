@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from greentrain.control.coordination import Meetings
+from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
@@ -37,7 +37,7 @@ from greentrain.rlhf.placement import Placement, Placements, SchedulerSettings
 from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.ticket import Ticket, Watched
 from greentrain.session.session import GreenSession
-from greentrain.utils.never_raise import harmless, once, warn
+from greentrain.utils.never_raise import never_raises, once, warn
 from greentrain.utils.topology import current_topology
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class StageScheduler(OffloadEngine):
         *,
         settings: SchedulerSettings | None = None,
         energy: EnergySource | None = None,
-        meetings: Meetings | None = None,
+        meetings: RankZeroChannel | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._engine = engine
@@ -89,7 +89,7 @@ class StageScheduler(OffloadEngine):
         source.read()
         place = current_topology()
         self._first = place.rank == 0
-        self._meetings = meetings or Meetings("rlhf/offload", place)
+        self._meetings = meetings or RankZeroChannel("rlhf/offload", place)
         self._tell = once(warn)
         self._times = {(kind, place): LengthTimes() for kind in engine.passes for place in Place}
         self._placement = Placement(plan=self._placements.gpu, reason="nothing was measured yet")
@@ -226,7 +226,7 @@ class StageScheduler(OffloadEngine):
     def _window(self, stage: Stage, begun_s: float, *, waits: bool) -> None:
         self._windows.append(Window(stage=stage, t0_s=begun_s, t1_s=time.monotonic(), waits=waits))
 
-    @harmless
+    @never_raises
     def _book(self, tokens: float) -> None:
         now_s = time.monotonic()
         self._tokens = tokens if not self._tokens else self._tokens + self.settings.alpha * (tokens - self._tokens)
@@ -278,7 +278,7 @@ class StageScheduler(OffloadEngine):
             return
         self._take(Placement.from_json(word))
 
-    @harmless
+    @never_raises
     def _decided(self) -> Placement | None:
         self._meter.settle()
         return self._placements.decide(self._placement.plan, self._tokens, self._meter)
@@ -292,7 +292,7 @@ class StageScheduler(OffloadEngine):
         if run is not None and moved:
             run.event("offload", new.reason, step=self._steps, plan=new.to_json()["plan"])
 
-    @harmless
+    @never_raises
     def _too_long(self, kind: PassKind, batch: Batch) -> bool:
         """Return True if the sequences are too long for the window of the plan."""
         limit = self._placement.limits.get(STAGE_OF[kind])

@@ -12,10 +12,10 @@ from typing import Final
 
 from greentrain.fpga_backend.batch import Result
 from greentrain.rlhf.batching import joined
-from greentrain.rlhf.engine_state import Desk
+from greentrain.rlhf.engine_state import EngineState
 from greentrain.rlhf.errors import PassTimeoutError
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.pass_task import Run
+from greentrain.rlhf.pass_task import PassTask
 
 
 class Ticket:
@@ -27,7 +27,7 @@ class Ticket:
         desk: Of the engine.
     """
 
-    def __init__(self, kind: PassKind, runs: Sequence[Run], desk: Desk) -> None:
+    def __init__(self, kind: PassKind, runs: Sequence[PassTask], desk: EngineState) -> None:
         self.kind = kind
         self._runs = tuple(runs)
         self._desk = desk
@@ -88,7 +88,7 @@ class Ticket:
                 "the device hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
             )
 
-    def _left(self, limit_s: float | None) -> list[Run]:
+    def _left(self, limit_s: float | None) -> list[PassTask]:
         """Wait; return what is not done, or nothing where a part has failed for good."""
         futures = [run.outer for run in self._runs]
         done, not_done = wait(futures, limit_s, return_when=FIRST_EXCEPTION)

@@ -27,7 +27,7 @@ class Marks(Protocol):
         ...
 
 
-class Watcher:
+class PhaseHooks:
     """Holds the hooks of one session and takes them off again.
 
     Args:

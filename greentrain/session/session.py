@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from greentrain.carbon.detect import open_signal
 from greentrain.carbon.replayed import ReplayedSignal
 from greentrain.config.schema import GreenConfig
-from greentrain.control.controller import Control
+from greentrain.control.controller import Controller
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.errors import SessionError
 from greentrain.ledger.active_run import ActiveRun, metrics_of
-from greentrain.ledger.resume import STATE_FORMAT, EarlierPart, grid_time_of
+from greentrain.ledger.resume import STATE_FORMAT, ResumeState, grid_time_of
 from greentrain.ledger.run_folder import choose_run_id
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
@@ -48,12 +48,12 @@ from greentrain.report.at_close import report_at_close
 from greentrain.report.estimated import keep_estimate, read_estimate
 from greentrain.report.live.terminal import name_report
 from greentrain.report.live.viewers import Viewers
-from greentrain.session.phase_hooks import Watcher
+from greentrain.session.phase_hooks import PhaseHooks
 from greentrain.session.shutdown import ShutdownHook
 from greentrain.types import CarbonSignal, PowerMeter, Topology
 from greentrain.utils.clock import Clock, SystemClock
-from greentrain.utils.display import Shown, View
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.display import Displayable, View
+from greentrain.utils.never_raise import never_raises
 from greentrain.utils.topology import current_topology
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 class Acting:
     """The acting side of a session."""
 
-    _control: Control
-    _watcher: Watcher
+    _control: Controller
+    _watcher: PhaseHooks
 
     def watch(self, model: Any = None, optimizer: Any = None, scaler: Any = None) -> None:
         """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
@@ -192,7 +192,7 @@ class Marking:
         control: Is told steps and tokens too.
     """
 
-    def __init__(self, now_s: Callable[[], float], control: Control) -> None:
+    def __init__(self, now_s: Callable[[], float], control: Controller) -> None:
         self._now = now_s
         self._control = control
         self._mark: Callable[[tuple[Any, ...]], None] = _ignore
@@ -255,7 +255,7 @@ def _ignore(mark: tuple[Any, ...]) -> None:
 __all__ = ["STATE_FORMAT", "GreenSession"]
 
 
-class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
+class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
     """Measures the energy and carbon of what runs between ``start`` and ``close``.
 
     Use it as a context manager, as a decorator of a training function, or through one of the callbacks. It can be
@@ -293,14 +293,14 @@ class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
         self._extra_meters = tuple(extra_meters)
         self._signal = signal if signal is not None else open_signal(self.config.carbon)
         self._own_signal = signal is None
-        super().__init__(self._clock.monotonic_s, Control(self.config, self, launcher))
+        super().__init__(self._clock.monotonic_s, Controller(self.config, self, launcher))
         self._run: ActiveRun | None = None
         self._last: ActiveRun | None = None
         self._hook: ShutdownHook | None = None
         self._viewers = Viewers()
-        self._watcher = Watcher(self)
+        self._watcher = PhaseHooks(self)
         self._estimate = read_estimate(self.config.run)
-        self._resume: EarlierPart | None = None
+        self._resume: ResumeState | None = None
         self._starts = 0
         self._pid = os.getpid()
         self.parameters: int | None = None
@@ -497,7 +497,7 @@ class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
             ConfigError: The state is of a newer format, or names a run as no run is named.
             SessionError: The session is running.
         """
-        earlier = EarlierPart.of(state)
+        earlier = ResumeState.of(state)
         if earlier is None:
             return
         if self._run is not None:
@@ -513,7 +513,7 @@ class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
         state = "running" if self.running else "not started" if self._last is None else "closed"
         return session_view(self.totals(), state=state, folder=self.folder, page=self.report_path)
 
-    @harmless
+    @never_raises
     def _name_report(self) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
             name_report(self.report_path)
@@ -542,7 +542,7 @@ class GreenSession(Marking, Acting, Shown, contextlib.ContextDecorator):
         self._viewers.update(run, self._control.hands.power_cap)
 
 
-@harmless
+@never_raises
 def _tell(signal: CarbonSignal, method: str) -> None:
     """Let a signal that asks a network begin or end; others have no such method."""
     call = getattr(signal, method, None)

@@ -32,7 +32,7 @@ _ENOUGH: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Happened:
+class RecordedRun:
     """A run as its folder tells it. What it does not tell is in ``missing``."""
 
     run_id: str
@@ -83,7 +83,9 @@ class Happened:
     """What a replay needs and the folder lacks, with the remedy."""
 
 
-def read_happened(folder: Path | str, actions: Actions | None = None, policy: PolicyConfig | None = None) -> Happened:
+def read_happened(
+    folder: Path | str, actions: Actions | None = None, policy: PolicyConfig | None = None
+) -> RecordedRun:
     """Read a run folder.
 
     Args:
@@ -111,7 +113,7 @@ def read_happened(folder: Path | str, actions: Actions | None = None, policy: Po
     return told
 
 
-def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) -> Happened:
+def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) -> RecordedRun:
     figures = summary["plan"]
     menu = menu_of(plan.facts, plan.speed_of_table, plan.power_of_table)
     changes = [t_s for stretch in plan.stretches for t_s in (stretch.t0_s, stretch.t1_s)]
@@ -127,7 +129,7 @@ def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) ->
         emitted = np.concatenate([[0.0], np.cumsum(rate * np.diff(edges_s))])
     else:
         emitted = _emitted(record, plan.time, edges_s, with_pue=plan.with_pue)
-    return Happened(
+    return RecordedRun(
         run_id=record.run_id,
         policy=str(plan.facts["policy"]),
         start_s=plan.start_s,
@@ -154,7 +156,7 @@ def _planned(record: RunRecord, summary: Mapping[str, Any], plan: PlanRecord) ->
     )
 
 
-def _unplanned(record: RunRecord, summary: Mapping[str, Any], policy: PolicyConfig | None) -> Happened:
+def _unplanned(record: RunRecord, summary: Mapping[str, Any], policy: PolicyConfig | None) -> RecordedRun:
     time = GridTime.from_dict(record.run["grid"]) if record.run.get("grid") else GridTime(unix_s=0.0, grid_s=0.0)
     table = table_of_run(record.run, str(record.folder / "run.json"))
     entries = sorted((e for rank in record.ranks for e in rank.entries), key=lambda entry: entry.t0_unix_s)
@@ -179,7 +181,7 @@ def _unplanned(record: RunRecord, summary: Mapping[str, Any], policy: PolicyConf
     emitted = _emitted(record, time, edges_s)
     share = energy["measured_share"]
     first = min(record.ranks, key=lambda rank: rank.rank)
-    return Happened(
+    return RecordedRun(
         run_id=record.run_id,
         policy="the run",
         start_s=start_s,
@@ -214,7 +216,7 @@ def _slowed(menu: Menu, speed: float) -> Menu:
     return replace(menu, tokens_per_s=menu.tokens_per_s / speed, power_w=menu.power_w / speed)
 
 
-def _renamed(told: Happened, menu: Menu) -> NDArray[np.int64]:
+def _renamed(told: RecordedRun, menu: Menu) -> NDArray[np.int64]:
     """Return what ran as rows of another menu."""
     if told.menu is None:
         return np.full(len(told.rows), NOTHING)

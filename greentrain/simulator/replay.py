@@ -17,7 +17,7 @@ from greentrain.policy.menu import Menu
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.grids import Grid
 from greentrain.simulator.jobs import Jobs
-from greentrain.simulator.recorded_run import Happened, read_happened
+from greentrain.simulator.recorded_run import RecordedRun, read_happened
 from greentrain.simulator.replay_grid import SeenGrid, recording, seen_grid
 from greentrain.simulator.scene import ORACLE, RAN, Course, Scene, course_of, oracle_course
 from greentrain.simulator.simulate import CARBON_BLIND, kernel_of, named_policy
@@ -50,7 +50,7 @@ class Line:
 class Replay:
     """What ran, and what could have."""
 
-    happened: Happened
+    happened: RecordedRun
     menu: Menu
     deadline_s: float
     lines: Sequence[Line]
@@ -148,7 +148,7 @@ def less(grams: float | None, other: float | None) -> float | None:
     return None if grams is None or not other else 1.0 - grams / other
 
 
-def _grid(told: Happened, deadline_s: float, grid: Grid | None) -> SeenGrid:
+def _grid(told: RecordedRun, deadline_s: float, grid: Grid | None) -> SeenGrid:
     span_s = deadline_s - told.start_s
     if span_s < LEAST_H * S_PER_HOUR:
         missing = f"an hour of the grid's time: from start to deadline it has {duration(span_s)}; a CONFIG with a"
@@ -157,7 +157,7 @@ def _grid(told: Happened, deadline_s: float, grid: Grid | None) -> SeenGrid:
 
 
 def _compared(
-    told: Happened,
+    told: RecordedRun,
     menu: Menu,
     trace: GridTrace,
     deadline_s: float,
@@ -215,7 +215,7 @@ def _compared(
     )  # fmt: skip
 
 
-def _settings(told: Happened, policy: PolicyConfig | None, deadline_s: float) -> PolicyConfig:
+def _settings(told: RecordedRun, policy: PolicyConfig | None, deadline_s: float) -> PolicyConfig:
     """Return the section that policies read, for the job that was done."""
     if policy is None:
         try:
@@ -232,7 +232,7 @@ def _settings(told: Happened, policy: PolicyConfig | None, deadline_s: float) ->
     )
 
 
-def _grams_from(told: Happened) -> str:
+def _grams_from(told: RecordedRun) -> str:
     """Return where the grams of the run are from."""
     if told.grams is None:
         return f"grams unknown, as {told.why_unknown}"

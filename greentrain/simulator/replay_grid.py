@@ -13,7 +13,7 @@ from greentrain.policy.outlook import Array
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.grids import Grid
 from greentrain.simulator.jobs import HISTORY_H
-from greentrain.simulator.recorded_run import Happened
+from greentrain.simulator.recorded_run import RecordedRun
 from greentrain.types import CarbonBasis, CarbonSignal
 from greentrain.units import S_PER_HOUR, iso
 from greentrain.utils.validation import build
@@ -34,7 +34,7 @@ class SeenGrid:
     """What a replay lacks, with the remedy."""
 
 
-def recording(told: Happened, deadline_s: float, grid: Grid) -> SeenGrid:
+def recording(told: RecordedRun, deadline_s: float, grid: Grid) -> SeenGrid:
     """Return a recording in place of what the run saw.
 
     Raises:
@@ -53,7 +53,7 @@ def recording(told: Happened, deadline_s: float, grid: Grid) -> SeenGrid:
     return SeenGrid(trace=trace, label=grid.label)
 
 
-def seen_grid(told: Happened, deadline_s: float) -> SeenGrid:
+def seen_grid(told: RecordedRun, deadline_s: float) -> SeenGrid:
     """Return the hours from the run's start to its deadline, behind three weeks of its signal's past where it tells."""
     end_s = max(deadline_s, told.end_s)
     hours = int(np.ceil((end_s - told.start_s) / S_PER_HOUR - 1e-6))
@@ -96,7 +96,7 @@ def seen_grid(told: Happened, deadline_s: float) -> SeenGrid:
     return SeenGrid(trace=trace, label=label)
 
 
-def _reopened(told: Happened) -> tuple[CarbonSignal | None, str]:
+def _reopened(told: RecordedRun) -> tuple[CarbonSignal | None, str]:
     """Return the run's signal, if it tells today what it told then, else why not."""
     if told.with_pue:
         return None, ": its signal does not tell the PUE that the plan counted"

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
-from greentrain.fpga_backend.devices.base import Lane
+from greentrain.fpga_backend.devices.base import WorkQueue
 from greentrain.fpga_backend.errors import DeviceLostError
 from greentrain.types import PowerMeter
 
@@ -26,7 +26,7 @@ class Wrapped:
         self.inner = device
         self.info = device.probe()
         self.name = f"{name} {self.info.name}"
-        self._lane = Lane(f"greentrain-{name}-{self.info.uid}", depth)
+        self._lane = WorkQueue(f"greentrain-{name}-{self.info.uid}", depth)
         self._owner_pid = os.getpid()
         self._reason = ""
         self._lock = threading.Lock()

@@ -20,7 +20,7 @@ STYLE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Table:
     """A table. The first column names, the second holds the figure."""
 
     rows: Sequence[Sequence[str]]
@@ -37,13 +37,13 @@ class View:
     line: str
     """All of it in a line of plain text."""
     title: str
-    grids: Sequence[Grid] = ()
+    grids: Sequence[Table] = ()
     notes: Sequence[str] = ()
     page: Path | None = None
     """A page with more, to which a link leads."""
 
 
-class Shown:
+class Displayable:
     """A result that notebooks show as tables, and ``print`` as a line."""
 
     __slots__ = ()
@@ -83,7 +83,7 @@ def _from_here(page: Path) -> str:
         return page.absolute().as_uri()
 
 
-def _table(grid: Grid) -> str:
+def _table(grid: Table) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in grid.head)
     rows = "".join(
         f'<tr><th scope="row">{escape(first)}</th>'

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
-def harmless(hook: Hook) -> Hook:
+def never_raises(hook: Hook) -> Hook:
     """Return the hook such that an exception in it is one warning, and its result None."""
     seen: set[str] = set()
 

@@ -11,7 +11,7 @@ import torch
 from greentrain.callbacks.driver import Driver
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.types import Phase
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 from tests.callbacks.conftest import Recorder, TinyLM
 
 Make = Callable[..., Recorder]
@@ -93,7 +93,7 @@ def test_a_bug_at_the_start_does_not_stop_training(recorder: Make, monkeypatch: 
 
 
 def test_harmless_warns_once_and_goes_on() -> None:
-    @harmless
+    @never_raises
     def hook() -> int:
         raise ValueError("broken")
 
@@ -106,7 +106,7 @@ def test_harmless_warns_once_and_goes_on() -> None:
 def test_harmless_survives_warnings_as_errors(caplog: pytest.LogCaptureFixture) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        harmless(lambda: 1 / 0)()
+        never_raises(lambda: 1 / 0)()
     assert "ZeroDivisionError" in caplog.text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.callbacks.ray_desk import Desk
+from greentrain.callbacks.ray_coordinator import RayCoordinator
 from greentrain.config.schema import GreenConfig
 from greentrain.control.launcher_protocol import Notice, Progress, Request
 from greentrain.errors import ConfigError, GreenTrainWarning, MissingExtraError
@@ -182,7 +182,7 @@ class Cluster(WantedWidth):
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Handle:
     monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
-    return Handle(Desk(GreenConfig(), least=1, most=4, ranks=1, patience_s=60.0))
+    return Handle(RayCoordinator(GreenConfig(), least=1, most=4, ranks=1, patience_s=60.0))
 
 
 def test_the_policy_asks_the_cluster_for_what_is_wanted_and_goes_when_workers_stand_still(desk: Handle) -> None:

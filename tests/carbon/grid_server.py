@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from greentrain.carbon.client import Patience
+from greentrain.carbon.client import Timeouts
 from greentrain.carbon.source import iso, unix_s
 
 HOUR_S = 3600.0
@@ -35,7 +35,7 @@ class GridTime:
 
 CLOCK = GridTime()
 now = CLOCK.unix_s
-QUICK = Patience(
+QUICK = Timeouts(
     connect_s=2.0, silence_s=0.2, answer_s=2.0, tries=2, pause_s=0.01, rest_s=0.15, longest_rest_s=3600.0, poll_s=0.02
 )
 """Limits for tests."""

@@ -21,7 +21,7 @@ pytest.importorskip("httpx", reason="the extra 'grid' is not installed")
 from greentrain import GreenSession
 from greentrain.carbon import poller
 from greentrain.carbon.cache import GridCache
-from greentrain.carbon.client import Patience
+from greentrain.carbon.client import Timeouts
 from greentrain.carbon.electricity_maps import ElectricityMaps
 from greentrain.carbon.gb import GreatBritain
 from greentrain.carbon.keys import Secret
@@ -79,7 +79,7 @@ PROVIDERS: dict[str, tuple[Answer, Callable[[str], GridSource]]] = {
 
 @contextmanager
 def following(
-    source: GridSource, folder: Path, patience: Patience = QUICK, clock: Clock = CLOCK
+    source: GridSource, folder: Path, patience: Timeouts = QUICK, clock: Clock = CLOCK
 ) -> Iterator[PolledSignal]:
     signal = PolledSignal(source, cache_dir=folder, patience=patience, clock=clock)
     signal.start()
@@ -230,7 +230,7 @@ def test_a_region_has_no_measurements(tmp_path: Path) -> None:
 
 def test_nothing_is_known_before_the_first_answer_and_nobody_waits(tmp_path: Path) -> None:
     with serving(lambda r: Reply(silent_s=2.0)) as server:
-        signal = PolledSignal(em_source(server.url), cache_dir=tmp_path, patience=Patience(tries=1, silence_s=1.0))
+        signal = PolledSignal(em_source(server.url), cache_dir=tmp_path, patience=Timeouts(tries=1, silence_s=1.0))
         began_s = time.monotonic()
         assert signal.mean(now() - 10, now()).g_per_kwh is None  # which starts the thread
         assert list(signal.forecast(0.0, 1e12)) == list(signal.history(0.0, 1e12)) == []
@@ -309,7 +309,7 @@ def test_a_redirect_does_not_take_the_key_elsewhere(tmp_path: Path, told: list[s
 
 
 def test_rests_double(tmp_path: Path, told: list[str]) -> None:
-    patience = Patience(tries=1, rest_s=0.1, longest_rest_s=0.4, poll_s=0.005)
+    patience = Timeouts(tries=1, rest_s=0.1, longest_rest_s=0.4, poll_s=0.005)
     with serving(lambda r: Reply(status=500)) as server, following(gb_source(server.url), tmp_path, patience):
         until(lambda: len([p for p in server.paths() if "fw48h" in p]) >= 5)
         times = [r.t_s for r in server.requests if "fw48h" in r.path]
@@ -487,7 +487,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, told: list[str]) -> None:
 
 
 def test_closing_does_not_wait_for_a_server_that_drips(tmp_path: Path) -> None:
-    patience = Patience(silence_s=30.0, answer_s=60.0)
+    patience = Timeouts(silence_s=30.0, answer_s=60.0)
     with serving(lambda r: Reply(silent_s=20.0)) as server:
         signal = PolledSignal(gb_source(server.url), cache_dir=tmp_path, patience=patience, clock=CLOCK)
         signal.start()

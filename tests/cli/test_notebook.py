@@ -28,7 +28,7 @@ from greentrain.ledger.totals import Totals, books_view
 from greentrain.report.compare import compare
 from greentrain.report.notebook import session_view
 from greentrain.report.summary import summarize
-from greentrain.utils.display import Grid, View, to_html
+from greentrain.utils.display import Table, View, to_html
 from tests.helpers.flat_meter import FlatMeter
 
 CONFIG = "carbon: {g_per_kwh: 100}\npower: {meters: cpu_model}\n"
@@ -142,7 +142,7 @@ def test_html_is_escaped_and_loads_nothing(tmp_path: Path) -> None:
     view = View(
         line=bad,
         title=bad,
-        grids=[Grid(rows=[(bad, bad, bad)], head=(bad, bad), title=bad), Grid(rows=[(bad,)], title=bad, folded=True)],
+        grids=[Table(rows=[(bad, bad, bad)], head=(bad, bad), title=bad), Table(rows=[(bad,)], title=bad, folded=True)],
         notes=[bad],
         page=tmp_path / "a b#c\"'<" / "report.html",
     )

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain.control import coordination
-from greentrain.control.coordination import Agenda, Meetings
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule
 from greentrain.types import Topology
 
 
@@ -21,7 +21,7 @@ def test_all_ranks_hear_the_same_words_in_the_same_order() -> None:
     heard: dict[int, list[Any]] = {}
 
     def run(rank: int) -> None:
-        meeting = Meetings("a-run", place(rank), store)
+        meeting = RankZeroChannel("a-run", place(rank), store)
         heard[rank] = [meeting.share(word if rank == 0 else None) for word in words]
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in (2, 1, 0)]
@@ -34,7 +34,7 @@ def test_all_ranks_hear_the_same_words_in_the_same_order() -> None:
 
 def test_a_waiting_rank_sees_that_a_word_is_there() -> None:
     store = HashStore()
-    first, second = Meetings("a-run", place(0), store), Meetings("a-run", place(1), store)
+    first, second = RankZeroChannel("a-run", place(0), store), RankZeroChannel("a-run", place(1), store)
     assert not second.heard()
     first.share({"row": 1})
     assert second.heard()
@@ -45,14 +45,14 @@ def test_a_waiting_rank_sees_that_a_word_is_there() -> None:
 
 def test_runs_of_one_job_do_not_hear_one_another() -> None:
     store = HashStore()
-    Meetings("a-run", place(0), store).share({"row": 1})
-    assert not Meetings("another-run", place(1), store).heard()
+    RankZeroChannel("a-run", place(0), store).share({"row": 1})
+    assert not RankZeroChannel("another-run", place(1), store).heard()
 
 
 def test_a_run_that_goes_on_does_not_hear_its_first_part() -> None:
     store = HashStore()
     for row in (1, 2):  # as two fits in one process group, the second from a checkpoint of the first
-        second, first = Meetings("a-run", place(1), store), Meetings("a-run", place(0), store)
+        second, first = RankZeroChannel("a-run", place(1), store), RankZeroChannel("a-run", place(0), store)
         assert not second.heard()
         first.share({"row": row})
         assert second.share(None) == {"row": row}
@@ -62,24 +62,24 @@ def test_a_run_that_goes_on_does_not_hear_its_first_part() -> None:
 
 def test_a_word_that_does_not_come_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "WAIT_S", 0.1)
-    assert Meetings("a-run", place(1), HashStore()).share(None) is None
+    assert RankZeroChannel("a-run", place(1), HashStore()).share(None) is None
 
 
 def test_alone_it_needs_no_store() -> None:
-    meeting = Meetings("a-run", place(0, world_size=1))
+    meeting = RankZeroChannel("a-run", place(0, world_size=1))
     assert meeting.possible
     assert meeting.share({"row": 1}) == {"row": 1}
     assert not meeting.heard()
 
 
 def test_several_ranks_without_a_process_group_cannot_agree() -> None:
-    assert not Meetings("a-run", place(1)).possible
+    assert not RankZeroChannel("a-run", place(1)).possible
 
 
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 700.0])
 def test_ranks_meet_about_when_they_should_and_seldom_before(step_s: float) -> None:
     now = [0.0]
-    agenda = Agenda(lambda: now[0])
+    agenda = SyncSchedule(lambda: now[0])
     met: list[float] = []
     due = False
     while not due:
@@ -94,7 +94,7 @@ def test_ranks_meet_about_when_they_should_and_seldom_before(step_s: float) -> N
 
 def test_a_time_is_due_to_the_nearest_step_and_pauses_are_no_steps() -> None:
     now = [0.0]
-    agenda = Agenda(lambda: now[0])
+    agenda = SyncSchedule(lambda: now[0])
     for _ in range(10):
         now[0] += 1.0
         agenda.step()

@@ -13,13 +13,13 @@ from greentrain.control import coordination, preemption
 from greentrain.control.launcher_protocol import (
     ENV_DIR,
     EXIT_REQUEUE,
-    Handover,
+    LauncherFiles,
     Notice,
     Offer,
     Progress,
     Request,
 )
-from greentrain.control.preemption import Launcher, Leaving
+from greentrain.control.preemption import Launcher, PreemptionHandler
 from greentrain.errors import GreenTrainWarning
 from greentrain.ledger.reader import read_run
 from greentrain.types import Topology
@@ -133,7 +133,7 @@ def test_a_pause_that_begins_after_a_notice_is_ended_too(tmp_path: Path) -> None
     with session(tmp_path, None) as green:
         run, woken = green.active(), []
         assert run is not None
-        asked = Leaving(FakeLauncher(wanted=NOTICE), run, wake=lambda: woken.append(asked.due))
+        asked = PreemptionHandler(FakeLauncher(wanted=NOTICE), run, wake=lambda: woken.append(asked.due))
         asked.look()
         asked.look()  # a plan began to pause in between
         asked.stepped()
@@ -154,7 +154,7 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
     with session(tmp_path, None, Topology(rank=0, world_size=2)) as green:
         run = green.active()
         assert run is not None
-        asked = Leaving(launcher, run)
+        asked = PreemptionHandler(launcher, run)
         with pytest.raises(RuntimeError):
             asked.stepped()  # its caller makes a warning of it
         asked.ask(2, None, "the node is drained")
@@ -229,7 +229,7 @@ def test_no_rank_leaves_alone_when_the_launcher_cannot_be_told(tmp_path: Path, m
 
 
 def test_the_folder_of_the_environment_is_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Handover(tmp_path)
+    desk = LauncherFiles(tmp_path)
     desk.write(Offer(attempt=3, ranks=1, min_ranks=1, max_ranks=1, can_wait=False))
     monkeypatch.setenv(ENV_DIR, str(tmp_path))
     with pytest.raises(SystemExit), session(tmp_path, None) as green:
@@ -241,7 +241,7 @@ def test_the_folder_of_the_environment_is_the_launcher(tmp_path: Path, monkeypat
 
 
 def test_torn_and_foreign_words_count_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Handover(tmp_path)
+    desk = LauncherFiles(tmp_path)
     assert desk.offer() is None and desk.request() is None
     (tmp_path / "offer.json").write_text('{"attempt": 1, "ran')
     (tmp_path / "request.json").write_text('{"attempt": 1, "colour": "red"}')

@@ -8,7 +8,7 @@ from torch import nn
 
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.profiling.cache import ActionCache
-from greentrain.control.profiling.distributed import Caps, GearTable
+from greentrain.control.profiling.distributed import Caps, ProfilingRun
 from greentrain.policy.action_table import ActionTable
 from greentrain.policy.objective import Objective
 from greentrain.precision.gearbox import GearBox
@@ -77,10 +77,10 @@ class Job:
         objective: Objective | None = None,
         max_steps: int = 200,
         rounds: int | None = None,
-    ) -> GearTable:
+    ) -> ProfilingRun:
         box = GearBox(PrecisionConfig(gears=gears, min_features=16))
         box.attach(nn.Linear(16, 16))
-        return GearTable(
+        return ProfilingRun(
             box,
             [SENSOR],
             self.energy,
@@ -93,7 +93,7 @@ class Job:
             clock=lambda: self.t_s,
         )
 
-    def run(self, phase: GearTable, steps: int = 500) -> int:
+    def run(self, phase: ProfilingRun, steps: int = 500) -> int:
         """Take a phase through training and return how many steps it took."""
         for n in range(steps):
             if phase.done:

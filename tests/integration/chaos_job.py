@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from greentrain import GreenSession
-from greentrain.control.launcher_protocol import ENV_CHECKPOINT, Handover
+from greentrain.control.launcher_protocol import ENV_CHECKPOINT, LauncherFiles
 from greentrain.elastic import ElasticBatchSampler, Share
 
 GLOBAL_BATCH, SAMPLES, KEPT = 8, 52, 5
@@ -97,7 +97,7 @@ def _of_all_ranks(own: torch.Tensor, ranks: int) -> torch.Tensor:
 
 
 def _witness(folder: Path, rank: int, ranks: int, step: int, checkpoint: str | None, green: GreenSession) -> Any:
-    handover = Handover.from_env()
+    handover = LauncherFiles.from_env()
     offer = None if handover is None else handover.offer()
     head = {
         "group": os.environ.get("TORCHELASTIC_RUN_ID", ""),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.control.launch.checkpoints import newest
-from greentrain.control.launcher_protocol import ENV_DIR, Handover
+from greentrain.control.launcher_protocol import ENV_DIR, LauncherFiles
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, GpuState, Wave
 from tests.integration.chaos_disk import ChaosDisk
 from tests.integration.chaos_server import PueServer
@@ -61,7 +61,7 @@ class World:
             path.mkdir()
         self.steps = round(1.4 * seconds / STEP_S)
         """Seven tenths of the time on two ranks."""
-        self.handover = Handover(self.launch)
+        self.handover = LauncherFiles(self.launch)
         self.supervisor: subprocess.Popen[bytes] | None = None
         self.began_s = time.monotonic()
         self.ends: list[tuple[float, float, int, str]] = []

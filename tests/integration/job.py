@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from greentrain import GreenSession
-from greentrain.control.launcher_protocol import ENV_CHECKPOINT, Handover
+from greentrain.control.launcher_protocol import ENV_CHECKPOINT, LauncherFiles
 from greentrain.elastic import ElasticBatchSampler, Share
 
 GLOBAL_BATCH, SAMPLES = 8, 52
@@ -49,7 +49,7 @@ def train(
     sampler = ElasticBatchSampler(SAMPLES, share, seed=5)
     sampler.go_to(step)
     loader = DataLoader(data, batch_sampler=sampler)
-    handover = Handover.from_env()
+    handover = LauncherFiles.from_env()
     offer = None if handover is None else handover.offer()
     attempt = 0 if offer is None else offer.attempt
     losses: list[float] = []

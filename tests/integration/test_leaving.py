@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.control.launcher_protocol import ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer
+from greentrain.control.launcher_protocol import ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer
 from greentrain.ledger.reader import read_run
 
 pytestmark = pytest.mark.slow
@@ -23,10 +23,10 @@ JOB = Path(__file__).with_name("job.py")
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Handover:
+def desk(tmp_path: Path) -> LauncherFiles:
     (tmp_path / "launch").mkdir()
     (tmp_path / "job").mkdir()
-    return Handover(tmp_path / "launch")
+    return LauncherFiles(tmp_path / "launch")
 
 
 def config(tmp_path: Path, **sections: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def config(tmp_path: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
-def start(tmp_path: Path, desk: Handover, options: dict[str, Any], attempt: int, ranks: int = 1) -> list[Any]:
+def start(tmp_path: Path, desk: LauncherFiles, options: dict[str, Any], attempt: int, ranks: int = 1) -> list[Any]:
     desk.write(Offer(attempt=attempt, ranks=ranks, min_ranks=1, max_ranks=2, can_wait=True))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -87,7 +87,7 @@ def wait_for_step(tmp_path: Path, attempt: int, steps: int) -> None:
         time.sleep(0.02)
 
 
-def launch(tmp_path: Path, desk: Handover, options: dict[str, Any], *words: str) -> "subprocess.Popen[str]":
+def launch(tmp_path: Path, desk: LauncherFiles, options: dict[str, Any], *words: str) -> "subprocess.Popen[str]":
     """Start the job under ``greentrain launch``, in a session of its own."""
     job = [sys.executable, str(JOB), str(tmp_path / "job"), json.dumps(options)]
     command = [sys.executable, "-m", "greentrain", "launch", "--dir", str(desk.folder), *words, "--", *job]
@@ -95,7 +95,7 @@ def launch(tmp_path: Path, desk: Handover, options: dict[str, Any], *words: str)
         return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: Handover) -> None:
+def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: LauncherFiles) -> None:
     options = {"config": config(tmp_path), "steps": STEPS, "step_s": 0.03}
     saved = tmp_path / "job" / "checkpoints"
     supervisor = launch(tmp_path, desk, options, "--width", "1:2", "--checkpoints", str(saved))
@@ -143,7 +143,7 @@ def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: 
     ]  # fmt: skip
 
 
-def test_a_crash_before_the_first_checkpoint_continues_the_run(tmp_path: Path, desk: Handover) -> None:
+def test_a_crash_before_the_first_checkpoint_continues_the_run(tmp_path: Path, desk: LauncherFiles) -> None:
     settings = config(tmp_path)
     del settings["run"]["id"]
     options = {"config": settings, "steps": 60, "step_s": 0.05, "die_at": 40}
@@ -162,7 +162,7 @@ def test_a_crash_before_the_first_checkpoint_continues_the_run(tmp_path: Path, d
     assert 60 < totals.steps <= 100 and totals.samples == 8 * totals.steps
 
 
-def test_a_long_pause_of_the_plan_is_spent_outside(tmp_path: Path, desk: Handover) -> None:
+def test_a_long_pause_of_the_plan_is_spent_outside(tmp_path: Path, desk: LauncherFiles) -> None:
     hours = [500 if hour < 12 else 100 for _ in range(6) for hour in range(24)]
     rows = "".join(f"2022-05-{23 + i // 24}T{i % 24:02}:00Z,{value}\n" for i, value in enumerate(hours))
     (tmp_path / "grid.csv").write_text(f"timestamp_utc,g_per_kwh\n{rows}")

@@ -20,7 +20,7 @@ from greentrain.session.session import STATE_FORMAT, GreenSession
 from greentrain.types import FORMAT_VERSION, Topology
 from tests.helpers.flat_meter import FlatMeter
 
-DATA = Path(__file__).parent / "data" / f"run-format-{FORMAT_VERSION}"
+DATA = Path(__file__).resolve().parents[1] / "data" / f"run-format-{FORMAT_VERSION}"
 EXPECTED: dict[str, Any] = json.loads((DATA / "expected.json").read_text(encoding="utf-8"))
 DOCS = Path(__file__).parents[2] / "docs" / "run-format.md"
 

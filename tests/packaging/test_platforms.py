@@ -74,8 +74,8 @@ def test_limits_are_refused_where_nobody_could_put_them_back(
 
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ConfigError, match="leave both out on Windows"):
-        gpu_limits.Hands.open(config, Topology(), pytest.fail)
-    assert gpu_limits.Hands.open(ActuatorsConfig(), Topology(), pytest.fail).caps == (1.0,)
+        gpu_limits.GpuLimits.open(config, Topology(), pytest.fail)
+    assert gpu_limits.GpuLimits.open(ActuatorsConfig(), Topology(), pytest.fail).caps == (1.0,)
 
 
 def test_measure_waits_for_its_child_without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:

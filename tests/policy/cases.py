@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import Menu
 from greentrain.types import Gear
 
@@ -18,9 +18,9 @@ def action_table(nodes: int = 8, fp8: float = 1.35) -> ActionTable:
     costs = [
         ActionCost(
             action=Action(gear=gear, cap=cap, ranks=n),
-            steps_per_s=Estimate(mean=1.0),
-            tokens_per_s=Estimate(mean=1e5 * n / (1 + 0.02 * (n - 1)) * left * (fp8 if gear is Gear.FP8 else 1.0)),
-            power_w=Estimate(mean=n * (2200.0 + 5600.0 * cap)),
+            steps_per_s=MeanWithCI(mean=1.0),
+            tokens_per_s=MeanWithCI(mean=1e5 * n / (1 + 0.02 * (n - 1)) * left * (fp8 if gear is Gear.FP8 else 1.0)),
+            power_w=MeanWithCI(mean=n * (2200.0 + 5600.0 * cap)),
             provenance="assumed",
         )
         for n in range(1, nodes + 1)
@@ -35,9 +35,9 @@ def small_menu(rng: np.random.Generator, actions: int, *, idle_w: float | None =
     costs = [
         ActionCost(
             action=Action(gear=Gear.FP8 if rng.random() < 0.5 else Gear.BF16, cap=float(rng.uniform(0.3, 1)), ranks=n),
-            steps_per_s=Estimate(mean=1.0),
-            tokens_per_s=Estimate(mean=float(rng.uniform(1.0, 100.0)) * n),
-            power_w=Estimate(mean=float(rng.uniform(50.0, 500.0)) * n),
+            steps_per_s=MeanWithCI(mean=1.0),
+            tokens_per_s=MeanWithCI(mean=float(rng.uniform(1.0, 100.0)) * n),
+            power_w=MeanWithCI(mean=float(rng.uniform(50.0, 500.0)) * n),
             provenance="assumed",
         )
         for n in range(1, actions + 1)

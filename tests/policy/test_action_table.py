@@ -16,7 +16,7 @@ from greentrain.policy.action_table import (
     Action,
     ActionCost,
     ActionTable,
-    Estimate,
+    MeanWithCI,
     declared,
     student_t_95,
 )
@@ -27,16 +27,16 @@ from greentrain.utils.files import ENV_DIR, cache_folder
 def _table() -> ActionTable:
     bf16 = ActionCost(
         action=Action(gear=Gear.BF16),
-        steps_per_s=Estimate(mean=2.5, low=2.4, high=2.6),
-        tokens_per_s=Estimate(mean=41_234.5, low=40_000.0, high=42_469.0),
-        power_w=Estimate(mean=612.3, low=600.0, high=624.6),
-        j_per_step=Estimate(mean=245.0),
-        j_per_token=Estimate(mean=0.01485, low=0.0147, high=0.015),
+        steps_per_s=MeanWithCI(mean=2.5, low=2.4, high=2.6),
+        tokens_per_s=MeanWithCI(mean=41_234.5, low=40_000.0, high=42_469.0),
+        power_w=MeanWithCI(mean=612.3, low=600.0, high=624.6),
+        j_per_step=MeanWithCI(mean=245.0),
+        j_per_token=MeanWithCI(mean=0.01485, low=0.0147, high=0.015),
         provenance="measured",
         steps=30,
         blocks=3,
     )
-    capped = ActionCost(action=Action(gear=Gear.FP8, cap=0.8, ranks=2), steps_per_s=Estimate(mean=3.0), blocks=1)
+    capped = ActionCost(action=Action(gear=Gear.FP8, cap=0.8, ranks=2), steps_per_s=MeanWithCI(mean=3.0), blocks=1)
     return ActionTable(
         costs=(bf16, capped),
         device="NVIDIA H200",
@@ -53,17 +53,17 @@ def _table() -> ActionTable:
 def test_an_interval_is_that_of_the_textbook() -> None:
     # mean 10, s = 1, n = 4: half width 3.182 / 2
     values = [10 - math.sqrt(1.5), 10.0, 10.0, 10 + math.sqrt(1.5)]
-    estimate = Estimate.of(values)
+    estimate = MeanWithCI.of(values)
     assert estimate.low is not None and estimate.high is not None
     assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((10.0, 10 - 1.591, 10 + 1.591), abs=1e-9)
 
 
 def test_one_value_has_no_interval() -> None:
-    assert Estimate.of([3.0]) == Estimate(mean=3.0, low=None, high=None)
+    assert MeanWithCI.of([3.0]) == MeanWithCI(mean=3.0, low=None, high=None)
 
 
 def test_an_interval_of_what_cannot_be_negative_ends_at_0() -> None:
-    estimate = Estimate.of([1.0, 3.0])
+    estimate = MeanWithCI.of([1.0, 3.0])
     assert estimate.low == 0.0
     assert estimate.high == pytest.approx(2 + 12.706 * math.sqrt(2) / math.sqrt(2))
 
@@ -71,7 +71,7 @@ def test_an_interval_of_what_cannot_be_negative_ends_at_0() -> None:
 @pytest.mark.parametrize("values", [[], [math.nan], [math.inf, 1.0]])
 def test_an_estimate_of_nothing_is_refused(values: list[float]) -> None:
     with pytest.raises(ConfigError):
-        Estimate.of(values)
+        MeanWithCI.of(values)
 
 
 @pytest.mark.parametrize("degrees", STUDENT_T_95)
@@ -90,13 +90,13 @@ def test_between_two_quantiles_the_wider_interval_counts() -> None:
 @pytest.mark.parametrize(
     ("estimate", "text"),
     [
-        (Estimate(mean=41_234.5, low=40_000.0, high=42_469.0), "41,234 ± 1,234"),
-        (Estimate(mean=0.014853, low=0.0147, high=0.015), "0.01485 ± 0.00015"),
-        (Estimate(mean=612.34), "612.3"),
-        (Estimate(mean=0.0), "0"),
+        (MeanWithCI(mean=41_234.5, low=40_000.0, high=42_469.0), "41,234 ± 1,234"),
+        (MeanWithCI(mean=0.014853, low=0.0147, high=0.015), "0.01485 ± 0.00015"),
+        (MeanWithCI(mean=612.34), "612.3"),
+        (MeanWithCI(mean=0.0), "0"),
     ],
 )
-def test_an_estimate_is_printed_without_an_exponent(estimate: Estimate, text: str) -> None:
+def test_an_estimate_is_printed_without_an_exponent(estimate: MeanWithCI, text: str) -> None:
     assert str(estimate) == text
 
 
@@ -291,7 +291,7 @@ def test_a_declared_table_is_assumed(tmp_path: Path) -> None:
     assert table.actions == (Action(gear=Gear.BF16), Action(gear=Gear.FP8, cap=0.6, ranks=4))
     assert {cost.provenance for cost in table.costs} == {"assumed"}
     first = table.costs[0]
-    assert first.tokens_per_s == Estimate(mean=5e5) and first.j_per_token == Estimate(mean=62400 / 5e5)
+    assert first.tokens_per_s == MeanWithCI(mean=5e5) and first.j_per_token == MeanWithCI(mean=62400 / 5e5)
     assert first.steps_per_s is None
     assert table.device == "declared in actions.yaml" and table.world_size == 4
     assert ActionTable.from_dict(json.loads(json.dumps(table.to_dict()))) == table

@@ -9,7 +9,7 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.policy.action_sources import read_actions
-from greentrain.policy.action_table import Estimate
+from greentrain.policy.action_table import MeanWithCI
 from tests.report.planned_run import NAMES, POWER_W, TOKENS_PER_S, planned
 from tests.simulator.planning import TABLE, YAML
 
@@ -44,7 +44,7 @@ def test_the_table_that_a_run_measured(tmp_path: Path) -> None:
 
 def test_a_table_of_samples_says_so(tmp_path: Path) -> None:
     costs = [
-        dataclasses.replace(cost, tokens_per_s=None, samples_per_s=Estimate(mean=10.0)) for cost in TABLE.costs
+        dataclasses.replace(cost, tokens_per_s=None, samples_per_s=MeanWithCI(mean=10.0)) for cost in TABLE.costs
     ]  # fmt: skip
     table = dataclasses.replace(TABLE, costs=costs)
     assert read_actions(str(_run(tmp_path / "run", action_table=table.to_dict()))).unit == "samples"

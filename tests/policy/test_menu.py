@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import OFF, Menu
 from greentrain.types import Gear
 
@@ -15,9 +15,9 @@ from greentrain.types import Gear
 def cost(action: Action, tokens_per_s: float | None, power_w: float | None, provenance: str = "measured") -> ActionCost:
     return ActionCost(
         action=action,
-        steps_per_s=Estimate(mean=1.0),
-        tokens_per_s=None if tokens_per_s is None else Estimate(mean=tokens_per_s),
-        power_w=None if power_w is None else Estimate(mean=power_w),
+        steps_per_s=MeanWithCI(mean=1.0),
+        tokens_per_s=None if tokens_per_s is None else MeanWithCI(mean=tokens_per_s),
+        power_w=None if power_w is None else MeanWithCI(mean=power_w),
         provenance=provenance,
     )
 
@@ -40,9 +40,9 @@ def test_off_comes_first_and_what_nobody_measured_is_left_out() -> None:
 def test_a_loop_that_counts_samples_plans_samples() -> None:
     images = ActionCost(
         action=BF16,
-        steps_per_s=Estimate(mean=1.0),
-        samples_per_s=Estimate(mean=64.0),
-        power_w=Estimate(mean=500.0),
+        steps_per_s=MeanWithCI(mean=1.0),
+        samples_per_s=MeanWithCI(mean=64.0),
+        power_w=MeanWithCI(mean=500.0),
         provenance="measured",
     )
     assert Menu.of(table(images)).tokens_per_s.tolist() == [0.0, 64.0]

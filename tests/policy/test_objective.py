@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import Menu
 from greentrain.policy.objective import Choice, Objective, choose
 from greentrain.types import Gear
@@ -21,14 +21,14 @@ def _cost(
     j_per_token = None
     if speed is not None and power_w is not None:
         mean = power_w / speed
-        j_per_token = Estimate(mean=mean)
+        j_per_token = MeanWithCI(mean=mean)
         if spread is not None:
-            j_per_token = Estimate(mean=mean, low=mean * (1 - spread), high=mean * (1 + spread))
+            j_per_token = MeanWithCI(mean=mean, low=mean * (1 - spread), high=mean * (1 + spread))
     return ActionCost(
         action=Action(gear=gear, cap=cap),
         steps_per_s=None,
-        tokens_per_s=None if speed is None else Estimate(mean=speed),
-        power_w=None if power_w is None else Estimate(mean=power_w),
+        tokens_per_s=None if speed is None else MeanWithCI(mean=speed),
+        power_w=None if power_w is None else MeanWithCI(mean=power_w),
         j_per_token=j_per_token,
     )
 
@@ -130,7 +130,7 @@ def test_nothing_left_says_what_is_missing() -> None:
 def test_a_loop_that_told_no_tokens_is_judged_by_its_steps() -> None:
     def row(cap: float, speed: float, power_w: float) -> ActionCost:
         return ActionCost(
-            action=Action(gear=Gear.BF16, cap=cap), steps_per_s=Estimate(mean=speed), power_w=Estimate(mean=power_w)
+            action=Action(gear=Gear.BF16, cap=cap), steps_per_s=MeanWithCI(mean=speed), power_w=MeanWithCI(mean=power_w)
         )
 
     assert _cap(Objective(), _table(row(1.0, 4.0, 700.0), row(0.6, 3.5, 420.0))) == 0.6

@@ -14,7 +14,7 @@ import yaml
 
 from greentrain.config.schema import GreenConfig
 from greentrain.control.launch.timeline import FILE
-from greentrain.control.launcher_protocol import Handover, Notice, Offer
+from greentrain.control.launcher_protocol import LauncherFiles, Notice, Offer
 from greentrain.ledger.reader import read_run
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def test_it_leaves_with_one_process_and_returns_with_two(recipe: str, tmp_path: 
     if recipe == "accelerate":
         command = [*TWO, str(without_plan(tmp_path / "recipes" / "accelerate" / "elastic"))]
         saved = "elastic-checkpoints"
-    job = Handover(tmp_path / "job")
+    job = LauncherFiles(tmp_path / "job")
     job.folder.mkdir()
     job.write(Offer(attempt=0, ranks=1, min_ranks=1, max_ranks=2, can_wait=True))  # the first attempt gets one process
     launch = [sys.executable, "-c", "from greentrain.cli import main; main()", "launch"]

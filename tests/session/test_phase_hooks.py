@@ -8,7 +8,7 @@ import torch
 
 from greentrain import GreenSession
 from greentrain.errors import ConfigError
-from greentrain.session.phase_hooks import Watcher
+from greentrain.session.phase_hooks import PhaseHooks
 
 
 class Marks:
@@ -85,14 +85,14 @@ def marks() -> Marks:
 
 
 @pytest.fixture
-def watcher(marks: Marks) -> Iterator[Watcher]:
-    watcher = Watcher(marks)
+def watcher(marks: Marks) -> Iterator[PhaseHooks]:
+    watcher = PhaseHooks(marks)
     yield watcher
     watcher.release()
     assert not marks.open
 
 
-def test_a_model_and_its_optimizer_mark_their_phases(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+def test_a_model_and_its_optimizer_mark_their_phases(net: torch.nn.Module, marks: Marks, watcher: PhaseHooks) -> None:
     optimizer = torch.optim.AdamW(net.parameters())
     watcher.watch(net, optimizer)
     net(torch.ones(2, 3)).sum().backward()
@@ -103,7 +103,7 @@ def test_a_model_and_its_optimizer_mark_their_phases(net: torch.nn.Module, marks
     assert marks.parameters == 4
 
 
-def test_after_release_nothing_is_left_on_the_objects(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+def test_after_release_nothing_is_left_on_the_objects(net: torch.nn.Module, marks: Marks, watcher: PhaseHooks) -> None:
     optimizer = torch.optim.SGD(net.parameters())
     watcher.watch(net, optimizer)
     watcher.release()
@@ -115,7 +115,7 @@ def test_after_release_nothing_is_left_on_the_objects(net: torch.nn.Module, mark
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
 
 
-def test_a_forward_that_raises_leaves_no_phase_open(marks: Marks, watcher: Watcher) -> None:
+def test_a_forward_that_raises_leaves_no_phase_open(marks: Marks, watcher: PhaseHooks) -> None:
     net = torch.nn.Linear(3, 1)
     watcher.watch(net, None)
     with pytest.raises(RuntimeError):
@@ -125,7 +125,7 @@ def test_a_forward_that_raises_leaves_no_phase_open(marks: Marks, watcher: Watch
     assert marks.heard[-2:] == ["+forward", "-forward"]
 
 
-def test_a_module_that_calls_itself_nests(marks: Marks, watcher: Watcher) -> None:
+def test_a_module_that_calls_itself_nests(marks: Marks, watcher: PhaseHooks) -> None:
     class Twice(torch.nn.Module):
         def forward(self, x: torch.Tensor, again: bool = True) -> torch.Tensor:
             return torch.as_tensor(self(x, again=False)) + 1 if again else x
@@ -140,12 +140,12 @@ def test_a_module_that_calls_itself_nests(marks: Marks, watcher: Watcher) -> Non
     ("model", "optimizer", "name"),
     [("net", None, "str"), (None, "sgd", "str"), (3, None, "int"), (None, torch.nn.Linear(1, 1), "Linear")],
 )
-def test_other_objects_are_refused_by_name(watcher: Watcher, model: Any, optimizer: Any, name: str) -> None:
+def test_other_objects_are_refused_by_name(watcher: PhaseHooks, model: Any, optimizer: Any, name: str) -> None:
     with pytest.raises(ConfigError, match=f"got a {name}"):
         watcher.watch(model, optimizer)
 
 
-def test_a_refused_pair_hooks_neither(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+def test_a_refused_pair_hooks_neither(net: torch.nn.Module, marks: Marks, watcher: PhaseHooks) -> None:
     with pytest.raises(ConfigError):
         watcher.watch(net, "no optimizer")
     net(torch.ones(2, 3))
@@ -154,7 +154,7 @@ def test_a_refused_pair_hooks_neither(net: torch.nn.Module, marks: Marks, watche
 
 @pytest.mark.parametrize("gas", [1, 3])
 def test_an_engines_steps_are_counted_at_the_boundaries(
-    net: torch.nn.Module, marks: Marks, watcher: Watcher, gas: int
+    net: torch.nn.Module, marks: Marks, watcher: PhaseHooks, gas: int
 ) -> None:
     engine = DeepSpeedLike(net, gas)
     watcher.watch(engine, None)
@@ -169,7 +169,7 @@ def test_an_engines_steps_are_counted_at_the_boundaries(
     assert marks.heard[len(micro) * gas] == "step"
 
 
-def test_an_engine_is_given_back_as_it_was(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+def test_an_engine_is_given_back_as_it_was(net: torch.nn.Module, marks: Marks, watcher: PhaseHooks) -> None:
     engine = DeepSpeedLike(net, 1)
     before = set(vars(engine))
     watcher.watch(engine, None)
@@ -179,7 +179,7 @@ def test_an_engine_is_given_back_as_it_was(net: torch.nn.Module, marks: Marks, w
     assert engine.step.__func__ is DeepSpeedLike.step  # type: ignore[attr-defined]
 
 
-def test_an_engine_whose_backward_raises_passes_it_on(net: torch.nn.Module, marks: Marks, watcher: Watcher) -> None:
+def test_an_engine_whose_backward_raises_passes_it_on(net: torch.nn.Module, marks: Marks, watcher: PhaseHooks) -> None:
     engine = DeepSpeedLike(net, 1)
     watcher.watch(engine, None)
     with pytest.raises(RuntimeError):

@@ -13,9 +13,9 @@ from typing import Final, Protocol
 from greentrain.config.schema import GreenConfig
 from greentrain.control.launch.kubernetes import ELASTIC_ANNOTATION, JobView, KubernetesJob
 from greentrain.control.launch.kubernetes_api import GoneError, KubernetesError
-from greentrain.control.launch.signals import STOP, Inbox
+from greentrain.control.launch.signals import STOP, SignalQueue
 from greentrain.control.launch.start_window import REMEDY, GreenWindow
-from greentrain.control.launcher_protocol import Handover
+from greentrain.control.launcher_protocol import LauncherFiles
 from greentrain.errors import ConfigError
 
 LOOK_S: Final = 60.0
@@ -208,7 +208,7 @@ def run_kubernetes(
     view = controlled.check()
 
     def tokens_done() -> float:
-        progress = None if folder is None else Handover(folder).progress()
+        progress = None if folder is None else LauncherFiles(folder).progress()
         return 0.0 if progress is None else progress.tokens
 
     wanted = PlanWanted(
@@ -219,7 +219,7 @@ def run_kubernetes(
         job_unix_s=view.created_unix_s,
         tell=tell,
     )
-    with closing(wanted), Inbox() as inbox:
+    with closing(wanted), SignalQueue() as inbox:
 
         def wait(seconds: float) -> bool:
             until_s = time.time() + seconds

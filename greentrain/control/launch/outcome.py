@@ -61,7 +61,7 @@ class Verdict:
     """For people."""
 
 
-def judge(
+def classify_exit(
     state: State,
     outcome: Outcome,
     request: Request | None,

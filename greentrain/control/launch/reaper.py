@@ -129,7 +129,7 @@ def end_all(
         time.sleep(0.005 if waited_s < 0.2 else 0.05)
 
 
-class Keeper:
+class Reaper:
     """Holds one command.
 
     Args:
@@ -235,4 +235,4 @@ class Keeper:
 
 if __name__ == "__main__":
     _, _fd, _fds, *_argv = sys.argv
-    Keeper(socket.socket(fileno=int(_fd)), _argv, [int(fd) for fd in _fds.split(",") if fd]).run()
+    Reaper(socket.socket(fileno=int(_fd)), _argv, [int(fd) for fd in _fds.split(",") if fd]).run()

@@ -17,7 +17,7 @@ from greentrain.control.launch import reaper
 from greentrain.control.launcher_protocol import ENV_DIR
 
 
-def leftovers(folder: str) -> list[int]:
+def orphans(folder: str) -> list[int]:
     """Return all processes of this user that were started for a launch folder, but this one and its parents.
 
     Args:
@@ -39,7 +39,7 @@ def leftovers(folder: str) -> list[int]:
     return reaper.living(out)
 
 
-def end_leftovers(folder: str, grace_s: float) -> int:
+def end_orphans(folder: str, grace_s: float) -> int:
     """End them, and all below them; return how many there were.
 
     A keeper among them ends its command by itself, so it is given the time for that before anything is killed.
@@ -51,7 +51,7 @@ def end_leftovers(folder: str, grace_s: float) -> int:
     seen: set[int] = set()
 
     def find() -> list[int]:
-        pids = leftovers(folder)
+        pids = orphans(folder)
         found = [*pids, *(child for pid in pids for child in reaper.below(pid))]
         seen.update(found)
         return list(dict.fromkeys(found))
@@ -73,7 +73,7 @@ LINES: Final = 20
 """Last lines of a command's standard error that are remembered."""
 
 
-class Kept:
+class ReaperClient:
     """A command under a keeper.
 
     Args:
@@ -194,7 +194,7 @@ class Kept:
         if self.code is None:
             # The keeper was killed, and the command with it (PR_SET_PDEATHSIG); others may be left.
             self.code = code if code < 0 else -9
-            end_leftovers(self._folder, reaper.GRACE_S)
+            end_orphans(self._folder, reaper.GRACE_S)
         if self.stderr is not None:
             self.stderr.close()
         self.gone = True

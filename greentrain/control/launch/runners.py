@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from greentrain.control.launch import reaper
 from greentrain.control.launch.commands import Command
 from greentrain.control.launch.outcome import Outcome
-from greentrain.control.launch.reaper_client import Kept
-from greentrain.control.launch.signals import PASSED_ON, HasFileno, Inbox
+from greentrain.control.launch.reaper_client import ReaperClient
+from greentrain.control.launch.signals import PASSED_ON, HasFileno, SignalQueue
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT
 from greentrain.errors import ConfigError, GreenTrainError
 
@@ -61,7 +61,7 @@ class Guide(Protocol):
 class Engine(Protocol):
     """Runs attempts, one at a time."""
 
-    def run(self, attempt: Attempt, inbox: Inbox, guide: Guide) -> Outcome:
+    def run(self, attempt: Attempt, inbox: SignalQueue, guide: Guide) -> Outcome:
         """Run an attempt to its end, when nothing of it is left.
 
         Args:
@@ -97,9 +97,9 @@ class CommandEngine:
 
     def __init__(self, command: Command, *, listen: bool) -> None:
         self._command, self._listen = command, listen
-        self._kept: Kept | None = None
+        self._kept: ReaperClient | None = None
 
-    def run(self, attempt: Attempt, inbox: Inbox, guide: Guide) -> Outcome:
+    def run(self, attempt: Attempt, inbox: SignalQueue, guide: Guide) -> Outcome:
         """Run the command.
 
         Raises:
@@ -108,7 +108,7 @@ class CommandEngine:
         start_s = time.monotonic()
         words = self._command.of(None if attempt.as_typed else attempt.ranks, attempt.checkpoint)
         try:
-            self._kept = kept = Kept(words, attempt.environ, listen=self._listen)
+            self._kept = kept = ReaperClient(words, attempt.environ, listen=self._listen)
         except OSError as error:
             raise LaunchError(f"cannot start a process: {error.strerror}") from error
         try:
@@ -165,11 +165,11 @@ class ElasticEngine:
             "preload": list(preload),
             "warm": warm,
         }
-        self._kept: Kept | None = None
+        self._kept: ReaperClient | None = None
         self._line: socket.socket | None = None
         self._text = b""
 
-    def run(self, attempt: Attempt, inbox: Inbox, guide: Guide) -> Outcome:
+    def run(self, attempt: Attempt, inbox: SignalQueue, guide: Guide) -> Outcome:
         """Run the script on as many ranks as the attempt has.
 
         Raises:
@@ -234,7 +234,7 @@ class ElasticEngine:
         ours, theirs = socket.socketpair()
         words = [*self._python, "-c", AGENT, str(theirs.fileno()), json.dumps(self._job)]
         try:
-            self._kept = Kept(words, attempt.environ, fds=[theirs.fileno()], listen=self._listen)
+            self._kept = ReaperClient(words, attempt.environ, fds=[theirs.fileno()], listen=self._listen)
         except OSError as error:
             ours.close()
             raise LaunchError(f"cannot start a process: {error.strerror}") from error
@@ -285,7 +285,7 @@ def _check_interpreter(python: Sequence[str]) -> None:
         )
 
 
-def serve(kept: Kept, inbox: Inbox, guide: Guide, files: Sequence[HasFileno] = ()) -> Sequence[HasFileno]:
+def serve(kept: ReaperClient, inbox: SignalQueue, guide: Guide, files: Sequence[HasFileno] = ()) -> Sequence[HasFileno]:
     """Wait for the next thing to happen, and do what belongs to it; return which of the files can be read."""
     tee = kept.stderr
     listening = [] if tee is None or not tee.open else [tee]
@@ -304,7 +304,7 @@ def serve(kept: Kept, inbox: Inbox, guide: Guide, files: Sequence[HasFileno] = (
     return [file for file in open_files if file in ready]
 
 
-def forward(kept: Kept, signum: int) -> None:
+def forward(kept: ReaperClient, signum: int) -> None:
     """Pass a signal on as its sender means it.
 
     SIGTERM goes to the command alone, which ends its own processes in its own order: workers of a data loader that get

@@ -26,7 +26,7 @@ class HasFileno(Protocol):
         ...
 
 
-class Inbox:
+class SignalQueue:
     """Collects signals while it is open; in the main thread."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Inbox:
         for end in (self._woken, self._wake):
             end.setblocking(False)
 
-    def __enter__(self) -> "Inbox":
+    def __enter__(self) -> "SignalQueue":
         self._fd_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         for signum in (*STOP, NOTICE, *PASSED_ON):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup

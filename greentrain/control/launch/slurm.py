@@ -20,7 +20,7 @@ from typing import Final
 
 from greentrain.control.launch.scontrol import Job, Scontrol, SlurmError
 from greentrain.control.launch.supervisor import Waiting
-from greentrain.control.launcher_protocol import Handover
+from greentrain.control.launcher_protocol import LauncherFiles
 from greentrain.errors import ConfigError
 from greentrain.utils import never_raise
 
@@ -100,7 +100,7 @@ class SlurmWaiting:
         self,
         scontrol: Scontrol,
         job_id: str,
-        handover: Handover,
+        handover: LauncherFiles,
         local: Waiting,
         *,
         ranks: int,
@@ -188,7 +188,7 @@ class SlurmWaiting:
 
 def open_slurm(
     environ: Mapping[str, str],
-    handover: Handover,
+    handover: LauncherFiles,
     local: Waiting,
     *,
     ranks: int,
@@ -235,7 +235,7 @@ def open_slurm(
         ) from error
 
 
-def _written_ns(handover: Handover) -> int | None:
+def _written_ns(handover: LauncherFiles) -> int | None:
     """Return when the newest notice was written."""
     try:
         return (handover.folder / "notice.json").stat().st_mtime_ns

@@ -12,7 +12,7 @@ from greentrain.carbon.detect import open_signal
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig
 from greentrain.control.plan.grid_outlook import GridOutlook
-from greentrain.control.plan.planner import Job, Planner
+from greentrain.control.plan.planner import PlannedJob, Planner
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.policy.action_sources import read_actions, table_of_run
 from greentrain.policy.action_table import Action, ActionTable
@@ -102,7 +102,7 @@ class GreenWindow:
         menu = Menu.of(table, released=True, wanted=self._can_do)
         return Planner(
             policy,
-            job=Job(
+            job=PlannedJob(
                 tokens=policy.tokens,
                 start_s=self._time.grid_s,
                 deadline_s=self._time.grid_s + policy.deadline_h * S_PER_HOUR,

@@ -26,12 +26,12 @@ from typing import Final, Protocol
 
 from greentrain.control.launch import checkpoints, reaper, timeline
 from greentrain.control.launch.commands import Command
-from greentrain.control.launch.outcome import Outcome, Rules, judge
-from greentrain.control.launch.reaper_client import end_leftovers
+from greentrain.control.launch.outcome import Outcome, Rules, classify_exit
+from greentrain.control.launch.reaper_client import end_orphans
 from greentrain.control.launch.runners import Attempt, Engine, LaunchError
-from greentrain.control.launch.signals import NOTICE, STOP, Inbox
+from greentrain.control.launch.signals import NOTICE, STOP, SignalQueue
 from greentrain.control.launch.state import JobFolder, State
-from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR, EXIT_REQUEUE, Handover, Notice, Offer
+from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer
 from greentrain.units import iso
 from greentrain.utils.topology import ENV_JOB
 
@@ -111,7 +111,7 @@ class Supervisor:
         *,
         grace_s: float = reaper.GRACE_S,
         green_start: bool = False,
-        waiting: "Callable[[Inbox, Handover, int], tuple[Waiting, int | None]]" = lambda inbox, handover, ranks: (
+        waiting: "Callable[[SignalQueue, LauncherFiles, int], tuple[Waiting, int | None]]" = lambda inbox, _, __: (
             LocalWaiting(inbox.sleep_until),
             None,
         ),
@@ -122,7 +122,7 @@ class Supervisor:
         self.window: Window | None = None
         """Knows when to train; None: at once."""
         self._make_waiting, self._tell = waiting, tell
-        self._handover = Handover(folder.path)
+        self._handover = LauncherFiles(folder.path)
         self._state = self._load()
         self._skipped: set[str] = set()
         self._stopping: int | None = None
@@ -146,7 +146,7 @@ class Supervisor:
                 f"this job is {self._state.said}; to run it again remove {self._folder.path} or name another --dir"
             )
             return 0
-        with Inbox() as inbox:
+        with SignalQueue() as inbox:
             try:
                 return self._supervise(inbox)
             finally:
@@ -154,8 +154,8 @@ class Supervisor:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _supervise(self, inbox: Inbox) -> int:
-        ended = end_leftovers(str(self._folder.path), self._grace_s)
+    def _supervise(self, inbox: SignalQueue) -> int:
+        ended = end_orphans(str(self._folder.path), self._grace_s)
         if ended:
             self._tell(f"ended {ended} processes that an earlier launcher of this job left behind")
         self._resume()
@@ -170,7 +170,7 @@ class Supervisor:
             if code is not None:
                 return code
 
-    def _wait(self, inbox: Inbox, waiting: Waiting) -> int | None:
+    def _wait(self, inbox: SignalQueue, waiting: Waiting) -> int | None:
         """Wait until the next attempt may start; return an exit code where this process is to end instead."""
         first = self._state.attempt == 0
         while True:
@@ -199,7 +199,7 @@ class Supervisor:
             if not later or (time.time() >= until_s and self.window is None):
                 return None
 
-    def _heard(self, inbox: Inbox) -> int | None:
+    def _heard(self, inbox: SignalQueue) -> int | None:
         """Take the signals that came while nothing runs; return an exit code if one of them ends us."""
         while (signum := inbox.take()) is not None:
             if signum in STOP:
@@ -210,7 +210,7 @@ class Supervisor:
                 self._take_notice()
         return None
 
-    def _attempt(self, inbox: Inbox) -> int | None:
+    def _attempt(self, inbox: SignalQueue) -> int | None:
         """Run one attempt; return an exit code where there is no other."""
         found = self._checkpoint()
         number = self._state.attempt + 1
@@ -245,7 +245,7 @@ class Supervisor:
             self._save(phase="stopped", code=outcome.code, keeper_pid=None, steps=max(steps, self._state.steps))
             self._tell(f"attempt {self._state.attempt} was ended ({outcome}); the same command goes on")
             return _exit_code(outcome)
-        verdict = judge(
+        verdict = classify_exit(
             self._state,
             outcome,
             request,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.control.launch.preload import ENV
-from greentrain.control.launcher_protocol import ENV_CHECKPOINT, Handover
+from greentrain.control.launcher_protocol import ENV_CHECKPOINT, LauncherFiles
 
 CUDA_CHECK: Final = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Makes torch.cuda.is_available ask NVML, as a look at CUDA itself breaks every fork (torch/cuda/__init__.py@2.13)."""
@@ -37,7 +37,7 @@ def work(order: Mapping[str, Any]) -> None:
     """
     _be_the_main_process(order)
     told = _listen()
-    handover = Handover.from_env() if os.environ.get("RANK") == "0" else None
+    handover = LauncherFiles.from_env() if os.environ.get("RANK") == "0" else None
     if handover is not None:
         handover.mark("up", int(order["attempt"]), pid=os.getpid())
         _time_the_group(handover, int(order["attempt"]))
@@ -100,7 +100,7 @@ def _be_the_main_process(order: Mapping[str, Any]) -> None:
             torch.set_num_threads(1)
 
 
-def _time_the_group(handover: Handover, attempt: int) -> None:
+def _time_the_group(handover: LauncherFiles, attempt: int) -> None:
     """Note how long the script is in torch.distributed.init_process_group; it is called once."""
     dist: Any = sys.modules.get("torch.distributed")
     original = getattr(dist, "init_process_group", None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 
 
 @dataclass(slots=True)
@@ -81,5 +81,5 @@ def _at(cost: ActionCost, ranks: int, times: float) -> ActionCost:
     )
 
 
-def _times(estimate: Estimate | None, times: float) -> Estimate | None:
-    return None if estimate is None else Estimate(mean=estimate.mean * times)
+def _times(estimate: MeanWithCI | None, times: float) -> MeanWithCI | None:
+    return None if estimate is None else MeanWithCI(mean=estimate.mean * times)

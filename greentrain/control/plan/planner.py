@@ -32,7 +32,7 @@ MEMORY: Final = 0.7
 """Weight of earlier epochs in the observed speed, an epoch."""
 
 
-class Grid(Protocol):
+class GridForecast(Protocol):
     """What is known of the grid, in its own time; see greentrain.control.plan.grid_outlook."""
 
     @property
@@ -46,7 +46,7 @@ class Grid(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
+class PlanMessage:
     """What rank 0 tells all ranks."""
 
     row: int
@@ -76,7 +76,7 @@ class Word:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Word":
+    def from_dict(cls, data: Mapping[str, Any]) -> "PlanMessage":
         """Return what :meth:`to_dict` wrote."""
         action = data["action"]
         if action is not None:
@@ -85,7 +85,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PlannedJob:
     """What has to be done by when."""
 
     tokens: float
@@ -113,9 +113,9 @@ class Planner:
         self,
         config: PolicyConfig,
         *,
-        job: Job,
+        job: PlannedJob,
         time: GridTime,
-        grid: Grid,
+        grid: GridForecast,
         menu: Menu,
         make: Callable[[Menu], SchedulePolicy],
         pausable: bool,
@@ -176,7 +176,9 @@ class Planner:
             self._scale = scale
             self._kernel = self._kernel_at(scale)
 
-    def decide(self, unix_s: float, tokens_done: float, *, vetoed: Collection[Gear] = (), awake: bool = False) -> Word:
+    def decide(
+        self, unix_s: float, tokens_done: float, *, vetoed: Collection[Gear] = (), awake: bool = False
+    ) -> PlanMessage:
         """Return what is done until the next decision.
 
         Args:
@@ -199,7 +201,7 @@ class Planner:
         self._row = row
         now_g = float(seen.now_g_per_kwh[0])
         ahead = self._next_on(seen, barred) if row == OFF and not done else None
-        return Word(
+        return PlanMessage(
             row=row,
             action=self.menu.actions[row],
             done=done,

@@ -26,12 +26,12 @@ from typing import Any, Final
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig, WidthConfig
 from greentrain.control.actuators.pause import PHASE, Pause
-from greentrain.control.coordination import Agenda, Meetings
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule
 from greentrain.control.interfaces import Actors
 from greentrain.control.launcher_protocol import Offer
 from greentrain.control.plan.facts import PlanFacts
 from greentrain.control.plan.grid_outlook import GridOutlook, Overhead
-from greentrain.control.plan.planner import Job, Planner, Word, or_none, plan_document
+from greentrain.control.plan.planner import PlanMessage, PlannedJob, Planner, or_none, plan_document
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable
 from greentrain.policy.menu import Menu
@@ -67,7 +67,7 @@ SENSORS_S: Final = 4.0
 """How long to wait for the sensors to report a rest (s)."""
 
 
-def resting_power_w(actors: Actors, rest_s: float, *, books_all: bool) -> float | None:
+def measure_idle_power_w(actors: Actors, rest_s: float, *, books_all: bool) -> float | None:
     """Return what this rank draws while it rests (W); None where no sensor says.
 
     Args:
@@ -126,10 +126,10 @@ class Schedule:
         self._time = grid_time
         self._ranks = run.topology.world_size
         self._first = run.topology.rank == 0
-        self._meetings = Meetings(run.run_id, run.topology)
+        self._meetings = RankZeroChannel(run.run_id, run.topology)
         self._pause = Pause(free_cache=config.actuators.free_cache)
         start_s = float((state or {}).get("start_s", grid_time.grid_s))
-        self.job = Job(
+        self.job = PlannedJob(
             tokens=config.policy.tokens,
             start_s=start_s,
             deadline_s=start_s + config.policy.deadline_h * S_PER_HOUR,
@@ -141,8 +141,8 @@ class Schedule:
         """True for one step before a pause: what is in memory should go to the disk."""
         self.planner: Planner | None = None
         """Who decides; on rank 0, once there is a table."""
-        self._word: Word | None = None
-        self._agenda = Agenda(unix_s)
+        self._word: PlanMessage | None = None
+        self._agenda = SyncSchedule(unix_s)
         self._table: ActionTable | None = None
         self._opened = self._pausing = self._closed = False
         self._at = (0, self.tokens, unix_s())
@@ -185,7 +185,7 @@ class Schedule:
         released = bool(self._config.policy.released)
         idle_w = self._config.policy.idle_w if self._config.policy.idle_w is not None else self._known.idle_w
         if pausable and not released and idle_w is None:
-            idle_w = self._known.idle_w = resting_power_w(self._actors, REST_S, books_all=self._first)
+            idle_w = self._known.idle_w = measure_idle_power_w(self._actors, REST_S, books_all=self._first)
             if idle_w is None:
                 pausable = False
                 self._run.warn(
@@ -290,7 +290,7 @@ class Schedule:
         """Return whether it is time to decide; rank 0's answer counts."""
         return self._word is None or self._agenda.is_due(self._time.real(self._word.next_s))
 
-    def _decide(self, awake: bool = False) -> Word | None:
+    def _decide(self, awake: bool = False) -> PlanMessage | None:
         """Return the decision of rank 0; None on the others."""
         if self.planner is None:
             return None
@@ -312,7 +312,7 @@ class Schedule:
         self._agenda.restart()
         self._at = (self._agenda.steps, self.tokens, self._unix_s())
 
-    def _say(self, word: Word | None) -> dict[str, Any]:
+    def _say(self, word: PlanMessage | None) -> dict[str, Any]:
         """Return what rank 0 tells: a decision or none, and how many steps from now all meet again."""
         newest = word or self._word
         steps = 1 if newest is None else self._agenda.steps_until(self._time.real(newest.next_s))
@@ -328,9 +328,9 @@ class Schedule:
             return
         self._agenda.meet_after(int(said["steps"]))
         if said["word"] is not None:
-            self._follow(Word.from_dict(said["word"]))
+            self._follow(PlanMessage.from_dict(said["word"]))
 
-    def _follow(self, word: Word) -> None:
+    def _follow(self, word: PlanMessage) -> None:
         """Do what was decided."""
         before, self._word = self._word, word
         self._tell(before, word)
@@ -350,7 +350,7 @@ class Schedule:
             if not self.checkpoint_due:
                 self._hold()
 
-    def _is_worth_leaving(self, word: Word) -> bool:
+    def _is_worth_leaving(self, word: PlanMessage) -> bool:
         """Return whether a pause is long enough to end the process, and somebody starts it again."""
         offer = self._actors.offer
         if offer is None or not offer.can_wait or not self._config.actuators.defer or word.resume_s is None:
@@ -391,7 +391,7 @@ class Schedule:
             return None
         return self._meetings.share(self._say(word))
 
-    def _tell(self, before: Word | None, word: Word) -> None:
+    def _tell(self, before: PlanMessage | None, word: PlanMessage) -> None:
         if not self._first:
             return
         name = "off" if word.action is None else str(word.action)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionCost, Estimate
+from greentrain.policy.action_table import Action, ActionCost, MeanWithCI
 from greentrain.types import Gear, Provenance
 
 
@@ -80,12 +80,12 @@ def _cost(action: Action, blocks: Sequence[BlockRecord], devices: set[str]) -> A
     )
     return ActionCost(
         action=action,
-        steps_per_s=Estimate.of(_ratios(steps, seconds)),
-        tokens_per_s=None if tokens is None else Estimate.of(_ratios(tokens, seconds)),
-        samples_per_s=None if samples is None else Estimate.of(_ratios(samples, seconds)),
-        power_w=None if joules is None else Estimate.of(_ratios(joules, seconds)),
-        j_per_step=None if joules is None else Estimate.of(_ratios(joules, steps)),
-        j_per_token=None if joules is None or tokens is None else Estimate.of(_ratios(joules, tokens)),
+        steps_per_s=MeanWithCI.of(_ratios(steps, seconds)),
+        tokens_per_s=None if tokens is None else MeanWithCI.of(_ratios(tokens, seconds)),
+        samples_per_s=None if samples is None else MeanWithCI.of(_ratios(samples, seconds)),
+        power_w=None if joules is None else MeanWithCI.of(_ratios(joules, seconds)),
+        j_per_step=None if joules is None else MeanWithCI.of(_ratios(joules, steps)),
+        j_per_token=None if joules is None or tokens is None else MeanWithCI.of(_ratios(joules, tokens)),
         provenance="missing" if joules is None else _one({block.provenance for block in blocks}),
         steps=sum(block.steps for block in blocks),
         blocks=len(blocks),

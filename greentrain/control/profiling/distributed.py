@@ -65,7 +65,7 @@ class Caps(Protocol):
         ...
 
 
-class GearTable:
+class ProfilingRun:
     """Measures the gears of a box while training runs, or finds them in the cache.
 
     Args:

@@ -32,8 +32,8 @@ from greentrain.control.profiling.turns import (
     CapTurns,
     Ended,
     GearTurns,
+    MeasurementOrder,
     Turn,
-    Turns,
     energy_per_step,
 )
 from greentrain.errors import ConfigError, SessionError
@@ -157,7 +157,7 @@ class GearProfiler:
         self._min_block_s, self._min_steps, self._max_steps = min_block_s, min_steps, max_steps
         self._capped = len(caps) > 1
         self._blocks = MeasuredBlocks(energy, least=1 if self._capped else LEAST_BLOCKS)
-        self._turns: Turns = (
+        self._turns: MeasurementOrder = (
             CapTurns(
                 gears,
                 caps,

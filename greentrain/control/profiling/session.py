@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from greentrain.config.schema import GreenConfig
-from greentrain.control.coordination import Meetings
-from greentrain.control.gpu_limits import FULL, Hands
+from greentrain.control.coordination import RankZeroChannel
+from greentrain.control.gpu_limits import FULL, GpuLimits
 from greentrain.control.interfaces import Host
 from greentrain.control.profiling.cache import ActionCache
 from greentrain.errors import ConfigError, SessionError
@@ -18,11 +18,11 @@ from greentrain.ledger.pue import in_run_time
 from greentrain.policy.action_table import Action, ActionTable
 from greentrain.policy.objective import Objective, choose
 from greentrain.types import Gear
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 if TYPE_CHECKING:
     from greentrain.control.gears import Gears
-    from greentrain.control.profiling.distributed import GearTable
+    from greentrain.control.profiling.distributed import ProfilingRun
 
 
 FIRST_READING_S: Final = 2.0
@@ -37,7 +37,7 @@ FEW_ROUNDS: Final = 2
 """Blocks a gear then; fewer would have no interval."""
 
 
-class Measuring:
+class ProfilingSession:
     """Measures for one session, and keeps the table.
 
     Args:
@@ -57,20 +57,20 @@ class Measuring:
     ) -> None:
         self._config, self._host = config, host
         self._gears, self._plan_with = gears, plan_with
-        self._hands = Hands()
+        self._hands = GpuLimits()
         self.table: ActionTable | None = None
         """What was measured last; None before."""
-        self.running: GearTable | None = None
+        self.running: ProfilingRun | None = None
         """What measures now; None: nothing does."""
         self.wants_caps = False
         """True until :meth:`measure_caps`, where a run without a plan is to choose a power limit."""
 
-    def started(self, hands: Hands) -> None:
+    def started(self, hands: GpuLimits) -> None:
         """A run begins; its power limits are those of ``hands``."""
         self._hands, self.running = hands, None
         self.wants_caps = not self._config.policy.plans and self._config.actuators.power_cap is not None
 
-    @harmless
+    @never_raises
     def measure_caps(self) -> None:
         """Measure power limits where every rank has some; a rank without any must say so, or the others wait for it."""
         self.wants_caps = False
@@ -106,12 +106,12 @@ class Measuring:
                 "profile_gears() needs a running session with precision.gears and a watched model: start() it, name the"
                 " gears, and watch(model, optimizer) first"
             )
-        from greentrain.control.profiling.distributed import GearTable
+        from greentrain.control.profiling.distributed import ProfilingRun
 
         end_s = time.monotonic() + FIRST_READING_S
         while not run.sensors and time.monotonic() < end_s:
             time.sleep(0.02)
-        self.running = GearTable(
+        self.running = ProfilingRun(
             gears.box,
             run.sensors,
             self._host.energy,
@@ -143,7 +143,7 @@ class Measuring:
 
         return objective_of(self._config, run, self._hands.limit_w)
 
-    @harmless
+    @never_raises
     def _choose_cap(self, run: ActiveRun, table: ActionTable) -> None:
 
         gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
@@ -233,5 +233,5 @@ def choose_cap(
             run.event("cap", f"{found} ({wanted.name})", cap=cap)
         except Exception as error:  # the others wait for a word
             run.warn(f"the power limit stays as it was found: {error}")
-    said = Meetings(f"{run.run_id}/cap", run.topology).share({"cap": cap})
+    said = RankZeroChannel(f"{run.run_id}/cap", run.topology).share({"cap": cap})
     return None if said is None or said["cap"] is None else float(said["cap"])

@@ -167,7 +167,7 @@ class Turn:
     """Steps it may take, warm-up included."""
 
 
-class Turns(Protocol):
+class MeasurementOrder(Protocol):
     """Says what is measured next."""
 
     wanting: int

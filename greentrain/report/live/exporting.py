@@ -17,7 +17,7 @@ from greentrain.report.live.rank_state import RankState
 from greentrain.report.live.saved import Saved, saved_so_far
 from greentrain.report.live.snapshot import Caps, Snapshot, snapshot_of
 from greentrain.types import Topology
-from greentrain.utils.never_raise import harmless, warn
+from greentrain.utils.never_raise import never_raises, warn
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ class Exporting:
         self._saved: Saved | None = None
         self._next_saved_s = 0.0
 
-    @harmless
+    @never_raises
     def second(self, run: ActiveRun, caps: Caps | None) -> None:
         """Show the figures of now.
 
@@ -75,13 +75,13 @@ class Exporting:
             for exporter in self._exporters:
                 _harmlessly(run, exporter.update, snapshot)
 
-    @harmless
+    @never_raises
     def close(self, run: ActiveRun | None = None) -> None:
         """Show the last figures of a run that has closed its books, and end. Idempotent."""
         if run is not None and self._exporters:
             self.second(run, None)
         while self._exporters:
-            harmless(self._exporters.pop().close)()
+            never_raises(self._exporters.pop().close)()
 
     def snapshot(self, run: ActiveRun, caps: Caps | None) -> Snapshot | None:
         """Return the figures of now; None while the journal of an earlier part of the run is being read."""
@@ -175,7 +175,7 @@ def _open_prometheus(config: PrometheusConfig, topology: Topology, run_id: str) 
     return []
 
 
-_saved_so_far = harmless(saved_so_far)
+_saved_so_far = never_raises(saved_so_far)
 
 
 def _power_w(run: ActiveRun) -> Mapping[str, float] | None:

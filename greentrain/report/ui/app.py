@@ -17,8 +17,8 @@ from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import Selection, parse_where
 from greentrain.report.ui.documents import report_of, summary_of
-from greentrain.report.ui.door import Door, Names
 from greentrain.report.ui.guard import REPORT_POLICY, Guard
+from greentrain.report.ui.link_auth import LinkAuth, Names
 from greentrain.report.ui.rows import row_json, total_json
 from greentrain.report.ui.watching import Watching
 
@@ -30,7 +30,7 @@ STYLE: Final = "report.css"
 KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
 
-def application(watching: Watching, door: Door, names: Names) -> Guard:
+def application(watching: Watching, door: LinkAuth, names: Names) -> Guard:
     """Return the ASGI application.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from greentrain.report.ui.door import Door, Names, is_own
+from greentrain.report.ui.link_auth import LinkAuth, Names, is_own
 
 OPEN: Final = ("/", "/session")
 """Paths without a session: the empty page, and the one that makes a session. ``/static/`` too: the same for all."""
@@ -42,7 +42,7 @@ class Guard:
         names: Under which the server is asked.
     """
 
-    def __init__(self, app: ASGIApp, door: Door, names: Names) -> None:
+    def __init__(self, app: ASGIApp, door: LinkAuth, names: Names) -> None:
         self._app = app
         self._door = door
         self._names = names

@@ -21,7 +21,7 @@ with try_import("ui") as _imports:
     import uvicorn
 
     from greentrain.report.ui.app import application
-    from greentrain.report.ui.door import Door, Names
+    from greentrain.report.ui.link_auth import LinkAuth, Names
     from greentrain.report.ui.watching import Watching
 
 GRACE_S: Final = 2
@@ -92,7 +92,7 @@ class Server:
             self.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
             """Without a slash at its end."""
             told = None if used is None else lambda word: used(self._link(word))
-            self.door = Door(f"greentrain_ui_{port}", at.token, told)
+            self.door = LinkAuth(f"greentrain_ui_{port}", at.token, told)
             self._watching = Watching(root, cache, every_s)
         except BaseException:
             self._socket.close()

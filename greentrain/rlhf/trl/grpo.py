@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from greentrain.rlhf.trl.common import Offloading
-from greentrain.rlhf.trl.late_values import LateBatch, early
+from greentrain.rlhf.trl.late_values import LateBatch, submit_ahead
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 
@@ -59,7 +59,7 @@ class OffloadGRPOTrainer(Offloading, GRPOTrainer):
         if not self._due:
             return inputs
         if self._stream is not None:
-            with early("a reference pass"):
+            with submit_ahead("a reference pass"):
                 self._stream.flush()
         batches: Any = self._buffered_inputs
         first = self._step % len(batches)

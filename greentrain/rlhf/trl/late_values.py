@@ -82,7 +82,7 @@ class LateBatch(dict[str, Any]):
             self[key]
 
 
-class LateTensor:
+class DeferredTensor:
     """A tensor that is waited for by the first operation on it. Not a tensor itself.
 
     Args:
@@ -114,14 +114,14 @@ class LateTensor:
 
 
 def _waited(value: Any) -> Any:
-    return value.tensor() if isinstance(value, LateTensor) else value
+    return value.tensor() if isinstance(value, DeferredTensor) else value
 
 
 _tell = once(warn)
 
 
 @contextlib.contextmanager
-def early(what: str) -> Iterator[None]:
+def submit_ahead(what: str) -> Iterator[None]:
     """Make a hand-in that fails one warning; whoever reads the numbers hands in again.
 
     Args:

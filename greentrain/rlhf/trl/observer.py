@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from greentrain.utils.never_raise import harmless
+from greentrain.utils.never_raise import never_raises
 
 Told = Callable[[Mapping[int, tuple[list[int], list[int]]]], None]
 """Gets, at each token, prompt and completion ids of the rows that have just ended."""
@@ -33,7 +33,7 @@ class EndedRows(StoppingCriteria):
         self._look(input_ids)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
-    @harmless
+    @never_raises
     def _look(self, input_ids: torch.Tensor) -> None:
         if len(input_ids) != len(self._ended):
             return  # several sequences a prompt: not what TRL asks for

@@ -14,7 +14,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.ticket import Ticket
-from greentrain.rlhf.trl.late_values import early
+from greentrain.rlhf.trl.late_values import submit_ahead
 from greentrain.rlhf.trl.rows import Rows
 
 _HARMLESS = {"use_cache", "output_router_logits"}
@@ -106,7 +106,7 @@ class OffloadedReference(torch.nn.Module):
             return self.engine.submit(PassKind.REFERENCE, rows.batch(fresh)) if fresh else None
 
         ticket: Ticket | None = None
-        with early("a reference pass"):
+        with submit_ahead("a reference pass"):
             ticket = hand_in()
 
         def get() -> list[npt.NDArray[np.float32]]:

@@ -8,7 +8,7 @@ from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.text import TextEncoder
-from greentrain.rlhf.trl.late_values import early
+from greentrain.rlhf.trl.late_values import submit_ahead
 from greentrain.rlhf.trl.rows import key_of
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import once, warn
@@ -79,7 +79,7 @@ class OffloadedReward:
         for ids in self.ids(prompts, completions):
             self._stream.add(key_of(ids), ids)
         if ahead is None or self._stream.under_way < ahead:
-            with early("a reward pass"):
+            with submit_ahead("a reward pass"):
                 self._stream.flush()
 
     def forget(self) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from greentrain.rlhf.trl.common import Offloading
-from greentrain.rlhf.trl.late_values import LateTensor, early
+from greentrain.rlhf.trl.late_values import DeferredTensor, submit_ahead
 from greentrain.rlhf.trl.rows import key_of
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
@@ -32,7 +32,7 @@ class OffloadRLOOTrainer(Offloading, RLOOTrainer):
             for prompt_ids, ids in zip(made[0], made[1], strict=True):
                 whole = [*prompt_ids, *ids]
                 self._stream.add(key_of(whole, len(prompt_ids)), whole, prompt_tokens=len(prompt_ids))
-            with early("a reference pass"):
+            with submit_ahead("a reference pass"):
                 self._stream.flush()
         return made
 
@@ -44,7 +44,7 @@ class OffloadRLOOTrainer(Offloading, RLOOTrainer):
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
         if self._late:
-            return LateTensor(self._begin_padded(input_ids, attention_mask, logits_to_keep)), None, None
+            return DeferredTensor(self._begin_padded(input_ids, attention_mask, logits_to_keep)), None, None
         with self._phase(Phase.REFERENCE):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs

@@ -13,7 +13,7 @@ from pathlib import Path
 from greentrain.control.launch.scontrol import Scontrol
 from greentrain.control.launch.slurm import SlurmWaiting
 from greentrain.control.launch.supervisor import LocalWaiting
-from greentrain.control.launcher_protocol import Handover, Notice
+from greentrain.control.launcher_protocol import LauncherFiles, Notice
 
 
 def sleep_until(unix_s: float) -> bool:
@@ -26,7 +26,7 @@ def main(folder: str, min_away_s: str, *waits: str) -> None:
     """Run the waits that are not done yet."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     signal.signal(signal.SIGTERM, lambda *_: None)  # as in the supervisor's inbox
-    handover = Handover(Path(folder))
+    handover = LauncherFiles(Path(folder))
     count = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     waiting = SlurmWaiting(
         Scontrol.find(os.environ),

@@ -20,7 +20,7 @@ from greentrain.control.launch.commands import check_width, understand
 from greentrain.control.launch.kubernetes import KubernetesJob
 from greentrain.control.launch.kubernetes_api import ForbiddenError, GoneError, KubernetesError
 from greentrain.control.launch.kubernetes_run import KubernetesControl
-from greentrain.control.launcher_protocol import Handover, Progress
+from greentrain.control.launcher_protocol import LauncherFiles, Progress
 from greentrain.errors import ConfigError, MissingExtraError
 from tests.control.launch.kubernetes_schema import definition_of, errors
 from tests.control.launch.kubernetes_server import FakeKubernetes, Refusal
@@ -390,7 +390,7 @@ def _quick(server: FakeKubernetes, folder: Path, started: float) -> type[Kuberne
                 now = time.time()
                 tokens += 20_000 * (now - before) * thing["status"].get("active", 0)
                 before = now
-                Handover(folder).write(Progress(attempt=1, steps=1, tokens=tokens, unix_s=now))
+                LauncherFiles(folder).write(Progress(attempt=1, steps=1, tokens=tokens, unix_s=now))
                 if tokens >= 90_000:
                     thing["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
                 return stop or now > started + 20.0

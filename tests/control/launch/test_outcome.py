@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.control.launch.outcome import LEAVES, LONGEST_BACK_OFF_S, Outcome, Rules, Verdict, judge
+from greentrain.control.launch.outcome import LEAVES, LONGEST_BACK_OFF_S, Outcome, Rules, Verdict, classify_exit
 from greentrain.control.launch.state import State
 from greentrain.control.launcher_protocol import Request
 
@@ -21,7 +21,7 @@ def ask(ranks: int = 1, at_s: float | None = None, attempt: int = 2) -> Request:
 def verdict(
     code: int, request: Request | None = None, state: State = STATE, progressed: bool = False, chance: float = 0.5
 ) -> Verdict:
-    return judge(
+    return classify_exit(
         state,
         Outcome(code=code),
         request,
@@ -65,7 +65,7 @@ def test_the_back_off_has_an_upper_bound() -> None:
     from dataclasses import replace
 
     rules = replace(RULES, retries=1000)
-    found = judge(
+    found = classify_exit(
         replace(STATE, failures=900), Outcome(code=1), None,
         rules=rules, progressed=False, has_checkpoint=None, unix_s=0.0, chance=lambda: 1.0,
     )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 
 from greentrain.control.launch.scontrol import Job, Scontrol
 from greentrain.control.launch.slurm import Shape, SlurmWaiting, open_slurm
-from greentrain.control.launcher_protocol import Handover
+from greentrain.control.launcher_protocol import LauncherFiles
 from greentrain.errors import ConfigError
 from tests.control.launch.slurm_cluster import NOBODY, ROOT, Cluster, cluster, python_of
 
@@ -306,8 +306,8 @@ def test_a_training_is_deferred_started_requeued_and_finished_by_mpc(slurm: Clus
     assert json.loads((folder / "runs" / "one" / "run.json").read_text())["config"]["policy"]["name"] == "mpc"
 
 
-def _handover(folder: Path) -> Handover:
-    return Handover(folder)
+def _handover(folder: Path) -> LauncherFiles:
+    return LauncherFiles(folder)
 
 
 def _scontrol(slurm: Cluster, sleep: object = time.sleep) -> Scontrol:

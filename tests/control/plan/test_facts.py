@@ -5,7 +5,7 @@ import json
 import pytest
 
 from greentrain.control.plan.facts import PlanFacts
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.types import Gear
 
 
@@ -13,9 +13,9 @@ def table(ranks: int, *rows: tuple[Gear, float, float | None]) -> ActionTable:
     costs = [
         ActionCost(
             action=Action(gear=gear),
-            steps_per_s=Estimate(mean=speed / 10),
-            tokens_per_s=Estimate(mean=speed, low=speed - 1, high=speed + 1),
-            power_w=None if watts is None else Estimate(mean=watts),
+            steps_per_s=MeanWithCI(mean=speed / 10),
+            tokens_per_s=MeanWithCI(mean=speed, low=speed - 1, high=speed + 1),
+            power_w=None if watts is None else MeanWithCI(mean=watts),
             provenance="missing" if watts is None else "measured",
             steps=12,
             blocks=4,
@@ -51,7 +51,7 @@ def test_a_width_that_was_never_tried_is_taken_in_proportion_and_says_so() -> No
     assert speeds == pytest.approx({1: 100.0, 2: 200.0, 4: 300.0, 8: 600.0})
     assert [rows[n].provenance for n in (1, 2, 4, 8)] == ["measured", "assumed", "measured", "assumed"]
     assumed = rows[8]
-    assert assumed.power_w == Estimate(mean=3800.0) and (assumed.steps, assumed.blocks) == (0, 0)
+    assert assumed.power_w == MeanWithCI(mean=3800.0) and (assumed.steps, assumed.blocks) == (0, 0)
     assert assumed.tokens_per_s is not None and assumed.tokens_per_s.low is None
 
 

@@ -11,7 +11,7 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import PolicyConfig
 from greentrain.control.plan.grid_outlook import PAST_H, GridOutlook, Overhead
-from greentrain.control.plan.planner import Job, Planner
+from greentrain.control.plan.planner import PlannedJob, Planner
 from greentrain.ledger.pue import ConstantPue, Facility, TracePue
 from greentrain.policy.mpc import Mpc
 from tests.control.plan.test_planner import T0_S, H, menu, run
@@ -33,7 +33,7 @@ def _rows(facility: Facility) -> list[bool]:
     tokens, deadline_s = 150.0 * 10 * H, T0_S + 24 * H
     plan = Planner(
         PolicyConfig(name="mpc", tokens=tokens, deadline_h=24.0),
-        job=Job(tokens=tokens, start_s=T0_S, deadline_s=deadline_s),
+        job=PlannedJob(tokens=tokens, start_s=T0_S, deadline_s=deadline_s),
         time=GridTime(unix_s=0.0, grid_s=T0_S),
         grid=GridOutlook(FLAT, Overhead.of(facility, T0_S, deadline_s)),
         menu=menu(),

@@ -7,8 +7,8 @@ import pytest
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import PolicyConfig
-from greentrain.control.plan.planner import Job, Planner, Word
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.control.plan.planner import PlanMessage, PlannedJob, Planner
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Array
@@ -39,9 +39,9 @@ def menu(*, idle_w: float | None = None) -> Menu:
     costs = [
         ActionCost(
             action=Action(gear=gear),
-            steps_per_s=Estimate(mean=1.0),
-            tokens_per_s=Estimate(mean=speed),
-            power_w=Estimate(mean=watts),
+            steps_per_s=MeanWithCI(mean=1.0),
+            tokens_per_s=MeanWithCI(mean=speed),
+            power_w=MeanWithCI(mean=watts),
             provenance="measured",
         )
         for gear, speed, watts in ((Gear.BF16, 100.0, 500.0), (Gear.FP8, 150.0, 500.0))
@@ -56,7 +56,7 @@ def planner(
     config = PolicyConfig(name="mpc", tokens=tokens, deadline_h=24.0, decide_s=decide_s)
     return Planner(
         config,
-        job=Job(tokens=tokens, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        job=PlannedJob(tokens=tokens, start_s=T0_S, deadline_s=T0_S + 24 * H),
         time=GridTime(unix_s=0.0, grid_s=T0_S, speed=speed),
         grid=Day(),
         menu=choices or menu(),
@@ -65,9 +65,9 @@ def planner(
     )
 
 
-def run(plan: Planner, tokens_per_s: float, *, speed: float = 1.0) -> list[Word]:
+def run(plan: Planner, tokens_per_s: float, *, speed: float = 1.0) -> list[PlanMessage]:
     """Train as the plan says, at a real speed, until all tokens are done."""
-    words: list[Word] = []
+    words: list[PlanMessage] = []
     done = t_s = 0.0
     while not words or not words[-1].done:
         words.append(plan.decide(t_s, done))
@@ -134,7 +134,7 @@ def test_a_word_survives_the_way_to_other_ranks() -> None:
     plan = planner(150.0 * 10 * H)
     for t_s in (0.0, 13 * H):
         word = plan.decide(t_s, 0.0)
-        assert Word.from_dict(json.loads(json.dumps(word.to_dict()))) == word
+        assert PlanMessage.from_dict(json.loads(json.dumps(word.to_dict()))) == word
 
 
 def test_the_last_decision_does_not_reach_past_the_deadline() -> None:
@@ -163,7 +163,7 @@ def test_every_policy_can_say_when_it_goes_on(name: str) -> None:
     config = PolicyConfig(name=name, tokens=100.0 * H * 3, deadline_h=24.0)
     plan = Planner(
         config,
-        job=Job(tokens=100.0 * H * 3, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        job=PlannedJob(tokens=100.0 * H * 3, start_s=T0_S, deadline_s=T0_S + 24 * H),
         time=GridTime(unix_s=0.0, grid_s=T0_S),
         grid=Day(),
         menu=menu(),
@@ -203,7 +203,7 @@ def test_a_job_that_stayed_as_it_was_is_not_taken_for_a_slow_one() -> None:
 def test_a_plan_begins_at_the_width_of_its_job(ranks: int) -> None:
     plan = Planner(
         PolicyConfig(name="mpc", tokens=1e6, deadline_h=24.0),
-        job=Job(tokens=1e6, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        job=PlannedJob(tokens=1e6, start_s=T0_S, deadline_s=T0_S + 24 * H),
         time=GridTime(unix_s=0.0, grid_s=T0_S),
         grid=Day(),
         menu=wide_menu(),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from greentrain.control.profiling.blocks import add_ranks
 from greentrain.control.profiling.profiler import GearProfiler
 from greentrain.errors import ConfigError, SessionError
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Estimate
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.types import Gear, Provenance
 
 BF16, FP8, FP16, FP32 = Gear.BF16, Gear.FP8, Gear.FP16, Gear.FP32
@@ -86,12 +86,12 @@ def _cost(table: ActionTable, gear: Gear) -> ActionCost:
     return cost
 
 
-def _mean(estimate: Estimate | None) -> float:
+def _mean(estimate: MeanWithCI | None) -> float:
     assert estimate is not None
     return estimate.mean
 
 
-def _holds(estimate: Estimate | None, truth: float) -> bool:
+def _holds(estimate: MeanWithCI | None, truth: float) -> bool:
     assert estimate is not None and estimate.low is not None and estimate.high is not None
     return estimate.low <= truth <= estimate.high
 

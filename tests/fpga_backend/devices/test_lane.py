@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from greentrain.fpga_backend.batch import Result
-from greentrain.fpga_backend.devices.base import Lane
+from greentrain.fpga_backend.devices.base import WorkQueue
 from greentrain.fpga_backend.errors import DeviceLostError, QueueFullError
 
 ANSWER = Result(scores=np.zeros((1, 1), np.float32), run_s=0.0, rows=1)
@@ -21,7 +21,7 @@ class Held:
     """A lane whose first job waits for leave."""
 
     def __init__(self, depth: int) -> None:
-        self.lane = Lane("test-lane", depth)
+        self.lane = WorkQueue("test-lane", depth)
         self.leave = threading.Event()
         self.begun = threading.Event()
         self.order: list[int] = []
@@ -103,7 +103,7 @@ def test_closing_fails_what_waits_and_frees_who_waits_for_room(held: Held) -> No
 
 def test_a_queue_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="depth=0"):
-        Lane("test-lane", 0)
+        WorkQueue("test-lane", 0)
 
 
 def test_a_callback_that_submits_to_a_full_queue_does_not_wait_for_itself() -> None:

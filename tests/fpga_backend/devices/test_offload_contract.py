@@ -12,7 +12,7 @@ import pytest
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
-from greentrain.fpga_backend.devices.base import Lane, Loaded
+from greentrain.fpga_backend.devices.base import Loaded, WorkQueue
 from greentrain.fpga_backend.devices.unmetered import Unmetered
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
@@ -27,7 +27,7 @@ class EngineDevice:
 
     def __init__(self) -> None:
         self.loaded: Loaded[Engine] = Loaded("engine")
-        self.lane = Lane("greentrain-test-engine", self.depth)
+        self.lane = WorkQueue("greentrain-test-engine", self.depth)
         self.closed = False
 
     def probe(self) -> DeviceInfo:

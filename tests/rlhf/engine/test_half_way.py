@@ -13,7 +13,7 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.rlhf.engine import OffloadEngine
-from greentrain.rlhf.engine_state import Desk
+from greentrain.rlhf.engine_state import EngineState
 from greentrain.rlhf.errors import PassCancelledError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
@@ -84,14 +84,14 @@ def test_ctrl_c_right_behind_the_room_gives_it_back(
     device = Emulator()
     closing(device)
     engine = OffloadEngine([place(REWARD, reward, device)], depth=1, timeout_s=5.0)
-    enter = Desk.enter
+    enter = EngineState.enter
 
-    def interrupted(self: Desk, part: Any) -> None:
+    def interrupted(self: EngineState, part: Any) -> None:
         enter(self, part)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Desk, "enter", interrupted)
+        patched.setattr(EngineState, "enter", interrupted)
         with pytest.raises(KeyboardInterrupt):
             engine.submit(REWARD, BATCH)
     begun_s = time.monotonic()

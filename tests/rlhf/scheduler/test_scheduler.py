@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from greentrain.control.coordination import Meetings
+from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
@@ -85,7 +85,7 @@ def test_long_sequences_go_home_and_short_ones_back(caplog: pytest.LogCaptureFix
         assert bench.engine.stats()[PassKind.REFERENCE].at_home == before + 1
 
 
-class Heard(Meetings):
+class Heard(RankZeroChannel):
     """What rank 0 says, on another rank."""
 
     def __init__(self, word: Mapping[str, Any] | None) -> None:
@@ -130,7 +130,7 @@ def test_ranks_of_a_process_group_agree(monkeypatch: pytest.MonkeyPatch) -> None
         ranks = []
         for rank, bench in enumerate((first, slow)):
             monkeypatch.setenv("RANK", str(rank))
-            meetings = Meetings("test", Topology(rank=rank, world_size=2), store)
+            meetings = RankZeroChannel("test", Topology(rank=rank, world_size=2), store)
             bench.scheduler = StageScheduler(
                 bench.engine, settings=QUICK, energy=Known(bench.gpu, bench.card), meetings=meetings
             )

@@ -36,7 +36,7 @@ from greentrain.rlhf.trl import versions, yaml_reward
 from greentrain.rlhf.trl.attach import offload_reference
 from greentrain.rlhf.trl.figures import Figures
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer
-from greentrain.rlhf.trl.late_values import LateBatch, LateTensor
+from greentrain.rlhf.trl.late_values import DeferredTensor, LateBatch
 from greentrain.rlhf.trl.observer import EndedRows, observed
 from greentrain.rlhf.trl.precompute import OffloadDPOTrainer, OffloadKTOTrainer
 from greentrain.rlhf.trl.reference import OffloadedReference
@@ -89,7 +89,7 @@ def test_a_late_entry_is_waited_for_once_and_by_every_way_of_reading_it() -> Non
 
 def test_operations_wait_for_a_late_tensor() -> None:
     asked: list[torch.Tensor] = []
-    late = LateTensor(lambda: told(asked, torch.tensor([1.0, 2.0])))
+    late = DeferredTensor(lambda: told(asked, torch.tensor([1.0, 2.0])))
     assert not asked
     ones = torch.ones(2)
     assert torch.equal(ones - late, torch.tensor([0.0, -1.0]))  # type: ignore[operator]

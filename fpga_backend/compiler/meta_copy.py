@@ -58,7 +58,7 @@ def check(model: nn.Module, max_tokens: int) -> None:
             )
 
 
-def shadow(model: nn.Module) -> nn.Module:
+def meta_copy(model: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode on the CPU, its parameters random binary32 numbers.
 
     Random numbers show a mistake of the lowering where the model's own hide it: biases that are still 0, gains that are

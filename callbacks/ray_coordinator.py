@@ -69,7 +69,7 @@ class Resize:
     """From the moment at which all workers stood still to the first optimizer step of the new ones (s)."""
 
 
-class Desk:
+class RayCoordinator:
     """The words of one Ray Train run. A plain object: Ray makes an actor of it.
 
     Args:

@@ -11,7 +11,7 @@ from greentrain.power.curve import EnergyCurve
 from greentrain.types import DeviceKind, Provenance, Sensor, Topology
 
 
-class BookedDevices(Mapping[str, EnergyCurve]):
+class ClaimedDevices(Mapping[str, EnergyCurve]):
     """Curves by device uid: those that this rank books, and those whose claim is still open.
 
     Args:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from greentrain.callbacks.ray_desk import Desk
+from greentrain.callbacks.ray_coordinator import RayCoordinator
 from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
 
@@ -26,16 +26,16 @@ def now() -> Time:
 
 
 @pytest.fixture
-def desk(now: Time) -> Desk:
-    return Desk(GreenConfig(), least=1, most=4, ranks=1, patience_s=60.0, now_s=now)
+def desk(now: Time) -> RayCoordinator:
+    return RayCoordinator(GreenConfig(), least=1, most=4, ranks=1, patience_s=60.0, now_s=now)
 
 
-def test_nothing_happens_while_what_runs_is_what_is_wanted(desk: Desk) -> None:
+def test_nothing_happens_while_what_runs_is_what_is_wanted(desk: RayCoordinator) -> None:
     order = desk.meet(1, 1)
     assert (order.wanted, order.go, desk.opening()) == (1, False, None)
 
 
-def test_a_wish_becomes_an_opening_and_then_a_resize(desk: Desk, now: Time) -> None:
+def test_a_wish_becomes_an_opening_and_then_a_resize(desk: RayCoordinator, now: Time) -> None:
     desk.want(3, "clean hours")
     assert desk.meet(1, 1).wanted == 3
     assert not desk.meet(1, 3).go
@@ -55,7 +55,7 @@ def test_a_wish_becomes_an_opening_and_then_a_resize(desk: Desk, now: Time) -> N
     assert desk.terms().resize_s == 8.0 and desk.resizes() == [resize]
 
 
-def test_workers_that_stand_still_are_started_again_even_if_their_number_is_right(desk: Desk) -> None:
+def test_workers_that_stand_still_are_started_again_even_if_their_number_is_right(desk: RayCoordinator) -> None:
     desk.want(2, "clean hours")
     desk.meet(1, 2)
     desk.leave(1)
@@ -63,7 +63,7 @@ def test_workers_that_stand_still_are_started_again_even_if_their_number_is_righ
     assert desk.meet(1, 1).go
 
 
-def test_workers_that_do_not_come_to_a_checkpoint_are_ended_after_a_while(desk: Desk, now: Time) -> None:
+def test_workers_that_do_not_come_to_a_checkpoint_are_ended_after_a_while(desk: RayCoordinator, now: Time) -> None:
     desk.want(2, "clean hours")
     desk.meet(1, 2)
     now.s += 59.0
@@ -73,7 +73,7 @@ def test_workers_that_do_not_come_to_a_checkpoint_are_ended_after_a_while(desk: 
 
 
 @pytest.mark.parametrize("possible", [None, 0])
-def test_nobody_goes_where_ray_could_not_start_anything(desk: Desk, possible: int | None) -> None:
+def test_nobody_goes_where_ray_could_not_start_anything(desk: RayCoordinator, possible: int | None) -> None:
     desk.want(2, "clean hours")
     desk.meet(1, 2)
     desk.leave(1)
@@ -81,14 +81,14 @@ def test_nobody_goes_where_ray_could_not_start_anything(desk: Desk, possible: in
     assert desk.meet(1, 2).go
 
 
-def test_an_opening_closes_when_the_machines_are_gone(desk: Desk) -> None:
+def test_an_opening_closes_when_the_machines_are_gone(desk: RayCoordinator) -> None:
     desk.want(2, "clean hours")
     desk.meet(1, 2)
     desk.meet(1, 1)
     assert desk.opening() is None
 
 
-def test_a_word_of_workers_that_are_gone_does_not_end_the_new_ones(desk: Desk, now: Time) -> None:
+def test_a_word_of_workers_that_are_gone_does_not_end_the_new_ones(desk: RayCoordinator, now: Time) -> None:
     desk.want(2, "clean hours")
     desk.meet(1, 2)
     now.s += 61.0
@@ -97,7 +97,7 @@ def test_a_word_of_workers_that_are_gone_does_not_end_the_new_ones(desk: Desk, n
     assert not desk.meet(2, 2).go
 
 
-def test_a_failed_group_starts_with_the_wish_and_a_clean_slate(desk: Desk) -> None:
+def test_a_failed_group_starts_with_the_wish_and_a_clean_slate(desk: RayCoordinator) -> None:
     attempt = desk.terms().attempt
     desk.want(2, "clean hours")
     desk.meet(1, 2)
@@ -108,7 +108,7 @@ def test_a_failed_group_starts_with_the_wish_and_a_clean_slate(desk: Desk) -> No
 
 
 @pytest.mark.parametrize("ranks", [0, 5])
-def test_a_wish_outside_the_range_is_refused(desk: Desk, ranks: int) -> None:
+def test_a_wish_outside_the_range_is_refused(desk: RayCoordinator, ranks: int) -> None:
     with pytest.raises(ConfigError, match=rf"{ranks} workers are wanted \(by hand\), but .* allows 1 to 4"):
         desk.want(ranks, "by hand")
 

@@ -15,7 +15,7 @@ MOST_SESSIONS: Final = 64
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-class Door:
+class LinkAuth:
     """Lets in who has the link's word, a session or the token.
 
     A session is a cookie that no script can read and no other site can send. A word is in the fragment of a link,
