@@ -29,8 +29,7 @@ from benchmarks.metering import machine
 from greentrain import GreenSession
 from greentrain.estimate.pilot import forecast, given, read_pilot
 from greentrain.estimate.values import Range
-from greentrain.types import Gear
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR, Gear
 
 PILOT_STEPS: Final = 50
 WHOLE_STEPS: Final = 2000

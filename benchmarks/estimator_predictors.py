@@ -16,8 +16,7 @@ from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict, Train, leave_one_family_out
 from greentrain.estimate.mfu import estimate_mfu
 from greentrain.estimate.values import Range
-from greentrain.types import Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear
 
 LLMCARBON_TENSOR: Final = (-8.82079068e-20, 1.68591116e-09, 1.33954735e02)
 """TFLOP/s of a device over parameters: square, linear, constant."""

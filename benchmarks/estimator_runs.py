@@ -12,8 +12,7 @@ from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.workload import Workload
-from greentrain.types import Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear
 
 RUNS_CSV: Final = Path(__file__).resolve().parents[2] / "shared" / "estimator" / "validation_runs.csv"
 BENCH: Final = "bench"

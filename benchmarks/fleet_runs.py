@@ -13,8 +13,7 @@ from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.totals import EnergyLedger
 from greentrain.report.emissions_csv import COLUMNS
 from greentrain.report.fleet.row import RunRow
-from greentrain.types import CarbonPoint, DeviceEnergy, LedgerEntry, Provenance, Topology
-from greentrain.units import G_PER_KG, grams, kwh_from_j
+from greentrain.types import G_PER_KG, CarbonPoint, DeviceEnergy, LedgerEntry, Provenance, Topology, grams, kwh_from_j
 from greentrain.utils.files import write_json
 
 T0_S: Final = 1_767_225_600.0

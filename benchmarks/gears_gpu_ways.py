@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from benchmarks.gears_common import TORCHAO, TRANSFORMER_ENGINE
 from benchmarks.gears_step import convert
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control.precision.gearbox import GearBox
 from greentrain.errors import ConfigError
-from greentrain.precision.gearbox import GearBox
 from greentrain.types import Gear
 from recipes.common.model import Block, Size
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.gears_common import RECIPE, SMALL, TORCHAO, Bench, Row, Training, Value, figure, in_worker
 from benchmarks.gears_step import convert
 from greentrain.config.schema import PrecisionConfig
-from greentrain.precision.gearbox import GearBox
+from greentrain.control.precision.gearbox import GearBox
 from recipes.common.model import GPT
 
 CONFIGURATIONS = (

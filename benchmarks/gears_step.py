@@ -11,8 +11,8 @@ from benchmarks.gears_common import SMALL, TORCHAO, Bench, Row, Training, Value,
 from benchmarks.metering_common import median, quantile
 from greentrain import GreenSession
 from greentrain.config.schema import PrecisionConfig
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.noise import NoiseProbe
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.noise import NoiseProbe
 from recipes.common.model import GPT, Size
 
 TINY = Size(vocab=512, width=64, layers=2, heads=2, context=64)

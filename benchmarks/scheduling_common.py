@@ -19,7 +19,7 @@ from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs, windows
 from greentrain.simulator.references import References, references
 from greentrain.simulator.world import Track, World
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 Array = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from greentrain.policy.mpc import Mpc, MpcSwitching
 from greentrain.policy.outlook import Outlook
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.jobs import Jobs
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 STEP_S: Final = 300.0
 

@@ -12,7 +12,7 @@ from greentrain.policy.menu import Menu
 from greentrain.policy.mpc import Mpc, MpcSwitching
 from greentrain.policy.outlook import SchedulePolicy
 from greentrain.policy.switching import Switching
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 SWITCH_S: Final = 600.0
 SLACKS: Final = (1.25, 2.0)

@@ -11,7 +11,8 @@
 import logging
 from typing import TYPE_CHECKING, Any
 
-from greentrain._version import __version__
+from greentrain.utils import moved
+from greentrain.utils.version import __version__
 
 _LAZY = {
     "GreenSession": "greentrain.session.session",
@@ -23,6 +24,7 @@ _LAZY = {
 __all__ = ["GreenConfig", "GreenSession", "__version__"]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
+moved.install()
 
 if TYPE_CHECKING:
     from greentrain.config.schema import GreenConfig as GreenConfig

@@ -2,14 +2,48 @@
 
 Time has two scales. ``t_s`` of a sample is seconds of a monotonic clock; ``t_unix_s`` is seconds since the
 epoch (UTC). A session anchors one to the other once, at its start.
+
+Inside the package every quantity is in joules, watts, seconds, grams and g/kWh; drivers and reports convert by the
+conversions below and nowhere else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from greentrain.units import grams
+J_PER_KWH: Final = 3_600_000.0
+S_PER_HOUR: Final = 3600.0
+S_PER_YEAR: Final = 365.25 * 24 * S_PER_HOUR
+G_PER_KG: Final = 1000.0
+G_PER_LB: Final = 453.59237
+"""Grams in an international avoirdupois pound, exact (NIST Handbook 44, appendix C)."""
+
+
+def kwh_from_j(energy_j: float) -> float:
+    """Convert joules to kilowatt-hours."""
+    return energy_j / J_PER_KWH
+
+
+def j_from_kwh(energy_kwh: float) -> float:
+    """Convert kilowatt-hours to joules."""
+    return energy_kwh * J_PER_KWH
+
+
+def g_per_kwh_from_lb_per_mwh(lb_per_mwh: float) -> float:
+    """Convert a carbon intensity from lb/MWh (EPA eGRID, WattTime) to g/kWh."""
+    return lb_per_mwh * G_PER_LB / 1000.0
+
+
+def grams(energy_j: float, g_per_kwh: float) -> float:
+    """Return the emissions in grams of ``energy_j`` joules at an intensity of ``g_per_kwh``."""
+    return energy_j / J_PER_KWH * g_per_kwh
+
+
+def iso(t_unix_s: float) -> str:
+    """Return a time (s since the epoch) for people: ISO 8601 in UTC, to the minute."""
+    return datetime.fromtimestamp(float(t_unix_s), UTC).isoformat(timespec="minutes").replace("+00:00", "Z")
 
 
 class Provenance(StrEnum):

@@ -13,7 +13,7 @@ import numpy as np
 
 from greentrain.carbon.trace import read_trace
 from greentrain.policy.chain import SHIPPED, IntensityChain
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 MADE_BY: Final = "python -m tools.make_chain TRACES_DIR"
 TRACES: Final = (

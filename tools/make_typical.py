@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from greentrain.carbon.trace import TraceRows, read_trace
 from greentrain.carbon.typical import ATTRIBUTION, BASIS
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 YEAR: Final = 2022
 OUTPUT: Final = Path(__file__).resolve().parents[1] / "greentrain" / "carbon" / "typical.json"

@@ -14,8 +14,8 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple, Protocol
 
-from greentrain._version import __version__
 from greentrain.utils.imports import try_import
+from greentrain.utils.version import __version__
 
 with try_import("grid") as imports:
     import httpx

@@ -15,8 +15,7 @@ from greentrain.carbon.keys import HeaderKey, Secret
 from greentrain.carbon.regions import ALPHA_2
 from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
-from greentrain.types import CarbonBasis, CarbonKind
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind
 
 BASE_URL: Final = "https://api.electricitymaps.com/v4"
 VARIABLE: Final = "ELECTRICITY_MAPS_TOKEN"

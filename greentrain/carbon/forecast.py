@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.types import CarbonPoint, CarbonSignal
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, CarbonPoint, CarbonSignal
 
 Array = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from greentrain.carbon.codecarbon_data import CodecarbonData
 from greentrain.carbon.typical import ATTRIBUTION, BASIS, load_profiles
 from greentrain.config.schema import WORLD
 from greentrain.errors import UnknownZoneError
-from greentrain.units import g_per_kwh_from_lb_per_mwh
+from greentrain.types import g_per_kwh_from_lb_per_mwh
 
 _PAIRS: Final = (
     "ABW:AW AFG:AF AGO:AO AIA:AI ALA:AX ALB:AL AND:AD ARE:AE ARG:AR ARM:AM ASM:AS ATA:AQ ATF:TF ATG:AG AUS:AU "

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from greentrain.config.schema import CarbonConfig
-from greentrain.types import CarbonKind, CarbonPoint, CarbonSignal
-from greentrain.units import iso
+from greentrain.types import CarbonKind, CarbonPoint, CarbonSignal, iso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ from typing import Final
 
 from greentrain.carbon.series import GAP_STEPS, Staircase
 from greentrain.errors import TraceError
-from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
-from greentrain.units import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind, CarbonPoint, iso
 
 TIME: Final = "timestamp_utc"
 

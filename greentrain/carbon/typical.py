@@ -15,8 +15,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from greentrain.errors import CarbonSignalError, UnknownZoneError
-from greentrain.types import CarbonBasis, CarbonKind, CarbonPoint
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind, CarbonPoint
 
 ATTRIBUTION: Final = "U.S. Energy Information Administration, Form EIA-930 (hourly generation by fuel)"
 """Public domain, citation asked for; carried as hourly intensity by HewlettPackard/dc-rl (MIT)."""

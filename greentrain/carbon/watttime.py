@@ -15,8 +15,7 @@ from greentrain.carbon.client import GridClient, TemporaryError
 from greentrain.carbon.keys import Secret
 from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
-from greentrain.types import CarbonBasis, CarbonKind
-from greentrain.units import g_per_kwh_from_lb_per_mwh
+from greentrain.types import CarbonBasis, CarbonKind, g_per_kwh_from_lb_per_mwh
 
 if TYPE_CHECKING:
     import httpx

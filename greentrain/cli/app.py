@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from greentrain._version import __version__
 from greentrain.cli import (
     audit,
     completion,
@@ -38,6 +37,7 @@ from greentrain.cli import (
 )
 from greentrain.cli.exit_codes import FAILED, WRONG, WRONG_INPUT, Commands, flush, input_checked, interrupted
 from greentrain.errors import ConfigError, GreenTrainError
+from greentrain.utils.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console

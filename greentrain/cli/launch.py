@@ -20,7 +20,7 @@ from greentrain.cli import completion as complete
 from greentrain.cli.exit_codes import WRONG, WRONG_INPUT
 from greentrain.control.launcher_protocol import LauncherFiles
 from greentrain.errors import ConfigError, GreenTrainError
-from greentrain.units import iso
+from greentrain.types import iso
 from greentrain.utils import redact
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from greentrain.errors import GreenTrainError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.totals import Totals
 from greentrain.session.session import GreenSession
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 from greentrain.utils.display import Displayable, View
 
 WAIT_S: Final = 5.0

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 
-from greentrain._version import __version__
 from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
 from greentrain.utils.validation import Bound, Choice, rules_heard
+from greentrain.utils.version import __version__
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 ID: Final = f"urn:greentrain:config:{__version__}"

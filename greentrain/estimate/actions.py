@@ -10,8 +10,7 @@ from typing import Any, Final
 from greentrain.estimate.mfu import fp8_speedup
 from greentrain.estimate.result import Estimate
 from greentrain.policy.action_table import ActionTable
-from greentrain.types import Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear
 
 SHARES: Final = (1.0, 0.5, 0.25)
 """Of the devices; those that are no whole number are left out."""

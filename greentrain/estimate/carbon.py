@@ -12,7 +12,7 @@ from greentrain.carbon.typical import TypicalSignal
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.values import Assumption, Kind, Range, product
-from greentrain.units import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, iso
 from greentrain.utils.validation import bound
 
 PUE: Final = Range(low=1.08, mid=1.1, high=1.2)

@@ -12,7 +12,7 @@ from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.ledger.embodied import HIGH_USE, HIGH_YEARS, LOW_YEARS, LifetimeHours
 from greentrain.ledger.embodied_table import COMPONENT_P95, DRAM_KG_PER_GB, SERVER_OTHERS_KG
-from greentrain.units import G_PER_KG
+from greentrain.types import G_PER_KG
 from greentrain.utils.validation import bound, choice
 
 METHODS: Final = ("lca", "act")

@@ -22,8 +22,7 @@ from greentrain.estimate.power_model import HOST_SHARE, HOST_SOURCE
 from greentrain.estimate.search import Optimum, Takes, search, smallest_count
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
-from greentrain.types import DeviceKind, Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, DeviceKind, Gear
 
 METHODS: Final = ("blend", "mfu", "roofline", "pilot")
 SERVER: Final = 8

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from greentrain._version import __version__
 from greentrain.estimate import result, values
 from greentrain.estimate.result import Estimate
 from greentrain.estimate.values import Range
+from greentrain.utils.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,7 @@ from greentrain.estimate.accelerator import Accelerator, Constant
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.values import Assumption, Kind, Range, product
 from greentrain.estimate.workload import Workload
-from greentrain.types import Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear
 
 REFERENCE_PARAMETERS: Final = 1e10
 """Active parameters that the table is written for."""

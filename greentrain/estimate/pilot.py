@@ -15,8 +15,7 @@ from typing import Final
 from greentrain.errors import ConfigError
 from greentrain.estimate.values import Assumption, Kind, Range, product
 from greentrain.ledger.reader import RankRecord, read_run
-from greentrain.types import DeviceKind, LedgerEntry, Provenance
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR, DeviceKind, LedgerEntry, Provenance
 from greentrain.utils.validation import bound
 
 FAILURE_DEVICE_H: Final = 45_600.0

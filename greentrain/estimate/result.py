@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain._version import __version__
 from greentrain.estimate import values
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.carbon import Operational
@@ -18,6 +17,7 @@ from greentrain.estimate.sci_units import SciRange
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
 from greentrain.utils.display import Displayable, Table, View
+from greentrain.utils.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

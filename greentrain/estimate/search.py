@@ -17,7 +17,7 @@ from greentrain.estimate.practice import Practice, peak_flop_s, practice_of
 from greentrain.estimate.roofline import step_parts
 from greentrain.estimate.values import Assumption
 from greentrain.estimate.workload import Workload
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 Takes = Callable[[Floats, Floats], Floats]
 """Seconds that real runs take, of their numbers of devices and the optimum's seconds; falls with more devices."""

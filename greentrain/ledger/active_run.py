@@ -34,8 +34,7 @@ from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.timeline import Mark
 from greentrain.ledger.totals import EnergyLedger, Totals
 from greentrain.power.sampler import Sampler
-from greentrain.types import FORMAT_VERSION, CarbonSignal, LedgerEntry, PowerMeter, Sensor, Topology
-from greentrain.units import S_PER_HOUR
+from greentrain.types import FORMAT_VERSION, S_PER_HOUR, CarbonSignal, LedgerEntry, PowerMeter, Sensor, Topology
 from greentrain.utils.clock import Clock
 from greentrain.utils.files import write_json
 

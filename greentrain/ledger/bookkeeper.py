@@ -12,8 +12,17 @@ from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import Facility
 from greentrain.ledger.timeline import Floats, Mark, Slice, Timeline
 from greentrain.power.curve import EnergyCurve
-from greentrain.types import CarbonPoint, CarbonSignal, DeviceEnergy, GearUse, LedgerEntry, Provenance, Sensor
-from greentrain.units import S_PER_HOUR, grams
+from greentrain.types import (
+    S_PER_HOUR,
+    CarbonPoint,
+    CarbonSignal,
+    DeviceEnergy,
+    GearUse,
+    LedgerEntry,
+    Provenance,
+    Sensor,
+    grams,
+)
 
 
 def operational_g(energy_j: float, point: CarbonPoint, pue: float) -> float | None:

@@ -21,8 +21,7 @@ from greentrain.ledger.embodied_table import (
     SERVER_OTHERS_KG,
     DeviceFootprint,
 )
-from greentrain.types import Device, DeviceKind
-from greentrain.units import G_PER_KG, S_PER_HOUR, S_PER_YEAR
+from greentrain.types import G_PER_KG, S_PER_HOUR, S_PER_YEAR, Device, DeviceKind
 
 LOW_YEARS: Final = 6.0
 """Functional unit of the TPU life-cycle study (Schneider et al., arXiv 2502.01671), and BLOOM's (arXiv 2211.02001)."""

@@ -16,13 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain._version import __version__
 from greentrain.config.schema import GreenConfig, RunConfig
 from greentrain.ledger.journal import rank_path
 from greentrain.types import FORMAT_VERSION, Topology
 from greentrain.utils import redact
 from greentrain.utils.topology import ENV_JOB
 from greentrain.utils.validation import folder_name
+from greentrain.utils.version import __version__
 
 ENV_RUN_ID = "GREENTRAIN_RUN_ID"
 _LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")

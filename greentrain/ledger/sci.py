@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from greentrain.units import grams
+from greentrain.types import grams
 
 FLOP_PER_PARAMETER_TOKEN: Final = 6.0
 """Training FLOP of a dense transformer per parameter and token, forward 2 and backward 4 (Kaplan et al.,

@@ -26,7 +26,7 @@ from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.policy.prices import Prices, SyntheticPrices
 from greentrain.policy.reach import ROUNDING
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 TRAILING_S = 7 * 24 * S_PER_HOUR
 """A week, so that working days and weekends are in it."""

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.policy.menu import OFF, Menu
-from greentrain.types import Gear
-from greentrain.units import G_PER_KG
+from greentrain.types import G_PER_KG, Gear
 
 NEAR: Final = 0.8
 """Share of the budget at which it is time to say so; a round number."""

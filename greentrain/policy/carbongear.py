@@ -17,7 +17,7 @@ from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.policy.soft_q import draw
 from greentrain.policy.waterfill import row_at
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 
 class CarbonGear:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from greentrain.policy.chain import TRAILING_H, trailing_mean
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 SHIPPED: Final = Path(__file__).with_name("carl.npz")
 AHEAD_H: Final = 6

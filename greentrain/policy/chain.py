@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from greentrain.carbon.forecast import profile_forecast
 from greentrain.errors import ConfigError
 from greentrain.policy.outlook import Array
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 SHIPPED: Final = Path(__file__).with_name("chain.npz")
 TRAILING_H: Final = 14 * 24

@@ -32,7 +32,7 @@ from greentrain.errors import ConfigError
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Choice, Outlook, SchedulePolicy
 from greentrain.policy.reach import ROUNDING, Allowed, Reach, Rows, hull_rows
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 
 class Figure(float):

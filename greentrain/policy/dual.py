@@ -14,7 +14,7 @@ from greentrain.policy.chain import TRAILING_H
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Outlook
 from greentrain.policy.waterfill import price
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 MEMORY: Final = 0.9
 """Weight of what was before in RobustDual's average, an epoch."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import Menu
 from greentrain.policy.waterfill import solve
-from greentrain.units import G_PER_KG, J_PER_KWH, S_PER_HOUR
+from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR
 
 Array = NDArray[np.float64]
 

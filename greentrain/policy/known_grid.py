@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.token_price import row_at
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from greentrain.errors import ConfigError
 from greentrain.policy.action_table import Action, ActionTable
-from greentrain.types import Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear
 
 _BESIDE_FP8 = (Gear.BF16, Gear.FP32, Gear.FP16)
 OFF = 0

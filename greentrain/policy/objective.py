@@ -12,7 +12,7 @@ from typing import Final
 from greentrain.config.schema import OBJECTIVES
 from greentrain.errors import ConfigError
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 from greentrain.utils.validation import bound, choice
 
 TIE: Final = 0.01

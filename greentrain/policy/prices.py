@@ -9,7 +9,7 @@ import numpy as np
 
 from greentrain.errors import ConfigError
 from greentrain.policy.outlook import Array
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 from greentrain.utils.validation import moment
 
 TIME: Final = "timestamp_utc"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from greentrain.policy.known_grid import ENDED, KnownGrid
 from greentrain.policy.menu import OFF
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from greentrain.policy.chain import IntensityChain
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 TEMPERATURE: Final = 0.004
 """T, in hours of the fastest row at mean intensity; 0.001 does as well, 0.012 loses up to 0.3 points."""

@@ -18,7 +18,7 @@ from greentrain.policy.edge import find_edge
 from greentrain.policy.menu import OFF, hours_up
 from greentrain.policy.switching import Beginning, State, Switching
 from greentrain.policy.width_costs import Costs
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

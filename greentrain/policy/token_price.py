@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.policy.menu import Menu
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 
 Array = NDArray[np.float64]
 

@@ -27,7 +27,7 @@ from greentrain.policy.known_grid import ENDED, KnownGrid, Mixture
 from greentrain.policy.menu import OFF, Menu, hours_up
 from greentrain.policy.rounding import rounded
 from greentrain.policy.token_price import filled, row_at
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 _EXACT: Final = 1e-12
 """Ends this close in grams are equal."""

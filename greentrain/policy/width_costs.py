@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from greentrain.policy.known_grid import only
 from greentrain.policy.menu import Menu
 from greentrain.policy.token_price import steps_up
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.units import G_PER_KG, kwh_from_j
+from greentrain.types import G_PER_KG, kwh_from_j
 from greentrain.utils.files import write_atomic
 
 COLUMNS: Final = (

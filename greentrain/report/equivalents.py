@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 M_PER_MILE: Final = 1609.344
 """Metres in an international mile, exact."""

@@ -15,7 +15,7 @@ from greentrain.config.schema import RunConfig
 from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.run_folder import ESTIMATE
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils import quantities
 from greentrain.utils.files import write_json
 

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from greentrain.ledger.reader import RunRecord
 from greentrain.ledger.totals import Totals
 from greentrain.report.tally import Tally
-from greentrain.types import PueSource
-from greentrain.units import G_PER_KG, kwh_from_j
+from greentrain.types import G_PER_KG, PueSource, kwh_from_j
 from greentrain.utils import quantities
 
 CUE_SOURCE: Final = (

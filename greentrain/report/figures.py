@@ -8,7 +8,7 @@ from greentrain.ledger.totals import Totals
 from greentrain.report.facility import cue_kg_per_kwh, facility_figures
 from greentrain.report.series import RunSeries
 from greentrain.report.tally import Tally
-from greentrain.units import J_PER_KWH, kwh_from_j
+from greentrain.types import J_PER_KWH, kwh_from_j
 
 
 def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str, Any]:

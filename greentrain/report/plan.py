@@ -17,7 +17,7 @@ from greentrain.ledger.totals import Totals
 from greentrain.report.facility import it_grams
 from greentrain.report.plan_hindsight import Grams, three_numbers
 from greentrain.report.plan_record import Decided, PlanRecord
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 from greentrain.utils import quantities
 
 MAX_CHANGES: Final = 200

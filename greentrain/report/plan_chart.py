@@ -13,7 +13,7 @@ from greentrain.report.charts import Band, Chart, Shape, device_css
 from greentrain.report.plan_text import span
 from greentrain.report.series import BINS, RunSeries
 from greentrain.report.svg import value_ticks
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils.quantities import duration, significant
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.ledger.reader import RankRecord, RunRecord
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 DECISION: Final = "decision"
 LEAVE: Final = "leave"

@@ -39,7 +39,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain._version import __version__
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.totals import Totals
@@ -52,8 +51,9 @@ from greentrain.report.plan import plan_figures
 from greentrain.report.plan_record import DECISION
 from greentrain.report.series import RunSeries, build_series
 from greentrain.report.tally import DeviceTally, Tally
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 from greentrain.utils.files import write_atomic
+from greentrain.utils.version import __version__
 
 SUMMARY_FORMAT: Final = 1
 ALIVE_S: Final = 60.0

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from greentrain.ledger.reader import RankRecord, RunRecord
-from greentrain.types import DeviceEnergy, LedgerEntry, Provenance
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, DeviceEnergy, LedgerEntry, Provenance
 
 MAX_GAPS = 200
 """Gaps listed one by one; the number of all of them is always told."""

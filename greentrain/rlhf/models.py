@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from greentrain import __version__
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.artifact import FORMAT, MANIFEST, Artifact, load
@@ -20,6 +19,7 @@ from greentrain.rlhf.settings import PassSettings
 from greentrain.rlhf.text import TextEncoder
 from greentrain.utils.files import cache_folder
 from greentrain.utils.imports import try_import
+from greentrain.utils.version import __version__
 
 with try_import("transformers") as _imports:
     import transformers

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from greentrain._version import __version__
 from greentrain.config.schema import PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.action_sources import Actions
@@ -21,7 +20,8 @@ from greentrain.simulator.simulate import kernel_of, menu_of, named_policy
 from greentrain.simulator.study import share_note
 from greentrain.simulator.world import World
 from greentrain.simulator.zone_grids import ZoneGrid
-from greentrain.units import G_PER_KG, J_PER_KWH, S_PER_HOUR, iso
+from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR, iso
+from greentrain.utils.version import __version__
 
 FORMAT: Final = 1
 """Version of :meth:`Advice.to_dict`; keys are only ever added."""

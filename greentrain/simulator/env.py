@@ -21,7 +21,7 @@ from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight
 from greentrain.simulator.jobs import HISTORY_H, Jobs
 from greentrain.simulator.world import Course, World
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils.imports import try_import
 
 with try_import("simulate") as _imports:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from greentrain.carbon.trace import TraceSignal
 from greentrain.errors import TraceError
-from greentrain.types import CarbonBasis
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, CarbonBasis
 
 Array = NDArray[np.float64]
 

@@ -13,8 +13,7 @@ from greentrain.config.schema import WORLD, CarbonConfig
 from greentrain.control.plan.grid_outlook import means
 from greentrain.errors import ConfigError
 from greentrain.simulator.grid_trace import GridTrace
-from greentrain.types import CarbonBasis
-from greentrain.units import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, CarbonBasis, iso
 from greentrain.utils.validation import choice
 
 _BASES: Final = tuple(basis.value for basis in CarbonBasis)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from greentrain.errors import ConfigError, TraceError
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.zone_grids import next_hour
-from greentrain.units import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, iso
 from greentrain.utils.quantities import duration
 from greentrain.utils.validation import moment
 

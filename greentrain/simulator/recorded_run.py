@@ -22,8 +22,7 @@ from greentrain.policy.outlook import Array
 from greentrain.report.plan_record import PlanRecord
 from greentrain.report.summary import summarize
 from greentrain.simulator.scene import NOTHING
-from greentrain.types import Gear, LedgerEntry
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear, LedgerEntry
 
 _PARTS: Final = 200
 """Into so many parts a run is cut to be drawn, or into its hours where these are more."""

@@ -10,7 +10,7 @@ from greentrain.policy.outlook import Array
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.jobs import Jobs
-from greentrain.units import J_PER_KWH, iso
+from greentrain.types import J_PER_KWH, iso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

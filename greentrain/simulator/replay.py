@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from greentrain._version import __version__
 from greentrain.carbon.forecast import profile_forecast
 from greentrain.config.schema import PolicyConfig
 from greentrain.errors import ConfigError
@@ -23,9 +22,10 @@ from greentrain.simulator.scene import ORACLE, RAN, Course, Scene, course_of, or
 from greentrain.simulator.simulate import CARBON_BLIND, kernel_of, named_policy
 from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions
 from greentrain.simulator.world import World
-from greentrain.units import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, iso
 from greentrain.utils.quantities import count, duration
 from greentrain.utils.validation import build, choice
+from greentrain.utils.version import __version__
 
 LEAST_H: Final = 1.0
 """Grids are hourly: a plan of less has nothing to choose (h)."""

@@ -14,8 +14,7 @@ from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.grids import Grid
 from greentrain.simulator.jobs import HISTORY_H
 from greentrain.simulator.recorded_run import RecordedRun
-from greentrain.types import CarbonBasis, CarbonSignal
-from greentrain.units import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonSignal, iso
 from greentrain.utils.validation import build
 
 _DAY_H: Final = 24

@@ -12,7 +12,7 @@ from greentrain.policy.outlook import Array
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.world import Track
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 
 ORACLE: Final = "oracle"
 """Name of the best plan in hindsight, which no policy can know."""

@@ -23,7 +23,7 @@ from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight
 from greentrain.simulator.jobs import HISTORY_H, Jobs, windows
 from greentrain.simulator.references import References, references
 from greentrain.simulator.world import Track, World
-from greentrain.units import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 CARBON_BLIND: Final = "carbon_blind"
 """The constant pace of least energy, simulated like any policy; it is no name of a configuration."""

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from greentrain._version import __version__
 from greentrain.config.schema import SCHEDULERS, GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.action_sources import Actions
@@ -15,9 +14,10 @@ from greentrain.simulator.grids import Grid
 from greentrain.simulator.jobs import HISTORY_H
 from greentrain.simulator.scene import ORACLE, Course, Scene, course_of, oracle_course
 from greentrain.simulator.simulate import CARBON_BLIND, Outcome, Result, menu_of, simulate
-from greentrain.units import G_PER_KG, S_PER_HOUR, iso
+from greentrain.types import G_PER_KG, S_PER_HOUR, iso
 from greentrain.utils.quantities import count
 from greentrain.utils.validation import bound, choice
+from greentrain.utils.version import __version__
 
 FORMAT: Final = 1
 """Version of :meth:`StudyResult.to_dict`; keys are only ever added."""

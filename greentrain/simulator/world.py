@@ -13,7 +13,7 @@ from greentrain.policy.menu import OFF
 from greentrain.policy.outlook import Array, Outlook
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs
-from greentrain.units import J_PER_KWH, S_PER_HOUR, iso
+from greentrain.types import J_PER_KWH, S_PER_HOUR, iso
 
 DONE: Final = 1e-9
 """Share of a job's tokens that is rounding: what is left then counts as done."""

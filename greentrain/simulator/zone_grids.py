@@ -17,8 +17,7 @@ from greentrain.errors import CarbonSignalError, ConfigError, TraceError
 from greentrain.policy.outlook import Array
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.grids import Grid, check_bases, recorded_grid
-from greentrain.types import CarbonSignal
-from greentrain.units import S_PER_HOUR, iso
+from greentrain.types import S_PER_HOUR, CarbonSignal, iso
 
 WAIT_S: Final = 20.0
 """How long a live signal may take to answer (s): two tries of a server that is slow."""

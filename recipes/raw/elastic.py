@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from greentrain import GreenSession
-from greentrain.elastic import ElasticBatchSampler, Share  # green
+from greentrain.control.elastic import ElasticBatchSampler, Share  # green
 from recipes.common.model import GPT, build_optimizer
 from recipes.common.settings import parse
 

@@ -26,7 +26,7 @@ from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 from torch.utils.data import DataLoader
 
 from greentrain.callbacks.ray import GreenRaySession, GreenTorchTrainer  # green
-from greentrain.elastic import ElasticBatchSampler, Share  # green
+from greentrain.control.elastic import ElasticBatchSampler, Share  # green
 from recipes.common.model import GPT, build_optimizer
 from recipes.common.settings import parse
 

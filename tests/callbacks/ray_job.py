@@ -20,7 +20,7 @@ from ray.train.torch import TorchConfig, prepare_model
 from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
 from greentrain.callbacks.ray import GreenRaySession, GreenTorchTrainer
-from greentrain.elastic import ElasticBatchSampler, Share
+from greentrain.control.elastic import ElasticBatchSampler, Share
 from greentrain.types import CarbonPoint
 
 STEPS, BATCH, SAMPLES = 44, 8, 20

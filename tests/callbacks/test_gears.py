@@ -21,11 +21,11 @@ from greentrain import GreenSession
 from greentrain.callbacks.accelerate import GreenAccelerator
 from greentrain.callbacks.lightning import GreenCallback as LightningCallback
 from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.linear import GearLinear
+from greentrain.control.precision.noise import NoiseProbe
 from greentrain.errors import ConfigError
 from greentrain.ledger.journal import read_journal
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.linear import GearLinear
-from greentrain.precision.noise import NoiseProbe
 
 pytestmark = [
     pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),

@@ -8,9 +8,9 @@ from torch import nn
 
 from greentrain.config.schema import GreenConfig
 from greentrain.control.gears import Gears
+from greentrain.control.precision.noise import Noise
 from greentrain.errors import ConfigError
 from greentrain.optim import PAPER_GAMMA
-from greentrain.precision.noise import Noise
 from greentrain.types import Decision, Gear
 
 

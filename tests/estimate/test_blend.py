@@ -17,8 +17,7 @@ from greentrain.estimate.search import search
 from greentrain.estimate.values import Kind, Range
 from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
-from greentrain.types import Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear
 
 LLAMA = shapes.find("llama-3-8b")
 LARGE = shapes.find("llama-3.1-405b")

@@ -19,8 +19,7 @@ from greentrain.estimate.values import Kind, Range, product
 from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.ledger.embodied import embodied_rate
-from greentrain.types import Device, DeviceKind
-from greentrain.units import J_PER_KWH, grams
+from greentrain.types import J_PER_KWH, Device, DeviceKind, grams
 
 H100 = hardware.find("H100-SXM")
 ONE = Range.exactly(1.0)

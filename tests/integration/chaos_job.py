@@ -18,8 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from greentrain import GreenSession
+from greentrain.control.elastic import ElasticBatchSampler, Share
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, LauncherFiles
-from greentrain.elastic import ElasticBatchSampler, Share
 
 GLOBAL_BATCH, SAMPLES, KEPT = 8, 52, 5
 

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from greentrain import GreenSession
+from greentrain.control.elastic import ElasticBatchSampler, Share
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, LauncherFiles
-from greentrain.elastic import ElasticBatchSampler, Share
 
 GLOBAL_BATCH, SAMPLES = 8, 52
 

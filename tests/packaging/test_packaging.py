@@ -168,7 +168,7 @@ def test_what_is_installed_works_far_from_the_checkout(built: Path, tmp_path: Pa
 
     where = "import greentrain.callbacks, greentrain.fpga_backend.contract, greentrain.optim as o; print(o.__file__)"
     assert told("python", "-c", where).startswith(str(tmp_path / "venv"))
-    version = VERSION.search((ROOT / "greentrain" / "_version.py").read_text(encoding="utf-8"))
+    version = VERSION.search((ROOT / "greentrain" / "utils" / "version.py").read_text(encoding="utf-8"))
     assert version is not None and told("greentrain", "--version") == f"greentrain-torch {version[1]}\n"
     if kind == "*.tar.gz":
         return  # the wheel was made from it, and both have the same files: see above

@@ -8,7 +8,7 @@ from greentrain.policy.action_sources import Actions
 from greentrain.policy.action_table import ActionTable
 from greentrain.simulator.grid_trace import Array, GridTrace
 from greentrain.simulator.grids import Grid
-from greentrain.units import iso
+from greentrain.types import iso
 from tests.simulator.grids import HOUR, START, trace, wandering
 
 TABLE = ActionTable.declare(

@@ -18,7 +18,7 @@ from greentrain.policy.action_sources import read_actions, table_of_run
 from greentrain.policy.action_table import Action, ActionTable
 from greentrain.policy.menu import Menu
 from greentrain.policy.registry import open_schedule
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR
 
 REMEDY: Final = (
     "with --actions name the folder of a run that measured its gears, or a YAML file; policy.actions names such a file"

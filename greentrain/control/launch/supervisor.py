@@ -32,7 +32,7 @@ from greentrain.control.launch.runners import Attempt, Engine, LaunchError
 from greentrain.control.launch.signals import NOTICE, STOP, SignalQueue
 from greentrain.control.launch.state import JobFolder, State
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer
-from greentrain.units import iso
+from greentrain.types import iso
 from greentrain.utils.topology import ENV_JOB
 
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from greentrain.carbon.forecast import ProfileForecast
 from greentrain.ledger.pue import Facility
 from greentrain.policy.outlook import Array
-from greentrain.types import CarbonSignal, PueSource
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, CarbonSignal, PueSource
 
 PAST_H: Final = 21 * 24
 """Hours of history that forecasts use: more than three weeks adds nothing (docs/scheduling-benchmarks.md)."""

@@ -21,8 +21,7 @@ from greentrain.policy.action_table import Action
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Outlook, SchedulePolicy
-from greentrain.types import Gear
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, Gear
 
 RECALIBRATE: Final = 0.02
 """A job that is faster or slower than its table by less keeps its plan: hours of one gear differ as much."""

@@ -36,8 +36,7 @@ from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable
 from greentrain.policy.menu import Menu
 from greentrain.policy.registry import caution, open_schedule
-from greentrain.types import CarbonSignal
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, CarbonSignal
 
 
 def widths_of(

@@ -20,13 +20,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
+from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.profiling.blocks import add_ranks
 from greentrain.control.profiling.cache import ActionCache, cache_key
 from greentrain.control.profiling.profiler import GearProfiler
 from greentrain.errors import SessionError
 from greentrain.policy.action_table import Action, ActionTable
 from greentrain.policy.objective import Objective
-from greentrain.precision.gearbox import GearBox
 from greentrain.types import Gear, Provenance, Sensor
 
 log = logging.getLogger(__name__)

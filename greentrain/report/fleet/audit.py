@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from greentrain._version import __version__
 from greentrain.errors import ConfigError
 from greentrain.report.fleet.canonical import EXACT, canonical
 from greentrain.report.fleet.find import Candidate, below, copies, find_runs, is_raw
 from greentrain.report.fleet.reading import RUN_JSON, Reading, read_folder
 from greentrain.report.fleet.row import RunRow
+from greentrain.utils.version import __version__
 
 AUDIT: Final = "audit.json"
 FORMAT: Final = 1

@@ -9,10 +9,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from greentrain._version import __version__
 from greentrain.errors import ConfigError
 from greentrain.report.fleet import tables
 from greentrain.utils.files import cache_folder
+from greentrain.utils.version import __version__
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from greentrain.ledger.totals import Totals
-from greentrain.types import Provenance
-from greentrain.units import kwh_from_j
+from greentrain.types import Provenance, kwh_from_j
 
 DAY_S: Final = 86_400
 """Seconds of a UTC day; Unix time knows no leap second (POSIX.1-2024, 4.19)."""

@@ -16,8 +16,7 @@ from greentrain.report.estimated import estimated
 from greentrain.report.fleet.cells import Cells, Sensors
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.summary import summarize
-from greentrain.types import FORMAT_VERSION, Provenance
-from greentrain.units import kwh_from_j
+from greentrain.types import FORMAT_VERSION, Provenance, kwh_from_j
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from greentrain._version import __version__
 from greentrain.config.schema import OtelConfig
 from greentrain.report.live.snapshot import DeviceNow, MissingSeconds, Snapshot
 from greentrain.types import Topology
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import once, warn
+from greentrain.utils.version import __version__
 
 with try_import("otel") as _imports:
     from opentelemetry import metrics

@@ -11,12 +11,12 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from greentrain._version import __version__
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError
 from greentrain.report.live.snapshot import OFF, DeviceNow, MissingSeconds, PlanNow, Snapshot
 from greentrain.utils.imports import try_import
 from greentrain.utils.token_file import kept_token
+from greentrain.utils.version import __version__
 
 with try_import("export") as _imports:
     from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from greentrain.ledger.reader import RankRecord
 from greentrain.ledger.totals import Totals
-from greentrain.types import CarbonPoint, DeviceEnergy, LedgerEntry, Provenance
-from greentrain.units import S_PER_HOUR
+from greentrain.types import S_PER_HOUR, CarbonPoint, DeviceEnergy, LedgerEntry, Provenance
 
 MIXED: Final = "mixed"
 """Provenance of joules that a checkpoint has summed over measured and modelled ones."""

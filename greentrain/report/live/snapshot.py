@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from greentrain.carbon.replayed import GridTime
 from greentrain.report.live.rank_state import RankState
 from greentrain.report.live.saved import Saved
-from greentrain.units import J_PER_KWH
+from greentrain.types import J_PER_KWH
 
 OFF: Final = "off"
 

@@ -12,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
-from greentrain._version import __version__
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import Selection, parse_where
@@ -21,6 +20,7 @@ from greentrain.report.ui.guard import REPORT_POLICY, Guard
 from greentrain.report.ui.link_auth import LinkAuth, Names
 from greentrain.report.ui.rows import row_json, total_json
 from greentrain.report.ui.watching import Watching
+from greentrain.utils.version import __version__
 
 FORMAT: Final = 1
 """Of the JSON documents."""

@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from greentrain._version import __version__
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve import completions, errors, openrlhf, pooling
@@ -27,6 +26,7 @@ from greentrain.rlhf.serve.metrics import Metrics, devices_of
 from greentrain.rlhf.serve.scorer import Scorer, TooLong
 from greentrain.rlhf.text import TextEncoder
 from greentrain.utils.http_access import Access
+from greentrain.utils.version import __version__
 
 ASKING_S = 5.0
 """How long a device may take to say how it is."""

@@ -8,7 +8,7 @@ from typing import Any
 from greentrain.errors import ConfigError
 from greentrain.ledger.embodied_table import DEVICES
 from greentrain.simulator.pipeline.simulate import Outcome
-from greentrain.units import G_PER_KG, S_PER_HOUR
+from greentrain.types import G_PER_KG, S_PER_HOUR
 from greentrain.utils.validation import bound
 
 

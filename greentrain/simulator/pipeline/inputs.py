@@ -24,7 +24,7 @@ from greentrain.simulator.pipeline.simulate import Grid
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.table_file import read_table
 from greentrain.simulator.pipeline.table_run import table_of_run, with_engine
-from greentrain.units import S_PER_YEAR
+from greentrain.types import S_PER_YEAR
 from greentrain.utils.validation import bound, choice
 
 FILES: Final = (".yaml", ".yml", ".csv")

@@ -13,7 +13,7 @@ from greentrain.policy.offload.timeline import Timeline, timeline
 from greentrain.simulator.pipeline.figure import Origin
 from greentrain.simulator.pipeline.modes import Mode, Setting, plan_of, shape_of
 from greentrain.simulator.pipeline.table import PipelineTable
-from greentrain.units import grams
+from greentrain.types import grams
 
 NO_PUE: Final = 1.0
 

@@ -19,7 +19,7 @@ import yaml
 from torch.utils.data import DataLoader
 
 from greentrain.callbacks.accelerate import GreenAccelerator  # green
-from greentrain.elastic import ElasticBatchSampler, Share  # green
+from greentrain.control.elastic import ElasticBatchSampler, Share  # green
 from recipes.common.model import GPT, build_optimizer
 from recipes.common.settings import Settings, parse
 

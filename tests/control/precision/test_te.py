@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from greentrain.control.precision import backends
+from greentrain.control.precision.backends import choose_backend
+from greentrain.control.precision.fp8 import fp8_linear
+from greentrain.control.precision.linear import attach_layer
+from greentrain.control.precision.te import TeBackend, open_te
 from greentrain.errors import ConfigError
-from greentrain.precision import backends
-from greentrain.precision.backends import choose_backend
-from greentrain.precision.fp8 import fp8_linear
-from greentrain.precision.linear import attach_layer
-from greentrain.precision.te import TeBackend, open_te
-from tests.precision.te_stub import Stub
+from tests.control.precision.te_stub import Stub
 
 CUDA = torch.device("cuda")
 RECORD = json.loads(Path(__file__).with_name("te_2_20_signatures.json").read_text(encoding="utf-8"))

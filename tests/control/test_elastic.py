@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.elastic import ElasticBatchSampler, Share
+from greentrain.control.elastic import ElasticBatchSampler, Share
 from greentrain.errors import ConfigError
 from greentrain.types import Topology
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from greentrain.precision.fp8 import COLUMN, ROW, WHOLE
+from greentrain.control.precision.fp8 import COLUMN, ROW, WHOLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from greentrain.precision.rows import Rows, tensors
+from greentrain.control.precision.rows import Rows, tensors
 
 LARGE_BYTES = 2**28
 """A recorded gradient above 256 MiB waits in host memory: backward is when the device's is scarcest (own choice)."""

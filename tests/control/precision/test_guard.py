@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from greentrain.precision.guard import LEAVE, RETURN, QualityGuard
-from greentrain.precision.noise import Noise
+from greentrain.control.precision.guard import LEAVE, RETURN, QualityGuard
+from greentrain.control.precision.noise import Noise
 from greentrain.types import Gear
 
 
@@ -55,5 +55,5 @@ def test_it_survives_a_checkpoint() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import greentrain.precision.guard"
+    code = "import sys; sys.modules['torch'] = None; import greentrain.control.precision.guard"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from greentrain.control.precision.backends import CAPABILITY, ScaledMm, choose_backend
+from greentrain.control.precision.fp8 import Gemm, fp8_linear
+from greentrain.control.precision.linear import attach_layer
 from greentrain.errors import ConfigError
-from greentrain.precision.backends import CAPABILITY, ScaledMm, choose_backend
-from greentrain.precision.fp8 import Gemm, fp8_linear
-from greentrain.precision.linear import attach_layer
-from tests.precision.bounds import check
+from tests.control.precision.bounds import check
 
 # torch's compiler warns of its own parts, and of TF32, which the FP8 gear does not touch
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]

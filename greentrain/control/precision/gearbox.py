@@ -23,12 +23,12 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control.precision.backends import Fp8Backend, choose_backend
+from greentrain.control.precision.compiled import RecompileWatch
+from greentrain.control.precision.layers import LayerPlan, plan_layers
+from greentrain.control.precision.limits import check_gears, unwrap
+from greentrain.control.precision.linear import GearLinear, attach_layer, detach_layer
 from greentrain.errors import ConfigError
-from greentrain.precision.backends import Fp8Backend, choose_backend
-from greentrain.precision.compiled import RecompileWatch
-from greentrain.precision.layers import LayerPlan, plan_layers
-from greentrain.precision.limits import check_gears, unwrap
-from greentrain.precision.linear import GearLinear, attach_layer, detach_layer
 from greentrain.types import Gear
 
 AUTOCAST = {Gear.BF16: torch.bfloat16, Gear.FP16: torch.float16, Gear.FP8: torch.bfloat16}

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from greentrain.precision.layers import plan_layers
+from greentrain.control.precision.layers import plan_layers
 
 
 class Gpt(nn.Module):

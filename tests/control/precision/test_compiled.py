@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control.precision.compiled import LIMIT, LOGGER, RecompileWatch
+from greentrain.control.precision.gearbox import GearBox
 from greentrain.errors import GreenTrainWarning
-from greentrain.precision.compiled import LIMIT, LOGGER, RecompileWatch
-from greentrain.precision.gearbox import GearBox
 from greentrain.types import Gear
 
 pytestmark = [  # dynamo's own

@@ -33,7 +33,7 @@ are padded with zeros, which add exactly nothing.
 **Error.** Let u be the relative rounding error of an operand's format, and d half its smallest step at this scale
 (amax/448 * 2^-10 for e4m3, amax/57344 * 2^-17 for e5m2). A cast is off by at most da = u*abs(a) + d, so an element of
 the product is off by at most sum(da*abs(b) + abs(a)*db + da*db), and by the rounding of sum and result.
-``tests/precision/test_fp8.py`` holds all three products against float64 within this.
+``tests/control/precision/test_fp8.py`` holds all three products against float64 within this.
 
 **Overflow.** Casts to e4m3 saturate: infinity would come out as 448, and a run that diverged would look healthy. Here
 the factor takes care of it: an infinite amax makes it 0, infinity times 0 is NaN, and NaN stays NaN through amax, cast

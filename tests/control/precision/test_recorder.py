@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.precision.recorder import CallRecorder
+from greentrain.control.precision.recorder import CallRecorder
 
 B, T, V = 6, 4, 10
 X = torch.randn(B, T, 8, generator=torch.Generator().manual_seed(1))

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from greentrain.control.precision.fp8 import Gemm, fp8_linear
 from greentrain.errors import ConfigError
-from greentrain.precision.fp8 import Gemm, fp8_linear
 
 ORDER: Final = ("scaled_mm", "transformer_engine", "torchao")
 """What ``auto`` tries, one after the other."""
@@ -114,7 +114,7 @@ def _candidates(name: str, device: torch.device, scaling: str) -> Iterator[Calla
     elif name == "transformer_engine":
 
         def build_te(passed: str) -> Fp8Backend:
-            from greentrain.precision.te import open_te
+            from greentrain.control.precision.te import open_te
 
             return open_te(device, scaling, passed)
 
@@ -122,7 +122,7 @@ def _candidates(name: str, device: torch.device, scaling: str) -> Iterator[Calla
     elif name == "torchao":
 
         def build_ao(passed: str) -> Fp8Backend:
-            from greentrain.precision.ao import open_ao
+            from greentrain.control.precision.ao import open_ao
 
             return open_ao(device, scaling, passed)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from greentrain.control.precision import ao
+from greentrain.control.precision.backends import Fp8Backend, choose_backend
 from greentrain.errors import MissingExtraError
-from greentrain.precision import ao
-from greentrain.precision.backends import Fp8Backend, choose_backend
 
 pytest.importorskip("torchao")
 
@@ -103,7 +103,9 @@ def test_compiled_it_breaks_no_graph() -> None:
 
 
 def test_its_import_is_quiet() -> None:
-    code = "import greentrain.precision.ao, logging; assert logging.getLogger('torchao').level == logging.NOTSET"
+    code = (
+        "import greentrain.control.precision.ao, logging; assert logging.getLogger('torchao').level == logging.NOTSET"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from greentrain.control.precision.gearbox import GearBox
 from greentrain.errors import ConfigError
-from greentrain.precision.gearbox import GearBox
 from greentrain.types import Gear
 
 

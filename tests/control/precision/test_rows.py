@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from greentrain.precision.rows import Rows, batch_size, tensors
+from greentrain.control.precision.rows import Rows, batch_size, tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.layers import LayerPlan
-from greentrain.precision.recorder import CallRecorder
-from greentrain.precision.rehearsal import rehearsal
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.layers import LayerPlan
+from greentrain.control.precision.recorder import CallRecorder
+from greentrain.control.precision.rehearsal import rehearsal
 from greentrain.types import Gear
 
 ELEMENTS: Final = 2**25

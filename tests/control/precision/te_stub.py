@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.precision.fp8 import fp8_linear
+from greentrain.control.precision.fp8 import fp8_linear
 
 
 class Float8CurrentScaling:

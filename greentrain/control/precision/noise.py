@@ -36,9 +36,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.gradients import Gradients
-from greentrain.precision.recorder import CallRecorder
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.gradients import Gradients
+from greentrain.control.precision.recorder import CallRecorder
 from greentrain.types import Gear
 from greentrain.utils.never_raise import warn
 

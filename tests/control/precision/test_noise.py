@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control.precision import noise as module
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.gradients import ELEMENTS, _tf32, probed_weights
+from greentrain.control.precision.layers import LayerPlan
+from greentrain.control.precision.noise import PATIENCE, WARM_UP, Noise, NoiseProbe
+from greentrain.control.precision.recorder import CallRecorder
 from greentrain.errors import GreenTrainWarning
-from greentrain.precision import noise as module
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.gradients import ELEMENTS, _tf32, probed_weights
-from greentrain.precision.layers import LayerPlan
-from greentrain.precision.noise import PATIENCE, WARM_UP, Noise, NoiseProbe
-from greentrain.precision.recorder import CallRecorder
 from greentrain.types import Gear
 from recipes.common.model import GPT, Size
 
@@ -497,9 +497,9 @@ import json, os, sys
 import torch, torch.distributed as dist
 from torch import nn
 from greentrain.config import PrecisionConfig
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.noise import NoiseProbe
-from greentrain.precision.recorder import CallRecorder
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.noise import NoiseProbe
+from greentrain.control.precision.recorder import CallRecorder
 
 torch.set_num_threads(1)
 rank = int(os.environ["RANK"])

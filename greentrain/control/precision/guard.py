@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from greentrain.types import Gear
 
 if TYPE_CHECKING:
-    from greentrain.precision.noise import Noise  # loads torch
+    from greentrain.control.precision.noise import Noise  # loads torch
 
 LEAVE: Final = math.sqrt(3)
 """Norm over noise under which FP8 is left: arXiv 2505.19115."""

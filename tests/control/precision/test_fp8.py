@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from greentrain.precision import fp8
-from greentrain.precision.fp8 import Gemm, fp8_linear
-from tests.precision.bounds import check
+from greentrain.control.precision import fp8
+from greentrain.control.precision.fp8 import Gemm, fp8_linear
+from tests.control.precision.bounds import check
 
 SCALINGS = ("tensorwise", "rowwise")
 PADDED = Gemm(multiple_of=16, rowwise_dtype=None)

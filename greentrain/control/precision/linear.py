@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.precision.backends import Fp8Backend
+from greentrain.control.precision.backends import Fp8Backend
 
 
 class Fp8Switch(Protocol):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from torch.optim.swa_utils import AveragedModel
 
-from greentrain.precision.backends import ScaledMm, choose_backend
-from greentrain.precision.fp8 import fp8_linear
-from greentrain.precision.linear import GearLinear, attach_layer, detach_layer
+from greentrain.control.precision.backends import ScaledMm, choose_backend
+from greentrain.control.precision.fp8 import fp8_linear
+from greentrain.control.precision.linear import GearLinear, attach_layer, detach_layer
 
 
 class Box:

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from greentrain.control.precision import backends
+from greentrain.control.precision.backends import ScaledMm, choose_backend, trial
+from greentrain.control.precision.fp8 import Gemm
 from greentrain.errors import ConfigError
-from greentrain.precision import backends
-from greentrain.precision.backends import ScaledMm, choose_backend, trial
-from greentrain.precision.fp8 import Gemm
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

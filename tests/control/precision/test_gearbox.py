@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.linear import GearLinear
 from greentrain.errors import ConfigError
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.linear import GearLinear
 from greentrain.types import Gear
 
 WIDTH = 32

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.graphs import GearGraphs
+from greentrain.control.precision.linear import GearLinear
 from greentrain.errors import ConfigError
-from greentrain.precision.gearbox import GearBox
-from greentrain.precision.graphs import GearGraphs
-from greentrain.precision.linear import GearLinear
 from greentrain.types import Gear
 
 X = torch.randn(16, 32, generator=torch.Generator().manual_seed(1))
