@@ -4,14 +4,42 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Final
 
 MOVED: Final[Mapping[str, str]] = {
+    "greentrain.actuators": "greentrain.control.actuators",
+    "greentrain.cache_folder": "greentrain.utils.files",
+    "greentrain.config_actuators": "greentrain.config",
+    "greentrain.config_export": "greentrain.config",
+    "greentrain.config_values": "greentrain.utils.validation",
     "greentrain.elastic": "greentrain.control.elastic",
+    "greentrain.fleet": "greentrain.report.fleet",
+    "greentrain.fpga_backend.csim.speed": "greentrain.fpga_backend.csim.build",
+    "greentrain.fpga_backend.in_process": "greentrain.fpga_backend.devices.base",
+    "greentrain.gears": "greentrain.control.gears",
+    "greentrain.handover": "greentrain.control.launcher_protocol",
+    "greentrain.journal": "greentrain.ledger.journal",
+    "greentrain.launch": "greentrain.control.launch",
+    "greentrain.policy.loop": "greentrain.policy.decision_kernel",
+    "greentrain.policy.lowest_window": "greentrain.policy.baselines",
+    "greentrain.policy.mpc_switching": "greentrain.policy.mpc",
+    "greentrain.policy.schedule_static": "greentrain.policy.baselines",
+    "greentrain.policy.spot": "greentrain.policy.baselines",
+    "greentrain.policy.threshold": "greentrain.policy.baselines",
     "greentrain.precision": "greentrain.control.precision",
+    "greentrain.profiling": "greentrain.control.profiling.profiler",
+    "greentrain.report.units_text": "greentrain.utils.quantities",
+    "greentrain.rlhf.opening": "greentrain.rlhf.offload",
+    "greentrain.rlhf.padding": "greentrain.rlhf.batching",
+    "greentrain.rlhf.parts": "greentrain.rlhf.batching",
+    "greentrain.runfolder": "greentrain.ledger.run_folder",
+    "greentrain.simulator.palette": "greentrain.simulator.picture",
+    "greentrain.simulator.pipeline.opening": "greentrain.simulator.pipeline.inputs",
+    "greentrain.simulator.pipeline.published": "greentrain.simulator.pipeline.bounds",
+    "greentrain.simulator.pipeline.steady": "greentrain.simulator.pipeline.simulate",
+    "greentrain.simulator.reference_table": "greentrain.policy.action_sources",
     "greentrain.units": "greentrain.types",
 }
 """Old path and new path; the modules below an old path moved with it. Kept until version 0.3 (docs/architecture.md)."""
@@ -23,20 +51,32 @@ def new_path(name: str) -> str | None:
     Args:
         name: Dotted path that was asked for.
     """
-    for old, new in MOVED.items():
-        if name == old or name.startswith(f"{old}."):
-            return new + name.removeprefix(old)
-    return None
+    old, below = name, ""
+    while old not in MOVED:
+        old, _, last = old.rpartition(".")
+        if not old:
+            return None
+        below = f".{last}{below}"
+    return MOVED[old] + below
 
 
-class MovedModules(MetaPathFinder, Loader):
-    """Finds modules by their old paths; asked last, so a real module of that name always wins."""
+class MovedModules:
+    """Finds modules by their old paths.
+
+    It is asked first: a package that moved still finds its modules, and would load them a second time under their old
+    names. It does not inherit from ``importlib.abc``, whose import takes longer than all of ``import greentrain``.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for an old path, None for every other name."""
-        return None if new_path(fullname) is None else ModuleSpec(fullname, self)
+        if not fullname.startswith("greentrain.") or new_path(fullname) is None:
+            return None
+        return ModuleSpec(fullname, self)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leave it to Python to make a module, which ``exec_module`` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Put the module at its new path under the old name, and warn."""
@@ -50,4 +90,4 @@ class MovedModules(MetaPathFinder, Loader):
 def install() -> None:
     """Let old paths be found; called once, by ``import greentrain``."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())
+        sys.meta_path.insert(0, MovedModules())  # type: ignore[arg-type]
