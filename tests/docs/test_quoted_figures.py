@@ -1,10 +1,12 @@
-"""README quotes no figure that a benchmark's table does not have."""
+"""README, the comparison and the page on measuring quote no figure that a benchmark's table does not have."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from benchmarks import quotes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,12 +51,21 @@ SETTINGS = {"0.5 s", "25 %"}
 """Conditions of a figure, not figures."""
 KNOWN_ELSEWHERE = {"70 %"}
 """Of ``docs/measurement.md``: 30 to 70 %, a range that others measured."""
+PAGES = {
+    "comparison.md": set(),
+    "measurement.md": {"100 ms", "25 %", "70 %"},
+}
+"""Pages whose tables are made from that of the metering, and what else they may say: conditions and others' figures."""
 FIGURE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?) ?(%|us|ms|MB|s)(?![\w])")
 
 
 def _readme() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def _found(text: str) -> set[str]:
+    return {f"{number} {unit}" for number, unit in FIGURE.findall(text)}
 
 
 @pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: quote.figure)
@@ -67,5 +78,27 @@ def test_a_quoted_figure_is_in_the_table_it_is_from(quote: Quote) -> None:
 
 
 def test_readme_has_no_other_figure() -> None:
-    found = {f"{number} {unit}" for number, unit in FIGURE.findall(_readme())}
-    assert found - {quote.figure for quote in QUOTES} - SETTINGS - KNOWN_ELSEWHERE == set()
+    assert _found(_readme()) - {quote.figure for quote in QUOTES} - SETTINGS - KNOWN_ELSEWHERE == set()
+
+
+@pytest.mark.parametrize("page", quotes.PAGES)
+def test_a_page_quotes_what_the_table_says(page: str) -> None:
+    text, source = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in (page, quotes.SOURCE))
+    assert quotes.quoting(page, text, source) == text, "run python benchmarks/quotes.py"
+
+
+@pytest.mark.parametrize("page", quotes.PAGES)
+def test_a_page_has_no_other_figure(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    prose = re.sub(r"<!-- results: quoted.*?<!-- end of quoted[^>]*-->", "", text, flags=re.DOTALL)
+    assert len(prose) < len(text) and _found(prose) == PAGES[page]
+
+
+def test_a_changed_table_changes_the_quotes() -> None:
+    source = (ROOT / "docs" / quotes.SOURCE).read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    assert "| 601 |" in text and "| 602 |" in quotes.quoting(
+        "comparison.md", text, source.replace("| 601 |", "| 602 |")
+    )
+    with pytest.raises(SystemExit, match="0 rows that begin with"):
+        quotes.quoting("comparison.md", text, source.replace("1 GPUs, step()", "one GPU, step()"))
