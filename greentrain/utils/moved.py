@@ -90,4 +90,4 @@ class MovedModules:
 def install() -> None:
     """Let old paths be found; called once, by ``import greentrain``."""
     if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.insert(0, MovedModules())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, MovedModules())
