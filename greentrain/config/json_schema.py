@@ -1,9 +1,7 @@
 """JSON Schema (draft 2020-12) of the configuration, derived from its dataclasses, for editors and other readers.
 
-Types and defaults are those of the fields, descriptions their docstrings. Bounds and choices are heard from the
-checks themselves: each field is given a probe value, on its own and beside every choice of its section, and what
-``bound`` and ``choice`` are called with is written down (``validation.rules_heard``). Rules between keys, and those
-of the form of a text (a name, a time, a URL), are not in the schema: ``greentrain config check`` knows them.
+Types, bounds, choices and defaults are those of the fields, descriptions their docstrings. Rules between keys, and
+those of the form of a text (a name, a time, a URL), are not in the schema: ``greentrain config check`` knows them.
 """
 
 import ast
@@ -13,15 +11,13 @@ import itertools
 import math
 import re
 import textwrap
-import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from greentrain.config.schema import GreenConfig
-from greentrain.errors import ConfigError
-from greentrain.utils.validation import Bound, Choice, rules_heard
+from greentrain.utils.validation import UNIONS, Bound, Choice, NotEmpty
 from greentrain.utils.version import __version__
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -32,9 +28,7 @@ NOT_IN_IT: Final = (
     "Rules between keys (such as: policy.name mpc needs policy.tokens) and of the form of names, times and URLs are not"
     " in this schema; greentrain config check knows them."
 )
-_PROBES: Final[Mapping[Any, Any]] = {float: 1.0, int: 1, str: "probe", bool: True}
-_TYPES: Final[Mapping[Any, str]] = {float: "number", int: "integer", str: "string", bool: "boolean"}
-_PAIRS: Final = tuple[tuple[int, str], ...]
+_TYPES: Final[Mapping[Any, str]] = {float: "number", int: "integer", str: "string", bool: "boolean", type(None): "null"}
 
 
 def schema() -> dict[str, Any]:
@@ -44,7 +38,7 @@ def schema() -> dict[str, Any]:
         "$id": ID,
         "title": "GreenTrain configuration",
         "description": f"{_text(GreenConfig.__doc__)} {NOT_IN_IT}",
-        **_section(GreenConfig, ""),
+        **_section(GreenConfig),
         "type": ["object", "null"],  # null: a file without a key
     }
 
@@ -89,20 +83,19 @@ def section_of(hint: Any) -> type | None:
 
 
 def _options(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
 
 
-def _section(cls: type, where: str) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
+def _section(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
     docs = describe(cls)
     properties = {}
     for field in dataclasses.fields(cls):
-        key = where + field.name
         section = section_of(hints[field.name])
         if section is not None:
-            found = {**_section(section, f"{key}."), "type": ["object", "null"]}  # an empty section is YAML's null
+            found = {**_section(section), "type": ["object", "null"]}  # an empty section is YAML's null
         else:
-            found = _key(cls, field.name, key)
+            found = _key(hints[field.name])
             found["default"] = plain(default_of(field))
         properties[field.name] = {"description": docs[field.name], **found}
     return {"type": "object", "additionalProperties": False, "properties": properties}
@@ -124,13 +117,8 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-def _key(cls: type, name: str, key: str) -> dict[str, Any]:
-    options = []
-    for hint in _options(typing.get_type_hints(cls)[name]):
-        if hint is type(None):
-            options.append({"type": "null"})
-        else:
-            options.append(_leaf(hint, cls, name, key))
+def _key(hint: Any) -> dict[str, Any]:
+    options = [_leaf(option) for option in _options(hint)]
     if len(options) == 1:
         return options[0]
     (first, *rest) = options
@@ -138,80 +126,44 @@ def _key(cls: type, name: str, key: str) -> dict[str, Any]:
     return {**first, "type": [first["type"], "null"]} if simple else {"anyOf": options}
 
 
-def _leaf(hint: Any, cls: type, name: str, key: str) -> dict[str, Any]:
-    if hint in _TYPES:
-        return _ruled(_TYPES[hint], _rules(cls, name, key, _PROBES[hint]))
-    if hint == _PAIRS:
-        return _pairs(_rules(cls, name, key, ((0, "probe"),)))
+def _leaf(hint: Any) -> dict[str, Any]:
+    """Return the schema of one kind of value, with the rules of its annotation."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        found = _leaf(args[0])
+        for rule in args[1:]:
+            found |= _rule(rule, found["type"])
+        return found
+    if hint in _TYPES:
+        return {"type": _TYPES[hint]}
     if origin is tuple and args[1:] == (Ellipsis,):
-        items = _ruled(_TYPES[args[0]], _rules(cls, name, key, (_PROBES[args[0]],)))
-        least = {} if _may_be(cls, name, ()) else {"minItems": 1}
-        return {"type": "array", "items": items, **least}
+        inner = typing.get_args(args[0])
+        return _pairs(inner) if typing.get_origin(args[0]) is tuple else {"type": "array", "items": _leaf(args[0])}
     if origin is Mapping:
-        rules = _rules(cls, name, key, {"probe": _PROBES[args[1]]})
-        return {"type": "object", "additionalProperties": _ruled(_TYPES[args[1]], rules)}
-    raise TypeError(f"{key} is a {hint!r}, which the schema has no word for: teach greentrain.config.json_schema")
+        return {"type": "object", "additionalProperties": _leaf(args[1])}
+    raise TypeError(f"{hint!r} is a kind of value that the schema has no word for: teach greentrain.config.json_schema")
 
 
-def _pairs(rules: list[Bound | Choice]) -> dict[str, Any]:
-    step = _ruled("integer", [rule for rule in rules if isinstance(rule, Bound)])
-    word = _ruled("string", [rule for rule in rules if isinstance(rule, Choice)])
+def _pairs(kinds: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the schema of pairs of a step and a word, which may also be written as a mapping from step to word."""
+    step, word = (_leaf(kind) for kind in kinds)
     pair = {"type": "array", "prefixItems": [step, word], "items": False, "minItems": 2}
     by_step = {"type": "object", "patternProperties": {"^[0-9]+$": word}, "additionalProperties": False}
     return {"anyOf": [{"type": "array", "items": pair}, by_step]}
 
 
-def _ruled(kind: str, rules: list[Bound | Choice]) -> dict[str, Any]:
-    """Return the schema of one value; of two rules for it, which hold in different company, the wider one."""
-    out: dict[str, Any] = {"type": kind}
-    bounds = [rule for rule in rules if isinstance(rule, Bound)]
-    words = [rule.allowed for rule in rules if isinstance(rule, Choice)]
-    if bounds:
-        low, high = min(rule.low for rule in bounds), max(rule.high for rule in bounds)
-        out |= {"minimum": _number(low, kind)} | ({"maximum": _number(high, kind)} if math.isfinite(high) else {})
-    if words:
-        out["enum"] = list(dict.fromkeys(itertools.chain.from_iterable(words)))
-    return out
-
-
-def _number(value: float, kind: str) -> float:
-    return int(value) if kind == "integer" or float(value).is_integer() else value
-
-
-def _rules(cls: type, name: str, key: str, probe: Any) -> list[Bound | Choice]:
-    """Return the rules that the checks of a section ask of a value like the probe, whatever else is set."""
-    found = []
-    for beside in ({}, *_company(cls)):
-        with rules_heard() as rules:
-            _try(cls, {**beside, name: probe})
-        found += [rule for told, rule in rules if told.partition("[")[0] == key]
-    return found
-
-
-@cache
-def _company(cls: type) -> tuple[Mapping[str, Any], ...]:
-    """Return every choice that a word of the section has: some rules are asked in its company only."""
-    return tuple({name: word} for name, words in _words(cls) for word in words)
-
-
-def _words(cls: type) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, hint in typing.get_type_hints(cls).items():
-        if hint is str:
-            with rules_heard() as rules:
-                _try(cls, {name: "probe"})
-            for told, rule in rules:
-                if told.endswith(f".{name}") and isinstance(rule, Choice):
-                    yield name, rule.allowed
-
-
-def _may_be(cls: type, name: str, value: Any) -> bool:
-    return _try(cls, {name: value})
-
-
-def _try(cls: type, values: Mapping[str, Any]) -> bool:
-    try:
-        cls(**values)
-    except ConfigError:
-        return False
-    return True
+def _rule(rule: Any, kind: str) -> dict[str, Any]:
+    """Return what JSON Schema calls a rule; nothing for those of a text's form, which are functions."""
+    if isinstance(rule, Bound):
+        ends = {"minimum": rule.low, "maximum": rule.high}
+        whole = kind == "integer"
+        return {
+            word: int(end) if whole or float(end).is_integer() else end
+            for word, end in ends.items()
+            if math.isfinite(end)
+        }
+    if isinstance(rule, Choice):
+        return {"enum": list(rule.allowed)}
+    if isinstance(rule, NotEmpty):
+        return {"minItems" if kind == "array" else "minLength": 1}
+    return {}

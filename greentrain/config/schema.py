@@ -1,11 +1,8 @@
 """The one configuration schema of callbacks, command line and simulator.
 
-A configuration is a YAML file, a mapping or these frozen dataclasses. Every key and value is checked when it
-is read: an unknown key is an error that names the nearest known one.
-
-Section ``actuators`` of the configuration: what a plan may do to the run, beside its gears.
-
-Section ``export`` of the configuration: where a running job's figures are shown to monitoring systems.
+A configuration is a YAML file, a mapping or these frozen dataclasses. The annotation of a field holds its type and its
+bounds or words, the text below it says what it means: the checks here, the JSON Schema and the reference page are all
+made of these. Only rules between several keys are code, in ``__post_init__``.
 """
 
 import dataclasses
@@ -13,96 +10,82 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 from greentrain.utils.http_access import is_loopback
-from greentrain.utils.validation import bound, build, choice, folder_name, moment
+from greentrain.utils.validation import Bound, Choice, NotEmpty, build, check_fields, folder_name, moment
 
 OBJECTIVES = ("energy", "carbon", "cost")
+CapFraction = Annotated[float, Bound(0.05, 1.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerCapConfig:
     """Power limits that a plan, or one choice after profiling, may set on this process's own GPUs."""
 
-    fractions: tuple[float, ...] = (1.0, 0.8, 0.6)
+    fractions: Annotated[tuple[CapFraction, ...], NotEmpty("name at least 1.0")] = (1.0, 0.8, 0.6)
     """Limits to measure and choose from, as fractions of the limit found; those below the card's range are left out."""
-    objective: str = "energy"
+    objective: Annotated[str, Choice(OBJECTIVES)] = "energy"
     """Where no policy plans, what the one limit is chosen for: least ``energy``, least ``carbon`` (embodied carbon of
     the time included), least ``cost`` (eta E + (1 - eta) P t), each within ``max_slowdown`` where that is set."""
-    eta: float = 0.5
+    eta: Annotated[float, Bound(0.0, 1.0)] = 0.5
     """Weight of energy in ``cost``; the rest is that of time at the limit found (Zeus, NSDI 2023, Eq. 2)."""
-    max_slowdown: float | None = None
+    max_slowdown: Annotated[float, Bound(0.0, 0.95)] | None = None
     """Largest share of speed that a limit may cost; None: any that pays."""
     devices: tuple[str, ...] = ()
     """UUIDs of the GPUs to limit; empty: those this process trains on. They must be visible to it."""
-    dwell_s: float = 10.0
+    dwell_s: Annotated[float, Bound(0.0, 3600.0)] = 10.0
     """Shortest time between two changes (s)."""
 
     def __post_init__(self) -> None:
-        if not self.fractions:
-            raise ConfigError("actuators.power_cap.fractions is empty: name at least 1.0")
-        for fraction in self.fractions:
-            bound("actuators.power_cap.fractions", fraction, 0.05, 1.0)
+        check_fields(self, "actuators.power_cap")
         if 1.0 not in self.fractions or len(set(self.fractions)) != len(self.fractions):
             raise ConfigError(
                 f"actuators.power_cap.fractions is {list(self.fractions)}; it must hold 1.0, which the others are"
                 " compared with, and each fraction once"
             )
-        choice("actuators.power_cap.objective", self.objective, OBJECTIVES)
-        bound("actuators.power_cap.eta", self.eta, 0.0, 1.0)
-        if self.max_slowdown is not None:
-            bound("actuators.power_cap.max_slowdown", self.max_slowdown, 0.0, 0.95)
-        bound("actuators.power_cap.dwell_s", self.dwell_s, 0.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClocksConfig:
     """Lower clocks while the GPU waits for data (Eco-Orchestrator: 15-30 % below the maximum)."""
 
-    stall_share: float = 0.3
+    stall_share: Annotated[float, Bound(0.01, 1.0)] = 0.3
     """Share of the time in the phase ``data`` from which on clocks go down."""
-    calm_share: float = 0.1
+    calm_share: Annotated[float, Bound(0.0, 1.0)] = 0.1
     """Share below which they go up again."""
-    down: float = 0.3
+    down: Annotated[float, Bound(0.15, 0.5)] = 0.3
     """Lowest clock, as a share below the maximum."""
-    max_slowdown: float = 0.035
+    max_slowdown: Annotated[float, Bound(0.0, 0.5)] = 0.035
     """Largest measured loss of steps/s that is kept."""
-    window_s: float = 10.0
+    window_s: Annotated[float, Bound(1.0, 3600.0)] = 10.0
     """Time over which shares and speeds are taken (s)."""
 
     def __post_init__(self) -> None:
-        bound("actuators.clocks.stall_share", self.stall_share, 0.01, 1.0)
-        bound("actuators.clocks.calm_share", self.calm_share, 0.0, 1.0)
+        check_fields(self, "actuators.clocks")
         if self.calm_share >= self.stall_share:
             raise ConfigError(
                 f"actuators.clocks.calm_share is {self.calm_share:g}; it must be below stall_share"
                 f" ({self.stall_share:g}), or clocks would go up and down in turns"
             )
-        bound("actuators.clocks.down", self.down, 0.15, 0.5)
-        bound("actuators.clocks.max_slowdown", self.max_slowdown, 0.0, 0.5)
-        bound("actuators.clocks.window_s", self.window_s, 1.0, 3600.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WidthConfig:
     """How many ranks a plan may use; ``greentrain launch`` or Ray changes them."""
 
-    min: int = 1
+    min: Annotated[int, Bound(1, 1e6)] = 1
     """Fewest ranks."""
-    max: int = 1
+    max: Annotated[int, Bound(1, 1e6)] = 1
     """Most ranks."""
-    global_batch: int | None = None
+    global_batch: Annotated[int, Bound(1, 1e9)] | None = None
     """Samples of one optimizer step over all ranks: widths that do not divide it are left out; None: all are used."""
 
     def __post_init__(self) -> None:
-        bound("actuators.width.min", self.min, 1, 1e6)
-        bound("actuators.width.max", self.max, 1, 1e6)
-        if self.global_batch is not None:
-            bound("actuators.width.global_batch", self.global_batch, 1, 1e9)
+        check_fields(self, "actuators.width")
         if self.min > self.max:
             raise ConfigError(f"actuators.width.min is {self.min}, above max, which is {self.max}")
         if not self.widths:
@@ -130,7 +113,7 @@ class ActuatorsConfig:
     """Ask the framework for a checkpoint before a pause, so that a kill costs nothing."""
     defer: bool = True
     """Leave the process for a longer pause and come back by its end, where a launcher brings it back."""
-    min_away_s: float = 900.0
+    min_away_s: Annotated[float, Bound(0.0, 14 * 86_400.0)] = 900.0
     """Shortest pause that is worth leaving (s of grid time); shorter ones are held in memory."""
     power_cap: PowerCapConfig | None = None
     """None: power limits are left alone."""
@@ -140,7 +123,7 @@ class ActuatorsConfig:
     """None: as many ranks as there are."""
 
     def __post_init__(self) -> None:
-        bound("actuators.min_away_s", self.min_away_s, 0.0, 14 * 86_400.0)
+        check_fields(self, "actuators")
 
 
 DEFAULT_PORT = 9464
@@ -153,9 +136,9 @@ HIGHEST_PORT = 65_535
 class PrometheusConfig:
     """A page that a Prometheus server scrapes, or a file for node_exporter."""
 
-    port: int = DEFAULT_PORT
+    port: Annotated[int, Bound(0, HIGHEST_PORT)] = DEFAULT_PORT
     """TCP port of local rank 0; each further rank of a node has the next one. 0: any that is free."""
-    host: str = "127.0.0.1"
+    host: Annotated[str, NotEmpty("name an address, such as 127.0.0.1 or 0.0.0.0")] = "127.0.0.1"
     """Address to listen at; another than this machine's own needs ``token_file``."""
     token_file: str | None = None
     """Holds the token that a scraper must send as ``Authorization: Bearer``; for its owner alone to read."""
@@ -163,9 +146,7 @@ class PrometheusConfig:
     """Folder of node_exporter's textfile collector: one file a rank is written there, and no port is opened."""
 
     def __post_init__(self) -> None:
-        bound("export.prometheus.port", self.port, 0, HIGHEST_PORT)
-        if not self.host:
-            raise ConfigError("export.prometheus.host is empty: name an address, such as 127.0.0.1 or 0.0.0.0")
+        check_fields(self, "export.prometheus")
         if self.textfile is None and self.token_file is None and not is_loopback(self.host):
             raise ConfigError(
                 f"export.prometheus.host is {self.host!r}, which other machines can reach, and"
@@ -180,11 +161,11 @@ class OtelConfig:
     endpoint: str | None = None
     """URL of a collector's OTLP/HTTP receiver, such as http://127.0.0.1:4318; None: as the variables
     OTEL_EXPORTER_OTLP_* say, or to http://localhost:4318. A meter provider that the program has set goes first."""
-    interval_s: float = 10.0
+    interval_s: Annotated[float, Bound(1.0, 3600.0)] = 10.0
     """Time between two exports (s)."""
 
     def __post_init__(self) -> None:
-        bound("export.otel.interval_s", self.interval_s, 1.0, 3600.0)
+        check_fields(self, "export.otel")
         if self.endpoint is not None:
             try:
                 scheme, host, *_ = urlsplit(self.endpoint)
@@ -218,6 +199,10 @@ SIGNALS = ("constant", "typical", "trace", *LIVE_SIGNALS)
 CPU_SCOPES = ("process_tree", "machine")
 WORLD = "world"
 GEARS = tuple(gear.value for gear in Gear)
+GearName = Annotated[str, Choice(GEARS)]
+MeterNames = Annotated[
+    tuple[Annotated[str, Choice(METERS)], ...], NotEmpty("name a meter, or use ['null'] to measure nothing")
+]
 BACKENDS = ("auto", "scaled_mm", "transformer_engine", "torchao")
 SCALINGS = ("tensorwise", "rowwise")
 GAMMAS = ("measured", "paper")
@@ -235,13 +220,13 @@ class RunConfig:
 
     dir: str = "runs"
     """Parent of the run folders; created when missing."""
-    name: str = "train"
+    name: Annotated[str, folder_name] = "train"
     """Human name; part of the run id."""
-    id: str | None = None
+    id: Annotated[str, folder_name] | None = None
     """Fixed run id, to continue that folder; None makes a new one."""
     tags: Mapping[str, str] = field(default_factory=dict)
     """Free labels, copied to run.json (project, user, task)."""
-    book_s: float = 10.0
+    book_s: Annotated[float, Bound(0.1, 10.0)] = 10.0
     """Longest ledger interval (s), at most 10 so that a kill loses no more."""
     live: bool = True
     """Show a line once a second when the output is a terminal."""
@@ -252,23 +237,20 @@ class RunConfig:
     beside what was measured."""
 
     def __post_init__(self) -> None:
-        bound("run.book_s", self.book_s, 0.1, 10.0)
-        for key, text in (("run.name", self.name), ("run.id", self.id)):
-            if text is not None:
-                folder_name(key, text)
+        check_fields(self, "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerConfig:
     """Which meters are read, and how often."""
 
-    meters: str | tuple[str, ...] = "auto"
+    meters: Annotated[str, Choice(("auto", *METERS))] | MeterNames = "auto"
     """``auto`` (every sensor that can be read, models for the rest) or a list of METERS."""
-    sample_s: float = 0.1
+    sample_s: Annotated[float, Bound(0.005, 10.0)] = 0.1
     """Sampling period of hardware sensors (s)."""
-    cpu_scope: str = "process_tree"
+    cpu_scope: Annotated[str, Choice(CPU_SCOPES)] = "process_tree"
     """``process_tree``: a modelled CPU is charged with this job's processes; ``machine``: with all load."""
-    cpu_tdp_w: float | None = None
+    cpu_tdp_w: Annotated[float, Bound(0.1, 100_000.0)] | None = None
     """Thermal design power of all CPU packages together (W), to override the table."""
     rapl_root: str = "/sys/class/powercap"
     """Root of the powercap tree."""
@@ -280,17 +262,7 @@ class PowerConfig:
     """Recording for the meter ``replay``."""
 
     def __post_init__(self) -> None:
-        bound("power.sample_s", self.sample_s, 0.005, 10.0)
-        choice("power.cpu_scope", self.cpu_scope, CPU_SCOPES)
-        if self.cpu_tdp_w is not None:
-            bound("power.cpu_tdp_w", self.cpu_tdp_w, 0.1, 100_000.0)
-        if isinstance(self.meters, str):
-            choice("power.meters", self.meters, ("auto", *METERS))
-        else:
-            if not self.meters:
-                raise ConfigError("power.meters is an empty list: name a meter, or use ['null'] to measure nothing")
-            for name in self.meters:
-                choice("power.meters", name, METERS)
+        check_fields(self, "power")
         names = (self.meters,) if isinstance(self.meters, str) else self.meters
         for name, key in (("prometheus", "prometheus_url"), ("replay", "replay_csv")):
             if name in names and getattr(self, key) is None:
@@ -301,27 +273,27 @@ class PowerConfig:
 class CarbonConfig:
     """How joules become grams."""
 
-    signal: str = "constant"
+    signal: Annotated[str, Choice(SIGNALS)] = "constant"
     """Who says what the grid emits: a ``constant`` by place, a ``typical`` month and hour, a recorded ``trace``, or one
     that is asked over the network."""
     zone: str = WORLD
     """ISO country code, region (``US-CA``, ``CA-QC``), cloud region (``gcp:europe-west1``) or grid zone
     (``US-CAL-CISO``); ``world`` is the stated world average."""
-    g_per_kwh: float | None = None
+    g_per_kwh: Annotated[float, Bound(0.0, 5000.0)] | None = None
     """A number instead of a place, for ``constant``."""
     trace_csv: str | None = None
     """File for ``trace``: columns timestamp_utc, g_per_kwh."""
-    trace_max_gap_h: float = 0.0
+    trace_max_gap_h: Annotated[float, Bound(0.0, 48.0)] = 0.0
     """Holes in the trace up to this long (h) are bridged by a straight line and marked as estimated."""
-    fallback: tuple[str, ...] = ()
+    fallback: tuple[Annotated[str, Choice(SIGNALS)], ...] = ()
     """Signals to ask in turn while ``signal`` knows nothing; they must be of the same basis."""
     cache_dir: str | None = None
     """Where answers of the network are kept; None: the user's cache folder."""
-    replay_start: str | None = None
+    replay_start: Annotated[str, moment] | None = None
     """Grid time at which the run starts (ISO 8601 with offset), to replay a recorded grid; None: now."""
-    speed: float = 1.0
+    speed: Annotated[float, Bound(1.0, 1e5)] = 1.0
     """Grid seconds that pass in a second: 480 replays a day in three minutes. Joules stay those of real time."""
-    pue: float = 1.0
+    pue: Annotated[float, Bound(1.0, 5.0)] = 1.0
     """Power usage effectiveness of the facility: facility energy / IT energy, at least 1. With ``pue_csv`` or
     ``pue_prometheus_url`` it is what counts where these know nothing."""
     pue_csv: str | None = None
@@ -330,41 +302,27 @@ class CarbonConfig:
     """URL of the facility's Prometheus server, to be asked for ``pue_prometheus_query``."""
     pue_prometheus_query: str | None = None
     """PromQL whose result is one number: the PUE now."""
-    market_g_per_kwh: float | None = None
+    market_g_per_kwh: Annotated[float, Bound(0.0, 5000.0)] | None = None
     """Contracted (market-based, GHG scope 2) intensity; None where there is no contract."""
-    embodied_kg: Mapping[str, float] = field(default_factory=dict)
+    embodied_kg: Mapping[str, Annotated[float, Bound(0.0, 1e7)]] = field(default_factory=dict)
     """Embodied kgCO2e of one device by (part of) its name, to override or extend the table."""
-    lifetime_years: float = 4.0
+    lifetime_years: Annotated[float, Bound(0.1, 50.0)] = 4.0
     """Years over which a device's embodied carbon is spread."""
 
     def __post_init__(self) -> None:
-        choice("carbon.signal", self.signal, SIGNALS)
-        for name in self.fallback:
-            choice("carbon.fallback", name, SIGNALS)
-        bound("carbon.speed", self.speed, 1.0, 1e5)
-        if self.replay_start is not None:
-            moment("carbon.replay_start", self.replay_start)
+        check_fields(self, "carbon")
         live = [name for name in (self.signal, *self.fallback) if name in LIVE_SIGNALS]
         if live and (self.replay_start is not None or self.speed != 1.0):
             raise ConfigError(
                 f"carbon.replay_start and carbon.speed replay a recorded grid, but {live[0]!r} is asked as it is now:"
                 " use 'trace' or 'typical', or drop them"
             )
-        bound("carbon.pue", self.pue, 1.0, 5.0)
         if (self.pue_prometheus_url is None) != (self.pue_prometheus_query is None):
             raise ConfigError(
                 "carbon.pue_prometheus_url and carbon.pue_prometheus_query go together: the server, and what to ask it"
             )
         if self.pue_csv is not None and self.pue_prometheus_url is not None:
             raise ConfigError("carbon.pue_csv and carbon.pue_prometheus_url both say what the PUE is: drop one")
-        bound("carbon.lifetime_years", self.lifetime_years, 0.1, 50.0)
-        bound("carbon.trace_max_gap_h", self.trace_max_gap_h, 0.0, 48.0)
-        for key in ("g_per_kwh", "market_g_per_kwh"):
-            value = getattr(self, key)
-            if value is not None:
-                bound(f"carbon.{key}", value, 0.0, 5000.0)
-        for name, value in self.embodied_kg.items():
-            bound(f"carbon.embodied_kg[{name!r}]", value, 0.0, 1e7)
         if self.signal == "trace" and self.trace_csv is None:
             raise ConfigError("carbon.signal is 'trace', so carbon.trace_csv must name a CSV file")
         if self.g_per_kwh is not None and "constant" not in (self.signal, *self.fallback):
@@ -378,149 +336,110 @@ class CarbonConfig:
 class PrecisionConfig:
     """Which gears a run may use. Without gears, precision is left to the framework."""
 
-    gears: tuple[str, ...] = ()
+    gears: tuple[GearName, ...] = ()
     """Of ``fp32``, ``bf16``, ``fp16`` and ``fp8``; the first is where a run starts unless its policy says otherwise."""
-    backend: str = "auto"
+    backend: Annotated[str, Choice(BACKENDS)] = "auto"
     """Who multiplies in FP8: one of BACKENDS."""
-    scaling: str = "tensorwise"
+    scaling: Annotated[str, Choice(SCALINGS)] = "tensorwise"
     """FP8 scale of the backend ``scaled_mm``: one for a tensor, or one for each row."""
     include: tuple[str, ...] = ("*",)
     """Names of linear layers that may run in FP8, with wildcards."""
     exclude: tuple[str, ...] = ()
     """Names of those that must not."""
-    min_features: int = 128
+    min_features: Annotated[int, Bound(1, 1e6)] = 128
     """Smallest width of a layer that runs in FP8: below, scaling costs more than it saves (nanochat's fp8.py: 128)."""
-    eval_gear: str | None = None
+    eval_gear: GearName | None = None
     """Gear of evaluation, so that its curves compare; None: BF16, or the most precise gear without it."""
-    fp8_max_share: float = 1.0
+    fp8_max_share: Annotated[float, Bound(0.0, 1.0)] = 1.0
     """Largest share of optimizer steps in FP8."""
-    gamma: float | str = "measured"
+    gamma: Annotated[float, Bound(1e-6, 1e6)] | Annotated[str, Choice(GAMMAS)] = "measured"
     """How AdamW slows down in FP8: ``measured``, a number, or ``paper``; see ``greentrain.optim``."""
-    decay: str = "keep"
+    decay: Annotated[str, Choice(DECAYS)] = "keep"
     """``keep``: weight decay a step as without gamma; ``scale``: gamma only divides the learning rate; ``paper``: the
     published Eq. (11) to the letter, which speeds up."""
-    probe_every: int = 200
+    probe_every: Annotated[int, Bound(0, 1e9)] = 200
     """Steps between two measurements of the gears' gradient noise; 0: none."""
 
     def __post_init__(self) -> None:
-        for gear in self.gears:
-            choice("precision.gears", gear, GEARS)
+        check_fields(self, "precision")
         if len(set(self.gears)) != len(self.gears):
             raise ConfigError(f"precision.gears names a gear twice: {list(self.gears)}")
-        choice("precision.backend", self.backend, BACKENDS)
-        choice("precision.scaling", self.scaling, SCALINGS)
-        choice("precision.decay", self.decay, DECAYS)
-        bound("precision.min_features", self.min_features, 1, 1e6)
-        bound("precision.fp8_max_share", self.fp8_max_share, 0.0, 1.0)
         if self.gears == ("fp8",) and self.fp8_max_share < 1.0:
             raise ConfigError(
                 f"precision.fp8_max_share is {self.fp8_max_share:g}, but fp8 is the only gear: add bf16 to"
                 " precision.gears"
             )
-        bound("precision.probe_every", self.probe_every, 0, 1e9)
-        if isinstance(self.gamma, str):
-            choice("precision.gamma", self.gamma, GAMMAS)
-        else:
-            bound("precision.gamma", self.gamma, 1e-6, 1e6)
-        if self.eval_gear is not None:
-            choice("precision.eval_gear", self.eval_gear, GEARS)
-            if self.gears and self.eval_gear not in self.gears:
-                raise ConfigError(
-                    f"precision.eval_gear is {self.eval_gear!r}, which is not among precision.gears {list(self.gears)}"
-                )
+        if self.eval_gear is not None and self.gears and self.eval_gear not in self.gears:
+            raise ConfigError(
+                f"precision.eval_gear is {self.eval_gear!r}, which is not among precision.gears {list(self.gears)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """Who decides, and what it is told. All times are those of the grid, which differ where it is replayed faster."""
 
-    name: str = "static"
+    name: Annotated[str, Choice(POLICIES)] = "static"
     """``static``: one gear; ``scripted``: gears by step; the others plan pauses, gears, limits and width."""
-    gear: str | None = None
+    gear: GearName | None = None
     """For ``static``: the gear of the whole run; None: the first of precision.gears."""
-    schedule: tuple[tuple[int, str], ...] = ()
+    schedule: tuple[tuple[Annotated[int, Bound(0, math.inf)], GearName], ...] = ()
     """For ``scripted``: pairs of an optimizer step, counted from 0, and the gear from there on."""
-    tokens: float | None = None
+    tokens: Annotated[float, Bound(1.0, 1e18)] | None = None
     """Tokens (samples, where steps count no tokens) that the job is to be trained on, for those in SCHEDULERS."""
-    deadline_h: float | None = None
+    deadline_h: Annotated[float, Bound(1e-4, 24.0 * 366)] | None = None
     """Hours of grid time from the start of the run until it has to be done."""
-    decide_s: float = 3600.0
+    decide_s: Annotated[float, Bound(1.0, 86_400.0)] = 3600.0
     """Grid time between two decisions (s)."""
     actions: str | None = None
     """A declared action table (YAML) in place of a measured one; its watts and speeds are labelled ``assumed``."""
     released: bool | None = None
     """Whether ranks that do not work are given back, and so cost nothing. None: yes in a simulation; no where this
     process pauses in memory, which keeps its devices."""
-    idle_w: float | None = None
+    idle_w: Annotated[float, Bound(0.0, 1e9)] | None = None
     """Power of one rank that is held and does not work (W); None: measured in the run; a simulation needs it where
     ``released`` is false."""
-    switch_s: float = 0.0
+    switch_s: Annotated[float, Bound(0.0, 7 * 86_400.0)] = 0.0
     """Time in which a change of width trains nothing, at full power (s)."""
-    dwell_s: float = 0.0
+    dwell_s: Annotated[float, Bound(0.0, 7 * 86_400.0)] = 0.0
     """Shortest time between two changes of width (s)."""
-    switching: str = "auto"
+    switching: Annotated[str, Choice(SWITCHING)] = "auto"
     """How mpc counts ``switch_s`` and ``dwell_s``: ``dp`` plans them, ``myopic`` not; auto: dp where one is set."""
-    margin_s: float = 0.0
+    margin_s: Annotated[float, Bound(0.0, 7 * 86_400.0)] = 0.0
     """Time to spare before the deadline (s)."""
-    window_h: float = 24.0
+    window_h: Annotated[float, Bound(1.0, 336.0)] = 24.0
     """For ``lowest_window``: how far it looks ahead (h). ``carl`` always sees six hours."""
     prices_csv: str | None = None
     """For ``spot``: columns timestamp_utc, price_per_h; without, prices are synthetic and labelled so."""
     seed: int = 0
     """Of policies that draw, and of synthetic prices."""
-    budget_g: float | None = None
+    budget_g: Annotated[float, Bound(1e-9, 1e15)] | None = None
     """Grams of CO2e that the run may emit, as ``green/emissions_g`` counts them."""
-    budget_action: str = "warn"
+    budget_action: Annotated[str, Choice(BUDGET_ACTIONS)] = "warn"
     """What is done at the budget: ``warn``; ``cheaper``: also the cheapest gear from 80 % on; ``stop``: also a
     checkpoint and an end."""
 
     def __post_init__(self) -> None:
-        choice("policy.name", self.name, POLICIES)
-        self._check_schedule()
-        self._check_plan()
-
-    @property
-    def plans(self) -> bool:
-        """True if the policy plans against the grid and a deadline."""
-        return self.name in SCHEDULERS
-
-    def _check_plan(self) -> None:
+        check_fields(self, "policy")
+        if (self.name == "scripted") != bool(self.schedule):
+            raise ConfigError(
+                "policy.schedule is for policy.name 'scripted', which needs it: a list of [step, gear],"
+                f" such as [[0, bf16], [100, fp8]]; name is {self.name!r}, schedule {list(self.schedule)}"
+            )
+        steps = [step for step, _ in self.schedule]
+        if steps and (steps[0] != 0 or steps != sorted(set(steps))):
+            raise ConfigError(f"policy.schedule has the steps {steps}; they must start at 0 and increase")
         if self.plans and (self.tokens is None or self.deadline_h is None):
             missing = [key for key in ("tokens", "deadline_h") if getattr(self, key) is None]
             raise ConfigError(
                 f"policy.name is {self.name!r}, so policy.{' and policy.'.join(missing)} must be set: the tokens of the"
                 " job, and the hours until it has to be done"
             )
-        for key, low, high in (
-            ("tokens", 1.0, 1e18),
-            ("deadline_h", 1e-4, 24.0 * 366),
-            ("idle_w", 0.0, 1e9),
-            ("budget_g", 1e-9, 1e15),
-        ):
-            value = getattr(self, key)
-            if value is not None:
-                bound(f"policy.{key}", value, low, high)
-        bound("policy.decide_s", self.decide_s, 1.0, 86_400.0)
-        for key in ("switch_s", "dwell_s", "margin_s"):
-            bound(f"policy.{key}", getattr(self, key), 0.0, 7 * 86_400.0)
-        bound("policy.window_h", self.window_h, 1.0, 336.0)
-        choice("policy.switching", self.switching, SWITCHING)
-        choice("policy.budget_action", self.budget_action, BUDGET_ACTIONS)
 
-    def _check_schedule(self) -> None:
-        if self.gear is not None:
-            choice("policy.gear", self.gear, GEARS)
-        if (self.name == "scripted") != bool(self.schedule):
-            raise ConfigError(
-                "policy.schedule is for policy.name 'scripted', which needs it: a list of [step, gear],"
-                f" such as [[0, bf16], [100, fp8]]; name is {self.name!r}, schedule {list(self.schedule)}"
-            )
-        for step, gear in self.schedule:
-            choice("policy.schedule", gear, GEARS)
-            bound("policy.schedule", step, 0, math.inf)
-        steps = [step for step, _ in self.schedule]
-        if steps and (steps[0] != 0 or steps != sorted(set(steps))):
-            raise ConfigError(f"policy.schedule has the steps {steps}; they must start at 0 and increase")
+    @property
+    def plans(self) -> bool:
+        """True if the policy plans against the grid and a deadline."""
+        return self.name in SCHEDULERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

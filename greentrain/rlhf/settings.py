@@ -15,12 +15,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
 from greentrain.utils import yaml_file
-from greentrain.utils.validation import bound, build, choice, nearest
+from greentrain.utils.validation import Bound, Choice, build, check_fields, choice, nearest
 
 AUTO: Final = "auto"
 SIDES: Final = ("left", "right")
@@ -50,15 +50,15 @@ class PassSettings:
 
     model: str = ""
     """Folder of a Hugging Face model, or of a compiled one."""
-    max_tokens: int = 512
+    max_tokens: Annotated[int, Bound(2, 8192)] = 512
     """Longest sequence, prompt included; a compiled model has its own."""
     activation_bits: int = 8
     """8 or 16; a compiled model has its own."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Bound(1e-3, 1e3)] = 1.0
     """Of a reference: the policy's sampling temperature; of a compiled one, that which it was compiled with."""
-    sequences: int | str | None = None
+    sequences: Annotated[int, Bound(1, 65536)] | str | None = None
     """Sequences a part; ``auto``: what the device is measured to take best; None: the whole batch at once."""
-    truncation: str | None = None
+    truncation: Annotated[str, Choice(SIDES)] | None = None
     """From which side a text that is too long loses tokens, ``left`` or ``right``; None: the tokenizer's own."""
 
     def check(self, kind: PassKind) -> None:
@@ -69,26 +69,21 @@ class PassSettings:
         """
         if not self.model:
             raise ConfigError(f"{kind}.model is missing: give the folder of the frozen model")
-        bound(f"{kind}.max_tokens", self.max_tokens, 2, 8192)
+        check_fields(self, kind)
         choice(f"{kind}.activation_bits", str(self.activation_bits), ("8", "16"))
-        bound(f"{kind}.temperature", self.temperature, 1e-3, 1e3)
         if kind is not PassKind.REFERENCE and self.temperature != 1.0:
             raise ConfigError(
                 f"{kind}.temperature is {self.temperature:g}: scores have none; it is the reference's, leave it out"
             )
-        if isinstance(self.sequences, int):
-            bound(f"{kind}.sequences", self.sequences, 1, 65536)
-        elif self.sequences is not None and self.sequences != AUTO:
+        if isinstance(self.sequences, str) and self.sequences != AUTO:
             raise ConfigError(
                 f"{kind}.sequences is {self.sequences!r}; give a number of sequences, auto, or leave it out"
             )
-        if self.truncation is not None:
-            choice(f"{kind}.truncation", self.truncation, SIDES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """The whole.
+    """The passes that are offloaded, to which device, and how the training waits for them.
 
     Raises:
         ConfigError: A value is out of its bounds, or no pass is given.
@@ -101,9 +96,9 @@ class OffloadSettings:
     reference: PassSettings | None = None
     critic: PassSettings | None = None
     step_reward: PassSettings | None = None
-    depth: int = 64
+    depth: Annotated[int, Bound(1, 65536)] = 64
     """Parts of batches that may be under way at a time."""
-    timeout_s: float = 600.0
+    timeout_s: Annotated[float, Bound(1e-3, 1e9)] = 600.0
     """How long the training waits for a result before it is redone at home (s)."""
     sequential: bool = False
     """Wait for each pass where it is submitted."""
@@ -116,8 +111,7 @@ class OffloadSettings:
             raise ConfigError(f"no pass is given: name the model of at least one of {kinds}, as reward: {{model: ...}}")
         for kind, given in self.passes.items():
             given.check(kind)
-        bound("depth", self.depth, 1, 65536)
-        bound("timeout_s", self.timeout_s, 1e-3, 1e9)
+        check_fields(self)
 
     @property
     def passes(self) -> Mapping[PassKind, PassSettings]:

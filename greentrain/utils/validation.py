@@ -8,11 +8,11 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from functools import cache
+from typing import Annotated, Any, Final
 
 from greentrain.errors import ConfigError
 
@@ -22,42 +22,94 @@ _EXPONENT: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 _YES_NO: Final = {"yes": True, "on": True, "no": False, "off": False}
 """What YAML 1.1 reads as true and false, too (https://yaml.org/type/bool.html, 2026-11-22)."""
 _STEP: Final = re.compile(r"[0-9]{1,18}")
+UNIONS: Final = (typing.Union, types.UnionType)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A number is finite and within these bounds."""
+    """The rule of a field that its number is finite and within bounds, as in ``Annotated[float, Bound(0.0, 1.0)]``."""
 
     low: float
     high: float
 
+    def __call__(self, key: str, value: float) -> None:
+        """Check the value of a key."""
+        bound(key, value, self.low, self.high)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A word is one of these."""
+    """The rule of a field that its word is one of these."""
 
     allowed: tuple[str, ...]
 
+    def __call__(self, key: str, value: str) -> None:
+        """Check the value of a key."""
+        choice(key, value, self.allowed)
 
-_heard: Final[ContextVar["list[tuple[str, Bound | Choice]] | None"]] = ContextVar("heard", default=None)
+
+@dataclass(frozen=True, slots=True)
+class NotEmpty:
+    """The rule of a field that its text or list holds something."""
+
+    remedy: str
+
+    def __call__(self, key: str, value: typing.Sized) -> None:
+        """Check the value of a key."""
+        if not value:
+            raise ConfigError(f"{key} is empty: {self.remedy}")
 
 
-@contextlib.contextmanager
-def rules_heard() -> Iterator["list[tuple[str, Bound | Choice]]"]:
-    """Collect keys and rules that :func:`bound` and :func:`choice` are called with, in place of checking them."""
-    rules: list[tuple[str, Bound | Choice]] = []
-    token = _heard.set(rules)
-    try:
-        yield rules
-    finally:
-        _heard.reset(token)
+def check_fields(values: Any, where: str = "") -> None:
+    """Check every field of a dataclass by the rules in its annotation.
+
+    A rule is a callable that takes key and value and raises ConfigError: Bound, Choice, NotEmpty, or a function such
+    as :func:`folder_name`. It may stand at a field, at the items of a tuple or mapping, or at one kind of several.
+
+    Args:
+        values: The dataclass, usually in its own ``__post_init__``.
+        where: Section that the keys of the message begin with, as ``actuators.width``.
+
+    Raises:
+        ConfigError: A value breaks a rule; names the key, the value and what it may be.
+    """
+    cls: type = type(values)
+    for name, hint in _rules(cls).items():
+        _check(hint, getattr(values, name), f"{where}.{name}" if where else name)
+
+
+@cache
+def _rules(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def _check(hint: Any, value: Any, key: str) -> None:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        _check(args[0], value, key)
+        for rule in args[1:]:
+            rule(key, value)
+    elif origin in UNIONS:
+        for option in args:
+            if _takes(option, value):
+                _check(option, value, key)
+    elif origin is tuple:
+        for item_hint, item in zip(args[:1] * len(value) if args[1:] == (...,) else args, value, strict=True):
+            _check(item_hint, item, key)
+    elif origin is Mapping:
+        for name, item in value.items():
+            _check(args[1], item, f"{key}[{name!r}]")
+
+
+def _takes(hint: Any, value: Any) -> bool:
+    """Return whether a value is of one kind of several, where Python's own callers may pass 1 for 1.0 and a list."""
+    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+    kind = typing.get_origin(plain) or plain
+    return isinstance(value, {float: (float, int), tuple: (tuple, list)}.get(kind, kind))
 
 
 def bound(key: str, value: float, low: float, high: float) -> None:
     """Check that a number is finite and within its bounds."""
-    if (heard := _heard.get()) is not None:
-        heard.append((key, Bound(low, high)))
-        return
     if not (low <= value <= high and abs(value) != math.inf):  # isfinite() takes no whole number above 1e308
         raise ConfigError(f"{key} is {value!r}; it must be between {low:g} and {high:g}")
 
@@ -84,9 +136,6 @@ def folder_name(key: str, name: str) -> None:
 
 def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
     """Check that a word is one of those allowed."""
-    if (heard := _heard.get()) is not None:
-        heard.append((key, Choice(allowed)))
-        return
     if value not in allowed:
         raise ConfigError(f"{key} is {value!r}; known: {', '.join(allowed)}{nearest(value, allowed)}")
 
@@ -124,7 +173,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             known = ", ".join(sorted(typing.get_type_hints(hint)))
             raise ConfigError(f"{key} is {value!r}; it must be a section with keys: {known}")
         return build(hint, value, where=f"{key}.")  # type: ignore[arg-type]
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    if typing.get_origin(hint) in UNIONS:
         if value is None and type(None) in typing.get_args(hint):
             return None
         options = [option for option in typing.get_args(hint) if option is not type(None)]

@@ -245,7 +245,7 @@ def test_every_key_is_there_with_its_meaning() -> None:
 
 def test_every_number_has_bounds() -> None:
     free = {key for key, found in LEAVES.items() for part in _numbers(found) if "minimum" not in part}
-    assert free == {"policy.seed"}, "check these with bound(), which the schema hears"
+    assert free == {"policy.seed"}, "give these a Bound in their annotation"
 
 
 def test_bounds_and_choices_are_those_of_the_checks() -> None:
