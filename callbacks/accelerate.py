@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.callbacks.prepared import Prepared
-from greentrain.control.precision.limits import unwrap
+from greentrain.control.precision.gearbox import unwrap
 from greentrain.types import Phase
 from greentrain.utils.files import write_json
 from greentrain.utils.imports import try_import

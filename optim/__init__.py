@@ -19,10 +19,8 @@ paper, ``precision.gamma: paper``, made small GPTs worse, as much as the learnin
 did; its formula as printed made them worse still. :mod:`greentrain.optim.forms` says what was corrected, and derives
 the mapping.
 
-* forms        the three forms, and gamma
-* groups       other numbers in the param groups for the length of a step
-* family       which optimizers take an Adam step
-* adapt        hooks around any of them
+* forms        the three forms, gamma, and other numbers in the param groups for the length of a step
+* adapt        which optimizers take an Adam step, and hooks around any of them
 * gear_adamw   the same as a subclass of torch.optim.AdamW
 """
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from greentrain.optim.forms import Form, Gamma
-from greentrain.optim.groups import rescaled
+from greentrain.optim.forms import Form, Gamma, rescaled
 
 
 class GearAdamW(torch.optim.AdamW):

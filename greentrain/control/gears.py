@@ -16,15 +16,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from greentrain.config.schema import GreenConfig
-from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.gearbox import GearBox, check_gears
 from greentrain.control.precision.guard import QualityGuard
-from greentrain.control.precision.limits import check_gears
 from greentrain.control.precision.noise import Noise, NoiseProbe
 from greentrain.control.precision.recorder import CallRecorder
 from greentrain.control.profiling.distributed import ProfilingRun
 from greentrain.errors import ConfigError
 from greentrain.optim import PAPER_GAMMA, adapt
-from greentrain.optim.family import unwrap
+from greentrain.optim.adapt import unwrap
 from greentrain.policy.gear_policy import GearLoop, StaticPolicy, open_policy
 from greentrain.types import Decision, Gear, Observation
 from greentrain.utils.never_raise import never_raises, warn

@@ -22,7 +22,7 @@ from greentrain.callbacks.accelerate import GreenAccelerator
 from greentrain.callbacks.lightning import GreenCallback as LightningCallback
 from greentrain.callbacks.transformers import GreenCallback as TransformersCallback
 from greentrain.control.precision.gearbox import GearBox
-from greentrain.control.precision.linear import GearLinear
+from greentrain.control.precision.layers import GearLinear
 from greentrain.control.precision.noise import NoiseProbe
 from greentrain.errors import ConfigError
 from greentrain.ledger.journal import read_journal

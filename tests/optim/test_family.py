@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from greentrain.errors import ConfigError
 from greentrain.optim import adapt
-from greentrain.optim.family import decoupled, unwrap
+from greentrain.optim.adapt import decoupled, unwrap
 from tests.optim.reference import Problem, error, reference, train
 
 

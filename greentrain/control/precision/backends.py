@@ -111,22 +111,18 @@ def _candidates(name: str, device: torch.device, scaling: str) -> Iterator[Calla
                 scaling=scaling,
                 gemm=gemm._replace(public=public),
             )
-    elif name == "transformer_engine":
+    elif name in ORDER:
 
-        def build_te(passed: str) -> Fp8Backend:
+        def build(passed: str) -> Fp8Backend:
+            if name == "torchao":
+                from greentrain.control.precision.ao import open_ao
+
+                return open_ao(device, scaling, passed)
             from greentrain.control.precision.te import open_te
 
             return open_te(device, scaling, passed)
 
-        yield build_te
-    elif name == "torchao":
-
-        def build_ao(passed: str) -> Fp8Backend:
-            from greentrain.control.precision.ao import open_ao
-
-            return open_ao(device, scaling, passed)
-
-        yield build_ao
+        yield build
     else:
         raise ConfigError(f"precision.backend is {name!r}; known: auto, {', '.join(ORDER)}")
 

@@ -10,11 +10,18 @@ enters one autocast context::
     fp8    bfloat16           x W^T and both gradients in FP8, dynamic scaling
 
 A copy or a pickle of the model is the plain model: it has its own weights, the plain classes and no gears.
+
+Gears that cannot work with a model, its wrapper or its device are refused before training. torch.compile makes one
+graph a gear; dynamo keeps at most ``recompile_limit`` of them, 8 by default (torch/_dynamo/config.py, torch 2.13). Four
+gears, two modes and two shapes are more, and what is beyond would run uncompiled without a word.
 """
 
 import contextlib
 import copyreg
 import functools
+import logging
+import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,12 +31,148 @@ from torch.utils._pytree import tree_map_only
 
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision.backends import Fp8Backend, choose_backend
-from greentrain.control.precision.compiled import RecompileWatch
-from greentrain.control.precision.layers import LayerPlan, plan_layers
-from greentrain.control.precision.limits import check_gears, unwrap
-from greentrain.control.precision.linear import GearLinear, attach_layer, detach_layer
+from greentrain.control.precision.layers import GearLinear, LayerPlan, attach_layer, detach_layer, plan_layers
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
+from greentrain.utils.never_raise import warn
+
+LIMIT = 64
+"""Graphs a code object may have: 4 gears x {train, eval} x 8 shapes."""
+LOGGER = "torch._dynamo.convert_frame"
+"""Where dynamo says that it gives up (torch/_dynamo/convert_frame.py, torch 2.13)."""
+
+
+class RecompileWatch:
+    """Raises dynamo's limit once it is loaded, and warns if it is hit all the same.
+
+    Args:
+        gears: Number of gears; with one there is nothing to do.
+    """
+
+    def __init__(self, gears: int) -> None:
+        self._gears = gears
+        self._put_back: weakref.finalize[[_Listener, int], RecompileWatch] | None = None
+
+    def prepare(self) -> None:
+        """Raise the limit as soon as something has loaded dynamo. Cheap before and after."""
+        if self._put_back is not None or self._gears < 2 or "torch._dynamo" not in sys.modules:
+            return
+        config = sys.modules["torch._dynamo"].config
+        listener, limit = _Listener(), config.recompile_limit
+        self._put_back = weakref.finalize(self, _put_back, listener, limit)  # a model may be dropped with its gears on
+        config.recompile_limit = max(LIMIT, limit)
+        logging.getLogger(LOGGER).addHandler(listener)
+
+    def stop(self) -> None:
+        """Put everything back. Idempotent."""
+        if self._put_back is not None:
+            self._put_back()
+            self._put_back = None
+
+
+def _put_back(listener: logging.Handler, limit: int) -> None:
+    logging.getLogger(LOGGER).removeHandler(listener)
+    if limit < LIMIT:  # otherwise another session has raised it, or the user
+        sys.modules["torch._dynamo"].config.recompile_limit = limit
+
+
+class _Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._told or "recompile_limit" not in record.getMessage():
+            return
+        self._told = True
+        warn(
+            f"torch.compile hit its limit of {LIMIT} graphs and runs the rest uncompiled; use fewer gears or input"
+            " shapes, or raise torch._dynamo.config.recompile_limit"
+        )
+
+
+_GEAR_OF = {torch.float32: Gear.FP32, torch.bfloat16: Gear.BF16, torch.float16: Gear.FP16}
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile, DataParallel, DDP, FSDP 1 and DeepSpeed."""
+    while True:
+        inner = vars(model).get("_modules", {}).get("_orig_mod")
+        if inner is None and (_is_engine(model) or type(model).__name__ in _WRAPPERS):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def check_gears(model: nn.Module, gears: Sequence[Gear], device: torch.device) -> None:
+    """Check that the gears can work with this model on this device.
+
+    Args:
+        model: The model in all its wrappers.
+        gears: Gears of the run.
+        device: Where it will run.
+
+    Raises:
+        ConfigError: Names gear, place and remedy.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(
+            "a TorchScript model cannot shift gears: its precision is compiled in; pass the module itself"
+        )
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        needs = [gear for gear in gears if gear in (Gear.BF16, Gear.FP8)]
+        _refuse(needs, f"{torch.cuda.get_device_name(device)} has no BF16", "use fp32 and fp16")
+    if (fixed := _fixed(model)) is not None:
+        dtype, where, remedy = fixed
+        allowed = {_GEAR_OF.get(dtype)} | ({Gear.FP8} if dtype is torch.bfloat16 else set())
+        _refuse([gear for gear in gears if gear not in allowed], f"{where} {str(dtype).removeprefix('torch.')}", remedy)
+
+
+def _refuse(gears: Sequence[Gear], why: str, remedy: str) -> None:
+    if gears:
+        names = ", ".join(gears)
+        raise ConfigError(f"precision.gears holds {names}, which cannot work here: {why}; {remedy}")
+
+
+def _fixed(model: nn.Module) -> tuple[torch.dtype, str, str] | None:
+    """Return what fixes the precision whatever autocast says: dtype, place and remedy."""
+    if _is_engine(model):
+        for method, dtype in (("bfloat16_enabled", torch.bfloat16), ("fp16_enabled", torch.float16)):
+            if getattr(model, method, bool)():
+                remedy = (
+                    "turn its bf16/fp16 section off and use torch_autocast, or keep to that gear (and fp8 with bf16)"
+                )
+                return dtype, "DeepSpeed keeps the weights in", remedy
+    for module in model.modules():
+        gathered = _policy_dtype(module)
+        if gathered is not None and gathered is not torch.float32:
+            remedy = "drop param_dtype from its mixed-precision policy (the gears cast), or keep to that gear"
+            return gathered, f"{type(module).__name__} gathers its weights in", f"{remedy} (and fp8 with bfloat16)"
+    for name, parameter in model.named_parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16) and parameter.requires_grad:
+            remedy = "load the model in float32, as mixed-precision training does, or keep to that gear"
+            return parameter.dtype, f"the trained weight {name} is stored in", f"{remedy} (and fp8 with bfloat16)"
+    return None
+
+
+def _policy_dtype(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype in which FSDP 1 or 2 gathers this module's weights, where it says."""
+    state: Any = getattr(type(module), "_get_fsdp_state", None)
+    if state is not None:  # FSDP 2, fully_shard
+        policy = getattr(state(module), "_mp_policy", None)
+    else:  # FSDP 1
+        policy = getattr(module, "mixed_precision", None) if type(module).__name__ in _WRAPPERS else None
+    dtype: Any = getattr(policy, "param_dtype", None)
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _is_engine(model: Any) -> bool:
+    return any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__)
+
+
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
 
 AUTOCAST = {Gear.BF16: torch.bfloat16, Gear.FP16: torch.float16, Gear.FP8: torch.bfloat16}
 

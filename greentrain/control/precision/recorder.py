@@ -5,42 +5,122 @@ back to the model's outputs. Both pass by while training runs::
 
     arm() --> the next training forward: keep the first samples of its arguments, hook its outputs
           --> its backward: keep the gradients that arrive there
-    call(rows) --> Replay.run(model): the outputs again, and the gradients that belong to them
+    call(rows) --> CallReplay.run(model): the outputs again, and the gradients that belong to them
 
 The hooks are there for one forward only, so that a step that is not recorded costs nothing, and they are on the
 outermost module that training calls: inside a compiled module they would be compiled with it. The replay runs the inner
 module alone: no DDP, and none of the hooks that anybody has put on the outermost one.
+
+What is a batch dimension nobody says. Here it is the first dimension of the first tensor, and of every other tensor
+whose first dimension is as long. What else there is (a causal mask, a number of tokens, a flag) is the same for every
+sample and stays whole.
 """
 
+import copy
+import dataclasses
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from greentrain.control.precision.rows import Rows, tensors
+
+class KeptSamples:
+    """The kept samples of one call's arguments; what training does to its own tensors afterwards does not matter.
+
+    Args:
+        tree: Tensors in tuples, lists, mappings and dataclasses.
+        keep: How many samples.
+    """
+
+    def __init__(self, tree: Any, keep: int) -> None:
+        self.size = batch_size(tree)
+        """Samples in the batch; 0 if no tensor has a dimension."""
+        self.kept = min(keep, self.size)
+        """Samples of it that are kept."""
+        self._tree = change_leaves(tree, self._keep)
+
+    def take(self, rows: range) -> Any:
+        """Return the arguments with some of the kept samples in them, for one use.
+
+        Args:
+            rows: Consecutive, within ``range(self.kept)``.
+        """
+        return change_leaves(self._tree, lambda leaf: leaf.take(rows) if isinstance(leaf, _KeptTensor) else leaf)
+
+    def _keep(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == self.size:
+            return _KeptTensor(leaf[: self.kept].detach().clone(), leaf.requires_grad)
+        return leaf
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _KeptTensor:
+    """A tensor with a batch dimension. Others of that length by chance must not be cut the second time."""
+
+    tensor: Tensor
+    requires_grad: bool
+
+    def take(self, rows: range) -> Tensor:
+        # A copy again: forward may work in place, and reentrant code wants leaves of its own.
+        return self.tensor[rows.start : rows.stop].clone().requires_grad_(self.requires_grad)
+
+
+def batch_size(tree: Any) -> int:
+    """Return the length of the first tensor's first dimension; 0 if there is none."""
+    return next((int(t.shape[0]) for t in tensors(tree) if t.dim()), 0)
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a tree in a fixed order."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, MutableMapping):  # one that pytree does not know, such as a UserDict
+            yield from tensors(list(leaf.values()))
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tensors([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+
+
+def change_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a tree of the same shape with every leaf changed; mappings and dataclasses in it are copied."""
+
+    def at(leaf: Any) -> Any:
+        if isinstance(leaf, MutableMapping):
+            out: Any = copy.copy(leaf)
+            for key, value in leaf.items():
+                out[key] = change_leaves(value, change)
+            return out
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, _KeptTensor)):
+            out = copy.copy(leaf)
+            for field in dataclasses.fields(leaf):
+                object.__setattr__(out, field.name, change_leaves(getattr(leaf, field.name), change))
+            return out
+        return change(leaf)
+
+    return tree_map(at, tree)
+
 
 LARGE_BYTES = 2**28
 """A recorded gradient above 256 MiB waits in host memory: backward is when the device's is scarcest (own choice)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """A recorded call with some of its samples."""
+class CallReplay:
+    """A recorded call with some of its samples, to be made once.
 
-    function: Callable[..., Any] | None
-    """Returns a scalar loss; None: the forward of the model."""
-    arguments: Any
-    """(args, kwargs)."""
-    rows: range
-    """Samples in them."""
-    batch: int
-    """Samples that the recorded call had."""
-    gradients: dict[int, Tensor]
-    """By output: what the loss sent back to it, for the kept samples."""
-    loss_scale: float
+    Args:
+        call: What was recorded in training.
+        rows: Which of its kept samples are used.
+    """
+
+    def __init__(self, call: "_Call", rows: range) -> None:
+        self.batch = call.samples.size
+        """How many samples the recorded call had."""
+        self._call = call
+        self._rows = rows
+        self._arguments = call.samples.take(rows)
 
     def run(self, model: nn.Module) -> tuple[list[Tensor], list[Tensor], float]:
         """Call the model again.
@@ -55,48 +135,48 @@ class Replay:
         Raises:
             RuntimeError: The call does not give what it gave in training.
         """
-        args, kwargs = self.arguments
-        if self.function is not None:
-            loss = self.function(*args, **kwargs)
-            return [loss], [torch.full_like(loss, self.loss_scale)], self.loss_scale
+        (args, kwargs), call = self._arguments, self._call
+        if call.function is not None:
+            loss = call.function(*args, **kwargs)
+            return [loss], [torch.full_like(loss, call.loss_scale)], call.loss_scale
         outputs = list(tensors(model.forward(*args, **kwargs)))
-        used = [i for i in self.gradients if i < len(outputs) and outputs[i].requires_grad]
+        used = [i for i in call.gradients if i < len(outputs) and outputs[i].requires_grad]
         ends = _ends([outputs[i] for i in used])
         used = [i for i, end in zip(used, ends, strict=True) if end]
         if not used:
             raise RuntimeError("called again, the model gives no output of those that had a gradient")
         gradients = [self._gradient(i, outputs[i]) for i in used]
         lone_loss = len(used) == 1 and outputs[used[0]].dim() == 0
-        return [outputs[i] for i in used], gradients, float(gradients[0]) if lone_loss else self.loss_scale
+        return [outputs[i] for i in used], gradients, float(gradients[0]) if lone_loss else call.loss_scale
 
     def _gradient(self, index: int, output: Tensor) -> Tensor:
-        gradient = self.gradients[index]
+        gradient, rows = self._call.gradients[index], self._rows
         if gradient.dim() and gradient.shape != output.shape:  # samples, or samples times positions in one dimension
-            each = output.shape[0] // len(self.rows)
-            gradient = gradient[self.rows.start * each : self.rows.stop * each]
+            each = output.shape[0] // len(rows)
+            gradient = gradient[rows.start * each : rows.stop * each]
         if gradient.shape != output.shape:
             raise RuntimeError(
-                f"output {index} of the model has the shape {tuple(output.shape)} for {len(self.rows)} of {self.batch}"
+                f"output {index} of the model has the shape {tuple(output.shape)} for {len(rows)} of {self.batch}"
                 f" samples, and its gradient {tuple(gradient.shape)}: its first dimension is not the batch"
             )
         return gradient.to(output.device, output.dtype)
 
 
-@dataclass(slots=True)
+@dataclasses.dataclass(slots=True)
 class _Call:
     """A call while it is being recorded."""
 
-    rows: Rows
+    samples: KeptSamples
     function: Callable[..., Any] | None
     loss_scale: float
     versions: int = 0
-    gradients: dict[int, Tensor] = field(default_factory=dict)
+    gradients: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
     def arrive(self, index: int, gradient: Tensor) -> None:
         """Keep what belongs to the kept samples of an output's gradient."""
         kept = gradient.detach()
-        if kept.dim() and kept.shape[0] % self.rows.size == 0:
-            kept = kept[: kept.shape[0] // self.rows.size * self.rows.kept]
+        if kept.dim() and kept.shape[0] % self.samples.size == 0:
+            kept = kept[: kept.shape[0] // self.samples.size * self.samples.kept]
         large = kept.numel() * kept.element_size() > LARGE_BYTES
         kept = kept.cpu() if large and kept.is_cuda else kept.clone()
         before = self.gradients.get(index)  # several losses, each with a backward of its own
@@ -125,12 +205,12 @@ class CallRecorder:
     def rows(self) -> int:
         """Samples that were recorded, their gradients included; 0 until then."""
         call = self._call
-        return 0 if call is None or not (call.gradients or call.function) else call.rows.kept
+        return 0 if call is None or not (call.gradients or call.function) else call.samples.kept
 
     @property
     def batch(self) -> int:
         """Samples that the recorded call had; 0 until then."""
-        return 0 if self._call is None else self._call.rows.size
+        return 0 if self._call is None else self._call.samples.size
 
     def arm(self, keep: int = 2) -> None:
         """Record the next training forward.
@@ -174,12 +254,12 @@ class CallRecorder:
         """
         if not self._armed:
             return
-        call = _Call(Rows(((batch,), {}), self._keep), function, self._loss_scale())
+        call = _Call(KeptSamples(((batch,), {}), self._keep), function, self._loss_scale())
         self.disarm()
         if self._has_rows(call):
             self._call = call
 
-    def call(self, rows: int | range) -> Replay | None:
+    def call(self, rows: int | range) -> CallReplay | None:
         """Return the recorded call with some of its samples; None if none is recorded.
 
         Args:
@@ -188,14 +268,7 @@ class CallRecorder:
         call, rows = self._call, range(rows) if isinstance(rows, int) else rows
         if call is None or not 0 < rows.stop <= self.rows or not rows:
             return None
-        return Replay(
-            function=call.function,
-            arguments=call.rows.take(rows),
-            rows=rows,
-            batch=call.rows.size,
-            gradients=call.gradients,
-            loss_scale=call.loss_scale,
-        )
+        return CallReplay(call, rows)
 
     def _around(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._before(self._model, args, kwargs)
@@ -205,7 +278,7 @@ class CallRecorder:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            call = _Call(Rows((args, kwargs), self._keep), None, self._loss_scale(), _versions(module))
+            call = _Call(KeptSamples((args, kwargs), self._keep), None, self._loss_scale(), _versions(module))
             self._call = call if self._has_rows(call) else None
             if self._call is None:
                 self.disarm()
@@ -224,9 +297,9 @@ class CallRecorder:
                 tensor.register_hook(functools.partial(call.arrive, index))  # type: ignore[no-untyped-call]
 
     def _has_rows(self, call: _Call) -> bool:
-        if not call.rows.size:
+        if not call.samples.size:
             self.problem = "what it is called with holds no tensor with a batch dimension"
-        return bool(call.rows.size)
+        return bool(call.samples.size)
 
 
 def _ends(outputs: list[Tensor]) -> list[bool]:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from greentrain.config.schema import PrecisionConfig
-from greentrain.control.precision.compiled import LIMIT, LOGGER, RecompileWatch
-from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.gearbox import LIMIT, LOGGER, GearBox, RecompileWatch
 from greentrain.errors import GreenTrainWarning
 from greentrain.types import Gear
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from greentrain.control.precision.backends import CAPABILITY, ScaledMm, choose_backend
 from greentrain.control.precision.fp8 import Gemm, fp8_linear
-from greentrain.control.precision.linear import attach_layer
+from greentrain.control.precision.layers import attach_layer
 from greentrain.errors import ConfigError
 from tests.control.precision.bounds import check
 

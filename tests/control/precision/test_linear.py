@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from greentrain.control.precision.backends import ScaledMm, choose_backend
 from greentrain.control.precision.fp8 import fp8_linear
-from greentrain.control.precision.linear import GearLinear, attach_layer, detach_layer
+from greentrain.control.precision.layers import GearLinear, attach_layer, detach_layer
 
 
 class Box:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from greentrain.control.precision.rows import Rows, batch_size, tensors
+from greentrain.control.precision.recorder import KeptSamples, batch_size, tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def batch(n: int) -> Tensor:
 )
 def test_nested_in_anything(tree: Any, take: Any) -> None:
     assert batch_size(tree) == 8
-    rows = Rows(tree, keep=3)
+    rows = KeptSamples(tree, keep=3)
     assert (rows.size, rows.kept) == (8, 3)
     assert torch.equal(take(rows.take(range(2))), batch(8)[:2])
     assert torch.equal(take(rows.take(range(1, 3))), batch(8)[1:3])
@@ -42,14 +42,14 @@ def test_nested_in_anything(tree: Any, take: Any) -> None:
 
 def test_what_has_no_batch_dimension_stays_whole_also_if_it_is_as_long_as_what_is_kept() -> None:
     mask, scalar = torch.ones(2, 2), torch.tensor(5.0)
-    rows = Rows((batch(8), mask, scalar, "x", 8), keep=2)
+    rows = KeptSamples((batch(8), mask, scalar, "x", 8), keep=2)
     x, same, count, *rest = rows.take(range(1))
     assert x.shape == (1, 3) and same is mask and count is scalar and rest == ["x", 8]
 
 
 def test_the_kept_samples_are_copies() -> None:
     x = batch(4)
-    rows = Rows(x, keep=2)
+    rows = KeptSamples(x, keep=2)
     x.zero_()
     first = rows.take(range(2))
     first.zero_()
@@ -57,13 +57,13 @@ def test_the_kept_samples_are_copies() -> None:
 
 
 def test_a_small_batch_and_none() -> None:
-    assert Rows(batch(1), keep=2).kept == 1
-    assert Rows((torch.tensor(1.0), "text"), keep=2).size == 0
+    assert KeptSamples(batch(1), keep=2).kept == 1
+    assert KeptSamples((torch.tensor(1.0), "text"), keep=2).size == 0
 
 
 def test_a_tensor_of_an_earlier_model_becomes_a_leaf_that_asks_for_a_gradient() -> None:
     x = torch.ones(4, 3, requires_grad=True) * 2
-    taken = Rows(x, keep=2).take(range(2))
+    taken = KeptSamples(x, keep=2).take(range(2))
     assert taken.requires_grad and taken.is_leaf
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from greentrain.control.precision import backends
 from greentrain.control.precision.backends import choose_backend
 from greentrain.control.precision.fp8 import fp8_linear
-from greentrain.control.precision.linear import attach_layer
+from greentrain.control.precision.layers import attach_layer
 from greentrain.control.precision.te import TeBackend, open_te
 from greentrain.errors import ConfigError
 from tests.control.precision.te_stub import Stub

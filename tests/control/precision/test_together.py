@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.precision.graphs import GearGraphs
-from greentrain.control.precision.linear import GearLinear
+from greentrain.control.precision.layers import GearLinear
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 
