@@ -11,7 +11,7 @@ from benchmarks.estimator_fit import INSIDE, family_quantile
 from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict
 from greentrain.estimate.accelerator import Accelerator, Constant
-from greentrain.estimate.layouts import Layout, Recompute
+from greentrain.estimate.layouts import ParallelLayout, Recompute
 from greentrain.estimate.search import cost, search
 from greentrain.estimate.values import Kind, Range
 
@@ -89,7 +89,7 @@ def _step_s(run: Run) -> float:
 
     full = "recompute=full" in run.notes
     split = noted("tp") * noted("pp")
-    layout = Layout(
+    layout = ParallelLayout(
         tensor=noted("tp"),
         pipeline=noted("pp"),
         data=run.count // split,

@@ -29,7 +29,7 @@ from benchmarks.metering import machine
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
 from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.layouts import INTERLEAVE, MICRO, Layout, Recompute
+from greentrain.estimate.layouts import INTERLEAVE, MICRO, ParallelLayout, Recompute
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.practice import practice_of
 from greentrain.estimate.search import cost, search
@@ -51,7 +51,7 @@ class Step:
     shape: ModelShape
     workload: Workload
     accelerator: Accelerator
-    layouts: tuple[Layout, ...]
+    layouts: tuple[ParallelLayout, ...]
     published_s: float
 
     def modelled_s(self, eta: float | None = None) -> float:
@@ -141,7 +141,7 @@ def recalled() -> list[Step]:
         flop = 96.0 * batch * 2048 * layers * d_model**2
         flop *= 1 + 2048 / (6 * d_model) + 51200 / (16 * layers * d_model)
         shape = _gpt(f"GPT {12 * layers * d_model**2 / 1e9:.1f}B, 2021", layers, d_model, heads, 51200)
-        layout = Layout(tensor=tensor, pipeline=pipeline, data=count // (tensor * pipeline), recompute=Recompute.FULL)
+        layout = ParallelLayout(tensor=tensor, pipeline=pipeline, data=count // (tensor * pipeline), recompute=Recompute.FULL)
         several = tuple(
             dataclasses.replace(layout, micro=micro, interleave=pieces)
             for micro in MICRO
@@ -165,7 +165,7 @@ def recalled() -> list[Step]:
 def _published(run: Run) -> Step:
     notes = dict(word.split("=") for word in run.notes.split(";"))
     tensor, pipeline = int(notes["tp"]), int(notes["pp"])
-    layout = Layout(
+    layout = ParallelLayout(
         tensor=tensor,
         pipeline=pipeline,
         data=run.count // (tensor * pipeline),

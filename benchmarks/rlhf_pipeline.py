@@ -21,9 +21,9 @@ from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.simulator.pipeline import text
 from greentrain.simulator.pipeline.bounds import caps, published, published_figures
 from greentrain.simulator.pipeline.break_even import break_even
-from greentrain.simulator.pipeline.inputs import Wanted, open_footprint, open_grid, open_table
+from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.scaling import Link, scale
+from greentrain.simulator.pipeline.scaling import GpuLink, scale
 from greentrain.simulator.pipeline.sensitivity import over_grids, point
 from greentrain.simulator.pipeline.simulate import simulate, step_ends
 from greentrain.simulator.pipeline.table import PipelineTable
@@ -46,14 +46,14 @@ CLOSED: Final[Mapping[tuple[Mode, int], Callable[[float], float]]] = {
 """The step by hand, with passes x times as long as on the GPUs."""
 LOOPS: Final = ((0.01, 1), (0.02, 1), (0.02, 2))
 """Seconds a sequence and cards of the real loop."""
-ASSUMED: Final = Wanted(table="published", slowdown=2.0, card_w="75", card_idle_w="30")
+ASSUMED: Final = PipelineInputs(table="published", slowdown=2.0, card_w="75", card_idle_w="30")
 MODELS: Final = {Stage.REWARD: "minilm", Stage.REFERENCE: "qwen2-0.5b"}
 
 
 def modelled(*, reward: str = "minilm", reference: bool = False, batch: float = 1.0) -> PipelineTable:
     """Return the published step with passes of named models on a U55C, both sides modelled."""
     models = {Stage.REWARD: reward} | ({Stage.REFERENCE: MODELS[Stage.REFERENCE]} if reference else {})
-    return open_table(Wanted(table="published", card="U55C", assume=True, gpu="H100", models=models, batch=batch))
+    return open_table(PipelineInputs(table="published", card="U55C", assume=True, gpu="H100", models=models, batch=batch))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -235,7 +235,7 @@ def steady() -> str:
 
 def scaling() -> str:
     """Return T(N)."""
-    link = Link(gradient_bytes=16e9, bytes_per_s=50e9, latency_s=5e-6)
+    link = GpuLink(gradient_bytes=16e9, bytes_per_s=50e9, latency_s=5e-6)
     rows = [
         [
             str(one.gpus), f"{one.home.line.step_s:.3g}", f"{one.efficiency:.0%}", f"{one.comm_s:.3g}",

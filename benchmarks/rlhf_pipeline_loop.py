@@ -24,7 +24,7 @@ from greentrain.rlhf.ticket import Ticket
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.modes import Mode, Setting
 from greentrain.simulator.pipeline.simulate import simulate
-from greentrain.simulator.pipeline.table import PipelineTable, Row
+from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 from greentrain.simulator.pipeline.table_run import with_engine
 from greentrain.testing.offload_models import decoder, encoder
 from greentrain.testing.paced_device import Paced
@@ -194,10 +194,10 @@ def _table(step: Clocked, busy_s: Mapping[PassKind, float]) -> PipelineTable:
     table = PipelineTable(
         name="toy loop",
         rows={
-            Stage.GENERATE: Row(gpu_s=_measured(step.generate_s)),
-            Stage.REFERENCE: Row(gpu_s=nothing),
-            Stage.REWARD: Row(gpu_s=nothing),
-            Stage.TRAIN: Row(gpu_s=_measured(train_s)),
+            Stage.GENERATE: StageRow(gpu_s=_measured(step.generate_s)),
+            Stage.REFERENCE: StageRow(gpu_s=nothing),
+            Stage.REWARD: StageRow(gpu_s=nothing),
+            Stage.TRAIN: StageRow(gpu_s=_measured(train_s)),
         },
         tokens=SEQUENCES * TOKENS,
         micro_batches=MICRO_BATCHES,

@@ -12,7 +12,7 @@ from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.program import Linear, Program
 from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, U55C_LINK
 from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.shape import program_of
 
 Status = Literal["refuted", "unverified"]
@@ -63,7 +63,7 @@ def _program(terms: Mapping[str, Any]) -> Program:
 
 
 def _macs(terms: Mapping[str, Any]) -> int:
-    return count(_program(terms), Layout.equal(terms["batch"], terms["sequence"])).macs
+    return count(_program(terms), BatchLayout.equal(terms["batch"], terms["sequence"])).macs
 
 
 def _chip(needed_macs_per_s: float, terms: Mapping[str, Any]) -> Check:

@@ -8,7 +8,7 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.card_spec import Quantity
 from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.utils.validation import bound, nearest
 
 MFU: Final = Quantity(
@@ -80,7 +80,7 @@ def computed(spec: GpuSpec, program: Program, sequence: int, mfu: float | None =
     """
     share = MFU.value if mfu is None else mfu
     bound("--mfu", share, 1e-6, 1.0)
-    flops = 2 * count(program, Layout.equal(1, sequence)).macs / sequence
+    flops = 2 * count(program, BatchLayout.equal(1, sequence)).macs / sequence
     how = f"data sheet, {share:.0%} of its peak ({'assumed' if mfu is None else 'given'}), full power"
     return GpuRow(
         name=spec.name,

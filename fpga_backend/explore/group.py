@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
-from greentrain.fpga_backend.roofline.latency import Bound, Service, service
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.latency import Bound, CardService, service
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.memory import footprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class GroupRun:
     """A share of a batch, modelled."""
 
     run_s: float
@@ -20,7 +20,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CardGroup:
     """Cards that share a model."""
 
     program: Program
@@ -30,15 +30,15 @@ class Group:
     wave: int
     """Sequences at a time."""
 
-    def run(self, sequences: int) -> Run:
+    def run(self, sequences: int) -> GroupRun:
         """Return what so many sequences take, in waves one after the other."""
         full, rest = divmod(sequences, self.wave)
-        parts: list[tuple[int, Service]] = []
+        parts: list[tuple[int, CardService]] = []
         for number, size in ((full, self.wave), (1 if rest else 0, rest)):
             if number:
-                found = service(self.program, Layout.equal(size, self.sequence), self.card, ways=self.ways)
+                found = service(self.program, BatchLayout.equal(size, self.sequence), self.card, ways=self.ways)
                 parts.append((number, found))
-        return Run(
+        return GroupRun(
             run_s=sum(number * found.run_s for number, found in parts),
             energy_j=sum(number * found.energy_j for number, found in parts),
             assumed_j=sum(number * found.assumed_j for number, found in parts),
@@ -51,7 +51,7 @@ def most_sequences(program: Program, sequence: int, room_bytes: int, wanted: int
     low, high = 0, wanted
     while low < high:
         middle = (low + high + 1) // 2
-        if footprint(program, Layout.equal(middle, sequence), ways=ways).total_bytes <= room_bytes:
+        if footprint(program, BatchLayout.equal(middle, sequence), ways=ways).total_bytes <= room_bytes:
             low = middle
         else:
             high = middle - 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import GpuRow
-from greentrain.fpga_backend.explore.space import Point
+from greentrain.fpga_backend.explore.space import DesignPoint
 from greentrain.fpga_backend.explore.subject import Subject
 from greentrain.utils.imports import try_import
 
@@ -33,7 +33,7 @@ def check_plot(file: Path) -> None:
     imports.check()
 
 
-def draw(subject: Subject, points: Sequence[Point], gpus: Sequence[GpuRow]) -> "Figure":
+def draw(subject: Subject, points: Sequence[DesignPoint], gpus: Sequence[GpuRow]) -> "Figure":
     """Return the picture; points that do not fit are left out.
 
     Raises:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from greentrain.fpga_backend.explore.group import Group, most_sequences
+from greentrain.fpga_backend.explore.group import CardGroup, most_sequences
 from greentrain.fpga_backend.program import Precision, Program, with_activation_bits
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.latency import Bound
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.memory import footprint
 
 PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int8a16": "w8a8", "int4": "w4a16"}
@@ -19,7 +19,7 @@ weights only: products are of 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class DesignPoint:
     """One design and one batch. Times and joules are modelled."""
 
     card: str
@@ -58,7 +58,7 @@ def explore(
     sequences: Sequence[int],
     numbers: Sequence[int],
     flip_rates: Mapping[str, float] | None = None,
-) -> tuple[Point, ...]:
+) -> tuple[DesignPoint, ...]:
     """Return all points.
 
     Args:
@@ -89,17 +89,17 @@ def compiled_to(program: Program, precision: str) -> Program:
     return with_activation_bits(compiled, 16 if precision == "int8a16" else 8)
 
 
-def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: int, sequence: int) -> Point:
+def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: int, sequence: int) -> DesignPoint:
     compiled = compiled_to(program, precision)
     room = int(card.value("memory_bytes"))
     group = _group(compiled, card, cards, batch, sequence)
-    need_bytes = footprint(compiled, Layout.equal(max(group.wave, 1), sequence), ways=group.ways).total_bytes
+    need_bytes = footprint(compiled, BatchLayout.equal(max(group.wave, 1), sequence), ways=group.ways).total_bytes
     reason = ""
     if sequence > program.max_tokens:
         reason = f"the model takes {program.max_tokens} tokens at most"
     elif not group.wave:
         reason = f"one sequence needs {need_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB a card"
-    point = Point(
+    point = DesignPoint(
         card=card.name,
         cards=cards,
         ways=group.ways,
@@ -115,7 +115,7 @@ def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: 
     return point if reason else _served(point, group)
 
 
-def _group(program: Program, card: CardSpec, cards: int, batch: int, sequence: int) -> Group:
+def _group(program: Program, card: CardSpec, cards: int, batch: int, sequence: int) -> CardGroup:
     """Return one card, or two that share the model where one has no room for it and a sequence."""
     wave, ways = 0, 1
     for ways in (1, 2)[:cards]:
@@ -123,10 +123,10 @@ def _group(program: Program, card: CardSpec, cards: int, batch: int, sequence: i
         wave = most_sequences(program, sequence, int(card.value("memory_bytes")), share, ways=ways)
         if wave:
             break
-    return Group(program=program, card=card, sequence=sequence, ways=ways, wave=wave)
+    return CardGroup(program=program, card=card, sequence=sequence, ways=ways, wave=wave)
 
 
-def _served(point: Point, group: Group) -> Point:
+def _served(point: DesignPoint, group: CardGroup) -> DesignPoint:
     """Return the point with time and energy: groups of cards take equal shares of the batch, the rest one less.
 
     Cards that have nothing to do, or are done before the others, draw idle power.

@@ -8,13 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from greentrain.fpga_backend.explore.gpu import GpuRow
-from greentrain.fpga_backend.explore.space import Point
+from greentrain.fpga_backend.explore.space import DesignPoint
 from greentrain.fpga_backend.explore.subject import Subject
 from greentrain.fpga_backend.roofline.card_spec import CONSTANTS, CardSpec
 
 
 def table(
-    subject: Subject, points: Sequence[Point], gpus: Sequence[GpuRow], said: Sequence[str], cards: Sequence[CardSpec]
+    subject: Subject, points: Sequence[DesignPoint], gpus: Sequence[GpuRow], said: Sequence[str], cards: Sequence[CardSpec]
 ) -> RenderableType:
     """Return table, sentences and what was assumed."""
     flips = any(point.flip_rate is not None for point in points)
@@ -34,7 +34,7 @@ def table(
     return Group(title, shown, *(Text(line) for line in lines))
 
 
-def _cells(point: Point) -> tuple[str, ...]:
+def _cells(point: DesignPoint) -> tuple[str, ...]:
     name = f"{point.cards} x {point.card}" + ("*" if point.ways > 1 else "")
     head = (name, point.precision)
     size = (str(point.batch), str(point.sequence))
@@ -48,7 +48,7 @@ def _figures(tokens_per_s: float, power_w: float) -> tuple[str, str, str]:
     return _number(tokens_per_s), f"{power_w:,.0f}", _number(1000 * power_w / tokens_per_s)
 
 
-def _why(points: Sequence[Point]) -> list[str]:
+def _why(points: Sequence[DesignPoint]) -> list[str]:
     """Return each reason once, with what it is true of, where that is not everything."""
     by_reason: dict[str, dict[str, None]] = {}
     for point in points:
@@ -61,7 +61,7 @@ def _why(points: Sequence[Point]) -> list[str]:
     ]
 
 
-def _where(point: Point) -> str:
+def _where(point: DesignPoint) -> str:
     return f"{point.cards} x {point.card}, {point.precision}"
 
 
@@ -71,7 +71,7 @@ def _of_gpus(gpus: Sequence[GpuRow]) -> list[str]:
     return ["A GPU reaches less with small models or batches: measure yours (--gpu-tokens-per-s, --gpu-power-w)."]
 
 
-def _notes(points: Sequence[Point], flips: bool) -> list[str]:
+def _notes(points: Sequence[DesignPoint], flips: bool) -> list[str]:
     found = []
     if any(point.ways > 1 for point in points):
         found.append("* The cards share the model by twos: each has half of every product's outputs.")

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from greentrain.fpga_backend.explore.gpu import GpuRow
-from greentrain.fpga_backend.explore.space import Point
+from greentrain.fpga_backend.explore.space import DesignPoint
 
 
-def verdicts(points: Sequence[Point], gpus: Sequence[GpuRow]) -> tuple[str, ...]:
+def verdicts(points: Sequence[DesignPoint], gpus: Sequence[GpuRow]) -> tuple[str, ...]:
     """Return a sentence a sequence length: the cards' least joules a token against the GPUs'."""
     said = []
     for sequence in dict.fromkeys(point.sequence for point in points):
@@ -23,7 +23,7 @@ def verdicts(points: Sequence[Point], gpus: Sequence[GpuRow]) -> tuple[str, ...]
     return tuple(said)
 
 
-def _sentence(sequence: int, j_per_token: float, best: Point, gpu: GpuRow) -> str:
+def _sentence(sequence: int, j_per_token: float, best: DesignPoint, gpu: GpuRow) -> str:
     where = f"{best.cards} x {best.card}, {best.precision}, batch {best.batch}"
     ratio = j_per_token / gpu.j_per_token
     if ratio >= 1:

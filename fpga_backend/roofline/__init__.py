@@ -9,7 +9,11 @@
 
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.cards import CARDS, U55C, V80, assume, named
-from greentrain.fpga_backend.roofline.latency import Service, check_card, service
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.latency import CardService, check_card, service
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 
-__all__ = ["CARDS", "CardSpec", "Layout", "Service", "U55C", "V80", "assume", "check_card", "named", "service"]
+Layout, Service = BatchLayout, CardService
+__all__ = [
+    "CARDS", "BatchLayout", "CardService", "CardSpec", "Layout", "Service", "U55C", "V80", "assume", "check_card", "named",
+    "service",
+]  # fmt: skip

@@ -38,8 +38,8 @@ from greentrain.fpga_backend.program import (
     read_by,
     widths,
 )
-from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.widths import Widths, widths_of
+from greentrain.fpga_backend.roofline.layout import BatchLayout
+from greentrain.fpga_backend.roofline.widths import NumberWidths, widths_of
 
 WORD = 4
 """Bytes of an index, a scale, a bias, a score or a log-probability."""
@@ -67,7 +67,7 @@ class OpCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class WorkCounts:
     """A batch's needs."""
 
     ops: tuple[OpCount, ...]
@@ -105,7 +105,7 @@ class Counts:
         return sum(op.launches for op in self.ops)
 
 
-def count(program: Program, batch: Packed | Layout, *, ways: int = 1) -> Counts:
+def count(program: Program, batch: Packed | BatchLayout, *, ways: int = 1) -> WorkCounts:
     """Return what a batch asks of one card.
 
     Args:
@@ -116,20 +116,20 @@ def count(program: Program, batch: Packed | Layout, *, ways: int = 1) -> Counts:
     Raises:
         ArtifactError: The precision has no model of a card.
     """
-    layout = batch if isinstance(batch, Layout) else Layout.of(batch)
+    layout = batch if isinstance(batch, BatchLayout) else BatchLayout.of(batch)
     widths = widths_of(program.precision)
-    counter = _Counter(layout, widths, ways)
+    counter = _OpCounter(layout, widths, ways)
     ops = tuple(counter.count(place, op) for place, op in enumerate(program.ops))
     asked = isinstance(program.ops[-1], LogProb)
     table = 3 * layout.rows + 4 * (layout.segments + layout.sequences) + (2 * layout.targets if asked else 0)
     results = layout.targets if asked else layout.sequences * FLOATS * beats(max(program.labels, 1))
-    return Counts(ops=ops, tokens=layout.tokens, pcie_in_bytes=WORD * table, pcie_out_bytes=WORD * results)
+    return WorkCounts(ops=ops, tokens=layout.tokens, pcie_in_bytes=WORD * table, pcie_out_bytes=WORD * results)
 
 
-class _Counter:
+class _OpCounter:
     """Counts operators in order, and remembers how many rows each register has."""
 
-    def __init__(self, layout: Layout, widths: Widths, ways: int) -> None:
+    def __init__(self, layout: BatchLayout, widths: NumberWidths, ways: int) -> None:
         self._layout = layout
         self._widths = widths
         self._ways = ways
@@ -276,7 +276,7 @@ def _part(
     )
 
 
-def exchanged_bytes(program: Program, layout: Layout, ways: int) -> int:
+def exchanged_bytes(program: Program, layout: BatchLayout, ways: int) -> int:
     """Return the bytes that one card sends and takes, both added up.
 
     Raises:

@@ -17,8 +17,8 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.packing import Packed
 from greentrain.fpga_backend.program import Precision, Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
-from greentrain.fpga_backend.roofline.counts import Counts, OpCount, count, exchanged_bytes
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.counts import WorkCounts, OpCount, count, exchanged_bytes
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 
 Bound = Literal["compute", "memory", "pcie", "launch", "power"]
 
@@ -40,7 +40,7 @@ NEEDED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class CardService:
     """What a batch would take on a card, or on several that share it. All of it is a model."""
 
     tokens: int
@@ -103,12 +103,12 @@ def peak_macs_per_s(card: CardSpec, bits: int = 8) -> float:
 
 def service(
     program: Program,
-    batch: Packed | Layout,
+    batch: Packed | BatchLayout,
     card: CardSpec,
     precision: Precision | None = None,
     *,
     ways: int = 1,
-) -> Service:
+) -> CardService:
     """Return what a batch would take.
 
     Args:
@@ -124,12 +124,12 @@ def service(
     """
     if precision is not None and precision != program.precision:
         program = dataclasses.replace(program, precision=precision)
-    layout = batch if isinstance(batch, Layout) else Layout.of(batch)
+    layout = batch if isinstance(batch, BatchLayout) else BatchLayout.of(batch)
     counts = count(program, layout, ways=ways)
     return serve(counts, card, exchange_bytes=exchanged_bytes(program, layout, ways), ways=ways)
 
 
-def serve(counts: Counts, card: CardSpec, *, exchange_bytes: int = 0, ways: int = 1) -> Service:
+def serve(counts: WorkCounts, card: CardSpec, *, exchange_bytes: int = 0, ways: int = 1) -> CardService:
     """Return what counted work would take; ``counts`` are of one of ``ways`` equal cards.
 
     Raises:
@@ -171,7 +171,7 @@ def serve(counts: Counts, card: CardSpec, *, exchange_bytes: int = 0, ways: int 
     }
     parts_j = {"idle": idle_w * (run_s + held_s), **dynamic}
     bound: Bound = "power" if held_s else _longest(parts_s)
-    return Service(
+    return CardService(
         tokens=counts.tokens,
         in_s=in_s,
         engine_s=launch_s + exchange_s + compute_s + memory_s + held_s,
@@ -184,11 +184,11 @@ def serve(counts: Counts, card: CardSpec, *, exchange_bytes: int = 0, ways: int 
     )
 
 
-def _widths(counts: Counts) -> tuple[int, ...]:
+def _widths(counts: WorkCounts) -> tuple[int, ...]:
     return tuple(bits for bits in (8, 16) if counts.macs_of(bits))
 
 
-def _products(counts: Counts) -> tuple[str, ...]:
+def _products(counts: WorkCounts) -> tuple[str, ...]:
     return tuple(name for bits in _widths(counts) for name in (f"macs{bits}_per_dsp", f"mac{bits}_j"))
 
 
@@ -208,7 +208,7 @@ def _longest(parts_s: Mapping[str, float]) -> Bound:
     return max(order, key=lambda part: parts_s[part])
 
 
-def _assumed(part: str, counts: Counts, card: CardSpec) -> bool:
+def _assumed(part: str, counts: WorkCounts, card: CardSpec) -> bool:
     """Return whether a part of the energy rests on an assumed constant: idle energy also on those of the time."""
     own = {
         "idle": tuple(name for name in (*NEEDED, *_products(counts)) if not name.endswith(("_j", "_j_per_byte"))),

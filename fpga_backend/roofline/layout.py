@@ -7,7 +7,7 @@ from greentrain.fpga_backend.packing import Packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BatchLayout:
     """What a batch comes to, in rows."""
 
     tokens: int
@@ -26,7 +26,7 @@ class Layout:
     """Rows that a segment may attend to, added up over the segments: keys and values read."""
 
     @classmethod
-    def of(cls, packed: Packed) -> "Layout":
+    def of(cls, packed: Packed) -> "BatchLayout":
         """Return the size of a packed batch."""
         before = [packed.segments[s.parent].rows if s.parent >= 0 else 0 for s in packed.segments]
         own = [segment.rows for segment in packed.segments]
@@ -44,7 +44,7 @@ class Layout:
         )
 
     @classmethod
-    def equal(cls, sequences: int, tokens: int) -> "Layout":
+    def equal(cls, sequences: int, tokens: int) -> "BatchLayout":
         """Return the size of ``sequences`` sequences of ``tokens`` tokens each, no prompt shared.
 
         Raises:

@@ -18,12 +18,12 @@ from greentrain.fpga_backend.program import (
     widths,
 )
 from greentrain.fpga_backend.roofline.counts import WORD, logit_rows
-from greentrain.fpga_backend.roofline.layout import Layout
-from greentrain.fpga_backend.roofline.widths import Widths, widths_of
+from greentrain.fpga_backend.roofline.layout import BatchLayout
+from greentrain.fpga_backend.roofline.widths import NumberWidths, widths_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class MemoryFootprint:
     """Bytes on one card."""
 
     weights_bytes: int
@@ -36,7 +36,7 @@ class Footprint:
         return self.weights_bytes + self.activations_bytes
 
 
-def footprint(program: Program, layout: Layout, *, ways: int = 1) -> Footprint:
+def footprint(program: Program, layout: BatchLayout, *, ways: int = 1) -> MemoryFootprint:
     """Return what a batch takes on one of ``ways`` cards that share the products by their outputs.
 
     Registers are taken whole on each card: an upper bound. Tensors that several operators name are counted once.
@@ -47,10 +47,10 @@ def footprint(program: Program, layout: Layout, *, ways: int = 1) -> Footprint:
     sizes = widths_of(program.precision)
     named = {getattr(op, "weight", None): op for op in program.ops}
     weights = sum(_stored(op, program, sizes, ways) for op in named.values())
-    return Footprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
+    return MemoryFootprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
 
 
-def _stored(op: Op, program: Program, sizes: Widths, ways: int) -> int:
+def _stored(op: Op, program: Program, sizes: NumberWidths, ways: int) -> int:
     match op:
         case Embed():
             entries = {"token": program.vocabulary, "type": program.types}.get(op.index, program.max_tokens + op.offset)
@@ -68,7 +68,7 @@ def _stored(op: Op, program: Program, sizes: Widths, ways: int) -> int:
             return 0
 
 
-def _peak(program: Program, layout: Layout) -> int:
+def _peak(program: Program, layout: BatchLayout) -> int:
     sizes = widths_of(program.precision)
     rows: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from greentrain.fpga_backend.roofline.card_spec import CardSpec
-from greentrain.fpga_backend.roofline.latency import Service
+from greentrain.fpga_backend.roofline.latency import CardService
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
@@ -52,7 +52,7 @@ class ModelledMeter:
         """Energy since opening."""
         return self._read()[1]
 
-    def add(self, service: Service) -> None:
+    def add(self, service: CardService) -> None:
         """Book a batch that ran."""
         with self._lock:
             self._busy_s += service.run_s

@@ -7,7 +7,7 @@ H2C and C2H channels). There are two buffers, so a batch is copied in once the o
 from collections import deque
 from dataclasses import dataclass
 
-from greentrain.fpga_backend.roofline.latency import Service
+from greentrain.fpga_backend.roofline.latency import CardService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Timeline:
         self._before_s = 0.0
         self._out_s = 0.0
 
-    def submit(self, at_s: float, service: Service) -> Slot:
+    def submit(self, at_s: float, service: CardService) -> Slot:
         """Return when a batch passes that is submitted at ``at_s``, after all that were submitted before.
 
         Raises:

@@ -11,7 +11,7 @@ SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Widths:
+class NumberWidths:
     """Sizes of the numbers of one precision on a card."""
 
     weight_bits: int
@@ -31,23 +31,23 @@ class Widths:
         return math.ceil(outputs * inner * self.weight_bits / 8) + SCALE_BYTES * scales * outputs
 
 
-_FLOAT = Widths(weight_bits=16, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="none")
-_WIDTHS: dict[str, Widths] = {
-    "w8a8": Widths(
+_FLOAT = NumberWidths(weight_bits=16, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="none")
+_WIDTHS: dict[str, NumberWidths] = {
+    "w8a8": NumberWidths(
         weight_bits=8, activation_bytes=4, embedding_bytes=2, product_bits=8, quantised=True, scales="output"
     ),
     "fp16": _FLOAT,
     "bf16": _FLOAT,
-    "w8a16": Widths(
+    "w8a16": NumberWidths(
         weight_bits=8, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="output"
     ),
-    "w4a16": Widths(
+    "w4a16": NumberWidths(
         weight_bits=4, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="group"
     ),
 }
 
 
-def widths_of(precision: Precision) -> Widths:
+def widths_of(precision: Precision) -> NumberWidths:
     """Return the sizes of a precision.
 
     Raises:

@@ -144,7 +144,7 @@ def estimate(
         from greentrain.estimate.api import Options
         from greentrain.estimate.api import estimate as estimate_of
         from greentrain.estimate.cluster import Cluster
-        from greentrain.estimate.money import Prices
+        from greentrain.estimate.money import RunPrices
         from greentrain.estimate.shape_flags import Flags
         from greentrain.estimate.which_model import model_of
         from greentrain.estimate.workload import Workload
@@ -207,7 +207,7 @@ def estimate(
                 lifetime_years=lifetime_years,
                 infrastructure_share=infrastructure,
                 node_w=node_w,
-                prices=Prices(per_kwh=price_kwh, per_device_hour=price_hour, currency=currency),
+                prices=RunPrices(per_kwh=price_kwh, per_device_hour=price_hour, currency=currency),
                 devices_file=devices,
             ),
         )
@@ -275,9 +275,9 @@ def _write(found: "Estimate", html: Path | None, actions: Path | None, into: Pat
 
         _put(html, render_html(found), "--html", quiet)
     if actions is not None:
-        from greentrain.estimate.actions import document
+        from greentrain.estimate.actions import action_document
 
-        _put(actions, document(found), "--actions", quiet)
+        _put(actions, action_document(found), "--actions", quiet)
     if into is not None:
         from greentrain.ledger.run_folder import ESTIMATE
 

@@ -20,7 +20,7 @@ from greentrain.fpga_backend.errors import ArtifactError, BatchError, Unsupporte
 if TYPE_CHECKING:
     from greentrain.fpga_backend.discovery import Installed
     from greentrain.fpga_backend.explore.gpu import GpuRow
-    from greentrain.fpga_backend.explore.space import Point
+    from greentrain.fpga_backend.explore.space import DesignPoint
     from greentrain.fpga_backend.explore.subject import Subject
     from greentrain.fpga_backend.roofline.card_spec import CardSpec
 
@@ -251,7 +251,7 @@ def _flips(found: "Subject", texts: Path | None, precisions: Sequence[str]) -> M
 
 def _document(
     found: "Subject",
-    points: "Sequence[Point]",
+    points: "Sequence[DesignPoint]",
     gpus: "Sequence[GpuRow]",
     said: Sequence[str],
     specs: "Sequence[CardSpec]",

@@ -18,8 +18,8 @@ from greentrain.fpga_backend.errors import ArtifactError, BatchError, Unsupporte
 
 if TYPE_CHECKING:
     from greentrain.simulator.pipeline.modes import Mode
-    from greentrain.simulator.pipeline.scaling import Link
-    from greentrain.simulator.pipeline.study import Answer, Asked
+    from greentrain.simulator.pipeline.scaling import GpuLink
+    from greentrain.simulator.pipeline.study import StudyAnswer, StudyRequest
 
 WRONG_INPUT: Final = (*WRONG, ArtifactError, BatchError, UnsupportedModelError)
 
@@ -222,24 +222,24 @@ def sensitivity(
         _told(answer_sensitivity(_asked(context.params), over, words, modes[0], cards), as_json, plot)
 
 
-def _asked(given: Mapping[str, Any]) -> "Asked":
+def _asked(given: Mapping[str, Any]) -> "StudyRequest":
     """Return what the options that all commands share ask for."""
     from greentrain.policy.offload.stages import Stage
-    from greentrain.simulator.pipeline.inputs import Wanted
-    from greentrain.simulator.pipeline.study import Asked
+    from greentrain.simulator.pipeline.inputs import PipelineInputs
+    from greentrain.simulator.pipeline.study import StudyRequest
 
     models = {Stage.REWARD: given["reward_model"], Stage.REFERENCE: given["reference_model"]}
     same = (
         "table", "tokens", "slowdown", "engine", "card", "sequences", "length", "precision", "assume", "mfu", "card_w",
         "card_idle_w", "gpu_idle_w", "micro_batches",
     )  # fmt: skip
-    wanted = Wanted(
+    wanted = PipelineInputs(
         **{name: given[name] for name in same},
         models={stage: model for stage, model in models.items() if model is not None},
         given=tuple(given["given"] or ()),
         gpu=given["gpu_model"],
     )
-    return Asked(
+    return StudyRequest(
         wanted=wanted,
         card_stays=bool(given.get("card_stays")),
         **{name: given[name] for name in ("chunks", "kl_in_reward", "grid", "pue", "embodied_kg")},
@@ -248,8 +248,8 @@ def _asked(given: Mapping[str, Any]) -> "Asked":
 
 def _link(
     gpus: str | None, gradient_gb: float | None, link_gb_s: float | None, latency_us: float, serial_s: float
-) -> "Link | None":
-    from greentrain.simulator.pipeline.scaling import Link
+) -> "GpuLink | None":
+    from greentrain.simulator.pipeline.scaling import GpuLink
 
     if gpus is None:
         if gradient_gb is not None or link_gb_s is not None:
@@ -257,7 +257,7 @@ def _link(
         return None
     if gradient_gb is None or link_gb_s is None:
         raise ConfigError("--gpus needs --gradient-gb and --link-gb-s: what the GPUs exchange in a step, and how fast")
-    return Link(
+    return GpuLink(
         gradient_bytes=gradient_gb * _B_PER_GB,
         bytes_per_s=link_gb_s * _B_PER_GB,
         latency_s=latency_us / 1e6,
@@ -300,7 +300,7 @@ def _check_plot(plot: Path | None) -> None:
         check_plot(plot)
 
 
-def _told(found: "Answer", as_json: bool, plot: Path | None) -> None:
+def _told(found: "StudyAnswer", as_json: bool, plot: Path | None) -> None:
     if as_json:
         typer.echo(json.dumps(found.document, indent=1, allow_nan=False))
     else:

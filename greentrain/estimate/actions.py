@@ -16,7 +16,7 @@ SHARES: Final = (1.0, 0.5, 0.25)
 """Of the devices; those that are no whole number are left out."""
 
 
-def rows(found: Estimate) -> list[dict[str, Any]]:
+def action_rows(found: Estimate) -> list[dict[str, Any]]:
     """Return the actions as ``declared`` of the action table reads them, the whole job's tokens/s and watts."""
     tokens_per_s = found.workload.tokens / (found.duration_h.mid * S_PER_HOUR)
     speeds = {found.workload.precision: tokens_per_s}
@@ -38,16 +38,16 @@ def rows(found: Estimate) -> list[dict[str, Any]]:
     ]
 
 
-def table(found: Estimate) -> ActionTable:
+def action_table(found: Estimate) -> ActionTable:
     """Return the table that policies read; every figure in it is ``assumed``."""
-    return ActionTable.declare(rows(found), device=_device(found))
+    return ActionTable.declare(action_rows(found), device=_device(found))
 
 
-def document(found: Estimate) -> str:
+def action_document(found: Estimate) -> str:
     """Return the table as YAML, for ``greentrain plan --actions FILE`` and ``policy.actions``."""
     import yaml
 
-    told: Sequence[dict[str, Any]] = rows(found)
+    told: Sequence[dict[str, Any]] = action_rows(found)
     head = "# From greentrain estimate: nothing here was measured. tokens/s and watts of the whole job, without PUE.\n"
     text: str = yaml.safe_dump({"device": _device(found), "actions": told}, sort_keys=False)
     return head + text

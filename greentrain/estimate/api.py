@@ -21,9 +21,9 @@ from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
 from greentrain.estimate.hours import Hours
 from greentrain.estimate.mfu import fp8_speedup, peak_of
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.money import Money, Prices, money
+from greentrain.estimate.money import Money, RunPrices, money
 from greentrain.estimate.power_model import watts
-from greentrain.estimate.relations import DEVICES, ZONES, Grams, relations, start_hours
+from greentrain.estimate.relations import DEVICES, ZONES, RunGrams, relations, start_hours
 from greentrain.estimate.result import Estimate
 from greentrain.estimate.sci_units import sci_ranges
 from greentrain.estimate.values import Assumption, Kind, Range
@@ -45,7 +45,7 @@ class Options:
     """Energy of networks and storage, as a share of the servers'."""
     node_w: float | None = None
     """Power of a device and its share of the server (W), where it is known."""
-    prices: Prices = dataclasses.field(default_factory=Prices)
+    prices: RunPrices = dataclasses.field(default_factory=RunPrices)
     devices_file: Path | None = None
     """YAML of devices of one's own."""
     year: int | None = None
@@ -102,7 +102,7 @@ def estimate(
 
     modelled = dataclasses.replace(options, node_w=None)
 
-    def again(work: Workload, there: Cluster) -> Grams:
+    def again(work: Workload, there: Cluster) -> RunGrams:
         other = catalogue.find(there.device)
         by_table = hours.by_mfu(shape, work, there, other, year=options.year)
         same_grid = (there.zone, there.g_per_kwh, there.trace_csv) == (
@@ -111,7 +111,7 @@ def estimate(
             cluster.trace_csv,
         )
         found = _core(by_table, work, there, other, signal if same_grid else signal_of(there), modelled)
-        return Grams(
+        return RunGrams(
             operational=found.operational.location_g.mid,
             embodied=found.embodied_g.mid if found.embodied_g else None,
             notes=tuple(

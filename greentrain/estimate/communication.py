@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from greentrain.estimate.gemm import Floats, Rates
+from greentrain.estimate.gemm import Floats, DeviceRates
 from greentrain.estimate.layouts import Layouts
 from greentrain.estimate.memory import Held
 from greentrain.estimate.model_shape import ModelShape
@@ -23,33 +23,33 @@ FP8_DISPATCH_BYTES: Final = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class DeviceGroup:
     """Devices that talk, and how fast."""
 
     size: Floats
     bytes_s: Floats
 
 
-def group(size: Floats, reach: Floats, node: int, rates: Rates) -> Group:
+def device_group(size: Floats, reach: Floats, node: int, rates: DeviceRates) -> DeviceGroup:
     """Return a group of ``size`` devices that lie within ``reach`` neighbouring ones."""
-    return Group(size=size, bytes_s=np.where(reach <= node, rates.link_bytes_s, rates.network_bytes_s))
+    return DeviceGroup(size=size, bytes_s=np.where(reach <= node, rates.link_bytes_s, rates.network_bytes_s))
 
 
-def ring_s(group: Group, volume_bytes: Floats) -> Floats:
+def ring_s(device_group: DeviceGroup, volume_bytes: Floats) -> Floats:
     """Return seconds of one all-gather or reduce-scatter of a volume; an all-reduce is two of them."""
-    return volume_bytes * (group.size - 1) / group.size / group.bytes_s
+    return volume_bytes * (device_group.size - 1) / device_group.size / device_group.bytes_s
 
 
-def tensor_s(shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: Rates) -> Floats:
+def tensor_s(shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: DeviceRates) -> Floats:
     """Return seconds a layer of one forward pass: two all-reduces, each of a micro-batch's hidden states."""
     size = layouts.tensor.astype(float)
     states = rates.result_bytes * layouts.micro.astype(float) * workload.sequence * shape.d_model
-    one = 2.0 * ring_s(group(size, size, node, rates), states) + LATENCY_S
+    one = 2.0 * ring_s(device_group(size, size, node, rates), states) + LATENCY_S
     return np.where(size > 1, 2.0 * one, 0.0)
 
 
 def experts_s(
-    shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: Rates, practice: Practice
+    shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: DeviceRates, practice: Practice
 ) -> Floats:
     """Return seconds a layer with experts, of one forward pass: to the experts and back, nothing hidden.
 
@@ -68,15 +68,15 @@ def experts_s(
     return np.where(size > 1, np.maximum(over_links, over_network) + 2.0 * LATENCY_S, 0.0)
 
 
-def pipeline_s(shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: Rates) -> Floats:
+def pipeline_s(shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: DeviceRates) -> Floats:
     """Return seconds a micro-batch of the transfers between neighbouring stages, forward and back, nothing hidden."""
     share = layouts.micro * workload.sequence / layouts.tensor
-    bytes_s = group(layouts.pipeline.astype(float), layouts.count.astype(float), node, rates).bytes_s
+    bytes_s = device_group(layouts.pipeline.astype(float), layouts.count.astype(float), node, rates).bytes_s
     once = rates.result_bytes * share * shape.d_model / bytes_s
     return np.where(layouts.pipeline > 1, 2.0 * layouts.interleave * once, 0.0)
 
 
-def data_s(on: Held, layouts: Layouts, batches: Floats, node: int, rates: Rates) -> Floats:
+def data_s(on: Held, layouts: Layouts, batches: Floats, node: int, rates: DeviceRates) -> Floats:
     """Return seconds a step in which replicas sum gradients and hand out weights, nothing hidden.
 
     ZeRO 0 reduces and gathers gradients; 1 reduces gradients and gathers weights; 2 reduces with every micro-batch;
@@ -88,8 +88,8 @@ def data_s(on: Held, layouts: Layouts, batches: Floats, node: int, rates: Rates)
     )
     per_parameter = REDUCE_BYTES * np.where(layouts.zero >= 2, batches, 1.0) + gather
     span = layouts.tensor * layouts.data.astype(float)
-    shared = ring_s(group(on.shared_group, span, node, rates), on.shared * per_parameter)
-    experts = ring_s(group(on.experts_group, span, node, rates), on.experts * per_parameter)
+    shared = ring_s(device_group(on.shared_group, span, node, rates), on.shared * per_parameter)
+    experts = ring_s(device_group(on.experts_group, span, node, rates), on.experts * per_parameter)
     return shared + experts
 
 

@@ -23,7 +23,7 @@ LEAST_QUALITY: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class DeviceRates:
     """What a device does in practice, in one precision."""
 
     product_flop_s: float
@@ -37,7 +37,7 @@ class Rates:
     result_bytes: float
 
 
-def rates(accelerator: Accelerator, precision: Gear, practice: Practice) -> Rates:
+def rates(accelerator: Accelerator, precision: Gear, practice: Practice) -> DeviceRates:
     """Return a device's rates.
 
     Raises:
@@ -45,7 +45,7 @@ def rates(accelerator: Accelerator, precision: Gear, practice: Practice) -> Rate
     """
     around = Gear.BF16 if precision is Gear.FP8 else precision
     wide = 4.0 if precision is Gear.FP32 else 2.0
-    return Rates(
+    return DeviceRates(
         product_flop_s=peak_flop_s(accelerator, precision) * practice.eta.value,
         attention_flop_s=peak_flop_s(accelerator, around) * practice.attention.value,
         units=practice.units.value,
@@ -57,7 +57,7 @@ def rates(accelerator: Accelerator, precision: Gear, practice: Practice) -> Rate
     )
 
 
-def gemm_s(rates: Rates, m: Floats, n: Floats, k: Floats | float, groups: Floats | float = 1.0) -> Floats:
+def gemm_s(rates: DeviceRates, m: Floats, n: Floats, k: Floats | float, groups: Floats | float = 1.0) -> Floats:
     """Return seconds of ``groups`` products of [m, k] by [k, n] in one launch.
 
     Args:

@@ -127,7 +127,7 @@ def read(source: Path | str | Mapping[str, Any], flags: Flags | None = None) -> 
     """
     flags = flags or Flags()
     if isinstance(source, Mapping):
-        return _Reader(source, "config.json", flags).read(_last(source))
+        return _ConfigReader(source, "config.json", flags).read(_last(source))
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -142,7 +142,7 @@ def read(source: Path | str | Mapping[str, Any], flags: Flags | None = None) -> 
         raise ConfigError(
             f"{path} holds a {type(data).__name__} and is no configuration of a model: name a config.json, {PRESETS}"
         )
-    return _Reader(data, str(path), flags).read(_last(data) or path.parent.name)
+    return _ConfigReader(data, str(path), flags).read(_last(data) or path.parent.name)
 
 
 def _last(config: Mapping[str, Any]) -> str:
@@ -150,7 +150,7 @@ def _last(config: Mapping[str, Any]) -> str:
     return str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
 
 
-class _Reader:
+class _ConfigReader:
     """One configuration while it is read."""
 
     def __init__(self, config: Mapping[str, Any], where: str, flags: Flags) -> None:

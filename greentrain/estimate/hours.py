@@ -14,7 +14,7 @@ from greentrain.estimate.blend import Blend
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.gemm import Floats
 from greentrain.estimate.hardware import Catalogue
-from greentrain.estimate.layouts import Layout
+from greentrain.estimate.layouts import ParallelLayout
 from greentrain.estimate.mfu import MfuTable, estimate_mfu
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.pilot import Pilot, forecast, read_pilot
@@ -45,7 +45,7 @@ class Hours:
     warnings: tuple[str, ...]
     node_w: Range | None = None
     """Measured power of a device and its share of the server (W); None: to be modelled."""
-    layout: Layout | None = None
+    layout: ParallelLayout | None = None
     """The best that was found."""
     memory_bytes: Mapping[str, float] | None = None
     """Of the fullest device in that layout, by term."""

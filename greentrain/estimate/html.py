@@ -11,7 +11,7 @@ from greentrain.utils.version import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Bar:
     """A bar with its bounds, in percent of the widest."""
 
     name: str
@@ -71,7 +71,7 @@ def _headline(found: Estimate) -> Sequence[tuple[str, str, str]]:
     return shown
 
 
-def _grams(found: Estimate) -> Sequence[tuple[Span, str]]:
+def _grams(found: Estimate) -> Sequence[tuple[Bar, str]]:
     ranges = [
         ("Operational, location-based", found.operational.location_g, "carbon"),
         ("Operational, market-based", found.operational.market_g, "carbon"),
@@ -80,9 +80,9 @@ def _grams(found: Estimate) -> Sequence[tuple[Span, str]]:
     ]
     top = max((value.high for _, value, _ in ranges if value is not None), default=0.0) or 1.0
 
-    def span(name: str, value: Range | None) -> Span:
+    def span(name: str, value: Range | None) -> Bar:
         drawn = value or Range.exactly(0.0)
         low, mid, high = (round(100 * bound / top, 2) for bound in (drawn.low, drawn.mid, drawn.high))
-        return Span(name=name, text=values.span(value, values.GRAMS), low=low, mid=mid, high=high)
+        return Bar(name=name, text=values.span(value, values.GRAMS), low=low, mid=mid, high=high)
 
     return [(span(name, value), css) for name, value, css in ranges]

@@ -31,7 +31,7 @@ class Recompute(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ParallelLayout:
     """One way: ``tensor * pipeline * data`` devices."""
 
     tensor: int
@@ -86,7 +86,7 @@ class Layouts:
         return self.tensor * self.pipeline * self.data
 
     @classmethod
-    def of(cls, given: Sequence[Layout]) -> Self:
+    def of(cls, given: Sequence[ParallelLayout]) -> Self:
         """Return layouts as arrays."""
         return cls(**{f.name: np.array([getattr(each, f.name) for each in given], np.int64) for f in fields(cls)})
 
@@ -94,9 +94,9 @@ class Layouts:
         """Return some of them, by mask or by indices."""
         return type(self)(**{field.name: getattr(self, field.name)[where] for field in fields(self)})
 
-    def at(self, index: int) -> Layout:
+    def at(self, index: int) -> ParallelLayout:
         """Return one of them."""
-        return Layout(
+        return ParallelLayout(
             tensor=int(self.tensor[index]),
             pipeline=int(self.pipeline[index]),
             data=int(self.data[index]),

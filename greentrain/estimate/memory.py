@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from greentrain.errors import ConfigError
 from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.layouts import Layout, Layouts, Recompute
+from greentrain.estimate.layouts import ParallelLayout, Layouts, Recompute
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.practice import Practice
 from greentrain.estimate.values import Assumption, Kind
@@ -28,7 +28,7 @@ LOGIT_BYTES: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryUse:
     """Bytes of the fullest device, by term; arrays of one length, or numbers of one layout."""
 
     weights: Floats
@@ -44,9 +44,9 @@ class Memory:
         """Their sum."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.reserve
 
-    def take(self, index: int) -> "Memory":
+    def take(self, index: int) -> "MemoryUse":
         """Return one layout's terms."""
-        return Memory(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+        return MemoryUse(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
     def bytes_by_term(self) -> dict[str, float]:
         """Return the terms of one layout by name."""
@@ -131,7 +131,7 @@ def activation_bytes_per_token(shape: ModelShape, recompute: Recompute) -> float
     return attention + norms + (1 - share) * perceptron + share * sparse
 
 
-def memory(shape: ModelShape, workload: Workload, layouts: Layouts, practice: Practice) -> Memory:
+def memory(shape: ModelShape, workload: Workload, layouts: Layouts, practice: Practice) -> MemoryUse:
     """Return the bytes on each layout's fullest device: of its first stage, or its last where the head weighs more."""
     weight, gradient, optimizer = (
         (4.0, 4.0, 8.0) if workload.precision is Gear.FP32 else (WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES)
@@ -150,7 +150,7 @@ def memory(shape: ModelShape, workload: Workload, layouts: Layouts, practice: Pr
     first = kept * _in_flight(layouts, workload) + at_work
     logits = wide * LOGIT_BYTES * shape.vocabulary * tokens / layouts.tensor
     head_weighs = (layouts.pipeline == 1) | (last + logits > first)
-    return Memory(
+    return MemoryUse(
         weights=weight * np.where(zero >= 3, sharded + gathered, on.all),
         gradients=gradient * np.where(zero >= 2, sharded, on.all),
         optimizer=optimizer * np.where(zero >= 1, sharded, on.all),
@@ -165,7 +165,7 @@ def capacity_bytes(accelerator: Accelerator, practice: Practice) -> float:
     return accelerator.memory_bytes.value * practice.memory_share.value
 
 
-def refusal(layout: Layout, needed: Memory, accelerator: Accelerator, practice: Practice) -> ConfigError:
+def refusal(layout: ParallelLayout, needed: MemoryUse, accelerator: Accelerator, practice: Practice) -> ConfigError:
     """Return the error that says what does not fit, and why."""
     terms = needed.bytes_by_term()
     named = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in terms.items())

@@ -27,7 +27,7 @@ RENT: Final[Mapping[str, Range]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class RunPrices:
     """What is paid. What is not given is a default that is named, or not known."""
 
     per_kwh: float | None = None
@@ -53,7 +53,7 @@ class Money:
     assumptions: tuple[Assumption, ...]
 
 
-def money(device: Accelerator, device_hours: Range, facility_kwh: Range, prices: Prices) -> Money:
+def money(device: Accelerator, device_hours: Range, facility_kwh: Range, prices: RunPrices) -> Money:
     """Return what the run costs.
 
     Args:

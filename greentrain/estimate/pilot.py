@@ -102,7 +102,7 @@ class PilotForecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
+class _StepSpan:
     """A few consecutive steps of one rank."""
 
     steps: int
@@ -267,7 +267,7 @@ def _assumptions(pilot: Pilot, share: Range, *, given: bool) -> tuple[Assumption
     return tuple(found)
 
 
-def _spans(entries: Sequence[LedgerEntry]) -> list[_Span]:
+def _spans(entries: Sequence[LedgerEntry]) -> list[_StepSpan]:
     """Return consecutive steps of a rank; time between two processes of one run belongs to none of them."""
     found = []
     since_s, end_s = 0.0, -math.inf
@@ -277,12 +277,12 @@ def _spans(entries: Sequence[LedgerEntry]) -> list[_Span]:
         end_s = entry.t1_unix_s
         for steps, t_s, joules, tokens in entry.step_groups:
             if t_s > since_s:
-                found.append(_Span(steps=steps, seconds=t_s - since_s, tokens=tokens, joules=joules))
+                found.append(_StepSpan(steps=steps, seconds=t_s - since_s, tokens=tokens, joules=joules))
             since_s = t_s
     return found
 
 
-def _spans_of(spans: Sequence[_Span], steps: int) -> int:
+def _spans_of(spans: Sequence[_StepSpan], steps: int) -> int:
     """Return how many spans hold the first so many steps."""
     count, done = 0, 0
     while done < steps and count < len(spans):
@@ -291,7 +291,7 @@ def _spans_of(spans: Sequence[_Span], steps: int) -> int:
     return count
 
 
-def _warmup(spans: Sequence[_Span]) -> int:
+def _warmup(spans: Sequence[_StepSpan]) -> int:
     """Return how many spans to leave out so that the mean of the others has the least standard error, if it pays."""
     costs = [span.seconds / (span.tokens or 1) for span in spans]
 
@@ -331,7 +331,7 @@ def _around(mid: float, relative: float) -> Range:
     return Range(low=mid / by, mid=mid, high=mid * by)
 
 
-def _lost(spans: Sequence[_Span], speed: tuple[float, float], watts: tuple[float, float]) -> tuple[float, float]:
+def _lost(spans: Sequence[_StepSpan], speed: tuple[float, float], watts: tuple[float, float]) -> tuple[float, float]:
     """Return seconds and joules of warm-up beyond what its tokens take in the steady state."""
     tokens, seconds = sum(span.tokens for span in spans), sum(span.seconds for span in spans)
     steady_s = tokens / speed[0] if speed[0] else seconds

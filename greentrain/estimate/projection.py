@@ -12,7 +12,7 @@ _TABLE: Final = "growth of a device's figure from the V100 (2017) to the B200 (2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class GrowthRate:
     """Growth of one figure."""
 
     per_year: float
@@ -24,19 +24,19 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class GrowthRates:
     """Growth of every figure that a later device has."""
 
-    peak: Rate = Rate(per_year=2 ** (1 / 2.3), source=f"{_EPOCH}: doubles in 2.3 years")
-    memory: Rate = Rate(per_year=2 ** (1 / 4.0), source=f"{_EPOCH}: doubles in 4 years")
-    memory_bandwidth: Rate = Rate(per_year=2 ** (1 / 4.1), source=f"{_EPOCH}: doubles in 4.1 years")
-    link: Rate = Rate(per_year=(900 / 150) ** (1 / 7), source=_TABLE)
-    network: Rate = Rate(per_year=(50 / 6.25) ** (1 / 7), source=_TABLE)
-    power: Rate = Rate(
+    peak: GrowthRate = GrowthRate(per_year=2 ** (1 / 2.3), source=f"{_EPOCH}: doubles in 2.3 years")
+    memory: GrowthRate = GrowthRate(per_year=2 ** (1 / 4.0), source=f"{_EPOCH}: doubles in 4 years")
+    memory_bandwidth: GrowthRate = GrowthRate(per_year=2 ** (1 / 4.1), source=f"{_EPOCH}: doubles in 4.1 years")
+    link: GrowthRate = GrowthRate(per_year=(900 / 150) ** (1 / 7), source=_TABLE)
+    network: GrowthRate = GrowthRate(per_year=(50 / 6.25) ** (1 / 7), source=_TABLE)
+    power: GrowthRate = GrowthRate(
         per_year=2 ** (1 / 2.3 - 1 / 3.0),
         source=f"{_EPOCH}: peak doubles in 2.3 years, FLOP per joule in 3, so that watts are their quotient",
     )
-    embodied: Rate = Rate(
+    embodied: GrowthRate = GrowthRate(
         per_year=1.10,
         source="10 % a year, as CarbonScaling takes it for making a device (quoted there from Jones, IEDM 2023; that"
         " paper was not read)",
@@ -51,7 +51,7 @@ class Projected:
     assumptions: tuple[Assumption, ...]
 
 
-def project(device: Accelerator, years: float, rates: Rates | None = None) -> Projected:
+def project(device: Accelerator, years: float, rates: GrowthRates | None = None) -> Projected:
     """Return the device that stands so many years after one that is known.
 
     Args:
@@ -60,9 +60,9 @@ def project(device: Accelerator, years: float, rates: Rates | None = None) -> Pr
         rates: None: published rates, and those of the table.
     """
     bound("years", years, 0.0, 20.0)
-    rates = Rates() if rates is None else rates
+    rates = GrowthRates() if rates is None else rates
 
-    def later(now: Constant, rate: Rate) -> Constant:
+    def later(now: Constant, rate: GrowthRate) -> Constant:
         factor = rate.per_year**years
         source = f"{device.name}'s {now.value:g} x {factor:.3g} in {years:g} years ({rate.source})"
         return Constant(value=now.value * factor, kind=Kind.ASSUMED, source=source)
@@ -87,14 +87,14 @@ def project(device: Accelerator, years: float, rates: Rates | None = None) -> Pr
     return Projected(device=grown, assumptions=_assumptions(device, years, rates))
 
 
-def _embodied_source(device: Accelerator, kg: Range, rate: Rate) -> str:
+def _embodied_source(device: Accelerator, kg: Range, rate: GrowthRate) -> str:
     return (
         f"assumed: {kg.mid:.0f} kg, grown by {rate.per_year - 1:+.1%} a year ({rate.source}) from {device.name}: "
         + (device.embodied_source)
     )
 
 
-def _assumptions(device: Accelerator, years: float, rates: Rates) -> tuple[Assumption, ...]:
+def _assumptions(device: Accelerator, years: float, rates: GrowthRates) -> tuple[Assumption, ...]:
     grown = [
         Assumption(
             name=f"growth of {field.name.replace('_', ' ')}",

@@ -36,7 +36,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grams:
+class RunGrams:
     """Middle of an estimate (gCO2e)."""
 
     operational: float
@@ -47,7 +47,7 @@ class Grams:
     """Intensity, and who says so."""
 
 
-Again = Callable[[Workload, Cluster], Grams]
+Again = Callable[[Workload, Cluster], RunGrams]
 """Estimates another workload on another cluster, by the table of utilisations."""
 
 
@@ -139,7 +139,7 @@ def two_digits(value: float) -> float:
 
 
 def _beside(
-    what: str, name: str, workload: Workload, cluster: Cluster, again: Again, here: Grams, basis: str
+    what: str, name: str, workload: Workload, cluster: Cluster, again: Again, here: RunGrams, basis: str
 ) -> list[Relation]:
     try:
         there = again(workload, cluster)

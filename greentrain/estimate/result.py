@@ -9,7 +9,7 @@ from greentrain.estimate import values
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.carbon import Operational
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.layouts import Layout
+from greentrain.estimate.layouts import ParallelLayout
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money
 from greentrain.estimate.relations import Relation
@@ -55,7 +55,7 @@ class Estimate(Displayable):
     """None: nobody knows the device's."""
     sci: tuple[SciRange, ...]
     money: Money
-    layout: Layout | None
+    layout: ParallelLayout | None
     """The best that a search found; None: no search was made."""
     memory_bytes: Mapping[str, float] | None
     """Of the fullest device in that layout, by term."""
@@ -166,7 +166,7 @@ def rows(found: Estimate) -> list[tuple[str, str, str]]:
         ),
     ]
     if found.layout is not None:
-        table.insert(2, ("Layout", str(found.layout), memory(found)))
+        table.insert(2, ("ParallelLayout", str(found.layout), memory(found)))
     return table + [("SCI", values.span(*_sci(score)), _per(score)) for score in found.sci]
 
 

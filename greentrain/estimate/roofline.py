@@ -11,7 +11,7 @@ import numpy as np
 
 from greentrain.estimate import communication
 from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.gemm import LAUNCH_S, LONG_WAVES, RAMP, TILE, Floats, Rates, gemm_s, rates
+from greentrain.estimate.gemm import LAUNCH_S, LONG_WAVES, RAMP, TILE, Floats, DeviceRates, gemm_s, rates
 from greentrain.estimate.layouts import Layouts, Recompute
 from greentrain.estimate.memory import held, stage_layers
 from greentrain.estimate.model_shape import ModelShape
@@ -158,7 +158,7 @@ def assumptions(shape: ModelShape) -> tuple[Assumption, ...]:
 
 
 def _layer(
-    shape: ModelShape, workload: Workload, layouts: Layouts, node: int, device: Rates, practice: Practice
+    shape: ModelShape, workload: Workload, layouts: Layouts, node: int, device: DeviceRates, practice: Practice
 ) -> _Layer:
     split = layouts.tensor.astype(float)
     tokens = (layouts.micro * workload.sequence).astype(float)
@@ -193,7 +193,7 @@ def _layer(
 
 
 def _perceptron_s(
-    device: Rates, shape: ModelShape, tokens: Floats, inner: int, split: Floats, groups: Floats | float = 1.0
+    device: DeviceRates, shape: ModelShape, tokens: Floats, inner: int, split: Floats, groups: Floats | float = 1.0
 ) -> Floats:
     """Return seconds of a perceptron's products; none has no inner width."""
     if not inner:

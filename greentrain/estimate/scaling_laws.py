@@ -25,7 +25,7 @@ _MOST: Final = 1e18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ScalingPoint:
     """One model that was, or would be, trained."""
 
     total_parameters: float
@@ -46,7 +46,7 @@ class Point:
 class ScalingLaw(Protocol):
     """A law that can be followed along compute."""
 
-    def best(self, flop: float) -> Point:
+    def best(self, flop: float) -> ScalingPoint:
         """Return the model of least loss for a compute budget (FLOP)."""
 
 
@@ -71,9 +71,9 @@ class DenseLaw:
         bound("tokens", tokens, 1.0, _MOST)
         return float(self.c + self.a / parameters**self.alpha + self.b / tokens**self.beta)
 
-    def at(self, parameters: float, tokens: float) -> Point:
+    def at(self, parameters: float, tokens: float) -> ScalingPoint:
         """Return the loss and the compute of a model."""
-        return Point(
+        return ScalingPoint(
             total_parameters=parameters,
             active_parameters=parameters,
             tokens=tokens,
@@ -82,7 +82,7 @@ class DenseLaw:
             extrapolated=_outside(parameters, self.parameters_fitted, tokens, self.tokens_fitted),
         )
 
-    def of(self, shape: ModelShape, tokens: float) -> Point:
+    def of(self, shape: ModelShape, tokens: float) -> ScalingPoint:
         """Return the loss of a dense model after so many tokens.
 
         Raises:
@@ -92,7 +92,7 @@ class DenseLaw:
             raise ConfigError(f"{shape.name} has experts: a law of dense models does not hold for it")
         return self.at(shape.total_parameters - (0.0 if self.embeddings else shape.embedding_parameters), tokens)
 
-    def best(self, flop: float) -> Point:
+    def best(self, flop: float) -> ScalingPoint:
         """Return the model of least loss for a compute budget (FLOP): the optimum in closed form."""
         bound("flop", flop, 1e6, 1e36)
         product = flop / FLOP_PER_PARAMETER_TOKEN
@@ -137,13 +137,13 @@ class FineGrainedLaw:
         share = self.g / granularity**self.gamma + self.a
         return float(self.c + share / total_parameters**self.alpha + self.b / tokens**self.beta)
 
-    def at(self, active_parameters: float, tokens: float, granularity: float) -> Point:
+    def at(self, active_parameters: float, tokens: float, granularity: float) -> ScalingPoint:
         """Return the loss and the compute of a model of the authors' family: width 64 a block, perceptrons of 4 d."""
         bound("active_parameters", active_parameters, 1.0, _MOST)
         blocks = (active_parameters / (_DENSE_PER_BLOCK * _WIDTH_PER_BLOCK**2)) ** (1 / 3)
         width = _WIDTH_PER_BLOCK * blocks
         total = blocks * width**2 * (4.0 + 8.0 * self.expansion)
-        return Point(
+        return ScalingPoint(
             total_parameters=total,
             active_parameters=active_parameters,
             tokens=tokens,
@@ -158,7 +158,7 @@ class FineGrainedLaw:
         routing = width * self.expansion * granularity * _ROUTING_FLOP
         return blocks * (_DENSE_PER_BLOCK * width**2 * _BLOCK_FLOP + routing)
 
-    def of(self, shape: ModelShape, tokens: float, sequence: int = 2048) -> Point:
+    def of(self, shape: ModelShape, tokens: float, sequence: int = 2048) -> ScalingPoint:
         """Return the loss of a mixture of experts after so many tokens; its granularity is its experts a token.
 
         Raises:
@@ -169,7 +169,7 @@ class FineGrainedLaw:
         total = shape.total_parameters - shape.embedding_parameters
         granularity = float(shape.experts_per_token)
         expansion = shape.experts / shape.experts_per_token
-        return Point(
+        return ScalingPoint(
             total_parameters=total,
             active_parameters=shape.active_parameters - shape.embedding_parameters,
             tokens=tokens,
@@ -180,7 +180,7 @@ class FineGrainedLaw:
             + _beyond("expansion", expansion, (self.expansion, self.expansion)),
         )
 
-    def best(self, flop: float, granularity: float | None = None) -> Point:
+    def best(self, flop: float, granularity: float | None = None) -> ScalingPoint:
         """Return the model of least loss for a compute budget (FLOP).
 
         Args:
@@ -193,7 +193,7 @@ class FineGrainedLaw:
             powers = [2.0**i for i in range(int(math.log2(low)), int(math.log2(high)) + 1)]
             return min((self.best(flop, power) for power in powers), key=lambda point: point.loss)
 
-        def spent(logarithm: float) -> Point:
+        def spent(logarithm: float) -> ScalingPoint:
             one = self.at(math.exp(logarithm), 1.0, granularity)
             return self.at(one.active_parameters, max(flop / one.flop, 1.0), granularity)
 
@@ -205,7 +205,7 @@ class FineGrainedLaw:
         return spent((low + high) / 2)
 
 
-def curve(law: ScalingLaw, flops: Sequence[float]) -> tuple[Point, ...]:
+def curve(law: ScalingLaw, flops: Sequence[float]) -> tuple[ScalingPoint, ...]:
     """Return the best model of each compute budget (FLOP): loss over compute."""
     return tuple(law.best(flop) for flop in flops)
 

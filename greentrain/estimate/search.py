@@ -11,7 +11,7 @@ from greentrain.errors import ConfigError
 from greentrain.estimate import memory, roofline
 from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.gemm import Floats
-from greentrain.estimate.layouts import Layout, Layouts, enumerate_layouts
+from greentrain.estimate.layouts import ParallelLayout, Layouts, enumerate_layouts
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.practice import Practice, peak_flop_s, practice_of
 from greentrain.estimate.roofline import step_parts
@@ -33,7 +33,7 @@ _FURTHEST: Final = 64.0
 class Optimum:
     """The fastest layout that fits."""
 
-    layout: Layout
+    layout: ParallelLayout
     step_s: float
     """Of one optimizer step in which nothing goes wrong: real runs need longer."""
     parts_s: Mapping[str, float]
@@ -83,7 +83,7 @@ def search(
 
 
 def cost(
-    shape: ModelShape, workload: Workload, accelerator: Accelerator, layout: Layout, practice: Practice | None = None
+    shape: ModelShape, workload: Workload, accelerator: Accelerator, layout: ParallelLayout, practice: Practice | None = None
 ) -> Optimum:
     """Return what one given layout takes, by the same formulas.
 

@@ -16,7 +16,7 @@ from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
 from greentrain.estimate.mfu import estimate_mfu, one_over
 from greentrain.estimate.power_model import watts
-from greentrain.estimate.scaling_laws import DenseLaw, Point
+from greentrain.estimate.scaling_laws import DenseLaw, ScalingPoint
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
@@ -35,10 +35,10 @@ GAMMA_ATTENTION: Final = Constant(value=0.9578, kind=Kind.ASSUMED, source=_KUMAR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class PointFootprint:
     """What a point of a scaling law takes on a device in a place."""
 
-    point: Point
+    point: ScalingPoint
     device: Accelerator
     precision: Gear
     gpu_hours: Range
@@ -92,7 +92,7 @@ FP8_PRODUCTS: Final = Bits(weights=8.0, activations=8.0)
 
 
 def footprint(
-    point: Point,
+    point: ScalingPoint,
     device: Accelerator,
     cluster: Cluster,
     *,
@@ -100,7 +100,7 @@ def footprint(
     precision: Gear = Gear.BF16,
     embodied: str = "lca",
     lifetime_years: float = LIFETIME_YEARS,
-) -> Footprint:
+) -> PointFootprint:
     """Return device-hours, energy and grams of a point, bounds as :func:`greentrain.estimate.api.estimate` has them.
 
     Args:
@@ -131,7 +131,7 @@ def footprint(
         source="6 a parameter that a token meets, without embeddings; routing between experts as its authors count",
         kind=Kind.ASSUMED,
     )
-    return Footprint(
+    return PointFootprint(
         point=point,
         device=device,
         precision=precision,
@@ -193,7 +193,7 @@ def in_few_bits(law: DenseLaw, share: float) -> DenseLaw:
     )
 
 
-def as_good(law: DenseLaw, point: Point, share: float) -> Point:
+def as_good(law: DenseLaw, point: ScalingPoint, share: float) -> ScalingPoint:
     """Return what reaches a best point's loss with parameters that count for a share of as many.
 
     Args:

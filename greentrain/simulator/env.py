@@ -20,7 +20,7 @@ from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight
 from greentrain.simulator.jobs import HISTORY_H, Jobs
-from greentrain.simulator.world import Course, World
+from greentrain.simulator.world import JobsUnderway, World
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils.imports import try_import
 
@@ -101,7 +101,7 @@ class CarbonTrainEnv(gymnasium.Env[Observed, np.int64]):
         self._epoch_s = epoch_s
         self.action_space = spaces.Discrete(len(self._rows))
         self.observation_space = spaces.Box(-_LIMIT, _LIMIT, (6 + AHEAD_H,), np.float32)
-        self._course: Course | None = None
+        self._course: JobsUnderway | None = None
         self._seen: Outlook | None = None
         self._over = False
         self._where: dict[str, Any] = {}

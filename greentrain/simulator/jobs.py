@@ -118,7 +118,7 @@ MOST_H: Final = 24.0 * 366
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class JobTerms:
     """A job with a deadline."""
 
     tokens: float
@@ -127,7 +127,7 @@ class Terms:
     deadline_s: float
 
 
-def terms_of(tokens: float, deadline: str, start: str | None = None, traces: Sequence[GridTrace] = ()) -> Terms:
+def terms_of(tokens: float, deadline: str, start: str | None = None, traces: Sequence[GridTrace] = ()) -> JobTerms:
     """Return the job that was written.
 
     Args:
@@ -146,7 +146,7 @@ def terms_of(tokens: float, deadline: str, start: str | None = None, traces: Seq
         start_s = moment("--start", start).timestamp()
     else:
         start_s = max(trace.start_unix_s for trace in traces) if traces else next_hour()
-    return Terms(tokens=tokens, start_s=start_s, deadline_s=_deadline(deadline, start_s))
+    return JobTerms(tokens=tokens, start_s=start_s, deadline_s=_deadline(deadline, start_s))
 
 
 def _deadline(text: str, start_s: float) -> float:

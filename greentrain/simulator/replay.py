@@ -47,7 +47,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Replay:
+class RunReplay:
     """What ran, and what could have."""
 
     happened: RecordedRun
@@ -108,7 +108,7 @@ def replay(
     policies: Sequence[str] = (),
     actions: Actions | None = None,
     grid: Grid | None = None,
-) -> Replay:
+) -> RunReplay:
     """Run policies over the grid that a run had, from its start to its deadline, for the tokens that it trained.
 
     Args:
@@ -164,7 +164,7 @@ def _compared(
     settings: PolicyConfig,
     names: Sequence[str],
     notes: Sequence[str],
-) -> Replay:
+) -> RunReplay:
     start_s, wall_s = told.start_s, deadline_s - told.start_s
     jobs = Jobs.alike(np.array([start_s]), tokens=told.tokens, deadline_s=wall_s)
     sight = Sight(trace, profile_forecast, horizon_h=int(np.ceil(wall_s / S_PER_HOUR)) + 1)
@@ -190,7 +190,7 @@ def _compared(
         courses.append(course_of(name, track, 0, start_s, wall_s))
     lines.append(Line(name=ORACLE, grams=best.total_g, done_s=None, tokens_left=0.0, changes=None))
     g_per_kwh, weights_s = trace.window(start_s, horizon_s)
-    return Replay(
+    return RunReplay(
         happened=told,
         menu=menu,
         deadline_s=deadline_s,

@@ -5,7 +5,7 @@ import io
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from greentrain.simulator.replay import Line, Replay, less
+from greentrain.simulator.replay import Line, RunReplay, less
 from greentrain.simulator.scene import ORACLE, RAN
 from greentrain.simulator.study_text import signed
 from greentrain.utils import quantities
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _HEAD: Final = ("Policy", "CO2e", "vs static", "vs the run", "Done (UTC)", "Changes")
 
 
-def render(result: Replay) -> "RenderableType":
+def render(result: RunReplay) -> "RenderableType":
     """Return a rich renderable: what ran, what others would have done, and what the numbers rest on."""
     from rich.console import Group
     from rich.markup import escape
@@ -46,7 +46,7 @@ def render(result: Replay) -> "RenderableType":
     )
 
 
-def to_csv(result: Replay) -> str:
+def to_csv(result: RunReplay) -> str:
     """Return the rows as CSV text, shares as fractions; empty where nothing is known."""
     rows = result.rows()
     text = io.StringIO()

@@ -30,7 +30,7 @@ CARBON_BLIND: Final = "carbon_blind"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcome:
+class PolicyOutcome:
     """What one policy made of n jobs on one grid."""
 
     trace: str
@@ -80,10 +80,10 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Result:
+class SimulationResult:
     """What policies made of the same jobs."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[PolicyOutcome]
     """Trace by trace, in the order of the policies."""
     jobs: Sequence[Jobs]
     """Of each trace."""
@@ -91,7 +91,7 @@ class Result:
     table: str
     """For people: what the actions are of."""
 
-    def of(self, policy: str, trace: str | None = None) -> Outcome:
+    def of(self, policy: str, trace: str | None = None) -> PolicyOutcome:
         """Return the outcome of a policy; of the first trace where none is named.
 
         Raises:
@@ -137,7 +137,7 @@ def simulate(
     shield: bool = True,
     history: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Result:
+) -> SimulationResult:
     """Return what policies would have emitted. The same arguments give the same result.
 
     Args:
@@ -166,7 +166,7 @@ def simulate(
     found = _table(policy) if table is None else table
     menu = menu_of(policy, found, config.precision)
     names = tuple(policies) or tuple(dict.fromkeys(("static", CARBON_BLIND, policy.name)))
-    outcomes: list[Outcome] = []
+    outcomes: list[PolicyOutcome] = []
     kept: list[Jobs] = []
     for trace in traces:
         starts = starts_unix_s
@@ -178,10 +178,10 @@ def simulate(
         for name in names:
             kernel = kernel_of(policy, named_policy(name, policy, menu), menu, shield)
             track = world.run(kernel, jobs, history=history)
-            outcomes.append(Outcome(trace=trace.name, policy=name, track=track, references=known))
+            outcomes.append(PolicyOutcome(trace=trace.name, policy=name, track=track, references=known))
             progress(len(outcomes), len(traces) * len(names))
         kept.append(jobs)
-    return Result(outcomes=tuple(outcomes), jobs=tuple(kept), menu=menu, table=found.device)
+    return SimulationResult(outcomes=tuple(outcomes), jobs=tuple(kept), menu=menu, table=found.device)
 
 
 def menu_of(config: PolicyConfig, table: ActionTable, precision: PrecisionConfig | None = None) -> Menu:

@@ -13,7 +13,7 @@ from greentrain.policy.menu import Menu
 from greentrain.simulator.grids import Grid
 from greentrain.simulator.jobs import HISTORY_H
 from greentrain.simulator.scene import ORACLE, Course, Scene, course_of, oracle_course
-from greentrain.simulator.simulate import CARBON_BLIND, Outcome, Result, menu_of, simulate
+from greentrain.simulator.simulate import CARBON_BLIND, PolicyOutcome, SimulationResult, menu_of, simulate
 from greentrain.types import G_PER_KG, S_PER_HOUR, iso
 from greentrain.utils.quantities import count
 from greentrain.utils.validation import bound, choice
@@ -58,11 +58,11 @@ class Case:
     slack: float
     tokens: float
     deadline_h: float
-    result: Result
+    result: SimulationResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StudyRow:
     """One line of the table: a policy, or the oracle, on one grid at one slack."""
 
     trace: str
@@ -109,9 +109,9 @@ class StudyResult:
     study: Study
     cases: Sequence[Case]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StudyRow]:
         """Return the table: case by case, grid by grid, the oracle last."""
-        found: list[Row] = []
+        found: list[StudyRow] = []
         for case in self.cases:
             for grid in self.study.grids:
                 outcomes = [o for o in case.result.outcomes if o.trace == grid.trace.name]
@@ -214,7 +214,7 @@ def run_study(study: Study, progress: Callable[[int, int], None] = lambda done, 
     return StudyResult(study=study, cases=cases)
 
 
-def resting(config: GreenConfig, result: Result) -> str:
+def resting(config: GreenConfig, result: SimulationResult) -> str:
     """Return what a rank that does not work costs, and a change of width."""
     policy = config.policy
     held = "given back, and cost nothing" if policy.released is not False else f"held, at {policy.idle_w:g} W each"
@@ -259,8 +259,8 @@ def _jobs(study: Study) -> list[tuple[float, float, float]]:
     return [(deadline_h * per_h / tokens, tokens, deadline_h)]
 
 
-def _row(outcome: Outcome, slack: float) -> Row:
-    return Row(
+def _row(outcome: PolicyOutcome, slack: float) -> StudyRow:
+    return StudyRow(
         trace=outcome.trace,
         slack=slack,
         policy=outcome.policy,
@@ -276,10 +276,10 @@ def _row(outcome: Outcome, slack: float) -> Row:
     )
 
 
-def _oracle_row(outcome: Outcome, slack: float) -> Row:
+def _oracle_row(outcome: PolicyOutcome, slack: float) -> StudyRow:
     known = outcome.references
     grams = float(known.oracle_g.sum())
-    return Row(
+    return StudyRow(
         trace=outcome.trace,
         slack=slack,
         policy=ORACLE,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from greentrain.errors import RunFolderError
 from greentrain.simulator.picture import draw_scene, save
 from greentrain.simulator.scene import ORACLE, Scene
-from greentrain.simulator.study import STATIC, Row, StudyResult
+from greentrain.simulator.study import STATIC, StudyRow, StudyResult
 from greentrain.utils import quantities
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def signed(share: float) -> str:
     return f"{round(share * 100, 1) + 0.0:.1f} %"
 
 
-def _table(title: str, rows: Sequence[Row]) -> "Table":
+def _table(title: str, rows: Sequence[StudyRow]) -> "Table":
     from rich.markup import escape
     from rich.table import Table
 

@@ -90,10 +90,10 @@ class World:
             course.step()
         return course.track()
 
-    def begin(self, kernel: DecisionKernel, jobs: Jobs, *, history: bool = False) -> "Course":
+    def begin(self, kernel: DecisionKernel, jobs: Jobs, *, history: bool = False) -> "JobsUnderway":
         """Return jobs at their start, to be run epoch by epoch; arguments and errors are those of :meth:`run`."""
         self._check(jobs)
-        return Course(self.trace, self._sight, self._epoch_s, kernel, jobs, history)
+        return JobsUnderway(self.trace, self._sight, self._epoch_s, kernel, jobs, history)
 
     def _check(self, jobs: Jobs) -> None:
         late = jobs.start_unix_s + jobs.deadline_s > self.trace.end_unix_s + 1.0
@@ -107,7 +107,7 @@ class World:
             )
 
 
-class Course:
+class JobsUnderway:
     """Jobs on their way. ``over`` once none is left to decide for.
 
     Args:

@@ -17,7 +17,7 @@ from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, cu
 from greentrain.estimate.sweeps import (
     FP8_PRODUCTS,
     GAMMA_WEIGHTS,
-    Footprint,
+    PointFootprint,
     as_good,
     effective_share,
     footprint,
@@ -44,7 +44,7 @@ BUDGET_FLOP: Final = 1e24
 class Sample:
     """One point of a curve."""
 
-    found: Footprint
+    found: PointFootprint
     share: float = 1.0
     """For which the parameters count, of as many in 16 bits."""
     over_bf16: Range | None = None
@@ -164,7 +164,7 @@ def intensities(per_axis: int, where: Cluster) -> tuple[list[Curve], list[Curve]
     return swept, zones
 
 
-def _beside(fp8: Footprint, bf16: Footprint, share: float) -> Sample:
+def _beside(fp8: PointFootprint, bf16: PointFootprint, share: float) -> Sample:
     assert fp8.total_g is not None and bf16.total_g is not None
     mid = fp8.total_g.mid / bf16.total_g.mid
     gain = FP8_SPEEDUP

@@ -22,7 +22,7 @@ import numpy as np
 
 from greentrain.errors import GreenTrainError
 from greentrain.estimate.mfu import FP8_SPEEDUP
-from greentrain.estimate.projection import Rates
+from greentrain.estimate.projection import GrowthRates
 from greentrain.estimate.values import Range
 from greentrain.simulator.picture import check_pictures, save
 from greentrain.utils.validation import bound
@@ -107,7 +107,7 @@ def _said(of: Range) -> str:
 
 
 def _rates() -> str:
-    rates = Rates()
+    rates = GrowthRates()
     grown = ", ".join(
         f"{name} {rate.per_year - 1:+.0%}"
         for name, rate in (

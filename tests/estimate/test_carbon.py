@@ -11,7 +11,7 @@ from greentrain.estimate.carbon import intensity, operational, signal_of
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.embodied import FABS, embodied_hour
 from greentrain.estimate.mfu import estimate_mfu
-from greentrain.estimate.money import Prices, money
+from greentrain.estimate.money import RunPrices, money
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.relations import start_hours
 from greentrain.estimate.sci_units import sci_ranges
@@ -182,15 +182,15 @@ def test_sci_counts_all_parameters_and_the_flop_of_those_that_are_met() -> None:
 
 def test_money_is_a_default_with_a_source_or_what_is_given_or_unknown() -> None:
     hours, kwh = Range.exactly(100.0), Range.exactly(90.0)
-    default = money(H100, hours, kwh, Prices())
+    default = money(H100, hours, kwh, RunPrices())
     assert default.rent is not None and default.rent.low < 300 <= default.rent.mid < default.rent.high
     assert all(said.kind is Kind.ASSUMED and said.source.startswith("default") for said in default.assumptions)
-    given = money(H100, hours, kwh, Prices(per_kwh=0.1, per_device_hour=2.0))
+    given = money(H100, hours, kwh, RunPrices(per_kwh=0.1, per_device_hour=2.0))
     assert _bounds(given.electricity) == pytest.approx((9.0,) * 3)
     assert _bounds(given.rent) == pytest.approx((200.0,) * 3)
     assert all(said.kind is Kind.GIVEN for said in given.assumptions)
-    assert money(hardware.find("V100"), hours, kwh, Prices()).rent is None
-    francs = money(H100, hours, kwh, Prices(per_kwh=0.2, currency="CHF"))
+    assert money(hardware.find("V100"), hours, kwh, RunPrices()).rent is None
+    francs = money(H100, hours, kwh, RunPrices(per_kwh=0.2, currency="CHF"))
     assert francs.rent is None and francs.electricity is not None
 
 

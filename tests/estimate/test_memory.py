@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, shapes
-from greentrain.estimate.layouts import Layout, Layouts, Recompute
-from greentrain.estimate.memory import Memory, activation_bytes_per_token, capacity_bytes, held, memory
+from greentrain.estimate.layouts import ParallelLayout, Layouts, Recompute
+from greentrain.estimate.memory import MemoryUse, activation_bytes_per_token, capacity_bytes, held, memory
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.practice import practice_of
 from greentrain.estimate.search import cost, search
@@ -23,7 +23,7 @@ MOE = shapes.find("mixtral-8x7b")
 WORK = Workload(tokens=3e11, sequence=2048, batch_tokens=2048 * 1536)
 
 
-def of(shape: ModelShape, *layouts: Layout, workload: Workload = WORK) -> Memory:
+def of(shape: ModelShape, *layouts: ParallelLayout, workload: Workload = WORK) -> MemoryUse:
     return memory(shape, workload, Layouts.of(layouts), PRACTICE)
 
 
@@ -38,7 +38,7 @@ def test_computing_more_again_keeps_less(shape: ModelShape) -> None:
 
 
 def test_the_table_of_megatron_lm_fits_where_it_ran() -> None:
-    layout = Layout(tensor=8, pipeline=8, data=1, interleave=3)
+    layout = ParallelLayout(tensor=8, pipeline=8, data=1, interleave=3)
     workload = dataclasses.replace(WORK, batch_tokens=64 * 2048)
     needed = of(GPT, layout, workload=workload)
     states = needed.weights + needed.gradients + needed.optimizer
@@ -48,7 +48,7 @@ def test_the_table_of_megatron_lm_fits_where_it_ran() -> None:
 
 @pytest.mark.parametrize("shape", [GPT, MOE], ids=["dense", "moe"])
 def test_all_devices_together_hold_every_parameter_and_not_only_the_active_ones(shape: ModelShape) -> None:
-    spread = Layouts.of([Layout(tensor=1, pipeline=1, data=8, expert=8 if shape.is_moe else 1)])
+    spread = Layouts.of([ParallelLayout(tensor=1, pipeline=1, data=8, expert=8 if shape.is_moe else 1)])
     on = held(shape, spread)
     total = on.shared[0] + on.experts[0] * (8 if shape.is_moe else 1)
     assert total == pytest.approx(shape.total_parameters, rel=0.001)
@@ -57,7 +57,7 @@ def test_all_devices_together_hold_every_parameter_and_not_only_the_active_ones(
 
 
 def test_experts_are_shared_out_over_those_that_hold_the_same_ones() -> None:
-    layout = Layout(tensor=2, pipeline=1, data=8, expert=8, zero=1)
+    layout = ParallelLayout(tensor=2, pipeline=1, data=8, expert=8, zero=1)
     on = held(MOE, Layouts.of([layout]))
     experts = 32 * 8 * 3 * 4096 * 14336
     assert on.experts[0] == experts / 8
@@ -66,7 +66,7 @@ def test_experts_are_shared_out_over_those_that_hold_the_same_ones() -> None:
 
 
 def test_zero_shares_out_one_term_after_another() -> None:
-    plain, *shared = (of(GPT, Layout(tensor=8, pipeline=1, data=16, zero=zero)) for zero in range(4))
+    plain, *shared = (of(GPT, ParallelLayout(tensor=8, pipeline=1, data=16, zero=zero)) for zero in range(4))
     gigabytes = [each.bytes_by_term() for each in (plain.take(0), *(some.take(0) for some in shared))]
     assert gigabytes[1]["optimizer"] == pytest.approx(gigabytes[0]["optimizer"] / 16)
     assert gigabytes[1]["gradients"] == gigabytes[0]["gradients"]
@@ -87,7 +87,7 @@ def test_zero_shares_out_one_term_after_another() -> None:
 def test_memory_shrinks_with_every_way_to_share_and_grows_with_the_micro_batch(
     tensor: int, pipeline: int, data: int, zero: int, micro: int, recompute: Recompute, moe: bool
 ) -> None:
-    layout = Layout(tensor=tensor, pipeline=pipeline, data=data, zero=zero, micro=micro, recompute=recompute)
+    layout = ParallelLayout(tensor=tensor, pipeline=pipeline, data=data, zero=zero, micro=micro, recompute=recompute)
     shape = MOE if moe else GPT
     leaner = [
         dataclasses.replace(layout, tensor=2 * tensor),
@@ -105,13 +105,13 @@ def test_what_does_not_fit_is_refused_with_the_largest_term() -> None:
         search(GPT, WORK, A100, 8)
     long = dataclasses.replace(WORK, sequence=131_072, batch_tokens=131_072 * 64)
     with pytest.raises(ConfigError, match=r"largest term is activations .*Give shorter sequences"):
-        cost(shapes.find("llama-3-8b"), long, A100, Layout(tensor=1, pipeline=4, data=1))
+        cost(shapes.find("llama-3-8b"), long, A100, ParallelLayout(tensor=1, pipeline=4, data=1))
     with pytest.raises(ConfigError, match=r"needs 3\d\d\d\.\d GB of 73\.6 GB a device"):
-        cost(GPT, WORK, A100, Layout(tensor=1, pipeline=1, data=1))
+        cost(GPT, WORK, A100, ParallelLayout(tensor=1, pipeline=1, data=1))
 
 
 def test_the_terms_add_up_and_none_is_negative() -> None:
-    layouts = [Layout(tensor=t, pipeline=p, data=4, zero=z) for t, p, z in itertools.product((1, 8), (1, 12), (0, 3))]
+    layouts = [ParallelLayout(tensor=t, pipeline=p, data=4, zero=z) for t, p, z in itertools.product((1, 8), (1, 12), (0, 3))]
     needed = of(MOE, *layouts)
     for index in range(len(layouts)):
         terms = needed.take(index).bytes_by_term()

@@ -104,7 +104,7 @@ def test_interval_of_noisy_steps_holds_the_truth(tmp_path: Path) -> None:
     inside = 0
     for seed in range(20):
         dice = random.Random(seed)
-        spans = [pilot._Span(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(80)]
+        spans = [pilot._StepSpan(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(80)]
         mid, half = pilot._ratio([(span.tokens, span.seconds) for span in spans])
         inside += abs(1 / 1.046 - mid) <= half
     assert 11 <= inside <= 20
@@ -115,7 +115,7 @@ def test_slow_steps_that_come_first_by_chance_are_no_warm_up() -> None:
     speeds, cut = [], 0
     for seed in range(400):
         dice = random.Random(seed)
-        spans = [pilot._Span(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(50)]
+        spans = [pilot._StepSpan(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(50)]
         first = pilot._warmup(spans)
         cut += first > 1
         speeds.append(1 / pilot._ratio([(span.tokens, span.seconds) for span in spans[first:]])[0] / 1.046 - 1)
@@ -126,7 +126,7 @@ def test_slow_steps_that_come_first_by_chance_are_no_warm_up() -> None:
 def test_steps_that_settle_slowly_are_warm_up() -> None:
     dice = random.Random(1)
     steps = [0.5 * (1 + 0.05 * dice.uniform(-1, 1)) + 0.5 * 0.7**i for i in range(60)]
-    first = pilot._warmup([pilot._Span(steps=1, seconds=seconds, tokens=1, joules=1.0) for seconds in steps])
+    first = pilot._warmup([pilot._StepSpan(steps=1, seconds=seconds, tokens=1, joules=1.0) for seconds in steps])
     assert 7 <= first <= 15
 
 

@@ -4,11 +4,11 @@ from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
 from greentrain.estimate.embodied import embodied_hour
 from greentrain.estimate.power_model import watts
-from greentrain.estimate.projection import Rate, Rates, project
+from greentrain.estimate.projection import GrowthRate, GrowthRates, project
 from greentrain.estimate.values import Kind
 from greentrain.types import Gear
 
-FLAT = Rate(per_year=1.0, source="a test")
+FLAT = GrowthRate(per_year=1.0, source="a test")
 
 
 def test_a_later_device_grows_by_its_rates_and_is_assumed_throughout() -> None:
@@ -35,7 +35,7 @@ def test_two_steps_are_one_step() -> None:
 
 
 def test_what_is_unknown_stays_unknown_and_own_rates_hold() -> None:
-    later = project(hardware.find("MI300X"), 5, Rates(peak=FLAT, power=Rate(per_year=0.9, source="a test"))).device
+    later = project(hardware.find("MI300X"), 5, GrowthRates(peak=FLAT, power=GrowthRate(per_year=0.9, source="a test"))).device
     assert later.embodied_kg is None
     assert project(hardware.find("B100"), 5).device.idle_w is None
     assert later.peak_flop_s[Gear.BF16].value == 1307.4e12
@@ -46,7 +46,7 @@ def test_years_and_rates_have_bounds() -> None:
     with pytest.raises(ConfigError, match="years is 21"):
         project(hardware.find("h100"), 21)
     with pytest.raises(ConfigError, match="per_year is 35"):
-        Rate(per_year=35, source="per cent by mistake")
+        GrowthRate(per_year=35, source="per cent by mistake")
 
 
 @pytest.mark.parametrize("name", ["TPUv4", "V100-32GB"])

@@ -10,7 +10,7 @@ from benchmarks.estimator_runs import RUNS_CSV, read_runs
 from greentrain.errors import ConfigError
 from greentrain.estimate import communication, hardware, shapes
 from greentrain.estimate.gemm import gemm_s, rates
-from greentrain.estimate.layouts import Layout, Layouts, Recompute, enumerate_layouts
+from greentrain.estimate.layouts import ParallelLayout, Layouts, Recompute, enumerate_layouts
 from greentrain.estimate.memory import Held
 from greentrain.estimate.practice import ETA, peak_flop_s, practice_of
 from greentrain.estimate.roofline import Parts, step_parts
@@ -25,7 +25,7 @@ MOE = shapes.find("deepseek-v3")
 WORK = Workload(tokens=1e12, sequence=4096, batch_tokens=4096 * 1024)
 
 
-def parts(*layouts: Layout, shape: object = LLAMA, workload: Workload = WORK) -> Parts:
+def parts(*layouts: ParallelLayout, shape: object = LLAMA, workload: Workload = WORK) -> Parts:
     assert isinstance(shape, type(LLAMA))
     return step_parts(shape, workload, H100, Layouts.of(layouts), practice_of(H100, workload.precision))
 
@@ -92,7 +92,7 @@ def test_parts_of_every_layout_are_not_negative_and_add_up(count: int, name: str
 def test_twice_the_replicas_halve_the_work_and_full_recompute_adds_a_third(
     tensor: int, pipeline: int, data: int, micro: int, recompute: Recompute
 ) -> None:
-    one = Layout(tensor=tensor, pipeline=pipeline, data=data, micro=micro, recompute=recompute)
+    one = ParallelLayout(tensor=tensor, pipeline=pipeline, data=data, micro=micro, recompute=recompute)
     found = parts(one, dataclasses.replace(one, data=2 * data), dataclasses.replace(one, recompute=Recompute.FULL))
     assert found.products[1] == pytest.approx(found.products[0] / 2)
     assert found.attention[1] == pytest.approx(found.attention[0] / 2)
@@ -102,7 +102,7 @@ def test_twice_the_replicas_halve_the_work_and_full_recompute_adds_a_third(
 
 
 def test_interleaving_shortens_the_bubble_and_lengthens_the_transfers() -> None:
-    one, two = Layout(tensor=1, pipeline=4, data=1), Layout(tensor=1, pipeline=4, data=1, interleave=2)
+    one, two = ParallelLayout(tensor=1, pipeline=4, data=1), ParallelLayout(tensor=1, pipeline=4, data=1, interleave=2)
     found = parts(one, two)
     assert found.bubble[1] == pytest.approx(found.bubble[0] / 2)
     assert found.pipeline[1] == pytest.approx(2 * found.pipeline[0])
@@ -110,7 +110,7 @@ def test_interleaving_shortens_the_bubble_and_lengthens_the_transfers() -> None:
 
 def test_one_micro_batch_through_a_pipeline_takes_as_long_as_without_it() -> None:
     one = dataclasses.replace(WORK, batch_tokens=4096)
-    whole, staged = (parts(Layout(tensor=1, pipeline=p, data=1), workload=one) for p in (1, 3))
+    whole, staged = (parts(ParallelLayout(tensor=1, pipeline=p, data=1), workload=one) for p in (1, 3))
     work_s = [p.products[0] + p.attention[0] + p.elementwise[0] + p.bubble[0] for p in (whole, staged)]
     assert work_s[0] == pytest.approx(work_s[1])
     assert whole.bubble[0] == 0 < staged.bubble[0]
@@ -118,19 +118,19 @@ def test_one_micro_batch_through_a_pipeline_takes_as_long_as_without_it() -> Non
 
 def test_a_shorter_last_stage_makes_room_for_the_head() -> None:
     large = shapes.find("llama-3.1-405b")
-    layout = Layout(tensor=8, pipeline=16, data=1)
+    layout = ParallelLayout(tensor=8, pipeline=16, data=1)
     short, even = (parts(layout, shape=dataclasses.replace(large, layers=n)).products[0] for n in (126, 128))
     assert 0.9 * even < short < even
 
 
 def test_the_fullest_replica_counts() -> None:
     odd, even = (dataclasses.replace(WORK, batch_tokens=4096 * n) for n in (977, 1024))
-    layout = Layout(tensor=1, pipeline=1, data=128)
+    layout = ParallelLayout(tensor=1, pipeline=1, data=128)
     assert parts(layout, workload=odd).products == parts(layout, workload=even).products
 
 
 def test_compressed_attention_is_known_by_the_stated_parameters_and_rounding_is_not() -> None:
-    layout = Layout(tensor=1, pipeline=1, data=64)
+    layout = ParallelLayout(tensor=1, pipeline=1, data=64)
     plain = dataclasses.replace(MOE, published_active=None, published_total=None)
     attention_share = 61 * MOE.attention_parameters / plain.active_parameters
     fewer = 1 - parts(layout, shape=MOE).products[0] / parts(layout, shape=plain).products[0]
@@ -140,14 +140,14 @@ def test_compressed_attention_is_known_by_the_stated_parameters_and_rounding_is_
 
 
 def test_a_pipeline_hides_more_of_the_traffic_to_experts() -> None:
-    layout = Layout(tensor=1, pipeline=1, data=64, expert=64)
+    layout = ParallelLayout(tensor=1, pipeline=1, data=64, expert=64)
     found = parts(layout, dataclasses.replace(layout, pipeline=61), shape=MOE)
     assert found.experts[1] * 61 == pytest.approx(found.experts[0] * 0.3 / 0.5)
 
 
 def test_bytes_of_replicas_by_zero() -> None:
     device = rates(H100, Gear.BF16, practice_of(H100, Gear.BF16))
-    four = Layouts.of([Layout(tensor=1, pipeline=1, data=2, zero=zero) for zero in range(4)])
+    four = Layouts.of([ParallelLayout(tensor=1, pipeline=1, data=2, zero=zero) for zero in range(4)])
     none = np.zeros(4)
     on = Held(shared=none + 1e9, experts=none, shared_group=none + 2, experts_group=none + 2)
     took = communication.data_s(on, four, none + 5, 8, device)
@@ -159,14 +159,14 @@ def test_bytes_of_replicas_by_zero() -> None:
 
 def test_gradients_hide_behind_one_micro_batch_or_behind_each() -> None:
     practice = practice_of(H100, Gear.BF16)
-    two = Layouts.of([Layout(tensor=1, pipeline=1, data=2, zero=zero) for zero in (1, 3)])
+    two = Layouts.of([ParallelLayout(tensor=1, pipeline=1, data=2, zero=zero) for zero in (1, 3)])
     for data_s, left_s in ((10.0, (6.0, 2.0)), (1.0, (0.08, 0.08))):
         exposed = communication.exposed_data_s(np.full(2, data_s), np.full(2, 4.0), two, np.full(2, 2.0), practice)
         assert tuple(exposed) == pytest.approx(left_s)
 
 
 def test_the_work_of_a_mixture_is_that_of_its_active_parameters() -> None:
-    layout = Layout(tensor=1, pipeline=1, data=1)
+    layout = ParallelLayout(tensor=1, pipeline=1, data=1)
     found = parts(layout, shape=MOE, workload=dataclasses.replace(WORK, batch_tokens=64 * 4096))
     active = 6 * MOE.active_parameters * 64 * 4096 / 989e12
     total = 6 * MOE.total_parameters * 64 * 4096 / 989e12
@@ -177,7 +177,7 @@ def test_the_work_of_a_mixture_is_that_of_its_active_parameters() -> None:
 def test_experts_beyond_the_node_cost_the_network_and_few_nodes_bound_it() -> None:
     practice = practice_of(H100, Gear.BF16)
     device = rates(H100, Gear.BF16, practice)
-    spread = Layouts.of([Layout(tensor=1, pipeline=1, data=256, expert=each) for each in (1, 8, 16, 64, 256)])
+    spread = Layouts.of([ParallelLayout(tensor=1, pipeline=1, data=256, expert=each) for each in (1, 8, 16, 64, 256)])
     took = communication.experts_s(MOE, WORK, spread, H100.node, device, practice)
     assert took[0] == 0
     assert np.all(np.diff(took) > 0)
@@ -186,13 +186,13 @@ def test_experts_beyond_the_node_cost_the_network_and_few_nodes_bound_it() -> No
 
 
 def test_zero_three_moves_the_weights_with_every_micro_batch() -> None:
-    found = parts(*(Layout(tensor=1, pipeline=1, data=64, zero=zero) for zero in range(4)))
+    found = parts(*(ParallelLayout(tensor=1, pipeline=1, data=64, zero=zero) for zero in range(4)))
     assert found.data[3] > found.data[1]
     assert found.optimizer[0] == pytest.approx(64 * found.optimizer[1])
 
 
 def test_fp8_is_faster_where_a_device_has_it_and_refused_elsewhere() -> None:
-    layout = Layout(tensor=1, pipeline=1, data=8)
+    layout = ParallelLayout(tensor=1, pipeline=1, data=8)
     wide, narrow = (parts(layout, workload=dataclasses.replace(WORK, precision=gear)) for gear in (Gear.BF16, Gear.FP8))
     assert 1.3 < wide.products[0] / narrow.products[0] < 2.0
     assert wide.attention[0] == narrow.attention[0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, shapes
 from greentrain.estimate.accelerator import Accelerator, Constant
-from greentrain.estimate.layouts import Layout, Layouts, enumerate_layouts
+from greentrain.estimate.layouts import ParallelLayout, Layouts, enumerate_layouts
 from greentrain.estimate.search import cost, search, smallest_count, sweep
 from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
@@ -152,6 +152,6 @@ def test_a_search_of_16384_devices_is_quick() -> None:
 
 
 def test_a_layout_says_itself_in_one_line() -> None:
-    assert str(Layout(tensor=8, pipeline=2, data=4)) == (
+    assert str(ParallelLayout(tensor=8, pipeline=2, data=4)) == (
         "tp=8 pp=2 dp=4 ep=1 zero=0 micro=1 recompute=selective interleave=1"
     )

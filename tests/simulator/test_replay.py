@@ -21,7 +21,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.policy.waterfill import solve
 from greentrain.report.summary import summarize
 from greentrain.simulator.grids import recorded_grid
-from greentrain.simulator.replay import Replay, replay
+from greentrain.simulator.replay import RunReplay, replay
 from greentrain.simulator.replay_text import render, to_csv
 from greentrain.simulator.scene import NOTHING, ORACLE, RAN
 from greentrain.types import GearUse
@@ -33,7 +33,7 @@ from tests.simulator.planning import ACTIONS, TABLE, write_csv
 HOURS = [round(300.0 + 150.0 * math.cos((hour - 2) / 24 * 2 * math.pi), 1) for hour in range(24)]
 
 
-def _lines(result: Replay) -> dict[str, Any]:
+def _lines(result: RunReplay) -> dict[str, Any]:
     return {line.name: line for line in result.lines}
 
 

@@ -10,7 +10,7 @@ from greentrain.errors import ConfigError, TraceError
 from greentrain.policy.action_sources import reference_table
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.simulator.jobs import HISTORY_H, moments
-from greentrain.simulator.simulate import Result, simulate
+from greentrain.simulator.simulate import SimulationResult, simulate
 from greentrain.types import CarbonBasis
 from tests.simulator.grids import HOUR, START, daily, trace, wandering
 
@@ -23,7 +23,7 @@ def config(**policy: Any) -> GreenConfig:
     return GreenConfig.load({"policy": {key: value for key, value in given.items() if value is not None}})
 
 
-def small(**more: Any) -> Result:
+def small(**more: Any) -> SimulationResult:
     grid = trace(wandering(600))
     given: dict[str, Any] = {"table": TABLE, "history_h": 48.0, "count": 4, "forecaster": daily} | more
     traces = given.pop("traces", [grid])

@@ -10,7 +10,7 @@ from greentrain.fpga_backend.explore.claims import Claim, check, claims
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.simulate import amdahl
-from greentrain.simulator.pipeline.table import PipelineTable, Row
+from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 
 NOT_REPRODUCED: Final = "published, not reproduced"
 REFUTED: Final = "published, impossible"
@@ -109,6 +109,6 @@ def published() -> PipelineTable:
     )
 
 
-def _row(seconds: float, origin: Origin, source: str) -> Row:
+def _row(seconds: float, origin: Origin, source: str) -> StageRow:
     watts = Figure(value=600, origin=Origin.ASSUMED, source=f"{_POWER}over 600 W")
-    return Row(gpu_s=Figure(value=seconds, origin=origin, source=source), gpu_w=watts)
+    return StageRow(gpu_s=Figure(value=seconds, origin=origin, source=source), gpu_w=watts)

@@ -7,13 +7,13 @@ from typing import Any
 
 from greentrain.errors import ConfigError
 from greentrain.ledger.embodied_table import DEVICES
-from greentrain.simulator.pipeline.simulate import Outcome
+from greentrain.simulator.pipeline.simulate import StepOutcome
 from greentrain.types import G_PER_KG, S_PER_HOUR
 from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class CardFootprint:
     """Embodied carbon of one card (kgCO2e)."""
 
     low_kg: float
@@ -57,7 +57,7 @@ class BreakEven:
         }
 
 
-def footprint(card: str, given_kg: Sequence[float] | None = None) -> Footprint | None:
+def footprint(card: str, given_kg: Sequence[float] | None = None) -> CardFootprint | None:
     """Return the embodied carbon of a card: given, or of the table of devices; None where nobody knows.
 
     Args:
@@ -71,16 +71,16 @@ def footprint(card: str, given_kg: Sequence[float] | None = None) -> Footprint |
         if len(given_kg) not in (1, 3):
             raise ConfigError(f"{len(given_kg)} figures of embodied carbon: give one, or low,mid,high (kg)")
         low, mid, high = given_kg if len(given_kg) == 3 else (given_kg[0],) * 3
-        return Footprint(low_kg=low, mid_kg=mid, high_kg=high, source="given by the user")
+        return CardFootprint(low_kg=low, mid_kg=mid, high_kg=high, source="given by the user")
     row = next((row for row in DEVICES if row.matches(card)), None)
     if row is None:
         return None
-    return Footprint(
+    return CardFootprint(
         low_kg=row.low_kg, mid_kg=row.mid_kg + row.server_kg, high_kg=row.high_kg + row.server_kg, source=row.source
     )
 
 
-def break_even(home: Outcome, away: Outcome, card: Footprint, *, cards: int | None = None) -> BreakEven | None:
+def break_even(home: StepOutcome, away: StepOutcome, card: CardFootprint, *, cards: int | None = None) -> BreakEven | None:
     """Return when cards are paid for; None where the grams of a step are unknown.
 
     Both outcomes do the same step, so the work is the same. Nothing is credited for the GPUs' own embodied carbon, of

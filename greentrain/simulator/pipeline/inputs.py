@@ -16,11 +16,11 @@ from greentrain.fpga_backend.roofline.cards import assume, named
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.policy.offload.timeline import MOST_PARTS
 from greentrain.simulator.pipeline.bounds import NAME, published
-from greentrain.simulator.pipeline.break_even import Footprint, footprint
+from greentrain.simulator.pipeline.break_even import CardFootprint, footprint
 from greentrain.simulator.pipeline.figure import Figure, Origin
-from greentrain.simulator.pipeline.roofline_table import Work, with_models
+from greentrain.simulator.pipeline.roofline_table import RolloutBatch, with_models
 from greentrain.simulator.pipeline.sensitivity import batch_sized
-from greentrain.simulator.pipeline.simulate import Grid
+from greentrain.simulator.pipeline.simulate import GridIntensity
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.table_file import read_table
 from greentrain.simulator.pipeline.table_run import table_of_run, with_engine
@@ -32,7 +32,7 @@ GIVEN: Final = "given by the user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PipelineInputs:
     """What was asked for."""
 
     table: str
@@ -62,7 +62,7 @@ class Wanted:
     """So many times the rollouts of the table."""
 
 
-def open_table(wanted: Wanted) -> PipelineTable:
+def open_table(wanted: PipelineInputs) -> PipelineTable:
     """Return the table.
 
     Raises:
@@ -94,7 +94,7 @@ def open_table(wanted: Wanted) -> PipelineTable:
     return table if wanted.card is not None else batch_sized(table, wanted.batch)
 
 
-def open_grid(grid: str | None, pue: float = 1.0) -> Grid:
+def open_grid(grid: str | None, pue: float = 1.0) -> GridIntensity:
     """Return what a joule emits: a number of g/kWh, or the mean of a zone's typical year; None: unknown.
 
     Raises:
@@ -102,16 +102,16 @@ def open_grid(grid: str | None, pue: float = 1.0) -> Grid:
     """
     bound("--pue", pue, 1.0, 10.0)
     if grid is None:
-        return Grid(pue=pue)
+        return GridIntensity(pue=pue)
     try:
         value = float(grid)
     except ValueError:
         return _zone(grid, pue)
     bound("--grid", value, 0, 2000)
-    return Grid(g_per_kwh=value, pue=pue, source=f"{value:g} g/kWh, {GIVEN}")
+    return GridIntensity(g_per_kwh=value, pue=pue, source=f"{value:g} g/kWh, {GIVEN}")
 
 
-def open_footprint(table: PipelineTable, given: str | None) -> Footprint | None:
+def open_footprint(table: PipelineTable, given: str | None) -> CardFootprint | None:
     """Return the embodied carbon of the table's card: given, of the table, or of the table of devices.
 
     Raises:
@@ -126,7 +126,7 @@ def open_footprint(table: PipelineTable, given: str | None) -> Footprint | None:
             raise ConfigError(f"--embodied-kg is {given!r}; give one figure, or low,mid,high (kg)") from None
     if table.embodied_kg is not None:
         low, mid, high = table.embodied_kg
-        return Footprint(low_kg=low, mid_kg=mid, high_kg=high, source=table.embodied_source)
+        return CardFootprint(low_kg=low, mid_kg=mid, high_kg=high, source=table.embodied_source)
     return footprint(table.card)
 
 
@@ -146,7 +146,7 @@ def watts(option: str, text: str) -> Figure:
     return Figure(value=value, origin=Origin(kind or Origin.ASSUMED), source=GIVEN)
 
 
-def _base(wanted: Wanted) -> PipelineTable:
+def _base(wanted: PipelineInputs) -> PipelineTable:
     path = Path(wanted.table)
     if wanted.table == NAME and not path.exists():
         table = published()
@@ -160,7 +160,7 @@ def _base(wanted: Wanted) -> PipelineTable:
     )
 
 
-def _with_card(table: PipelineTable, wanted: Wanted) -> PipelineTable:
+def _with_card(table: PipelineTable, wanted: PipelineInputs) -> PipelineTable:
     ways = {
         "--slowdown": wanted.slowdown is not None,
         "--engine": wanted.engine is not None,
@@ -194,7 +194,7 @@ def _checked(table: PipelineTable) -> PipelineTable:
     return table
 
 
-def _modelled(table: PipelineTable, wanted: Wanted) -> PipelineTable:
+def _modelled(table: PipelineTable, wanted: PipelineInputs) -> PipelineTable:
     if not wanted.models:
         raise ConfigError("--card needs to know what runs on it: --reward-model, --reference-model (minilm, a folder)")
     choice("--precision", wanted.precision, tuple(PRECISIONS))
@@ -213,21 +213,21 @@ def _modelled(table: PipelineTable, wanted: Wanted) -> PipelineTable:
         table,
         subjects,
         assume(card) if wanted.assume else card,
-        Work(sequences=sequences, length=length),
+        RolloutBatch(sequences=sequences, length=length),
         precision=wanted.precision,
         gpu=wanted.gpu,
         mfu=wanted.mfu,
     )
 
 
-def _zone(zone: str, pue: float) -> Grid:
+def _zone(zone: str, pue: float) -> GridIntensity:
     try:
         year = TypicalSignal(zone)
         now_s = time.time()
         mean = year.mean(now_s, now_s + S_PER_YEAR)
     except CarbonSignalError as error:
         raise ConfigError(f"--grid: {error}") from error
-    return Grid(g_per_kwh=mean.g_per_kwh, pue=pue, source=f"mean of the typical year of {zone}")
+    return GridIntensity(g_per_kwh=mean.g_per_kwh, pue=pue, source=f"mean of the typical year of {zone}")
 
 
 def _json(path: Path) -> Any:

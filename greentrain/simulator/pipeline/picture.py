@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.simulator.picture import LINES, OFF_COLOUR, check_format, check_pictures, clean
 from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, caps, published_figures
-from greentrain.simulator.pipeline.sensitivity import Point
-from greentrain.simulator.pipeline.simulate import Outcome
+from greentrain.simulator.pipeline.sensitivity import SensitivityPoint
+from greentrain.simulator.pipeline.simulate import StepOutcome
 from greentrain.simulator.pipeline.table import PipelineTable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_plot(path: Path) -> None:
     check_pictures()
 
 
-def draw_bars(table: PipelineTable, names: Sequence[str], outcomes: Sequence[Outcome]) -> "Figure":
+def draw_bars(table: PipelineTable, names: Sequence[str], outcomes: Sequence[StepOutcome]) -> "Figure":
     """Return one bar an outcome: its step time with the cap of all passes, and its joules by stage.
 
     Raises:
@@ -64,7 +64,7 @@ def draw_bars(table: PipelineTable, names: Sequence[str], outcomes: Sequence[Out
     return figure
 
 
-def draw_points(table: PipelineTable, over: str, points: Sequence[Point]) -> "Figure":
+def draw_points(table: PipelineTable, over: str, points: Sequence[SensitivityPoint]) -> "Figure":
     """Return joules a token, or grams where the grid was varied, and hours to the break-even.
 
     Raises:
@@ -114,7 +114,7 @@ def _two(height_in: float) -> "tuple[Figure, tuple[Axes, Axes]]":
     return figure, (left, right)
 
 
-def _joules(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
+def _joules(axes: "Axes", outcomes: Sequence[StepOutcome]) -> None:
     """Stack the joules by stage, and behind them those of waiting; an outcome with unknown ones has no bar."""
     axes.set_yticks([])
     axes.set_xlabel("J a step", fontsize=9)

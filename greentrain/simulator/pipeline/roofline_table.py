@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import computed, gpu_named
-from greentrain.fpga_backend.explore.group import Group, most_sequences
+from greentrain.fpga_backend.explore.group import CardGroup, most_sequences
 from greentrain.fpga_backend.explore.space import compiled_to
 from greentrain.fpga_backend.explore.subject import Subject
 from greentrain.fpga_backend.program import Linear, LogProb
 from greentrain.fpga_backend.roofline.card_spec import CONSTANTS, CardSpec
 from greentrain.fpga_backend.roofline.counts import count
 from greentrain.fpga_backend.roofline.latency import check_card, peak_macs_per_s
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.table import PipelineTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RolloutBatch:
     """Rollouts of a step, as passes see them."""
 
     sequences: int
@@ -48,7 +48,7 @@ class CardBound:
         return self.tokens / max(self.dsp_s, self.memory_s)
 
 
-def card_figures(subject: Subject, card: CardSpec, work: Work, precision: str = "int8") -> tuple[Figure, Figure]:
+def card_figures(subject: Subject, card: CardSpec, work: RolloutBatch, precision: str = "int8") -> tuple[Figure, Figure]:
     """Return seconds and watts of a pass on one card, modelled.
 
     Args:
@@ -69,7 +69,7 @@ def card_figures(subject: Subject, card: CardSpec, work: Work, precision: str = 
     wave = most_sequences(program, work.length, int(card.value("memory_bytes")), work.sequences, ways=1)
     if not wave:
         raise ConfigError(f"{subject.name} in {precision} has no room on a {card.name}: leave it on the GPUs")
-    run = Group(program=program, card=card, sequence=work.length, ways=1, wave=wave).run(work.sequences)
+    run = CardGroup(program=program, card=card, sequence=work.length, ways=1, wave=wave).run(work.sequences)
     assumed = [name for name in CONSTANTS if getattr(card, name) is not None and card.kind(name) == "assumed"]
     source = f"roofline model of {subject.name}, {precision}, on a {card.name}, bound by {run.bound}"
     source += f"; assumed: {', '.join(assumed)}" if assumed else ""
@@ -79,7 +79,7 @@ def card_figures(subject: Subject, card: CardSpec, work: Work, precision: str = 
     )
 
 
-def card_bound(subject: Subject, card: CardSpec, work: Work) -> CardBound:
+def card_bound(subject: Subject, card: CardSpec, work: RolloutBatch) -> CardBound:
     """Return the floors of a pass in INT8: what the card's slices and its memory cannot undercut.
 
     Raises:
@@ -87,7 +87,7 @@ def card_bound(subject: Subject, card: CardSpec, work: Work) -> CardBound:
     """
     program = compiled_to(subject.program, "int8")
     whole = card.with_(dsp_share=1.0)
-    macs = count(program, Layout.equal(work.sequences, work.length)).macs
+    macs = count(program, BatchLayout.equal(work.sequences, work.length)).macs
     products = [(op, op.outputs if isinstance(op, Linear) else op.vocabulary) for op in _products(program.ops)]
     weights = sum(op.x.width * outputs for op, outputs in products)
     return CardBound(
@@ -97,7 +97,7 @@ def card_bound(subject: Subject, card: CardSpec, work: Work) -> CardBound:
     )
 
 
-def gpu_figures(subject: Subject, gpu: str, gpus: int, work: Work, mfu: float | None = None) -> tuple[Figure, Figure]:
+def gpu_figures(subject: Subject, gpu: str, gpus: int, work: RolloutBatch, mfu: float | None = None) -> tuple[Figure, Figure]:
     """Return seconds of all GPUs and watts of one for a pass, by its data sheet.
 
     Raises:
@@ -116,7 +116,7 @@ def with_models(
     table: PipelineTable,
     models: Mapping[Stage, Subject],
     card: CardSpec,
-    work: Work,
+    work: RolloutBatch,
     *,
     precision: str = "int8",
     gpu: str | None = None,
@@ -155,7 +155,7 @@ def with_models(
     )
 
 
-def _floor(stage: Stage, subject: Subject, card: CardSpec, work: Work) -> str:
+def _floor(stage: Stage, subject: Subject, card: CardSpec, work: RolloutBatch) -> str:
     least = card_bound(subject, card, work)
     return (
         f"No design takes less for {stage} ({subject.name}) on one {card.name} than {least.dsp_s:.3g} s, every DSP "

@@ -18,13 +18,13 @@ from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Origin
 from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.simulate import Grid, Outcome, simulate
+from greentrain.simulator.pipeline.simulate import GridIntensity, StepOutcome, simulate
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class GpuLink:
     """Between GPUs, and what crosses it once a step.
 
     Raises:
@@ -59,15 +59,15 @@ class Scaled:
     gpus: int
     comm_s: float
     """All-reduce, of which nothing is hidden behind the backward pass: an upper bound (s)."""
-    home: Outcome
+    home: StepOutcome
     """Everything on the GPUs."""
-    away: Outcome
+    away: StepOutcome
     """In the mode that was asked for."""
     efficiency: float
     """Of ``home``: its speed-up over the table's step, over the growth in GPUs."""
 
 
-def scaled(table: PipelineTable, gpus: int, link: Link) -> PipelineTable:
+def scaled(table: PipelineTable, gpus: int, link: GpuLink) -> PipelineTable:
     """Return the table on another number of GPUs; what a card takes does not change.
 
     Raises:
@@ -104,10 +104,10 @@ def scaled(table: PipelineTable, gpus: int, link: Link) -> PipelineTable:
 def scale(
     table: PipelineTable,
     gpus: Sequence[int],
-    link: Link,
+    link: GpuLink,
     mode: Mode,
     setting: Setting | None = None,
-    grid: Grid | None = None,
+    grid: GridIntensity | None = None,
     *,
     card_stays: bool = False,
 ) -> tuple[Scaled, ...]:

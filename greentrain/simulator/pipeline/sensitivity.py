@@ -7,25 +7,25 @@ from typing import Any
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
-from greentrain.simulator.pipeline.break_even import BreakEven, Footprint, break_even
+from greentrain.simulator.pipeline.break_even import BreakEven, CardFootprint, break_even
 from greentrain.simulator.pipeline.figure import Origin
 from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.simulate import Grid, Outcome, simulate
-from greentrain.simulator.pipeline.table import PipelineTable, Row
+from greentrain.simulator.pipeline.simulate import GridIntensity, StepOutcome, simulate
+from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 from greentrain.simulator.pipeline.waterfall import scheduled
 from greentrain.utils.validation import bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SensitivityPoint:
     """One value of what is varied."""
 
     value: float | str
-    home: Outcome
+    home: StepOutcome
     """Everything on the GPUs."""
-    away: Outcome
+    away: StepOutcome
     """In the mode that was asked for."""
-    best: Outcome
+    best: StepOutcome
     """What a scheduler would do."""
     paid: BreakEven | None
     """Of ``away``; None where grams, or the card's embodied carbon, are unknown."""
@@ -46,12 +46,12 @@ def point(
     table: PipelineTable,
     mode: Mode,
     setting: Setting,
-    grid: Grid,
-    card: Footprint | None,
-) -> Point:
+    grid: GridIntensity,
+    card: CardFootprint | None,
+) -> SensitivityPoint:
     """Return what a table comes to."""
     home, away = simulate(table, Mode.GPU, setting, grid), simulate(table, mode, setting, grid)
-    return Point(
+    return SensitivityPoint(
         value=value,
         home=home,
         away=away,
@@ -94,9 +94,9 @@ def over_grids(
     g_per_kwh: Sequence[float],
     mode: Mode,
     setting: Setting,
-    grid: Grid,
-    card: Footprint | None,
-) -> tuple[Point, ...]:
+    grid: GridIntensity,
+    card: CardFootprint | None,
+) -> tuple[SensitivityPoint, ...]:
     """Return a point for each intensity; its step is always the same.
 
     Raises:
@@ -109,7 +109,7 @@ def over_grids(
     return tuple(found)
 
 
-def _scaled(row: Row, factor: float, why: str) -> Row:
+def _scaled(row: StageRow, factor: float, why: str) -> StageRow:
     origin = None if factor == 1 else Origin.ASSUMED
     card_s = None if row.card_s is None else row.card_s.times(factor, why, origin)
     return dataclasses.replace(row, gpu_s=row.gpu_s.times(factor, why, origin), card_s=card_s)

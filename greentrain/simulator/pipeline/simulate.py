@@ -19,7 +19,7 @@ NO_PUE: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class GridIntensity:
     """What a joule emits."""
 
     g_per_kwh: float | None = None
@@ -35,7 +35,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """A step in one mode."""
 
     mode: Mode
@@ -99,11 +99,11 @@ def simulate(
     table: PipelineTable,
     mode: Mode,
     setting: Setting | None = None,
-    grid: Grid | None = None,
+    grid: GridIntensity | None = None,
     *,
     plan: Plan | None = None,
     card_stays: bool = False,
-) -> Outcome:
+) -> StepOutcome:
     """Return a step.
 
     Args:
@@ -117,10 +117,10 @@ def simulate(
     Raises:
         ConfigError: The cards cannot be shared out, or the plan cannot be carried out.
     """
-    setting, grid = setting or Setting(), grid or Grid()
+    setting, grid = setting or Setting(), grid or GridIntensity()
     where = plan_of(table, mode) if plan is None else plan
     line = timeline(table.cost_table(setting.cards, card_stays=card_stays), where, shape_of(table, mode, setting))
-    return Outcome(
+    return StepOutcome(
         mode=mode,
         cards=setting.cards if line.busy_s[Hardware.OFFLOAD] or card_stays else 0,
         plan=where,
@@ -132,7 +132,7 @@ def simulate(
     )
 
 
-def best(outcomes: Iterable[Outcome]) -> Outcome:
+def best(outcomes: Iterable[StepOutcome]) -> StepOutcome:
     """Return the outcome of least joules a step; of least time where any joules are unknown."""
     found = list(outcomes)
     if any(outcome.line.energy_j is None for outcome in found):
@@ -146,7 +146,7 @@ def amdahl(table: PipelineTable, passes: Iterable[Stage]) -> float:
     return table.step_s / left_s
 
 
-def said(outcome: Outcome) -> str:
+def said(outcome: StepOutcome) -> str:
     """Return the plan in a few words."""
     return label(outcome.plan)
 

@@ -9,13 +9,13 @@ from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline import picture, text
 from greentrain.simulator.pipeline.bounds import caps, published_figures
-from greentrain.simulator.pipeline.break_even import BreakEven, Footprint, break_even
+from greentrain.simulator.pipeline.break_even import BreakEven, CardFootprint, break_even
 from greentrain.simulator.pipeline.figure import Figure
-from greentrain.simulator.pipeline.inputs import Wanted, open_footprint, open_grid, open_table
+from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.modes import CHUNKS, Mode, Setting
-from greentrain.simulator.pipeline.scaling import Link, Scaled, scale
-from greentrain.simulator.pipeline.sensitivity import Point, over_grids, point, reward_sized
-from greentrain.simulator.pipeline.simulate import Grid, Outcome, best, simulate, step_ends
+from greentrain.simulator.pipeline.scaling import GpuLink, Scaled, scale
+from greentrain.simulator.pipeline.sensitivity import SensitivityPoint, over_grids, point, reward_sized
+from greentrain.simulator.pipeline.simulate import GridIntensity, StepOutcome, best, simulate, step_ends
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.waterfall import waterfall
 from greentrain.utils.validation import choice
@@ -35,10 +35,10 @@ GRIDS: Final = (20.0, 50.0, 100.0, 200.0, 400.0, 800.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class StudyRequest:
     """A table, and how its steps are run and priced."""
 
-    wanted: Wanted
+    wanted: PipelineInputs
     chunks: int = CHUNKS
     kl_in_reward: bool = False
     card_stays: bool = False
@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class StudyAnswer:
     """To one question."""
 
     document: Mapping[str, Any]
@@ -62,26 +62,26 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Opened:
+class _OpenedStudy:
     table: PipelineTable
-    grid: Grid
-    made: Footprint | None
+    grid: GridIntensity
+    made: CardFootprint | None
 
     @classmethod
-    def of(cls, asked: Asked) -> "_Opened":
+    def of(cls, asked: StudyRequest) -> "_OpenedStudy":
         table = open_table(asked.wanted)
         return cls(table=table, grid=open_grid(asked.grid, asked.pue), made=open_footprint(table, asked.embodied_kg))
 
-    def paid(self, setting: Setting, away: Outcome) -> BreakEven | None:
+    def paid(self, setting: Setting, away: StepOutcome) -> BreakEven | None:
         """Against GPUs without cards, even where the cards would be powered whatever the plan."""
         home = simulate(self.table, Mode.GPU, setting, self.grid)
         return None if self.made is None else break_even(home, away, self.made)
 
 
 def answer_modes(
-    asked: Asked, modes: Sequence[Mode], cards: Sequence[int], *, steps: int = 1, gpus: Sequence[int] = (),
-    link: Link | None = None,
-) -> Answer:  # fmt: skip
+    asked: StudyRequest, modes: Sequence[Mode], cards: Sequence[int], *, steps: int = 1, gpus: Sequence[int] = (),
+    link: GpuLink | None = None,
+) -> StudyAnswer:  # fmt: skip
     """Return a step in several modes.
 
     Args:
@@ -95,7 +95,7 @@ def answer_modes(
     Raises:
         ConfigError: Something of the input is wrong.
     """
-    opened = _Opened.of(asked)
+    opened = _OpenedStudy.of(asked)
     table, grid = opened.table, opened.grid
     found = [
         simulate(table, mode, asked.setting(number), grid, card_stays=asked.card_stays)
@@ -117,7 +117,7 @@ def answer_modes(
         notes.insert(0, f"Mean of {steps} steps in a row (s): {told}.")
     if Mode.OFF_POLICY in modes:
         notes.insert(0, "+ off-policy is another algorithm: advantages one step old, and other weights.")
-    return Answer(
+    return StudyAnswer(
         document={
             **_document(table, asked, grid),
             "outcomes": [
@@ -134,17 +134,17 @@ def answer_modes(
     )
 
 
-def answer_waterfall(asked: Asked, cards: int) -> Answer:
+def answer_waterfall(asked: StudyRequest, cards: int) -> StudyAnswer:
     """Return an ablation.
 
     Raises:
         ConfigError: Something of the input is wrong.
     """
-    opened = _Opened.of(asked)
+    opened = _OpenedStudy.of(asked)
     table, grid = opened.table, opened.grid
     rows = waterfall(table, asked.setting(cards), grid, card_stays=asked.card_stays)
     paid = opened.paid(asked.setting(cards), rows[-2].outcome)
-    return Answer(
+    return StudyAnswer(
         document={
             **_document(table, asked, grid),
             "rows": [row.to_dict() for row in rows],
@@ -156,7 +156,7 @@ def answer_waterfall(asked: Asked, cards: int) -> Answer:
     )
 
 
-def answer_sensitivity(asked: Asked, over: str, values: Sequence[str], mode: Mode, cards: int) -> Answer:
+def answer_sensitivity(asked: StudyRequest, over: str, values: Sequence[str], mode: Mode, cards: int) -> StudyAnswer:
     """Return how a mode moves with something.
 
     Args:
@@ -176,10 +176,10 @@ def answer_sensitivity(asked: Asked, over: str, values: Sequence[str], mode: Mod
     if by_model:
         models = {**asked.wanted.models, Stage.REWARD: names[0]}
         asked = dataclasses.replace(asked, wanted=dataclasses.replace(asked.wanted, models=models))
-    opened = _Opened.of(asked)
+    opened = _OpenedStudy.of(asked)
     table, grid, setting = opened.table, opened.grid, asked.setting(cards)
 
-    def seen(value: float | str, one: PipelineTable) -> Point:
+    def seen(value: float | str, one: PipelineTable) -> SensitivityPoint:
         return point(value, one, mode, setting, grid, opened.made)
 
     if by_model:
@@ -201,7 +201,7 @@ def answer_sensitivity(asked: Asked, over: str, values: Sequence[str], mode: Mod
         notes.append(f"Making a card: {opened.made.low_kg:g} to {opened.made.high_kg:g} kg ({opened.made.source}).")
     if over != GRID:
         notes.append(f"Grid: {grid.source}, PUE {grid.pue:g}." if grid.source else "Grid: unknown (--grid).")
-    return Answer(
+    return StudyAnswer(
         document={
             **_document(table, asked, grid),
             "over": over,
@@ -213,7 +213,7 @@ def answer_sensitivity(asked: Asked, over: str, values: Sequence[str], mode: Mod
     )
 
 
-def _with(wanted: Wanted, **changed: Any) -> Wanted:
+def _with(wanted: PipelineInputs, **changed: Any) -> PipelineInputs:
     return dataclasses.replace(wanted, **changed)
 
 
@@ -224,7 +224,7 @@ def _numbers(values: Sequence[str], usual: Sequence[float]) -> Sequence[float]:
         raise ConfigError(f"--values {','.join(values)}: numbers, as in 0.5,1,2") from None
 
 
-def _document(table: PipelineTable, asked: Asked, grid: Grid) -> dict[str, Any]:
+def _document(table: PipelineTable, asked: StudyRequest, grid: GridIntensity) -> dict[str, Any]:
     return {
         "table": {
             "name": table.name,

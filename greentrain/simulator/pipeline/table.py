@@ -14,7 +14,7 @@ NONE = Figure(value=0.0, origin=Origin.ASSUMED, source="no log-probabilities are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class StageRow:
     """A stage of one step."""
 
     gpu_s: Figure
@@ -32,7 +32,7 @@ class PipelineTable:
     """A step, as somebody measured, modelled, published or assumed it."""
 
     name: str
-    rows: Mapping[Stage, Row]
+    rows: Mapping[Stage, StageRow]
     tokens: float
     """Output tokens of a step."""
     sequences: int | None = None

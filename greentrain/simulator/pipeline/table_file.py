@@ -27,7 +27,7 @@ from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.policy.offload.timeline import MOST_PARTS
 from greentrain.simulator.pipeline.figure import Figure, Origin
-from greentrain.simulator.pipeline.table import FORWARD_SHARE, NONE, PipelineTable, Row
+from greentrain.simulator.pipeline.table import FORWARD_SHARE, NONE, PipelineTable, StageRow
 from greentrain.utils.validation import bound, choice, nearest
 
 _TOP: Final = (
@@ -82,7 +82,7 @@ def from_mapping(data: Any, where: str, *, tokens: float | None = None) -> Pipel
         ConfigError: Something in it is wrong.
     """
     top = _section(data, _TOP, where)
-    reader = _Reader(where, kind=str(top.get("kind") or ""), source=str(top.get("source") or ""))
+    reader = _TableReader(where, kind=str(top.get("kind") or ""), source=str(top.get("source") or ""))
     gpu = _section(top.get("gpu") or {}, _GPU, f"{where}: gpu")
     card = _section(top.get("card") or {}, _CARD, f"{where}: card")
     stages = _section(top.get("stages") or {}, tuple(Stage), f"{where}: stages")
@@ -146,7 +146,7 @@ def from_csv(text: str, where: str, *, tokens: float | None = None) -> PipelineT
     return from_mapping(data, where)
 
 
-class _Reader:
+class _TableReader:
     """Reads figures, with what the file says of all of them."""
 
     def __init__(self, where: str, *, kind: str, source: str) -> None:
@@ -178,13 +178,13 @@ class _Reader:
         return found
 
 
-def _row(reader: _Reader, name: str, given: Any, where: str) -> Row:
+def _row(reader: _TableReader, name: str, given: Any, where: str) -> StageRow:
     told = _section(given, _STAGE, f"{where}: stages.{name}")
     figures = {key: reader.figure(told.get(key), f"stages.{name}.{key}") for key in _STAGE}
     gpu_s = figures["gpu_s"]
     if gpu_s is None:
         raise ConfigError(f"{where}: stages.{name} has no gpu_s: what does it take where it runs without a card?")
-    return Row(gpu_s=gpu_s, gpu_w=figures["gpu_w"], card_s=figures["card_s"], card_w=figures["card_w"])
+    return StageRow(gpu_s=gpu_s, gpu_w=figures["gpu_w"], card_s=figures["card_s"], card_w=figures["card_w"])
 
 
 def _section(given: Any, known: Sequence[str], where: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from greentrain.ledger.reader import RankRecord, RunRecord, read_run
 from greentrain.ledger.totals import Totals
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.simulator.pipeline.figure import Figure, Origin
-from greentrain.simulator.pipeline.table import FORWARD_SHARE, PipelineTable, Row
+from greentrain.simulator.pipeline.table import FORWARD_SHARE, PipelineTable, StageRow
 from greentrain.types import DeviceKind, Phase, Provenance
 from greentrain.utils.validation import bound
 
@@ -184,17 +184,17 @@ def _metered(rank: RankRecord) -> list[str]:
     return [uid for uid, kind in kinds.items() if kind != DeviceKind.FPGA]
 
 
-def _row(found: _Sum, gpu_s: Figure) -> Row:
+def _row(found: _Sum, gpu_s: Figure) -> StageRow:
     """Return a row: watts of a device are the joules of all over their seconds, where both are known."""
     share = found.known_s / found.device_s if found.device_s else 0.0
     if share < KNOWN:
-        return Row(gpu_s=gpu_s)
+        return StageRow(gpu_s=gpu_s)
     whole = share == 1 and found.provenances == {Provenance.MEASURED}
     source = gpu_s.source if share == 1 else f"{gpu_s.source}, of the {share:.0%} of its time without gaps"
     watts = Figure(
         value=found.energy_j / found.known_s, origin=Origin.MEASURED if whole else Origin.MODELLED, source=source
     )
-    return Row(gpu_s=gpu_s, gpu_w=watts)
+    return StageRow(gpu_s=gpu_s, gpu_w=watts)
 
 
 def _gpu_name(record: RunRecord) -> str:

@@ -12,8 +12,8 @@ from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, caps, 
 from greentrain.simulator.pipeline.break_even import BreakEven
 from greentrain.simulator.pipeline.modes import Mode
 from greentrain.simulator.pipeline.scaling import Scaled
-from greentrain.simulator.pipeline.sensitivity import Point
-from greentrain.simulator.pipeline.simulate import Grid, Outcome, said
+from greentrain.simulator.pipeline.sensitivity import SensitivityPoint
+from greentrain.simulator.pipeline.simulate import GridIntensity, StepOutcome, said
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.waterfall import Fall
 from greentrain.utils import quantities
@@ -22,7 +22,7 @@ UNKNOWN = "?"
 _FIGURES = ("step s", "x", "tokens/s", "bubble", "useful", "wasted", "J/token", "g/Mtoken")
 
 
-def simulated(table: PipelineTable, outcomes: Sequence[Outcome], notes: Sequence[str]) -> RenderableType:
+def simulated(table: PipelineTable, outcomes: Sequence[StepOutcome], notes: Sequence[str]) -> RenderableType:
     """Return the modes, the joules by stage and device, and what stands beside them."""
     shown = _table(("mode", "cards"), _FIGURES)
     for outcome in outcomes:
@@ -30,7 +30,7 @@ def simulated(table: PipelineTable, outcomes: Sequence[Outcome], notes: Sequence
     return Group(_title(table), shown, joules(table, outcomes), *_lines([*physics(table), *notes, *rests(table)]))
 
 
-def joules(table: PipelineTable, outcomes: Sequence[Outcome]) -> Table:
+def joules(table: PipelineTable, outcomes: Sequence[StepOutcome]) -> Table:
     """Return the joules of a step by stage and device; ``*``: on the card."""
     shown = _table(("joules", "cards"), (*table.rows, "GPU waits", "card waits"))
     for outcome in outcomes:
@@ -53,12 +53,12 @@ def fallen(table: PipelineTable, rows: Sequence[Fall], notes: Sequence[str]) -> 
     return Group(_title(table), shown, *_lines([chosen, *physics(table), *notes, *rests(table)]))
 
 
-def _choice(outcome: Outcome) -> str:
+def _choice(outcome: StepOutcome) -> str:
     """Return the plan, and the mode where it matters: where a pass runs beside the GPUs."""
     return said(outcome) + (f", mode {outcome.mode}" if Where.CONCURRENT in outcome.plan.values() else "")
 
 
-def varied(table: PipelineTable, over: str, points: Sequence[Point], notes: Sequence[str]) -> RenderableType:
+def varied(table: PipelineTable, over: str, points: Sequence[SensitivityPoint], notes: Sequence[str]) -> RenderableType:
     """Return a sensitivity."""
     shown = _table((over,), ("GPU step s", "with card s", "x", "cap", "GPU J/token", "with card", "break-even h"))
     shown.add_column("best", no_wrap=True)
@@ -95,7 +95,7 @@ def scaled(rows: Sequence[Scaled]) -> RenderableType:
     return Group(Text(title, style="italic"), shown)
 
 
-def figures(outcome: Outcome) -> tuple[str, ...]:
+def figures(outcome: StepOutcome) -> tuple[str, ...]:
     """Return an outcome's cells, ``?`` for what nobody knows."""
     line = outcome.line
     return (
@@ -136,7 +136,7 @@ def physics(table: PipelineTable) -> list[str]:
     return lines
 
 
-def paid_lines(name: str, paid: BreakEven | None, grid: Grid) -> list[str]:
+def paid_lines(name: str, paid: BreakEven | None, grid: GridIntensity) -> list[str]:
     """Return when cards have saved what making them emitted."""
     if grid.g_per_kwh is None:
         return ["Grams: nobody said what a kWh emits (--grid)."]
@@ -185,7 +185,7 @@ def _title(table: PipelineTable) -> Text:
     return Text(f"{table.name}: {size}; modelled from the figures below", style="italic")
 
 
-def _mode(outcome: Outcome) -> str:
+def _mode(outcome: StepOutcome) -> str:
     return f"{outcome.mode} +" if outcome.mode is Mode.OFF_POLICY else str(outcome.mode)
 
 

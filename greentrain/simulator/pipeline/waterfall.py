@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from greentrain.policy.offload.stages import plans
 from greentrain.simulator.pipeline.modes import ON_POLICY, Mode, Setting, plan_of
-from greentrain.simulator.pipeline.simulate import Grid, Outcome, best, simulate
+from greentrain.simulator.pipeline.simulate import GridIntensity, StepOutcome, best, simulate
 from greentrain.simulator.pipeline.table import PipelineTable
 
 STEPS: Final = (
@@ -24,7 +24,7 @@ class Fall:
     """One row."""
 
     name: str
-    outcome: Outcome
+    outcome: StepOutcome
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON types."""
@@ -32,7 +32,7 @@ class Fall:
 
 
 def waterfall(
-    table: PipelineTable, setting: Setting | None = None, grid: Grid | None = None, *, card_stays: bool = False
+    table: PipelineTable, setting: Setting | None = None, grid: GridIntensity | None = None, *, card_stays: bool = False
 ) -> tuple[Fall, ...]:
     """Return the rows. Each adds to the one before; nothing says that it improves on it.
 
@@ -48,11 +48,11 @@ def waterfall(
 def scheduled(
     table: PipelineTable,
     setting: Setting | None = None,
-    grid: Grid | None = None,
+    grid: GridIntensity | None = None,
     modes: Sequence[Mode] = ON_POLICY,
     *,
     card_stays: bool = False,
-) -> Outcome:
+) -> StepOutcome:
     """Return the best of all plans in all of these modes.
 
     Raises:

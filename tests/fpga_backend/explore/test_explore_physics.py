@@ -11,7 +11,7 @@ from greentrain.fpga_backend.roofline.card_spec import CardSpec
 from greentrain.fpga_backend.roofline.cards import CARDS, assume
 from greentrain.fpga_backend.roofline.counts import count
 from greentrain.fpga_backend.roofline.latency import peak_macs_per_s
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.shape import Head, program_of
 
 CARD = st.sampled_from([assume(card) for card in CARDS.values()])
@@ -50,7 +50,7 @@ def test_every_point_is_below_the_roof_and_above_the_floor(
         assert not point.fits and point.reason
         return
     compiled = compiled_to(program, precision)
-    counts = count(compiled, Layout.equal(batch, sequence))
+    counts = count(compiled, BatchLayout.equal(batch, sequence))
     tokens = batch * sequence
     least_s = (counts.macs8 / peak_macs_per_s(card, 8) + counts.macs16 / peak_macs_per_s(card, 16)) / cards
     assert tokens / point.tokens_per_s >= least_s

@@ -8,12 +8,12 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import GpuRow, computed, gpu_named, measured
 from greentrain.fpga_backend.explore.group import most_sequences
 from greentrain.fpga_backend.explore.presets import PRESETS
-from greentrain.fpga_backend.explore.space import Point, explore
+from greentrain.fpga_backend.explore.space import DesignPoint, explore
 from greentrain.fpga_backend.explore.verdict import verdicts
 from greentrain.fpga_backend.program import with_activation_bits
 from greentrain.fpga_backend.roofline.cards import U55C, V80, assume
 from greentrain.fpga_backend.roofline.latency import service
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.memory import footprint
 from greentrain.fpga_backend.roofline.shape import program_of
 
@@ -22,7 +22,7 @@ MINILM = program_of(PRESETS["minilm"][1])
 CARD = assume(U55C)
 
 
-def _one(batch: int, sequence: int, cards: int, precision: str = "int8", *, llama: bool = False) -> Point:
+def _one(batch: int, sequence: int, cards: int, precision: str = "int8", *, llama: bool = False) -> DesignPoint:
     (point,) = explore(
         LLAMA if llama else MINILM,
         cards=[CARD],
@@ -36,11 +36,11 @@ def _one(batch: int, sequence: int, cards: int, precision: str = "int8", *, llam
 
 def test_one_card_is_a_service() -> None:
     point = _one(8, 128, 1)
-    found = service(MINILM, Layout.equal(8, 128), CARD)
+    found = service(MINILM, BatchLayout.equal(8, 128), CARD)
     assert point.tokens_per_s == pytest.approx(found.tokens_per_s)
     assert point.power_w == pytest.approx(found.power_w)
     assert point.j_per_token == pytest.approx(found.energy_j / (8 * 128))
-    assert point.need_bytes == footprint(MINILM, Layout.equal(8, 128)).total_bytes
+    assert point.need_bytes == footprint(MINILM, BatchLayout.equal(8, 128)).total_bytes
 
 
 def test_activations_of_16_bits_take_longer_and_no_other_weights() -> None:
@@ -49,7 +49,7 @@ def test_activations_of_16_bits_take_longer_and_no_other_weights() -> None:
     assert eight.bound == sixteen.bound == "compute"
     assert eight.tokens_per_s and sixteen.tokens_per_s and 1.6 < eight.tokens_per_s / sixteen.tokens_per_s < 2
     program = with_activation_bits(MINILM, 16)
-    assert sixteen.tokens_per_s == pytest.approx(service(program, Layout.equal(32, 512), CARD).tokens_per_s)
+    assert sixteen.tokens_per_s == pytest.approx(service(program, BatchLayout.equal(32, 512), CARD).tokens_per_s)
     (again,) = explore(program, cards=[CARD], precisions=["int8"], batches=[32], sequences=[512], numbers=[1])
     assert again == eight, "the name decides, not what a program was compiled to"
 
@@ -57,7 +57,7 @@ def test_activations_of_16_bits_take_longer_and_no_other_weights() -> None:
 def test_cards_that_wait_for_the_others_draw_idle_power() -> None:
     """Five sequences on three cards: two, two and one."""
     point = _one(5, 128, 3)
-    two, one = (service(MINILM, Layout.equal(n, 128), CARD) for n in (2, 1))
+    two, one = (service(MINILM, BatchLayout.equal(n, 128), CARD) for n in (2, 1))
     energy_j = 2 * two.energy_j + one.energy_j + CARD.value("idle_power_w") * (two.run_s - one.run_s)
     assert point.tokens_per_s == pytest.approx(5 * 128 / two.run_s)
     assert point.j_per_token == pytest.approx(energy_j / (5 * 128))
@@ -65,7 +65,7 @@ def test_cards_that_wait_for_the_others_draw_idle_power() -> None:
 
 def test_a_card_without_work_draws_idle_power() -> None:
     point = _one(1, 128, 4)
-    alone = service(MINILM, Layout.equal(1, 128), CARD)
+    alone = service(MINILM, BatchLayout.equal(1, 128), CARD)
     idle_j = 3 * CARD.value("idle_power_w") * alone.run_s
     assert point.j_per_token == pytest.approx((alone.energy_j + idle_j) / 128)
 
@@ -74,16 +74,16 @@ def test_a_batch_without_room_runs_in_waves() -> None:
     point = _one(128, 512, 1, "fp16", llama=True)
     assert point.fits and 0 < point.wave < 128
     half = dataclasses.replace(LLAMA, precision="fp16")
-    held = [footprint(half, Layout.equal(n, 512)).total_bytes for n in (point.wave, point.wave + 1)]
+    held = [footprint(half, BatchLayout.equal(n, 512)).total_bytes for n in (point.wave, point.wave + 1)]
     assert held[0] == point.need_bytes <= point.memory_bytes < held[1]
     full, rest = divmod(128, point.wave)
-    run_s = full * service(half, Layout.equal(point.wave, 512), CARD).run_s
-    run_s += service(half, Layout.equal(rest, 512), CARD).run_s if rest else 0.0
+    run_s = full * service(half, BatchLayout.equal(point.wave, 512), CARD).run_s
+    run_s += service(half, BatchLayout.equal(rest, 512), CARD).run_s if rest else 0.0
     assert point.tokens_per_s == pytest.approx(128 * 512 / run_s)
 
 
 def test_as_many_sequences_as_fit() -> None:
-    takes = [footprint(MINILM, Layout.equal(n, 64)).total_bytes for n in range(1, 21)]
+    takes = [footprint(MINILM, BatchLayout.equal(n, 64)).total_bytes for n in range(1, 21)]
     for n, need_bytes in enumerate(takes, start=1):
         assert most_sequences(MINILM, 64, need_bytes, 20, ways=1) == n
         assert most_sequences(MINILM, 64, need_bytes - 1, 20, ways=1) == n - 1

@@ -13,7 +13,7 @@ from greentrain.fpga_backend.errors import ArtifactError, BatchError
 from greentrain.fpga_backend.packing import Packed, pack
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Precision, Score
 from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.memory import footprint
 from greentrain.testing.offload_models import decoder, encoder
 
@@ -88,19 +88,19 @@ def test_a_shared_prompt_is_counted_once() -> None:
 def test_equal_sequences_without_rows_are_as_packed(sequences: int, tokens: int, causal: bool) -> None:
     program = (decoder if causal else encoder)().program
     packed = pack(_batch([tokens] * sequences), program)
-    assert Layout.of(packed) == Layout.equal(sequences, tokens)
-    assert count(program, packed) == count(program, Layout.equal(sequences, tokens))
+    assert BatchLayout.of(packed) == BatchLayout.equal(sequences, tokens)
+    assert count(program, packed) == count(program, BatchLayout.equal(sequences, tokens))
 
 
 @pytest.mark.parametrize("artifact", [encoder(), encoder(types=0, pooler=True, labels=3), decoder()])
 def test_weights_take_what_the_artifact_holds(artifact: Artifact) -> None:
-    assert footprint(artifact.program, Layout.equal(1, 1)).weights_bytes == artifact.nbytes
+    assert footprint(artifact.program, BatchLayout.equal(1, 1)).weights_bytes == artifact.nbytes
 
 
 @pytest.mark.parametrize("ways", [1, 2])
 def test_activations_of_16_bits_are_twice_the_products(ways: int) -> None:
     """Of linear layers and the vocabulary head, for one byte more an element written and read; nothing else changes."""
-    layout = Layout.equal(3, 10)
+    layout = BatchLayout.equal(3, 10)
     eight, sixteen = (decoder(vocabulary=102, activation_bits=bits).program for bits in (8, 16))
     for op, a, b in zip(
         eight.ops, count(eight, layout, ways=ways).ops, count(sixteen, layout, ways=ways).ops, strict=True
@@ -125,7 +125,7 @@ def test_the_row_of_two_digits_takes_room() -> None:
         Linear(out=1, x=Columns(register=0, start=0, width=256), weight="w", outputs=8, bias=False, activation_bits=16),
     )
     program = dataclasses.replace(encoder().program, ops=ops)
-    assert footprint(program, Layout.equal(1, 16)).activations_bytes == 16 * (4 * (256 + 8) + 2 * 256)
+    assert footprint(program, BatchLayout.equal(1, 16)).activations_bytes == 16 * (4 * (256 + 8) + 2 * 256)
 
 
 def test_the_host_sends_what_the_packing_holds() -> None:
@@ -146,7 +146,7 @@ def test_the_host_sends_what_the_packing_holds() -> None:
 @pytest.mark.parametrize("precision", ["w8a8", "fp16", "w8a16", "w4a16"])
 def test_two_cards_have_half_of_each_product(precision: Precision) -> None:
     program = dataclasses.replace(decoder(vocabulary=102).program, precision=precision)
-    one, two = (count(program, Layout.equal(3, 10), ways=ways) for ways in (1, 2))
+    one, two = (count(program, BatchLayout.equal(3, 10), ways=ways) for ways in (1, 2))
     for op, a, b in zip(program.ops, one.ops, two.ops, strict=True):
         if isinstance(op, Linear | Attention | LogProb):
             assert 2 * b.macs8 == a.macs8 and 2 * b.macs16 == a.macs16
@@ -155,7 +155,7 @@ def test_two_cards_have_half_of_each_product(precision: Precision) -> None:
 
 
 def test_fewer_bits_need_less_memory_and_wider_products() -> None:
-    layout = Layout.equal(2, 16)
+    layout = BatchLayout.equal(2, 16)
     small = encoder(hidden=64, heads=4, inner=128).program
     sizes = {}
     names: tuple[Precision, ...] = ("fp16", "w8a16", "w4a16")
@@ -169,9 +169,9 @@ def test_fewer_bits_need_less_memory_and_wider_products() -> None:
 
 def test_what_has_no_model() -> None:
     with pytest.raises(ArtifactError, match="fp32"):
-        count(dataclasses.replace(encoder().program, precision="fp32"), Layout.equal(1, 1))
+        count(dataclasses.replace(encoder().program, precision="fp32"), BatchLayout.equal(1, 1))
     with pytest.raises(BatchError, match="at least 1"):
-        Layout.equal(0, 5)
+        BatchLayout.equal(0, 5)
 
 
 def test_registers_are_free_after_their_last_reader() -> None:
@@ -179,7 +179,7 @@ def test_registers_are_free_after_their_last_reader() -> None:
     of attention, where x, the new register and the row quantised for it are live."""
     program = encoder(layers=3).program
     more = encoder(layers=6).program
-    layout = Layout.equal(1, 16)
+    layout = BatchLayout.equal(1, 16)
     assert footprint(program, layout).activations_bytes == footprint(more, layout).activations_bytes
     # x (32) and q, k, v (96) and the attended rows (32) of binary32, and their 8-bit rows (96)
     assert footprint(program, layout).activations_bytes == 16 * (4 * (32 + 96 + 32) + 96)

@@ -7,14 +7,14 @@ import pytest
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.fpga_backend.roofline.latency import service
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.meter import ModelledMeter
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.testing.offload_models import encoder
 from greentrain.types import DeviceKind, Provenance
 
 CARD = assume(U55C).with_(idle_power_w=20.0)
-SERVICE = service(encoder().program, Layout.equal(8, 32), CARD)
+SERVICE = service(encoder().program, BatchLayout.equal(8, 32), CARD)
 
 
 class _Clock:

@@ -12,9 +12,9 @@ from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Linear, Program
 from greentrain.fpga_backend.roofline.card_spec import CardSpec, Quantity
 from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, V80, assume
-from greentrain.fpga_backend.roofline.counts import Counts, OpCount, count, exchanged_bytes
+from greentrain.fpga_backend.roofline.counts import WorkCounts, OpCount, count, exchanged_bytes
 from greentrain.fpga_backend.roofline.latency import peak_macs_per_s, serve, service
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.shape import program_of
 from greentrain.testing.offload_models import decoder, encoder
 
@@ -44,12 +44,12 @@ def _card(**changes: float) -> CardSpec:
     return CardSpec(name="round").with_(**{**ROUND, **changes})
 
 
-def _counts(*ops: tuple[int, int, int, int], pcie: tuple[int, int] = (1000, 500)) -> Counts:
+def _counts(*ops: tuple[int, int, int, int], pcie: tuple[int, int] = (1000, 500)) -> WorkCounts:
     parts = tuple(
         OpCount(place=i, kind="x", launches=n, macs8=m8, macs16=m16, weight_bytes=b)
         for i, (n, m8, m16, b) in enumerate(ops)
     )
-    return Counts(ops=parts, tokens=100, pcie_in_bytes=pcie[0], pcie_out_bytes=pcie[1])
+    return WorkCounts(ops=parts, tokens=100, pcie_in_bytes=pcie[0], pcie_out_bytes=pcie[1])
 
 
 def test_each_operator_takes_the_longer_of_its_products_and_its_bytes() -> None:
@@ -73,7 +73,7 @@ def test_each_operator_takes_the_longer_of_its_products_and_its_bytes() -> None:
         (_counts((99, 10, 0, 10)), "launch"),
     ],
 )
-def test_what_bounds_it(counts: Counts, bound: str) -> None:
+def test_what_bounds_it(counts: WorkCounts, bound: str) -> None:
     assert serve(counts, _card()).bound == bound
 
 
@@ -112,7 +112,7 @@ def test_joules_that_rest_on_assumptions() -> None:
 
 def test_a_missing_constant_is_an_error_with_its_name() -> None:
     with pytest.raises(ConfigError, match=r"idle_power_w \(W\)"):
-        service(encoder().program, Layout.equal(1, 4), U55C)
+        service(encoder().program, BatchLayout.equal(1, 4), U55C)
 
 
 # --- Llama-3-8B, calculated apart from the code --------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_a_batch_of_llama_3_8b_is_230_9_tera_operations() -> None:
     a_token = 2 * layers * (2 * d * d + 2 * d * kv + 3 * d * inner)
     attention = 32 * layers * 2 * 2 * d * tokens * (tokens + 1) // 2
     by_hand = 32 * tokens * a_token + attention
-    found = 2 * count(_llama(), Layout.equal(32, 512)).macs8
+    found = 2 * count(_llama(), BatchLayout.equal(32, 512)).macs8
     assert found == by_hand
     assert found / 1e12 == pytest.approx(230.9, abs=0.05)
 
@@ -150,7 +150,7 @@ def test_all_slices_of_a_u55c_take_25_6_s_for_that_batch() -> None:
         pcie_j_per_byte=0.0,
     )
     assert 2 * peak_macs_per_s(card) == pytest.approx(9.02e12, rel=1e-3)
-    found = service(_llama(), Layout.equal(32, 512), card)
+    found = service(_llama(), BatchLayout.equal(32, 512), card)
     assert found.parts_s["compute"] == pytest.approx(25.6, abs=0.1)
     assert found.tokens_per_s < 640
     assert found.bound == "compute"
@@ -161,9 +161,9 @@ def test_two_cards_exchange_rows_by_the_host() -> None:
     program, rows = _llama(), 16
     d, inner, layers = 4096, 14336, 32
     by_hand = rows * 4 * (layers * (3 * d + inner))
-    assert exchanged_bytes(program, Layout.equal(1, rows), 2) == by_hand
-    assert exchanged_bytes(program, Layout.equal(1, rows), 1) == 0
-    one, two = (service(program, Layout.equal(8, 512), assume(V80), ways=ways) for ways in (1, 2))
+    assert exchanged_bytes(program, BatchLayout.equal(1, rows), 2) == by_hand
+    assert exchanged_bytes(program, BatchLayout.equal(1, rows), 1) == 0
+    one, two = (service(program, BatchLayout.equal(8, 512), assume(V80), ways=ways) for ways in (1, 2))
     assert 0.5 < two.engine_s / one.engine_s < 0.75
     assert two.parts_j["products"] == pytest.approx(one.parts_j["products"], rel=1e-6)
 

@@ -6,7 +6,7 @@ import pytest
 
 from greentrain.fpga_backend.compiler.compiling import compile as compiled
 from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.memory import footprint
 from greentrain.fpga_backend.roofline.shape import Head, program_of
 
@@ -49,7 +49,7 @@ def test_the_same_work_and_the_same_memory(kind: str, task: str, config: dict[st
     head: Head = "logprob" if task == "CausalLM" else "score"
     real = compiled(model, max_tokens=64, head=head)
     shape = program_of(made.to_dict(), head=head, max_tokens=64)
-    layout = Layout.equal(3, 20)
+    layout = BatchLayout.equal(3, 20)
     found, expected = (count(program, layout) for program in (shape, real.program))
     for name in ("macs8", "macs16", "launches", "memory_bytes", "pcie_in_bytes", "pcie_out_bytes"):
         assert getattr(found, name) == getattr(expected, name), name

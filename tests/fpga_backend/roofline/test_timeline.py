@@ -4,13 +4,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from greentrain.fpga_backend.roofline.latency import Service
+from greentrain.fpga_backend.roofline.latency import CardService
 from greentrain.fpga_backend.roofline.timeline import Timeline
 
 
-def _service(in_s: float, engine_s: float, out_s: float) -> Service:
+def _service(in_s: float, engine_s: float, out_s: float) -> CardService:
     parts = {"launch": 0.0, "pcie": in_s + out_s, "compute": engine_s, "memory": 0.0, "power": 0.0}
-    return Service(
+    return CardService(
         tokens=1,
         in_s=in_s,
         engine_s=engine_s,

@@ -6,13 +6,13 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, Pool, Program, Score
 from greentrain.fpga_backend.roofline.counts import OpCount, count, exchanged_bytes
-from greentrain.fpga_backend.roofline.layout import Layout
+from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.testing.offload_models import decoder, encoder
 
 
 def test_an_encoder_of_one_layer() -> None:
     program = encoder(layers=1, hidden=32, heads=4, inner=64, types=0).program
-    counts = count(program, Layout.equal(2, 5))
+    counts = count(program, BatchLayout.equal(2, 5))
     rows, register = 10, 10 * 32 * 4
     by_hand = {
         "embed": (rows * (32 * 2 + 4), register + rows * 4),
@@ -67,4 +67,4 @@ def test_columns_are_brought_together_once_for_all_who_read_them() -> None:
         layers=1,
         causal=True,
     )
-    assert exchanged_bytes(program, Layout.equal(3, 4), 2) == 12 * 4 * (24 + 8)
+    assert exchanged_bytes(program, BatchLayout.equal(3, 4), 2) == 12 * 4 * (24 + 8)

@@ -2,7 +2,7 @@
 
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Figure, Origin
-from greentrain.simulator.pipeline.table import PipelineTable, Row
+from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 
 YAML = """
 name: ours
@@ -44,10 +44,10 @@ def table(
     return PipelineTable(
         name="ours",
         rows={
-            Stage.GENERATE: Row(gpu_s=measured(generate), gpu_w=measured(300)),
-            Stage.REWARD: Row(gpu_s=measured(reward), gpu_w=measured(200), card_s=reward_s, card_w=busy_w),
-            Stage.REFERENCE: Row(gpu_s=measured(reference), gpu_w=measured(200), card_s=reference_s, card_w=busy_w),
-            Stage.TRAIN: Row(gpu_s=measured(train), gpu_w=measured(400)),
+            Stage.GENERATE: StageRow(gpu_s=measured(generate), gpu_w=measured(300)),
+            Stage.REWARD: StageRow(gpu_s=measured(reward), gpu_w=measured(200), card_s=reward_s, card_w=busy_w),
+            Stage.REFERENCE: StageRow(gpu_s=measured(reference), gpu_w=measured(200), card_s=reference_s, card_w=busy_w),
+            Stage.TRAIN: StageRow(gpu_s=measured(train), gpu_w=measured(400)),
         },
         tokens=1000,
         sequences=10,

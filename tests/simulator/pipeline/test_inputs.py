@@ -13,9 +13,9 @@ from greentrain.fpga_backend.explore.subject import subject
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Origin
-from greentrain.simulator.pipeline.inputs import Wanted, open_footprint, open_grid, open_table, watts
+from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table, watts
 from greentrain.simulator.pipeline.modes import Mode
-from greentrain.simulator.pipeline.roofline_table import Work, card_bound, card_figures, gpu_figures
+from greentrain.simulator.pipeline.roofline_table import RolloutBatch, card_bound, card_figures, gpu_figures
 from greentrain.simulator.pipeline.simulate import simulate
 from greentrain.simulator.pipeline.table_file import from_csv, from_mapping, read_table
 from greentrain.simulator.pipeline.table_run import table_of_run, with_engine
@@ -23,7 +23,7 @@ from greentrain.types import LedgerEntry, Provenance
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, sensor
 from tests.simulator.pipeline.tables import YAML, measured, table
 
-WORK = Work(sequences=32, length=512)
+WORK = RolloutBatch(sequences=32, length=512)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_models_that_do_not_fit_are_named() -> None:
     with pytest.raises(ConfigError, match="llama-3-8b in int8 has no room on a U55C"):
         card_figures(subject("llama-3-8b"), small, WORK)
     with pytest.raises(ConfigError, match="minilm takes 512 tokens at most, and rollouts have 600"):
-        card_figures(subject("minilm"), assume(U55C), Work(sequences=1, length=600))
+        card_figures(subject("minilm"), assume(U55C), RolloutBatch(sequences=1, length=600))
     with pytest.raises(ConfigError, match="U55C lacks"):
         card_figures(subject("minilm"), U55C, WORK)
 
@@ -236,14 +236,14 @@ def test_models_that_do_not_fit_are_named() -> None:
 
 
 def test_a_published_table_without_a_card_gets_an_assumed_one() -> None:
-    found = open_table(Wanted(table="published"))
+    found = open_table(PipelineInputs(table="published"))
     assert found.offloadable == (Stage.REFERENCE, Stage.REWARD) and "assumed" in found.notes[-1]
     card_s = found.rows[Stage.REWARD].card_s
     assert card_s is not None and card_s.origin is Origin.ASSUMED
 
 
 def test_a_modelled_card_is_asked_for_the_larger_batch() -> None:
-    wanted = Wanted(table="published", card="u55c", models={Stage.REWARD: "minilm"}, assume=True, length=128)
+    wanted = PipelineInputs(table="published", card="u55c", models={Stage.REWARD: "minilm"}, assume=True, length=128)
     once, twice = open_table(wanted), open_table(dataclasses.replace(wanted, batch=2.0))
     rows = [found.rows[Stage.REWARD] for found in (once, twice)]
     assert rows[0].card_s is not None and rows[1].card_s is not None
@@ -254,21 +254,21 @@ def test_a_modelled_card_is_asked_for_the_larger_batch() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (Wanted(table="nothing"), "'nothing' is no run folder"),
-        (Wanted(table="published", slowdown=1.0, card="U55C"), "--slowdown and --card each say what the card takes"),
-        (Wanted(table="published", slowdown=0.0), "--slowdown is 0.0"),
-        (Wanted(table="published", card="U55C"), "--card needs to know what runs on it"),
-        (Wanted(table="published", models={Stage.REWARD: "minilm"}), "no card to model them on"),
-        (Wanted(table="published", card="U56C", models={Stage.REWARD: "minilm"}), "Did you mean 'U55C'"),
-        (Wanted(table="published", card="U55C", models={Stage.REWARD: "minilm"}, assume=True, gpu="B1"), "no GPU 'B1'"),
-        (Wanted(table="published", card="U55C", models={Stage.REWARD: "x"}, assume=True), "'x' is no folder"),
-        (Wanted(table="published", card_w="hot"), "--card-w is 'hot'; write watts"),
-        (Wanted(table="published", card_w="75:guess"), "--card-w: kind is 'guess'"),
-        (Wanted(table="published", micro_batches=0), "--micro-batches is 0"),
-        (Wanted(table="published", engine=Path("none.json")), "none.json cannot be read"),
+        (PipelineInputs(table="nothing"), "'nothing' is no run folder"),
+        (PipelineInputs(table="published", slowdown=1.0, card="U55C"), "--slowdown and --card each say what the card takes"),
+        (PipelineInputs(table="published", slowdown=0.0), "--slowdown is 0.0"),
+        (PipelineInputs(table="published", card="U55C"), "--card needs to know what runs on it"),
+        (PipelineInputs(table="published", models={Stage.REWARD: "minilm"}), "no card to model them on"),
+        (PipelineInputs(table="published", card="U56C", models={Stage.REWARD: "minilm"}), "Did you mean 'U55C'"),
+        (PipelineInputs(table="published", card="U55C", models={Stage.REWARD: "minilm"}, assume=True, gpu="B1"), "no GPU 'B1'"),
+        (PipelineInputs(table="published", card="U55C", models={Stage.REWARD: "x"}, assume=True), "'x' is no folder"),
+        (PipelineInputs(table="published", card_w="hot"), "--card-w is 'hot'; write watts"),
+        (PipelineInputs(table="published", card_w="75:guess"), "--card-w: kind is 'guess'"),
+        (PipelineInputs(table="published", micro_batches=0), "--micro-batches is 0"),
+        (PipelineInputs(table="published", engine=Path("none.json")), "none.json cannot be read"),
     ],
 )
-def test_wrong_wishes_are_named(wanted: Wanted, message: str) -> None:
+def test_wrong_wishes_are_named(wanted: PipelineInputs, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_table(wanted)
 
@@ -279,8 +279,8 @@ def test_a_table_without_a_card_says_how_to_give_one(tmp_path: Path) -> None:
         "kind: measured\ntokens: 1\nstages: {generate: {gpu_s: 1}, reward: {gpu_s: 1}, train: {gpu_s: 1}}\n"
     )
     with pytest.raises(ConfigError, match=r"on a card \(passes: reward\): give card_s in the file, or --slowdown"):
-        open_table(Wanted(table=str(file)))
-    assert open_table(Wanted(table=str(file), slowdown=2.0)).offloadable == (Stage.REWARD,)
+        open_table(PipelineInputs(table=str(file)))
+    assert open_table(PipelineInputs(table=str(file), slowdown=2.0)).offloadable == (Stage.REWARD,)
 
 
 def test_a_grid_is_a_number_or_a_zone_and_embodied_carbon_has_an_order_of_precedence() -> None:

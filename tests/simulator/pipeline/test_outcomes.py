@@ -7,19 +7,19 @@ import pytest
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Hardware, Stage, Where
 from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, caps, published, published_figures
-from greentrain.simulator.pipeline.break_even import Footprint, break_even, footprint
+from greentrain.simulator.pipeline.break_even import CardFootprint, break_even, footprint
 from greentrain.simulator.pipeline.figure import Figure, Origin, least_sure, sure_first
 from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.scaling import Link, scale, scaled
+from greentrain.simulator.pipeline.scaling import GpuLink, scale, scaled
 from greentrain.simulator.pipeline.sensitivity import batch_sized, over_grids, point, reward_sized
-from greentrain.simulator.pipeline.simulate import Grid, simulate, step_ends
+from greentrain.simulator.pipeline.simulate import GridIntensity, simulate, step_ends
 from greentrain.simulator.pipeline.waterfall import SCHEDULER, STEPS, waterfall
 from greentrain.types import Provenance
 from tests.simulator.pipeline.tables import measured, table
 
-GRID = Grid(g_per_kwh=360, pue=1.25, source="test")
+GRID = GridIntensity(g_per_kwh=360, pue=1.25, source="test")
 """0.125 mg of CO2e a joule."""
-CARD = Footprint(low_kg=1, mid_kg=2, high_kg=4, source="test")
+CARD = CardFootprint(low_kg=1, mid_kg=2, high_kg=4, source="test")
 
 
 # -- joules and grams --------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_steps_are_at_least_one() -> None:
 
 # -- many GPUs ---------------------------------------------------------------------------------------------------------
 
-LINK = Link(gradient_bytes=1e9, bytes_per_s=2e9, latency_s=0.01, serial_s=0.5)
+LINK = GpuLink(gradient_bytes=1e9, bytes_per_s=2e9, latency_s=0.01, serial_s=0.5)
 
 
 def test_a_step_on_more_gpus_by_hand() -> None:
