@@ -30,7 +30,7 @@ from benchmarks.estimator_scores import Left, Train, gain, leave_one_family_out
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.estimate import hours
-from greentrain.estimate.auto import by_auto
+from greentrain.estimate.hours import by_auto
 
 PACKAGE: Final = Path(__file__).resolve().parents[1] / "greentrain" / "estimate"
 OURS: Final = "mfu"

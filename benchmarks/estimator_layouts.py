@@ -9,9 +9,8 @@ from benchmarks.estimator_roofline import Optimum, with_network
 from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict, Train
 from greentrain.estimate import hours
-from greentrain.estimate.blend import Blend
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.hours import Hours
+from greentrain.estimate.hours import Blend, Hours
 from greentrain.estimate.mfu import estimate_mfu
 from greentrain.estimate.values import Range
 from greentrain.estimate.workload import Workload

@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.estimator_fit import INSIDE, family_quantile
 from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict
-from greentrain.estimate.accelerator import Accelerator, Constant
+from greentrain.estimate.hardware import Accelerator, Constant
 from greentrain.estimate.layouts import ParallelLayout, Recompute
 from greentrain.estimate.search import cost, search
 from greentrain.estimate.values import Kind, Range

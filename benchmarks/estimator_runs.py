@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.estimate import hardware
-from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.workload import Workload

@@ -28,10 +28,9 @@ from benchmarks.marks import facts, put, table
 from benchmarks.metering import machine
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
-from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.hardware import Accelerator, practice_of
 from greentrain.estimate.layouts import INTERLEAVE, MICRO, ParallelLayout, Recompute
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.practice import practice_of
 from greentrain.estimate.search import cost, search
 from greentrain.estimate.workload import Workload
 
@@ -141,7 +140,9 @@ def recalled() -> list[Step]:
         flop = 96.0 * batch * 2048 * layers * d_model**2
         flop *= 1 + 2048 / (6 * d_model) + 51200 / (16 * layers * d_model)
         shape = _gpt(f"GPT {12 * layers * d_model**2 / 1e9:.1f}B, 2021", layers, d_model, heads, 51200)
-        layout = ParallelLayout(tensor=tensor, pipeline=pipeline, data=count // (tensor * pipeline), recompute=Recompute.FULL)
+        layout = ParallelLayout(
+            tensor=tensor, pipeline=pipeline, data=count // (tensor * pipeline), recompute=Recompute.FULL
+        )
         several = tuple(
             dataclasses.replace(layout, micro=micro, interleave=pieces)
             for micro in MICRO

@@ -18,16 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.policy.offload.stages import Hardware, Stage
-from greentrain.simulator.pipeline import text
-from greentrain.simulator.pipeline.bounds import caps, published, published_figures
-from greentrain.simulator.pipeline.break_even import break_even
+from greentrain.simulator.pipeline import display
+from greentrain.simulator.pipeline.bounds import break_even, caps, published, published_figures
 from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table
-from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.scaling import GpuLink, scale
-from greentrain.simulator.pipeline.sensitivity import over_grids, point
-from greentrain.simulator.pipeline.simulate import simulate, step_ends
+from greentrain.simulator.pipeline.simulate import Mode, Setting, simulate, step_ends
 from greentrain.simulator.pipeline.table import PipelineTable
-from greentrain.simulator.pipeline.waterfall import waterfall
+from greentrain.simulator.pipeline.what_if import GpuLink, over_grids, point, scale, waterfall
 
 SLOWDOWNS: Final = (0.5, 1.0, 2.0, 4.0, 10.0)
 GRID: Final = open_grid("400", 1.2)
@@ -53,7 +49,9 @@ MODELS: Final = {Stage.REWARD: "minilm", Stage.REFERENCE: "qwen2-0.5b"}
 def modelled(*, reward: str = "minilm", reference: bool = False, batch: float = 1.0) -> PipelineTable:
     """Return the published step with passes of named models on a U55C, both sides modelled."""
     models = {Stage.REWARD: reward} | ({Stage.REFERENCE: MODELS[Stage.REFERENCE]} if reference else {})
-    return open_table(PipelineInputs(table="published", card="U55C", assume=True, gpu="H100", models=models, batch=batch))
+    return open_table(
+        PipelineInputs(table="published", card="U55C", assume=True, gpu="H100", models=models, batch=batch)
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,7 +143,7 @@ def limits() -> str:
 def ablation(what: str, table: PipelineTable, cards: int = 1) -> str:
     """Return a waterfall."""
     rows = waterfall(table, Setting(cards=cards), GRID)
-    cells = [[row.name, *text.figures(row.outcome)] for row in rows]
+    cells = [[row.name, *display.figures(row.outcome)] for row in rows]
     head = ["added", "step s", "x", "tokens/s", "bubble", "useful", "wasted", "J/token", "g/Mtoken"]
     made = open_footprint(table, None if table.card == "U55C" else "45,57.5,70")
     streamed = rows[-2].outcome
@@ -157,7 +155,7 @@ def ablation(what: str, table: PipelineTable, cards: int = 1) -> str:
             f"**Ablation**: {what}",
             _table(head, cells),
             f"The scheduler's choice: {where}. Cap of the passes that moved: x{streamed.cap:.2f}. Hours until the "
-            f"streamed cards are paid for, at {GRID.g_per_kwh:g} g/kWh and PUE {GRID.pue:g}: {text.hours(paid)}.",
+            f"streamed cards are paid for, at {GRID.g_per_kwh:g} g/kWh and PUE {GRID.pue:g}: {display.hours(paid)}.",
         )
     )
 
@@ -175,7 +173,7 @@ def models() -> str:
             [
                 str(one.value), f"{row.gpu_s.value:.3g}", f"{card_s:.3g}", f"{one.home.line.step_s:.4g}",
                 f"{one.away.line.step_s:.4g}", f"{one.away.speedup:.2f}", f"{one.away.cap:.3f}",
-                _number(one.home.line.j_per_token), _number(one.away.line.j_per_token), text.hours(one.paid),
+                _number(one.home.line.j_per_token), _number(one.away.line.j_per_token), display.hours(one.paid),
             ]
         )  # fmt: skip
     head = [
@@ -212,7 +210,7 @@ def grids() -> str:
         table, (20, 50, 100, 200, 400, 800), Mode.STREAM, Setting(), GRID, open_footprint(table, "45,57.5,70")
     )
     rows = [
-        [f"{one.value:g}", _number(one.home.g_per_mtoken), _number(one.away.g_per_mtoken), text.hours(one.paid)]
+        [f"{one.value:g}", _number(one.home.g_per_mtoken), _number(one.away.g_per_mtoken), display.hours(one.paid)]
         for one in points
     ]
     head = ["g/kWh", "g/Mtoken on the GPU", "streamed", "break-even h"]

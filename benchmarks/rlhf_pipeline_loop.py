@@ -22,10 +22,9 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.ticket import Ticket
 from greentrain.simulator.pipeline.figure import Figure, Origin
-from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.simulate import simulate
+from greentrain.simulator.pipeline.simulate import Mode, Setting, simulate
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow
-from greentrain.simulator.pipeline.table_run import with_engine
+from greentrain.simulator.pipeline.table_sources import with_engine
 from greentrain.testing.offload_models import decoder, encoder
 from greentrain.testing.paced_device import Paced
 

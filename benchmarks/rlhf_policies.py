@@ -5,7 +5,7 @@
     python benchmarks/rlhf_policies.py --into docs/rlhf-scheduler.md
 
 A policy sees costs with the scatter of a measurement (2 %) and is judged by the true ones; sequences grow and shrink
-from decision to decision. **Costs are drawn from assumed ranges** (``greentrain.simulator.pipeline.tasks``), and the
+from decision to decision. **Costs are drawn from assumed ranges** (``tools.placement_tasks``), and the
 judge is the timeline that rule and oracle use themselves: the table compares policies with one another, and says
 nothing of any GPU or card.
 """
@@ -29,8 +29,8 @@ from greentrain.policy.offload.oracle import OffloadOracle
 from greentrain.policy.offload.ppo import CHOICES
 from greentrain.policy.offload.stages import MOVABLE, Plan, Where, all_gpu, label
 from greentrain.policy.offload.view import View
-from greentrain.simulator.pipeline.env import DECISIONS, NOISE, PlacementEnv
-from greentrain.simulator.pipeline.tasks import TASKS, Task
+from tools.placement_env import DECISIONS, NOISE, PlacementEnv
+from tools.placement_tasks import TASKS, Task
 
 RUNS = 125
 """Of each workload, of 8 decisions each."""

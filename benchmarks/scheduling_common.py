@@ -17,7 +17,7 @@ from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import SchedulePolicy
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs, windows
-from greentrain.simulator.references import References, references
+from greentrain.simulator.simulate import References, references
 from greentrain.simulator.world import Track, World
 from greentrain.types import S_PER_HOUR
 

@@ -18,9 +18,8 @@ from greentrain.fpga_backend.emulator.products import int_mm_is_exact
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Program
-from greentrain.fpga_backend.roofline.card_spec import CardSpec
-from greentrain.fpga_backend.roofline.latency import check_card, service
-from greentrain.fpga_backend.roofline.meter import ModelledMeter
+from greentrain.fpga_backend.roofline.cards import CardSpec
+from greentrain.fpga_backend.roofline.latency import ModelledMeter, check_card, service
 from greentrain.types import PowerMeter, Provenance
 
 DEPTH: Final = 8

@@ -11,8 +11,7 @@ from greentrain.fpga_backend.explore.gpu import gpu_named
 from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.program import Linear, Program
 from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, U55C_LINK
-from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import BatchLayout
+from greentrain.fpga_backend.roofline.counts import BatchLayout, count
 from greentrain.fpga_backend.roofline.shape import program_of
 
 Status = Literal["refuted", "unverified"]

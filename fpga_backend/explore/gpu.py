@@ -6,9 +6,8 @@ from typing import Final
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Program
-from greentrain.fpga_backend.roofline.card_spec import Quantity
-from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import BatchLayout
+from greentrain.fpga_backend.roofline.cards import Quantity
+from greentrain.fpga_backend.roofline.counts import BatchLayout, count
 from greentrain.utils.validation import bound, nearest
 
 MFU: Final = Quantity(

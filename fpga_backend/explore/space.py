@@ -1,17 +1,76 @@
-"""Points of the design space: precision x batch x sequence x card x number of cards."""
+"""The design space of a model on cards: precision x batch x sequence x card x number of cards.
+
+The model is a compiled one, a model folder, or a configuration known by name. Where it does not fit on one card, two
+share it; a batch that is too large for their memory runs in waves.
+"""
 
 import dataclasses
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from greentrain.fpga_backend.explore.group import CardGroup, most_sequences
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.program import Precision, Program, with_activation_bits
-from greentrain.fpga_backend.roofline.card_spec import CardSpec
-from greentrain.fpga_backend.roofline.latency import Bound
-from greentrain.fpga_backend.roofline.layout import BatchLayout
-from greentrain.fpga_backend.roofline.memory import footprint
+from greentrain.fpga_backend.roofline.cards import CardSpec
+from greentrain.fpga_backend.roofline.counts import BatchLayout, footprint
+from greentrain.fpga_backend.roofline.latency import Bound, CardService, service
+from greentrain.fpga_backend.roofline.shape import Head, program_of
+from greentrain.utils.validation import nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRun:
+    """A share of a batch, modelled."""
+
+    run_s: float
+    energy_j: float
+    assumed_j: float
+    bound: Bound | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardGroup:
+    """Cards that share a model."""
+
+    program: Program
+    card: CardSpec
+    sequence: int
+    ways: int
+    wave: int
+    """Sequences at a time."""
+
+    def run(self, sequences: int) -> GroupRun:
+        """Return what so many sequences take, in waves one after the other."""
+        full, rest = divmod(sequences, self.wave)
+        parts: list[tuple[int, CardService]] = []
+        for number, size in ((full, self.wave), (1 if rest else 0, rest)):
+            if number:
+                found = service(self.program, BatchLayout.equal(size, self.sequence), self.card, ways=self.ways)
+                parts.append((number, found))
+        return GroupRun(
+            run_s=sum(number * found.run_s for number, found in parts),
+            energy_j=sum(number * found.energy_j for number, found in parts),
+            assumed_j=sum(number * found.assumed_j for number, found in parts),
+            bound=parts[0][1].bound if parts else None,
+        )
+
+
+def most_sequences(program: Program, sequence: int, room_bytes: int, wanted: int, *, ways: int) -> int:
+    """Return how many sequences a card has room for beside the weights, up to ``wanted``; 0: not even one."""
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        if footprint(program, BatchLayout.equal(middle, sequence), ways=ways).total_bytes <= room_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
 
 PRECISIONS: Mapping[str, Precision] = {"fp16": "fp16", "int8": "w8a8", "int8a16": "w8a8", "int4": "w4a16"}
 """What they are compiled to. ``int8a16`` has activations of 16 bits: each product is two of 8 bits. ``int4`` is of
@@ -150,3 +209,61 @@ def _served(point: DesignPoint, group: CardGroup) -> DesignPoint:
         bound=runs[0][1].bound if more else runs[1][1].bound,
         assumed_share=assumed_j / energy_j,
     )
+
+
+MANIFEST = "artifact.json"
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A model to explore."""
+
+    name: str
+    source: str
+    """Where its shape is from."""
+    program: Program
+    folder: Path | None = None
+    """Where its weights may be: a model folder."""
+
+
+def open_subject(model: str, *, head: Head = "score", max_tokens: int | None = None) -> Subject:
+    """Find a model.
+
+    Args:
+        model: A folder with ``artifact.json`` or ``config.json``, or a name of ``PRESETS``.
+        head: What is asked of it; a compiled one has its own.
+        max_tokens: Longest sequence; None: what the model allows. Rotary tables have that length.
+
+    Raises:
+        ConfigError: It is neither.
+        ArtifactError: The compiled model cannot be read.
+        UnsupportedModelError: A configuration that cannot be compiled.
+    """
+    folder = Path(model)
+    if (folder / MANIFEST).is_file():
+        program = Program.from_json(json.dumps(_json(folder / MANIFEST).get("program")))
+        if max_tokens is not None:
+            program = dataclasses.replace(program, max_tokens=min(max_tokens, program.max_tokens))
+        return Subject(name=folder.name, source=f"compiled model {folder / MANIFEST}", program=program)
+    if (folder / CONFIG).is_file():
+        program = program_of(_json(folder / CONFIG), head=head, max_tokens=max_tokens)
+        return Subject(name=folder.name, source=f"{folder / CONFIG}", program=program, folder=folder)
+    if model in PRESETS:
+        repository, config = PRESETS[model]
+        program = program_of(config, head=head, max_tokens=max_tokens)
+        return Subject(name=model, source=f"configuration of {repository}", program=program)
+    raise ConfigError(
+        f"{model!r} is no folder with {MANIFEST} or {CONFIG}, and no known name; known: {', '.join(PRESETS)}"
+        f"{nearest(model, PRESETS)}"
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return found

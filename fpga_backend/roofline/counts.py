@@ -5,20 +5,21 @@ traffic is that of kernels which run one after the other, as ``csim/schedule.py`
 once and writes its result once. A kernel whose operands do not fit on the chip reads some of them again, so the bytes,
 and the times that follow from them, are lower bounds.
 
-What two or more cards have to tell each other when they share each product by its outputs.
-
-A product, an attention by heads, and what is done to single elements leave each card with its columns. Quantising a
-row, a norm, a pool and a head need the whole row, so before them the columns are brought together: each card sends its
-part to the host and takes the others'. So every integer sum stays on one card, and results stay those of one card.
+Cards that share a model share each product by its outputs. A product, an attention by heads, and what is done to single
+elements leave each card with its columns. Quantising a row, a norm, a pool and a head need the whole row, so before
+them the columns are brought together: each card sends its part to the host and takes the others'. So every integer sum
+stays on one card, and results stay those of one card.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from greentrain.fpga_backend.csim.launches import FLOATS, beats
 from greentrain.fpga_backend.csim.layout import LOGITS_BYTES, MOST_CHUNK
+from greentrain.fpga_backend.errors import ArtifactError, BatchError
 from greentrain.fpga_backend.packing import Packed
 from greentrain.fpga_backend.program import (
     Add,
@@ -31,6 +32,7 @@ from greentrain.fpga_backend.program import (
     Norm,
     Op,
     Pool,
+    Precision,
     Program,
     Rotary,
     Score,
@@ -38,8 +40,127 @@ from greentrain.fpga_backend.program import (
     read_by,
     widths,
 )
-from greentrain.fpga_backend.roofline.layout import BatchLayout
-from greentrain.fpga_backend.roofline.widths import NumberWidths, widths_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLayout:
+    """What a batch comes to, in rows."""
+
+    tokens: int
+    """Of all sequences, shared prompts counted each time."""
+    rows: int
+    """Rows that are computed."""
+    sequences: int
+    segments: int
+    targets: int
+    """Wanted log-probabilities."""
+    causal_pairs: int
+    """Pairs of query and key in a causal attention, over all segments."""
+    all_pairs: int
+    """The same where every row sees its whole sequence."""
+    keys: int
+    """Rows that a segment may attend to, added up over the segments: keys and values read."""
+
+    @classmethod
+    def of(cls, packed: Packed) -> "BatchLayout":
+        """Return the size of a packed batch."""
+        before = [packed.segments[s.parent].rows if s.parent >= 0 else 0 for s in packed.segments]
+        own = [segment.rows for segment in packed.segments]
+        keys = [b + n for b, n in zip(before, own, strict=True)]
+        ends = [keys[segment] for segment in packed.sequences]
+        return cls(
+            tokens=sum(ends),
+            rows=packed.rows,
+            sequences=len(packed.sequences),
+            segments=len(packed.segments),
+            targets=len(packed.target_rows),
+            causal_pairs=sum(b * n + _triangle(n) for b, n in zip(before, own, strict=True)),
+            all_pairs=sum(n * k for n, k in zip(own, keys, strict=True)),
+            keys=sum(keys),
+        )
+
+    @classmethod
+    def equal(cls, sequences: int, tokens: int) -> "BatchLayout":
+        """Return the size of ``sequences`` sequences of ``tokens`` tokens each, no prompt shared.
+
+        Raises:
+            BatchError: One of them is below 1.
+        """
+        if sequences < 1 or tokens < 1:
+            raise BatchError(f"{sequences} sequences of {tokens} tokens: both are at least 1")
+        return cls(
+            tokens=sequences * tokens,
+            rows=sequences * tokens,
+            sequences=sequences,
+            segments=sequences,
+            targets=sequences * (tokens - 1),
+            causal_pairs=sequences * _triangle(tokens),
+            all_pairs=sequences * tokens * tokens,
+            keys=sequences * tokens,
+        )
+
+
+def _triangle(rows: int) -> int:
+    return rows * (rows + 1) // 2
+
+
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberWidths:
+    """Sizes of the numbers of one precision on a card."""
+
+    weight_bits: int
+    activation_bytes: int
+    """Of a register's element. The integer contract keeps registers in binary32."""
+    embedding_bytes: int
+    product_bits: int
+    """8: two or three products a DSP slice; 16: one."""
+    quantised: bool
+    """True if rows are quantised before a product: a pass of its own over them."""
+    scales: Literal["none", "output", "group"]
+    """Whether weights carry a scale an output, or one a group of an output's inputs."""
+
+    def weights(self, outputs: int, inner: int) -> int:
+        """Return the bytes of a product's weights and their scales."""
+        scales = {"none": 0, "output": 1, "group": math.ceil(inner / group_of(inner))}[self.scales]
+        return math.ceil(outputs * inner * self.weight_bits / 8) + SCALE_BYTES * scales * outputs
+
+
+_FLOAT = NumberWidths(
+    weight_bits=16, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="none"
+)
+_WIDTHS: dict[str, NumberWidths] = {
+    "w8a8": NumberWidths(
+        weight_bits=8, activation_bytes=4, embedding_bytes=2, product_bits=8, quantised=True, scales="output"
+    ),
+    "fp16": _FLOAT,
+    "bf16": _FLOAT,
+    "w8a16": NumberWidths(
+        weight_bits=8, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="output"
+    ),
+    "w4a16": NumberWidths(
+        weight_bits=4, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="group"
+    ),
+}
+
+
+def widths_of(precision: Precision) -> NumberWidths:
+    """Return the sizes of a precision.
+
+    Raises:
+        ArtifactError: No figures are known of it: fp32.
+    """
+    if precision not in _WIDTHS:
+        raise ArtifactError(f"precision {precision} has no model of a card; it has one of {', '.join(_WIDTHS)}")
+    return _WIDTHS[precision]
+
+
+def group_of(inner: int) -> int:
+    """Return how many inputs share a scale of 4-bit weights, as ``compiler/quantize.py`` groups them."""
+    return 128 if inner >= 1024 and inner % 128 == 0 else 32
+
 
 WORD = 4
 """Bytes of an index, a scale, a bias, a score or a log-probability."""
@@ -311,3 +432,79 @@ def _by_column(op: Op) -> bool:
 
 def _any_split(sources: list[Columns], split: dict[int, bool]) -> bool:
     return any(split[source.register] for source in sources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFootprint:
+    """Bytes on one card."""
+
+    weights_bytes: int
+    activations_bytes: int
+    """The most that registers take at one time, keys and values among them; each is free after its last reader."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Both."""
+        return self.weights_bytes + self.activations_bytes
+
+
+def footprint(program: Program, layout: BatchLayout, *, ways: int = 1) -> MemoryFootprint:
+    """Return what a batch takes on one of ``ways`` cards that share the products by their outputs.
+
+    Registers are taken whole on each card: an upper bound. Tensors that several operators name are counted once.
+
+    Raises:
+        ArtifactError: The precision has no model of a card.
+    """
+    sizes = widths_of(program.precision)
+    named = {getattr(op, "weight", None): op for op in program.ops}
+    weights = sum(_stored(op, program, sizes, ways) for op in named.values())
+    return MemoryFootprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
+
+
+def _stored(op: Op, program: Program, sizes: NumberWidths, ways: int) -> int:
+    match op:
+        case Embed():
+            entries = {"token": program.vocabulary, "type": program.types}.get(op.index, program.max_tokens + op.offset)
+            return entries * (op.width * sizes.embedding_bytes + (WORD if sizes.quantised else 0))
+        case Linear() | LogProb():
+            outputs = math.ceil((op.outputs if isinstance(op, Linear) else op.vocabulary) / ways)
+            return sizes.weights(outputs, op.x.width) + (WORD * outputs if op.bias else 0)
+        case Norm():
+            return (2 if op.bias else 1) * op.x.width * WORD
+        case Rotary():
+            return program.max_tokens * op.x.width // op.heads * WORD
+        case Score():
+            return op.labels * (op.x.width * 2 + WORD * (2 if op.bias else 1))
+        case _:
+            return 0
+
+
+def _peak(program: Program, layout: BatchLayout) -> int:
+    sizes = widths_of(program.precision)
+    rows: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for place, op in enumerate(program.ops):
+        sources = list(read_by(op))
+        for source in sources:
+            last[source.register] = place
+        if isinstance(op, LogProb):
+            continue
+        rows[op.out] = (
+            layout.sequences if isinstance(op, Pool) else rows[sources[0].register] if sources else layout.rows
+        )
+    width = widths(program)
+    live: dict[int, int] = {}
+    most = 0
+    for place, op in enumerate(program.ops):
+        extra = 0
+        if isinstance(op, LogProb):
+            extra = min(logit_rows(op.vocabulary), layout.targets) * op.vocabulary * sizes.activation_bytes
+        else:
+            live[op.out] = rows[op.out] * width[op.out] * sizes.activation_bytes
+        if sizes.quantised:
+            times = digits(op) if isinstance(op, Linear | LogProb) else 1
+            extra += times * sum(rows[source.register] * source.width for source in read_by(op))
+        most = max(most, sum(live.values()) + extra)
+        live = {register: size for register, size in live.items() if last.get(register, -1) > place}
+    return most

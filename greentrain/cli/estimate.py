@@ -144,9 +144,9 @@ def estimate(
         from greentrain.estimate.api import Options
         from greentrain.estimate.api import estimate as estimate_of
         from greentrain.estimate.cluster import Cluster
+        from greentrain.estimate.model_shape import Flags
         from greentrain.estimate.money import RunPrices
-        from greentrain.estimate.shape_flags import Flags
-        from greentrain.estimate.which_model import model_of
+        from greentrain.estimate.shapes import model_of
         from greentrain.estimate.workload import Workload
         from greentrain.utils.validation import moment
 
@@ -271,11 +271,11 @@ def _show(found: "Estimate", as_json: bool) -> None:
 
 def _write(found: "Estimate", html: Path | None, actions: Path | None, into: Path | None, *, quiet: bool) -> None:
     if html is not None:
-        from greentrain.estimate.html import render_html
+        from greentrain.estimate.result import render_html
 
         _put(html, render_html(found), "--html", quiet)
     if actions is not None:
-        from greentrain.estimate.actions import action_document
+        from greentrain.estimate.result import action_document
 
         _put(actions, action_document(found), "--actions", quiet)
     if into is not None:

@@ -20,9 +20,8 @@ from greentrain.fpga_backend.errors import ArtifactError, BatchError, Unsupporte
 if TYPE_CHECKING:
     from greentrain.fpga_backend.discovery import Installed
     from greentrain.fpga_backend.explore.gpu import GpuRow
-    from greentrain.fpga_backend.explore.space import DesignPoint
-    from greentrain.fpga_backend.explore.subject import Subject
-    from greentrain.fpga_backend.roofline.card_spec import CardSpec
+    from greentrain.fpga_backend.explore.space import DesignPoint, Subject
+    from greentrain.fpga_backend.roofline.cards import CardSpec
 
 WRONG_INPUT: Final = (ConfigError, ArtifactError, BatchError, UnsupportedModelError)
 
@@ -81,11 +80,9 @@ def explore(
 ) -> None:
     """Model tokens/s, watts and J/token of a model on cards, and say when a GPU is cheaper."""
     with input_checked(*WRONG_INPUT):
-        from greentrain.fpga_backend.explore.plot import check_plot, draw
-        from greentrain.fpga_backend.explore.space import PRECISIONS
+        from greentrain.fpga_backend.explore.report import check_plot, draw, verdicts
+        from greentrain.fpga_backend.explore.space import PRECISIONS, open_subject
         from greentrain.fpga_backend.explore.space import explore as points_of
-        from greentrain.fpga_backend.explore.subject import subject
-        from greentrain.fpga_backend.explore.verdict import verdicts
         from greentrain.utils.validation import choice
 
         choice("--head", head, ("score", "logprob"))
@@ -94,7 +91,7 @@ def explore(
         precisions = _words("--precision", precision, tuple(PRECISIONS))
         batches, numbers = _integers("--batch", batch), _integers("--cards", cards)
         specs = _cards(card, given or [], assume)
-        found = subject(model, head="logprob" if head == "logprob" else "score")
+        found = open_subject(model, head="logprob" if head == "logprob" else "score")
         sequences = _lengths(sequence, found.program.max_tokens)
         size = len(precisions) * len(sequences) * len(batches) * len(numbers) * len(specs)
         if size > MAX_POINTS:
@@ -116,7 +113,7 @@ def explore(
             typer.echo(json.dumps(_document(found, points, gpus, said, specs), indent=1))
         else:
             from greentrain.cli.console import console
-            from greentrain.fpga_backend.explore.text import table
+            from greentrain.fpga_backend.explore.report import table
 
             console().print(table(found, points, gpus, said, specs))
         if plot is not None:
@@ -258,7 +255,7 @@ def _document(
 ) -> dict[str, Any]:
     import dataclasses
 
-    from greentrain.fpga_backend.roofline.card_spec import CONSTANTS
+    from greentrain.fpga_backend.roofline.cards import CONSTANTS
 
     constants = {
         card.name: {

@@ -17,9 +17,9 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from greentrain.simulator.pipeline.modes import Mode
-    from greentrain.simulator.pipeline.scaling import GpuLink
+    from greentrain.simulator.pipeline.simulate import Mode
     from greentrain.simulator.pipeline.study import StudyAnswer, StudyRequest
+    from greentrain.simulator.pipeline.what_if import GpuLink
 
 WRONG_INPUT: Final = (*WRONG, ArtifactError, BatchError, UnsupportedModelError)
 
@@ -30,9 +30,9 @@ ALL: Final = "all"
 MODES: Final = (
     "gpu", "sequential", "eager", "parallel", "late", "late-all", "stream", "stream-late", "off-policy",
 )  # fmt: skip
-"""For the shell; as of ``greentrain.simulator.pipeline.modes``, which needs NumPy."""
+"""For the shell; as of ``greentrain.simulator.pipeline.simulate``, which needs NumPy."""
 CHUNKS: Final = 8
-"""As of ``greentrain.simulator.pipeline.modes``, which needs NumPy."""
+"""As of ``greentrain.simulator.pipeline.simulate``, which needs NumPy."""
 _B_PER_GB: Final = 1e9
 
 TableArgument = Annotated[str, typer.Argument(help="A table (YAML, CSV), a run folder, or 'published'.")]
@@ -249,7 +249,7 @@ def _asked(given: Mapping[str, Any]) -> "StudyRequest":
 def _link(
     gpus: str | None, gradient_gb: float | None, link_gb_s: float | None, latency_us: float, serial_s: float
 ) -> "GpuLink | None":
-    from greentrain.simulator.pipeline.scaling import GpuLink
+    from greentrain.simulator.pipeline.what_if import GpuLink
 
     if gpus is None:
         if gradient_gb is not None or link_gb_s is not None:
@@ -266,7 +266,7 @@ def _link(
 
 
 def _modes(text: str) -> "list[Mode]":
-    from greentrain.simulator.pipeline.modes import EAGER, Mode
+    from greentrain.simulator.pipeline.simulate import EAGER, Mode
     from greentrain.utils.validation import choice
 
     if text == ALL:
@@ -295,7 +295,7 @@ def _integers(option: str, text: str) -> list[int]:
 
 def _check_plot(plot: Path | None) -> None:
     if plot is not None:
-        from greentrain.simulator.pipeline.picture import check_plot
+        from greentrain.simulator.pipeline.display import check_plot
 
         check_plot(plot)
 

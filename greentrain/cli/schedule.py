@@ -92,7 +92,7 @@ def simulate(
         if config is None:
             raise ConfigError("name a configuration (greentrain simulate green.yaml) or a run (--run runs/RUN_ID)")
         from greentrain.config.schema import GreenConfig
-        from greentrain.simulator import study_text
+        from greentrain.simulator import study as study_text
         from greentrain.simulator.grids import grids_of
         from greentrain.simulator.study import Study, run_study
 
@@ -142,10 +142,9 @@ def plan(
     with input_checked(*WRONG_INPUT):
         from greentrain.config.schema import GreenConfig
         from greentrain.policy.action_sources import REFERENCE
-        from greentrain.simulator.advice import advise
-        from greentrain.simulator.advice_text import render
+        from greentrain.simulator.advice import advise, render
+        from greentrain.simulator.grids import recordings, zone_grids
         from greentrain.simulator.jobs import terms_of
-        from greentrain.simulator.zone_grids import recordings, zone_grids
 
         settings = GreenConfig.load(config)
         named = [zone.strip() for zone in zones.split(",") if zone.strip()]
@@ -164,7 +163,7 @@ def plan(
             precision=settings.precision,
         )
         if file is not None:
-            from greentrain.simulator.advice_picture import draw_advice
+            from greentrain.simulator.advice import draw_advice
             from greentrain.simulator.picture import save
 
             save(draw_advice(advice), file)
@@ -186,7 +185,7 @@ def _replay(
 ) -> None:
     from greentrain.config.schema import GreenConfig
     from greentrain.policy.action_sources import read_actions
-    from greentrain.simulator import replay_text
+    from greentrain.simulator import replay as replay_text
     from greentrain.simulator.grids import recorded_grid
     from greentrain.simulator.replay import replay
 
@@ -237,7 +236,7 @@ def _finish(
     pictures: str,
     as_json: bool,
 ) -> None:
-    from greentrain.simulator.study_text import write_results
+    from greentrain.simulator.study import write_results
 
     write_results(folder, result, table_csv, scenes, f".{pictures}")
     if as_json:

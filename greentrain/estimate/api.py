@@ -13,19 +13,26 @@ from pathlib import Path
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, hours
-from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.auto import AUTO, by_auto
-from greentrain.estimate.carbon import Operational, Signal, independent, intensity, operational, signal_of
+from greentrain.estimate.carbon import (
+    LIFETIME_YEARS,
+    Operational,
+    Signal,
+    embodied_hour,
+    independent,
+    intensity,
+    operational,
+    sci_ranges,
+    signal_of,
+)
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
-from greentrain.estimate.hours import Hours
+from greentrain.estimate.hardware import Accelerator
+from greentrain.estimate.hours import AUTO, Hours, by_auto
 from greentrain.estimate.mfu import fp8_speedup, peak_of
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money, RunPrices, money
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.relations import DEVICES, ZONES, RunGrams, relations, start_hours
 from greentrain.estimate.result import Estimate
-from greentrain.estimate.sci_units import sci_ranges
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear

@@ -1,6 +1,6 @@
-"""The devices that are known, and those that a user describes.
+"""The devices that are known, those that a user describes, those of later years, and what a device reaches in practice.
 
-A user's YAML has the format of ``hardware.toml``. A name of the table with some keys replaces those keys alone:
+A user's YAML has the format of ``utils/devices.toml``. A name of the table with some keys replaces those keys alone:
 
     H100-SXM: {tdp_w: 500, idle_w: {value: 68, kind: measured, source: our rack}}
     Own-1:
@@ -16,21 +16,58 @@ A user's YAML has the format of ``hardware.toml``. A name of the table with some
       embodied_kg: [150, 180, 250]     # or embodied_as, a name in the table of footprints
 """
 
+import dataclasses
 import functools
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.estimate.accelerator import Accelerator, Constant
-from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.ledger.embodied_table import DEVICES
 from greentrain.types import Gear
 from greentrain.utils.validation import bound, choice, nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """One figure of a device."""
+
+    value: float
+    kind: Kind
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One device. What nobody states is None, never 0."""
+
+    name: str
+    family: str
+    """Class of devices that reach similar shares of their peak: ``v100``, ``a100``, ``h100``, ``b200``, ``tpu``."""
+    year: int
+    peak_flop_s: Mapping[Gear, Constant]
+    """Dense peak by precision (FLOP/s)."""
+    memory_bytes: Constant
+    memory_bytes_s: Constant
+    link_bytes_s: Constant
+    """To the others of its node, one direction (bytes/s)."""
+    node: int
+    """Devices of a node, or of a pod's fast network."""
+    network_bytes_s: Constant
+    """To other nodes, one direction (bytes/s)."""
+    tdp_w: Constant
+    idle_w: Constant | None
+    embodied_kg: Range | None
+    """Of the card: low, mid, high (kgCO2e)."""
+    embodied_source: str
+    server_kg: Range | None
+    """Share of the server around it (kgCO2e)."""
+
 
 _CONSTANTS: Final = ("memory_bytes", "memory_bytes_s", "link_bytes_s", "network_bytes_s", "tdp_w")
 _NEEDED: Final = ("family", "year", "peak_flop_s", *_CONSTANTS, "node")
@@ -241,3 +278,222 @@ def _words(name: str) -> frozenset[str]:
     text = re.sub(r"(?<=\d)\s*gi?b\b|hbm\w*", " ", name.casefold())
     text = re.sub(r"(sxm)\d?|(pcie|tpu)", r" \1\2 ", text)
     return frozenset(re.findall(r"[a-z0-9]+", text)) - _NOISE
+
+
+_EPOCH: Final = "Epoch AI, Trends in Machine Learning Hardware (2023), 47 accelerators of 2010 to 2023"
+_TABLE: Final = "growth of a device's figure from the V100 (2017) to the B200 (2024) in the table of devices"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthRate:
+    """Growth of one figure."""
+
+    per_year: float
+    """Factor a year: 1.35 is 35 % more."""
+    source: str
+
+    def __post_init__(self) -> None:
+        bound("per_year", self.per_year, 0.5, 2.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowthRates:
+    """Growth of every figure that a later device has."""
+
+    peak: GrowthRate = GrowthRate(per_year=2 ** (1 / 2.3), source=f"{_EPOCH}: doubles in 2.3 years")
+    memory: GrowthRate = GrowthRate(per_year=2 ** (1 / 4.0), source=f"{_EPOCH}: doubles in 4 years")
+    memory_bandwidth: GrowthRate = GrowthRate(per_year=2 ** (1 / 4.1), source=f"{_EPOCH}: doubles in 4.1 years")
+    link: GrowthRate = GrowthRate(per_year=(900 / 150) ** (1 / 7), source=_TABLE)
+    network: GrowthRate = GrowthRate(per_year=(50 / 6.25) ** (1 / 7), source=_TABLE)
+    power: GrowthRate = GrowthRate(
+        per_year=2 ** (1 / 2.3 - 1 / 3.0),
+        source=f"{_EPOCH}: peak doubles in 2.3 years, FLOP per joule in 3, so that watts are their quotient",
+    )
+    embodied: GrowthRate = GrowthRate(
+        per_year=1.10,
+        source="10 % a year, as CarbonScaling takes it for making a device (quoted there from Jones, IEDM 2023; that"
+        " paper was not read)",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projected:
+    """A device that does not exist, and what was assumed of it."""
+
+    device: Accelerator
+    assumptions: tuple[Assumption, ...]
+
+
+def project(device: Accelerator, years: float, rates: GrowthRates | None = None) -> Projected:
+    """Return the device that stands so many years after one that is known.
+
+    Args:
+        device: The known one.
+        years: From its own year on, 0 to 20. What is unknown of it stays unknown.
+        rates: None: published rates, and those of the table.
+    """
+    bound("years", years, 0.0, 20.0)
+    rates = GrowthRates() if rates is None else rates
+
+    def later(now: Constant, rate: GrowthRate) -> Constant:
+        factor = rate.per_year**years
+        source = f"{device.name}'s {now.value:g} x {factor:.3g} in {years:g} years ({rate.source})"
+        return Constant(value=now.value * factor, kind=Kind.ASSUMED, source=source)
+
+    kg = None if device.embodied_kg is None else device.embodied_kg.times(rates.embodied.per_year**years)
+    grown = Accelerator(
+        name=f"{device.name} +{years:g} years (assumed)",
+        family=device.family,
+        year=device.year + round(years),
+        peak_flop_s={gear: later(peak, rates.peak) for gear, peak in device.peak_flop_s.items()},
+        memory_bytes=later(device.memory_bytes, rates.memory),
+        memory_bytes_s=later(device.memory_bytes_s, rates.memory_bandwidth),
+        link_bytes_s=later(device.link_bytes_s, rates.link),
+        node=device.node,
+        network_bytes_s=later(device.network_bytes_s, rates.network),
+        tdp_w=later(device.tdp_w, rates.power),
+        idle_w=None if device.idle_w is None else later(device.idle_w, rates.power),
+        embodied_kg=kg,
+        embodied_source=device.embodied_source if kg is None else _embodied_source(device, kg, rates.embodied),
+        server_kg=device.server_kg,
+    )
+    return Projected(device=grown, assumptions=_assumptions(device, years, rates))
+
+
+def _embodied_source(device: Accelerator, kg: Range, rate: GrowthRate) -> str:
+    return (
+        f"assumed: {kg.mid:.0f} kg, grown by {rate.per_year - 1:+.1%} a year ({rate.source}) from {device.name}: "
+        + (device.embodied_source)
+    )
+
+
+def _assumptions(device: Accelerator, years: float, rates: GrowthRates) -> tuple[Assumption, ...]:
+    grown = [
+        Assumption(
+            name=f"growth of {field.name.replace('_', ' ')}",
+            value=f"{getattr(rates, field.name).per_year - 1:+.1%} a year over {years:g} years",
+            source=getattr(rates, field.name).source,
+            kind=Kind.ASSUMED,
+        )
+        for field in fields(rates)
+    ]
+    same = Assumption(
+        name="projected device",
+        value=f"{device.name} of {device.year}, {years:g} years later",
+        source="node size, server share and family (and with it the share of the peak that is reached) as today",
+        kind=Kind.ASSUMED,
+    )
+    return (same, *grown)
+
+
+_MEGATRON: Final = "eight step times of Megatron-LM on A100-80GB, 22B to 1T (arXiv 2205.05198, table 5)"
+_OURS: Final = "no published measurement; benchmarks/estimator_steps.py shows what follows from it"
+
+
+def _fitted(value: float, source: str) -> Constant:
+    return Constant(value=value, kind=Kind.FITTED, source=source)
+
+
+def _assumed(value: float, source: str = _OURS) -> Constant:
+    return Constant(value=value, kind=Kind.ASSUMED, source=source)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Practice:
+    """Constants of the roofline. Shares are of the datasheet's figure; "exposed" is what does not hide behind work."""
+
+    eta: Constant
+    """Of the peak: large matrix products, before tiles, waves and short inner dimensions take theirs."""
+    units: Constant
+    """Units that a wave of tiles occupies (multiprocessors, matrix units)."""
+    attention: Constant
+    """Of the peak: the two products of attention."""
+    memory_rate: Constant
+    link_rate: Constant
+    network_rate: Constant
+    exposed_tensor: Constant
+    exposed_pipeline: Constant
+    """Of the transfers between pipeline stages."""
+    exposed_data: Constant
+    """Of gradient and weight traffic, at least: the first and the last bucket have nothing to hide behind."""
+    exposed_experts: Constant
+    """Of the traffic to experts."""
+    exposed_experts_pipelined: Constant
+    expert_nodes: Constant
+    memory_share: Constant
+    reserve_bytes: Constant
+
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """Return every constant with its source."""
+        return tuple(
+            Assumption(name=f"roofline.{field.name}", value=f"{each.value:g}", source=each.source, kind=each.kind)
+            for field in dataclasses.fields(self)
+            for each in (getattr(self, field.name),)
+        )
+
+
+ETA: Final = {
+    "v100": _assumed(0.66, "as H100"),
+    "a100": _fitted(0.71, _MEGATRON),
+    "h100": _assumed(0.66, "set so that GPT-3 175B reaches the 47 % at 96 devices of Megatron-LM's README; recalled"),
+    "b200": _assumed(0.66, "as H100"),
+    "tpu": _assumed(0.85, "systolic arrays without waves; never compared with a step time"),
+}
+ETA_OTHER: Final = _assumed(0.60, "a family without any step time to compare with")
+ETA_FP8: Final = _assumed(0.85, "of the 16-bit share: scaling and casting of FP8; recalled from Transformer Engine")
+UNITS: Final = {
+    "v100": Constant(value=80, kind=Kind.DATASHEET, source="V100: 80 multiprocessors"),
+    "a100": Constant(value=108, kind=Kind.DATASHEET, source="A100: 108 multiprocessors"),
+    "h100": Constant(value=132, kind=Kind.DATASHEET, source="H100 SXM: 132 multiprocessors; PCIe has 114"),
+    "b200": Constant(value=148, kind=Kind.DATASHEET, source="B200: 148 multiprocessors"),
+    "tpu": Constant(value=8, kind=Kind.DATASHEET, source="TPU v4: 2 cores of 4 matrix units; recalled"),
+}
+UNITS_OTHER: Final = _assumed(100, "a family without an entry")
+
+_COMMON: Final = {
+    "memory_rate": _assumed(0.85, "streaming kernels on GPUs reach 80 to 90 %; recalled"),
+    "link_rate": _assumed(0.75, "large all-reduces inside a node reach 70 to 80 % of the links; recalled"),
+    "network_rate": _assumed(0.80, "large all-reduces between nodes; recalled"),
+    "exposed_tensor": _assumed(1.0, "all-reduces of tensor parallelism hide nowhere, as in Megatron-LM of 2022"),
+    "exposed_pipeline": _assumed(0.3),
+    "exposed_data": _assumed(0.08),
+    "exposed_experts": _assumed(0.5),
+    "exposed_experts_pipelined": _assumed(0.3, "as above; micro-batches of two directions overlap"),
+    "expert_nodes": _assumed(4.0, "DeepSeek-V3 sends a token to 4 nodes at most (arXiv 2412.19437)"),
+    "memory_share": _assumed(0.92, "the rest is lost to fragments of the allocator"),
+    "reserve_bytes": _assumed(2.5e9, "context, libraries and buffers of collectives; recalled"),
+}
+
+
+def is_known(accelerator: Accelerator) -> bool:
+    """Return whether the device's family has a share of the peak of its own, and not the one for all others."""
+    return accelerator.family in ETA
+
+
+def practice_of(accelerator: Accelerator, precision: Gear) -> Practice:
+    """Return the constants for a device in one precision."""
+    eta = ETA.get(accelerator.family, ETA_OTHER)
+    if precision is Gear.FP8:
+        eta = _assumed(eta.value * ETA_FP8.value, f"{ETA_FP8.value} x {eta.value}: {ETA_FP8.source}; {eta.source}")
+    return Practice(
+        eta=eta,
+        units=UNITS.get(accelerator.family, UNITS_OTHER),
+        attention=_assumed(0.45, "fused attention in BF16 on A100 and H100; recalled"),
+        **_COMMON,
+    )
+
+
+def peak_flop_s(accelerator: Accelerator, precision: Gear) -> float:
+    """Return the peak in a precision; BF16 and FP16 stand in for one another.
+
+    Raises:
+        ConfigError: The device has no such precision, or nobody states its peak.
+    """
+    twins = {Gear.BF16: Gear.FP16, Gear.FP16: Gear.BF16}
+    for gear in (precision, twins.get(precision, precision)):
+        if gear in accelerator.peak_flop_s:
+            return accelerator.peak_flop_s[gear].value
+    raise ConfigError(
+        f"{accelerator.name} has no peak in {precision.value}; known: "
+        f"{', '.join(gear.value for gear in accelerator.peak_flop_s)}. Choose one of them as precision"
+    )

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.shape_flags import Flags, as_flag
+from greentrain.estimate.model_shape import Flags, ModelShape, as_flag
 from greentrain.utils.validation import nearest
 
 FLAGS: Final = "--layers, --d-model, --heads, --kv-heads, --d-ff, --vocabulary, and --experts, --experts-per-token,"

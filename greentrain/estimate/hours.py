@@ -1,20 +1,31 @@
-"""Device-hours by each of the methods, in one form."""
+"""Device-hours by each of the methods, in one form: ``mfu``, ``roofline``, ``blend``, ``pilot`` and ``auto``.
+
+The blend is the geometric mean, with equal weights, of what devices reach of their peak and what runs take beside the
+search's optimum: they err in different ways, the table knowing no layout, batch or network, the search no software.
+Its interval is ``width`` times as wide (log) as the table's, which knows classes that nobody ran on; the width comes
+from families of models left out. ``benchmarks/estimator.py --write`` makes it.
+
+``auto`` takes the blend where a search means something, else the table. On published runs of families left out the
+blend errs less than the table where it is told the batch, and more where the batch is a default that starves a large
+cluster: ``docs/estimate-benchmarks.md``.
+"""
 
 import contextlib
+import dataclasses
+import functools
 import math
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from greentrain.errors import ConfigError
-from greentrain.estimate import blend, hardware, mfu
-from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.blend import Blend
+from greentrain.estimate import hardware, mfu
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.gemm import Floats
-from greentrain.estimate.hardware import Catalogue
-from greentrain.estimate.layouts import ParallelLayout
+from greentrain.estimate.hardware import Accelerator, Catalogue
+from greentrain.estimate.layouts import Floats, ParallelLayout
 from greentrain.estimate.mfu import MfuTable, estimate_mfu
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.pilot import Pilot, forecast, read_pilot
@@ -23,6 +34,62 @@ from greentrain.estimate.search import Optimum, Takes, search, smallest_count
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, DeviceKind, Gear
+
+WEIGHT: Final = 0.5
+"""Of the search's part; set before it was tried."""
+_Number = TypeVar("_Number", float, Floats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blend:
+    """What the blend has learnt from published runs."""
+
+    peak: MfuTable
+    """Share of the 16-bit peak."""
+    optimum: MfuTable
+    """Share of real hours that the search's optimum is."""
+    width: float
+    """Of the interval's logarithm, over that of the table's interval."""
+
+    def hours(self, by_table: Range, optimum_h: float, share: float) -> Range:
+        """Return device-hours, 10th and 90th percentile over families that were not seen.
+
+        Args:
+            by_table: Device-hours by ``peak``.
+            optimum_h: Device-hours of the search's optimum.
+            share: Which share of real hours that is, by ``optimum``.
+        """
+        mid = middle(by_table.mid, optimum_h / share)
+        return Range(
+            low=mid * (by_table.low / by_table.mid) ** self.width,
+            mid=mid,
+            high=mid * (by_table.high / by_table.mid) ** self.width,
+        )
+
+
+def middle(by_table: _Number, by_search: _Number) -> _Number:
+    """Return the blend of two times."""
+    blended: _Number = by_table ** (1.0 - WEIGHT) * by_search**WEIGHT
+    return blended
+
+
+@functools.cache
+def shipped() -> Blend:
+    """Return the package's."""
+    text = resources.files("greentrain.estimate").joinpath("blend.toml").read_text(encoding="utf-8")
+    return Blend(peak=mfu.shipped(), optimum=mfu.of_optimum(), width=width(tomllib.loads(text)))
+
+
+def width(data: Mapping[str, Any]) -> float:
+    """Read the width as ``blend.toml`` has it.
+
+    Raises:
+        ConfigError: It is missing.
+    """
+    if "width" not in data:
+        raise ConfigError("blend.toml lacks 'width': make it with benchmarks/estimator.py --write")
+    return float(data["width"])
+
 
 METHODS: Final = ("blend", "mfu", "roofline", "pilot")
 SERVER: Final = 8
@@ -191,13 +258,13 @@ def by_blend(
         ConfigError: Nothing fits into the devices' memory (the largest term is named), only the size is known, or the
             device has no peak for the workload's precision.
     """
-    of = of or blend.shipped()
+    of = of or shipped()
     table = estimate_mfu(shape, workload, device, year=year, of=of.peak)
     share = of.optimum.mfu(device.family, shape.is_moe, shape.active_parameters, year)
     table_s = table.gpu_hours.mid * S_PER_HOUR
 
     def takes(count: Floats, run_s: Floats) -> Floats:
-        return blend.middle(table_s / count, run_s / share.mid)
+        return middle(table_s / count, run_s / share.mid)
 
     best = _best(shape, workload, cluster, device, takes, "blend")
     gpu_hours = of.hours(table.gpu_hours, best.gpu_hours, share.mid)
@@ -356,3 +423,68 @@ def _pilot_w(pilot: Pilot, device: Accelerator) -> tuple[Range | None, tuple[Ass
     value = f"{host_w.mid:.0f} W ({host_w.low:.0f} to {host_w.high:.0f}) a device"
     said = Assumption(name="power of its server", value=value, source=HOST_SOURCE, kind=Kind.ASSUMED)
     return read_w.plus(host_w), (said,), ()
+
+
+AUTO: Final = "auto"
+HANGS: Final = 0.05
+"""A batch that nobody gave must not decide: where twice as much saves this share of the hours, the table is taken."""
+
+
+def by_auto(
+    shape: ModelShape,
+    workload: Workload,
+    cluster: Cluster,
+    device: Accelerator,
+    *,
+    year: int | None = None,
+    of: Blend | None = None,
+) -> Hours:
+    """Return device-hours by the blend; by the table, with a warning that says why, where no layout can be searched.
+
+    Args:
+        shape: The model.
+        workload: Of the run. A batch as large as the default counts as not given.
+        cluster: Number of devices, or the time limit that asks for it.
+        device: What they are.
+        year: Of the run, for those of the past; None: today's software.
+        of: What was learnt from published runs; None: the package's.
+
+    Raises:
+        ConfigError: The device has no peak for the workload's precision.
+    """
+    of = of or shipped()
+    by_table = by_mfu(shape, workload, cluster, device, year=year, of=of.peak)
+    if shape.sketched:
+        return _instead(by_table, f"of {shape.name} only the size is known: give a name or a config.json for more")
+    if not hardware.is_known(device):
+        return _instead(by_table, f"nobody's step time says what {device.family} reaches of a layout")
+    try:
+        found = by_blend(shape, workload, cluster, device, year=year, of=of)
+    except ConfigError as error:
+        return _instead(by_table, str(error))
+    default = Workload(tokens=workload.tokens).batch_tokens
+    if workload.batch_tokens == default:
+        twice = dataclasses.replace(workload, batch_tokens=2.0 * default)
+        same = dataclasses.replace(cluster, count=found.count, limit_h=None)
+        try:
+            other = by_blend(shape, twice, same, device, year=year, of=of)
+        except ConfigError:  # more micro-batches in flight do not fit: a larger batch saves nothing
+            other = found
+        less = 1.0 - other.gpu_hours.mid / found.gpu_hours.mid
+        if less > HANGS:
+            return _instead(
+                by_table,
+                f"on {found.count} devices its hours hang on the batch, and {default:.3g} tokens are a default: twice"
+                f" as much takes {less:.0%} fewer. Give --batch, or --method blend where the default is the run's",
+            )
+    return _said(found, "the default where layers are known and a layout fits into memory")
+
+
+def _instead(by_table: Hours, why: str) -> Hours:
+    warning = f"method mfu and not blend: {why}"
+    return _said(dataclasses.replace(by_table, warnings=(warning, *by_table.warnings)), why)
+
+
+def _said(found: Hours, why: str) -> Hours:
+    said = Assumption(name="method", value=found.method, source=why, kind=Kind.ASSUMED)
+    return dataclasses.replace(found, assumptions=(said, *found.assumptions))

@@ -17,7 +17,7 @@ from importlib import resources
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.estimate.accelerator import Accelerator, Constant
+from greentrain.estimate.hardware import Accelerator, Constant
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.values import Assumption, Kind, Range, product
 from greentrain.estimate.workload import Workload

@@ -1,10 +1,13 @@
 """The shape of a transformer, dense or with experts: parameters in all, parameters that a token meets, FLOP a token.
 
 Total and active parameters differ in a mixture of experts: memory and scaling laws of fine-grained mixtures speak of
-the total, FLOP of the active ones.
+the total, FLOP of the active ones. A shape is given whole, by flags of the command line, or as a number of parameters
+alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.utils.validation import bound
@@ -105,3 +108,123 @@ class ModelShape:
             experts * self.perceptron_parameters(self.d_expert) + self.perceptron_parameters(self.d_shared) + router
         )
         return self.layers * self.attention_parameters + dense + sparse + self.embedding_parameters
+
+
+_HEAD_DIM: Final = 128
+
+
+_WIDTH_PER_LAYER: Final = 128
+"""Width over layers of GPT-3 and Llama at their larger sizes."""
+
+
+def sized(parameters: float, active: float | None = None) -> ModelShape:
+    """Return a stand-in for a model of this size, good for FLOP and not for layouts: its depth and widths are made up.
+
+    Args:
+        parameters: In all.
+        active: Those that a token meets; None: all of them.
+
+    Raises:
+        ConfigError: There are more active parameters than parameters.
+    """
+    bound("parameters", parameters, 1e5, 1e15)
+    if active is not None and not 0 < active <= parameters:
+        raise ConfigError(f"active is {active:g}; it must be above 0 and at most {parameters:g}, all parameters")
+    met = parameters if active is None else active
+    width = (met * _WIDTH_PER_LAYER / 12.0) ** (1 / 3)
+    heads = max(1, round(width / _HEAD_DIM))
+    layers = max(1, round(width / _WIDTH_PER_LAYER))
+    d_model = heads * _HEAD_DIM
+    name = f"model of {parameters:.3g} parameters" + ("" if active is None else f", {active:.3g} active")
+    experts = 0 if met == parameters else max(2, round(parameters / met))
+    return ModelShape(
+        name=name,
+        layers=layers,
+        d_model=d_model,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=_HEAD_DIM,
+        d_ff=0 if experts else 4 * d_model,
+        gated=False,
+        vocabulary=1,
+        experts=experts,
+        experts_per_token=1 if experts else 0,
+        d_expert=4 * d_model if experts else 0,
+        expert_layers=layers if experts else 0,
+        published_total=parameters,
+        published_active=met,
+        sketched=True,
+    )
+
+
+_DENSE: Final = ("layers", "d_model", "heads", "d_ff", "vocabulary")
+"""What describes a dense model; key-value heads are as many as heads where nobody says so."""
+_SPARSE: Final = ("layers", "d_model", "heads", "experts", "experts_per_token", "d_expert", "vocabulary")
+"""What describes one with experts in every layer."""
+
+
+def as_flag(name: str) -> str:
+    """Return how the command line writes a field of a shape."""
+    return "--" + name.replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """Fields of a :class:`ModelShape` as somebody gave them; None: not given."""
+
+    layers: int | None = None
+    d_model: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    d_ff: int | None = None
+    vocabulary: int | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    d_expert: int | None = None
+    gated: bool | None = None
+    tied: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in self.given.items():
+            if not isinstance(value, bool):
+                bound(as_flag(name), value, 1, 1e8)
+
+    @property
+    def given(self) -> Mapping[str, Any]:
+        """Return those that were given, by field."""
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in told.items() if value is not None}
+
+    def __str__(self) -> str:
+        """Return the flags that were given, as the command line writes them."""
+        return " ".join(as_flag(f"no_{name}" if value is False else name) for name, value in self.given.items())
+
+    def shape(self) -> ModelShape:
+        """Return the whole shape that the flags describe; gated, untied and as many key-value heads if they are silent.
+
+        With experts, every layer has them.
+
+        Raises:
+            ConfigError: A flag is missing, or contradicts another; the message says which.
+        """
+        given = dict(self.given)
+        sparse = sorted({"experts", "experts_per_token", "d_expert"} & given.keys())
+        if sparse and "d_ff" in given:
+            raise ConfigError(
+                f"--d-ff is the width of dense layers, but {as_flag(sparse[0])} puts experts into every layer: give"
+                " --d-expert instead, or a config.json for a model of both kinds"
+            )
+        needed = _SPARSE if sparse else _DENSE
+        missing = [as_flag(name) for name in needed if name not in given]
+        if missing:
+            raise ConfigError(
+                f"{', '.join(missing)} missing beside {self}: a shape needs {', '.join(map(as_flag, needed))}"
+            )
+        layers, d_model, heads = given["layers"], given["d_model"], given["heads"]
+        if "head_dim" not in given and d_model % heads:
+            raise ConfigError(f"--d-model {d_model} is not a multiple of --heads {heads}: give --head-dim as well")
+        rest = {"kv_heads": heads, "head_dim": d_model // heads, "d_ff": 0, "gated": True} | given
+        if sparse:
+            rest["expert_layers"] = layers
+        return ModelShape(name=f"model of {layers} layers of width {d_model}", **rest)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.estimate.accelerator import Accelerator
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.values import Assumption, Kind, Range, product
 from greentrain.utils.validation import bound
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.estimate.accelerator import Accelerator, Constant
+from greentrain.estimate.hardware import Accelerator, Constant
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.utils.validation import bound
 

@@ -11,9 +11,9 @@ from typing import Final
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.trace import TraceSignal
 from greentrain.errors import CarbonSignalError, ConfigError
-from greentrain.estimate.accelerator import Accelerator
 from greentrain.estimate.carbon import Signal, over
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
 

@@ -1,21 +1,29 @@
-"""What an estimate holds, and how it reads in a terminal, in a notebook and as JSON."""
+"""What an estimate holds, and how it reads: in a terminal, in a notebook, as JSON, as a page, as a table of actions.
+
+The table of actions is for planning on a cluster that cannot be profiled. Everything in it is assumed: speed and watts
+are the middle of the estimate, and a part of the devices is taken to make the same part of the tokens. Power caps are
+in no row: the tables do not say what they cost.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.estimate import values
-from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.carbon import Operational
+from greentrain.estimate.carbon import Operational, SciRange
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.layouts import ParallelLayout
+from greentrain.estimate.mfu import fp8_speedup
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money
 from greentrain.estimate.relations import Relation
-from greentrain.estimate.sci_units import SciRange
 from greentrain.estimate.values import Assumption, Kind, Range
 from greentrain.estimate.workload import Workload
+from greentrain.policy.action_table import ActionTable
+from greentrain.types import S_PER_HOUR, Gear
 from greentrain.utils.display import Displayable, Table, View
 from greentrain.utils.version import __version__
 
@@ -294,3 +302,126 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (bool, int, float, str)) or value is None:
         return value
     return str(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A bar with its bounds, in percent of the widest."""
+
+    name: str
+    text: str
+    low: float
+    mid: float
+    high: float
+
+    @property
+    def label(self) -> str:
+        """For readers who cannot see it."""
+        return f"{self.name}: {self.text}"
+
+
+def render_html(found: Estimate) -> str:
+    """Return the page; every word in it is escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    template = files("greentrain.estimate").joinpath("estimate.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    widest = max((relation.times for relation in found.relations), default=1.0)
+    widest = max(widest, 1.0)
+    relations = [
+        {"name": name, "ratio": ratio, "basis": basis, "width": round(100 * relation.times / widest, 2)}
+        for relation, (name, ratio, basis) in zip(found.relations, relation_rows(found), strict=True)
+    ]
+    return environment.from_string(template).render(
+        version=__version__,
+        name=found.shape.name,
+        title=title(found),
+        method=found.method,
+        warnings=found.warnings,
+        headline=_headline(found),
+        grams=_grams(found),
+        relations=relations,
+        one=round(100 / widest, 2),
+        rows=rows(found),
+        assumptions=found.assumptions,
+        footing=footing(found),
+    )
+
+
+def _headline(found: Estimate) -> Sequence[tuple[str, str, str]]:
+    """Return the first screen: name, middle, bounds."""
+    total = found.total_g
+    carbon = ("CO2e", found.operational.location_g) if total is None else ("CO2e in all", total)
+    figures: list[tuple[str, Range | None, values.Units]] = [
+        ("Device-hours", found.gpu_hours, values.COUNT),
+        ("Duration", found.duration_h, values.HOURS),
+        ("Energy", found.energy_kwh, values.KWH),
+        (*carbon, values.GRAMS),
+    ]
+    shown = []
+    for name, value, units in figures:
+        middle, _, bounds = values.span(value, units).partition(" (")
+        shown.append((name, middle, bounds.rstrip(")")))
+    return shown
+
+
+def _grams(found: Estimate) -> Sequence[tuple[Bar, str]]:
+    ranges = [
+        ("Operational, location-based", found.operational.location_g, "carbon"),
+        ("Operational, market-based", found.operational.market_g, "carbon"),
+        ("Embodied", found.embodied_g, "embodied"),
+        ("In all", found.total_g, "carbon"),
+    ]
+    top = max((value.high for _, value, _ in ranges if value is not None), default=0.0) or 1.0
+
+    def span(name: str, value: Range | None) -> Bar:
+        drawn = value or Range.exactly(0.0)
+        low, mid, high = (round(100 * bound / top, 2) for bound in (drawn.low, drawn.mid, drawn.high))
+        return Bar(name=name, text=values.span(value, values.GRAMS), low=low, mid=mid, high=high)
+
+    return [(span(name, value), css) for name, value, css in ranges]
+
+
+SHARES: Final = (1.0, 0.5, 0.25)
+"""Of the devices; those that are no whole number are left out."""
+
+
+def action_rows(found: Estimate) -> list[dict[str, Any]]:
+    """Return the actions as ``declared`` of the action table reads them, the whole job's tokens/s and watts."""
+    tokens_per_s = found.workload.tokens / (found.duration_h.mid * S_PER_HOUR)
+    speeds = {found.workload.precision: tokens_per_s}
+    if Gear.FP8 in found.device.peak_flop_s:
+        if found.workload.precision is Gear.FP8:
+            speeds[Gear.BF16] = tokens_per_s / fp8_speedup(found.device).mid
+        elif found.workload.precision is Gear.BF16:
+            speeds[Gear.FP8] = tokens_per_s * fp8_speedup(found.device).mid
+    widths = [round(found.count * share) for share in SHARES if (found.count * share).is_integer()]
+    return [
+        {
+            "gear": gear.value,
+            "ranks": ranks,
+            "tokens_per_s": float(f"{speed * ranks / found.count:.4g}"),
+            "power_w": float(f"{found.node_w.mid * ranks:.4g}"),
+        }
+        for gear, speed in speeds.items()
+        for ranks in widths
+    ]
+
+
+def action_table(found: Estimate) -> ActionTable:
+    """Return the table that policies read; every figure in it is ``assumed``."""
+    return ActionTable.declare(action_rows(found), device=_device(found))
+
+
+def action_document(found: Estimate) -> str:
+    """Return the table as YAML, for ``greentrain plan --actions FILE`` and ``policy.actions``."""
+    import yaml
+
+    told: Sequence[dict[str, Any]] = action_rows(found)
+    head = "# From greentrain estimate: nothing here was measured. tokens/s and watts of the whole job, without PUE.\n"
+    text: str = yaml.safe_dump({"device": _device(found), "actions": told}, sort_keys=False)
+    return head + text
+
+
+def _device(found: Estimate) -> str:
+    return f"{found.count} x {found.device.name}, {found.shape.name}, estimated by {found.method}"

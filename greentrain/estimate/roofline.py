@@ -1,7 +1,9 @@
 """Time of one optimizer step for many layouts at once, part by part.
 
 A micro-batch's time on the slowest stage, times micro-batches; the pipeline's bubble; traffic that does not hide; the
-optimizer's pass over its states. It is the time of a step in which nothing goes wrong: an optimistic floor.
+optimizer's pass over its states. It is the time of a step in which nothing goes wrong: an optimistic floor. Matrix
+products take what tiles and waves of the device, the inner dimension's ramp and the memory below them allow; traffic is
+that of tensor, pipeline, data and expert parallelism.
 """
 
 from dataclasses import dataclass, fields
@@ -9,15 +11,172 @@ from typing import Final
 
 import numpy as np
 
-from greentrain.estimate import communication
-from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.gemm import LAUNCH_S, LONG_WAVES, RAMP, TILE, Floats, DeviceRates, gemm_s, rates
-from greentrain.estimate.layouts import Layouts, Recompute
-from greentrain.estimate.memory import held, stage_layers
+from greentrain.estimate.hardware import Accelerator, Practice, peak_flop_s
+from greentrain.estimate.layouts import Floats, Held, Layouts, Recompute, held, stage_layers
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.practice import Practice
 from greentrain.estimate.values import Assumption, Kind
 from greentrain.estimate.workload import Workload
+from greentrain.types import Gear
+
+TILE: Final = 128
+"""Rows and columns of an output that one unit computes at a time."""
+RAMP: Final = 192.0
+"""Inner dimension at which half of the rate is reached: filling and draining a tile."""
+LAUNCH_S: Final = 4e-6
+LONG_WAVES: Final = 4
+"""From here on kernels hide the last, half-filled wave."""
+LONG_QUALITY: Final = 0.9
+LEAST_QUALITY: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """What a device does in practice, in one precision."""
+
+    product_flop_s: float
+    attention_flop_s: float
+    units: float
+    memory_bytes_s: float
+    link_bytes_s: float
+    network_bytes_s: float
+    operand_bytes: float
+    """Of one operand of a product."""
+    result_bytes: float
+
+
+def rates(accelerator: Accelerator, precision: Gear, practice: Practice) -> DeviceRates:
+    """Return a device's rates.
+
+    Raises:
+        ConfigError: The device has no such precision.
+    """
+    around = Gear.BF16 if precision is Gear.FP8 else precision
+    wide = 4.0 if precision is Gear.FP32 else 2.0
+    return DeviceRates(
+        product_flop_s=peak_flop_s(accelerator, precision) * practice.eta.value,
+        attention_flop_s=peak_flop_s(accelerator, around) * practice.attention.value,
+        units=practice.units.value,
+        memory_bytes_s=accelerator.memory_bytes_s.value * practice.memory_rate.value,
+        link_bytes_s=accelerator.link_bytes_s.value * practice.link_rate.value,
+        network_bytes_s=accelerator.network_bytes_s.value * practice.network_rate.value,
+        operand_bytes=1.0 if precision is Gear.FP8 else wide,
+        result_bytes=wide,
+    )
+
+
+def gemm_s(rates: DeviceRates, m: Floats, n: Floats, k: Floats | float, groups: Floats | float = 1.0) -> Floats:
+    """Return seconds of ``groups`` products of [m, k] by [k, n] in one launch.
+
+    Args:
+        rates: The device.
+        m: Rows.
+        n: Columns.
+        k: Inner dimension.
+        groups: Products that share the launch, such as the experts of a layer.
+    """
+    tiles = groups * np.ceil(m / TILE) * np.ceil(n / TILE)
+    waves = np.ceil(tiles / rates.units)
+    used = groups * m * n / (waves * rates.units * TILE**2)
+    used = np.where(waves >= LONG_WAVES, np.maximum(used, LONG_QUALITY), np.maximum(used, LEAST_QUALITY))
+    flop = 2.0 * groups * m * n * k
+    computing_s = flop / (rates.product_flop_s * np.minimum(used, 1.0) * (k / (k + RAMP)))
+    moved = groups * (rates.operand_bytes * (m * k + n * k) + rates.result_bytes * m * n)
+    slowest: Floats = np.maximum(computing_s, moved / rates.memory_bytes_s) + LAUNCH_S
+    return slowest
+
+
+LATENCY_S: Final = 20e-6
+"""Of one collective inside a node."""
+REDUCE_BYTES: Final = 4.0
+"""Gradients are summed in FP32."""
+FP8_DISPATCH_BYTES: Final = 1.5
+"""To the experts in 8 bits, back in 16: on average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Devices that talk, and how fast."""
+
+    size: Floats
+    bytes_s: Floats
+
+
+def device_group(size: Floats, reach: Floats, node: int, rates: DeviceRates) -> DeviceGroup:
+    """Return a group of ``size`` devices that lie within ``reach`` neighbouring ones."""
+    return DeviceGroup(size=size, bytes_s=np.where(reach <= node, rates.link_bytes_s, rates.network_bytes_s))
+
+
+def ring_s(device_group: DeviceGroup, volume_bytes: Floats) -> Floats:
+    """Return seconds of one all-gather or reduce-scatter of a volume; an all-reduce is two of them."""
+    return volume_bytes * (device_group.size - 1) / device_group.size / device_group.bytes_s
+
+
+def tensor_s(shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: DeviceRates) -> Floats:
+    """Return seconds a layer of one forward pass: two all-reduces, each of a micro-batch's hidden states."""
+    size = layouts.tensor.astype(float)
+    states = rates.result_bytes * layouts.micro.astype(float) * workload.sequence * shape.d_model
+    one = 2.0 * ring_s(device_group(size, size, node, rates), states) + LATENCY_S
+    return np.where(size > 1, 2.0 * one, 0.0)
+
+
+def experts_s(
+    shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: DeviceRates, practice: Practice
+) -> Floats:
+    """Return seconds a layer with experts, of one forward pass: to the experts and back, nothing hidden.
+
+    A token goes to each other node once, and from there over the links to its experts; both happen at a time.
+    """
+    if not shape.is_moe:
+        return np.zeros(len(layouts))
+    size = layouts.expert.astype(float)
+    tokens = layouts.micro * workload.sequence / layouts.tensor
+    wide = FP8_DISPATCH_BYTES if workload.precision is Gear.FP8 else rates.result_bytes
+    copy = 2.0 * tokens * shape.d_model * wide
+    nodes = np.minimum(np.minimum(shape.experts_per_token, practice.expert_nodes.value), size / node)
+    over_links = copy * shape.experts_per_token * (size - 1) / size / rates.link_bytes_s
+    beyond = np.maximum(size - node, 0.0) / size
+    over_network = np.where(size > node, copy * nodes * beyond / rates.network_bytes_s, 0.0)
+    return np.where(size > 1, np.maximum(over_links, over_network) + 2.0 * LATENCY_S, 0.0)
+
+
+def pipeline_s(shape: ModelShape, workload: Workload, layouts: Layouts, node: int, rates: DeviceRates) -> Floats:
+    """Return seconds a micro-batch of the transfers between neighbouring stages, forward and back, nothing hidden."""
+    share = layouts.micro * workload.sequence / layouts.tensor
+    bytes_s = device_group(layouts.pipeline.astype(float), layouts.count.astype(float), node, rates).bytes_s
+    once = rates.result_bytes * share * shape.d_model / bytes_s
+    return np.where(layouts.pipeline > 1, 2.0 * layouts.interleave * once, 0.0)
+
+
+def data_s(on: Held, layouts: Layouts, batches: Floats, node: int, rates: DeviceRates) -> Floats:
+    """Return seconds a step in which replicas sum gradients and hand out weights, nothing hidden.
+
+    ZeRO 0 reduces and gathers gradients; 1 reduces gradients and gathers weights; 2 reduces with every micro-batch;
+    3 also gathers the weights twice with every micro-batch.
+    """
+    wide = rates.result_bytes
+    gather = np.select(
+        [layouts.zero == 0, layouts.zero == 3], [REDUCE_BYTES, 2.0 * wide * batches], np.full(len(layouts), wide)
+    )
+    per_parameter = REDUCE_BYTES * np.where(layouts.zero >= 2, batches, 1.0) + gather
+    span = layouts.tensor * layouts.data.astype(float)
+    shared = ring_s(device_group(on.shared_group, span, node, rates), on.shared * per_parameter)
+    experts = ring_s(device_group(on.experts_group, span, node, rates), on.experts * per_parameter)
+    return shared + experts
+
+
+def exposed_data_s(data_s: Floats, busy_s: Floats, layouts: Layouts, batches: Floats, practice: Practice) -> Floats:
+    """Return what of :func:`data_s` does not hide behind work.
+
+    Args:
+        data_s: Seconds of traffic a step.
+        busy_s: Seconds of one micro-batch on one stage: a backward pass hides gradients, a forward pass weights.
+        layouts: The layouts.
+        batches: Micro-batches a step.
+        practice: The least share that stays.
+    """
+    window = busy_s * np.where(layouts.zero >= 2, batches, 1.0)
+    return np.maximum(data_s - window, practice.exposed_data.value * data_s)
+
 
 BACKWARD: Final = 2.0
 """Of a forward product: gradients of inputs and of weights."""
@@ -116,9 +275,9 @@ def step_parts(
     batches = layouts.micro_batches(workload.sequences).astype(float)
     times = batches * slowest
     on = held(shape, layouts)
-    traffic = communication.data_s(on, layouts, batches, accelerator.node, device)
+    traffic = data_s(on, layouts, batches, accelerator.node, device)
     share = np.where(layouts.zero >= 1, on.shared / on.shared_group + on.experts / on.experts_group, on.all)
-    between = communication.pipeline_s(shape, workload, layouts, accelerator.node, device)
+    between = pipeline_s(shape, workload, layouts, accelerator.node, device)
     return Parts(
         products=times * products + batches * at_head * head,
         attention=times * attention,
@@ -128,7 +287,7 @@ def step_parts(
         experts=times * experts,
         bubble=np.maximum(shape.layers * one + head - busy, 0.0) / layouts.interleave,
         pipeline=practice.exposed_pipeline.value * batches * between,
-        data=communication.exposed_data_s(traffic, busy, layouts, batches, practice),
+        data=exposed_data_s(traffic, busy, layouts, batches, practice),
         optimizer=OPTIMIZER_BYTES * share / device.memory_bytes_s,
     )
 
@@ -186,8 +345,8 @@ def _layer(
         products=projections + perceptron + routed,
         attention=2.0 * workload.sequence * tokens * heads / split / device.attention_flop_s,
         elementwise=moved / device.memory_bytes_s + LAYER_S + sparse * routing,
-        tensor=communication.tensor_s(shape, workload, layouts, node, device),
-        experts=sparse * hidden * communication.experts_s(shape, workload, layouts, node, device, practice),
+        tensor=tensor_s(shape, workload, layouts, node, device),
+        experts=sparse * hidden * experts_s(shape, workload, layouts, node, device, practice),
         head=gemm_s(device, tokens, shape.vocabulary / split, shape.d_model),
     )
 

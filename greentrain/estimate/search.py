@@ -8,12 +8,11 @@ from typing import Final
 import numpy as np
 
 from greentrain.errors import ConfigError
-from greentrain.estimate import memory, roofline
-from greentrain.estimate.accelerator import Accelerator
-from greentrain.estimate.gemm import Floats
-from greentrain.estimate.layouts import ParallelLayout, Layouts, enumerate_layouts
+from greentrain.estimate import layouts as memory
+from greentrain.estimate import roofline
+from greentrain.estimate.hardware import Accelerator, Practice, peak_flop_s, practice_of
+from greentrain.estimate.layouts import Floats, Layouts, ParallelLayout, enumerate_layouts
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.practice import Practice, peak_flop_s, practice_of
 from greentrain.estimate.roofline import step_parts
 from greentrain.estimate.values import Assumption
 from greentrain.estimate.workload import Workload
@@ -83,7 +82,11 @@ def search(
 
 
 def cost(
-    shape: ModelShape, workload: Workload, accelerator: Accelerator, layout: ParallelLayout, practice: Practice | None = None
+    shape: ModelShape,
+    workload: Workload,
+    accelerator: Accelerator,
+    layout: ParallelLayout,
+    practice: Practice | None = None,
 ) -> Optimum:
     """Return what one given layout takes, by the same formulas.
 

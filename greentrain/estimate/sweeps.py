@@ -10,15 +10,22 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.estimate.accelerator import Accelerator, Constant
-from greentrain.estimate.carbon import Signal, independent, intensity, operational, signal_of
+from greentrain.estimate.carbon import (
+    LIFETIME_YEARS,
+    Signal,
+    embodied_hour,
+    independent,
+    intensity,
+    operational,
+    signal_of,
+)
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.embodied import LIFETIME_YEARS, embodied_hour
+from greentrain.estimate.hardware import Accelerator, Constant
 from greentrain.estimate.mfu import estimate_mfu, one_over
+from greentrain.estimate.model_shape import sized
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.scaling_laws import DenseLaw, ScalingPoint
 from greentrain.estimate.values import Assumption, Kind, Range
-from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
 from greentrain.utils.validation import bound

@@ -2,7 +2,7 @@
 
 A small network maps what the paper's agent sees (utilisation, remaining steps, intensity now, 6 hours of forecast) to
 one of three rows of the menu: the fastest, one that draws 15 to 30 % less, and off. It was trained in our environment
-with Stable-Baselines3 (``greentrain.simulator.train_carl``); here it is three matrix products in NumPy. Its deadline is
+with Stable-Baselines3 (``tools.train_carl``); here it is three matrix products in NumPy. Its deadline is
 soft: what is late costs reward, and nothing stops it. In a real run the kernel's shield does.
 
 Three rows of a hull of eleven and six hours of forecast cannot reach ``mpc``, which is why that is the default:

@@ -1,9 +1,13 @@
-"""When and where to start: each zone's best start for a plain run, and the plan that pauses and shifts."""
+"""When and where to start: each zone's best start for a plain run, and the plan that pauses and shifts.
+
+The advice is a table with a sentence, and a picture: each zone's intensity, and below it when it would train.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -11,17 +15,36 @@ from greentrain.config.schema import PolicyConfig, PrecisionConfig
 from greentrain.errors import ConfigError
 from greentrain.policy.action_sources import Actions
 from greentrain.policy.menu import OFF, Menu
+from greentrain.policy.outlook import Array
 from greentrain.policy.waterfill import shortest_s, solve
 from greentrain.simulator.grid_trace import Sight
+from greentrain.simulator.grids import ZoneGrid
 from greentrain.simulator.jobs import Jobs
-from greentrain.simulator.references import constant_pace
+from greentrain.simulator.picture import (
+    WIDTH_IN,
+    action_legend,
+    check_pictures,
+    clean,
+    dates,
+    intensity,
+    more,
+    strips,
+    when,
+)
 from greentrain.simulator.scene import NOTHING, Course, course_of
-from greentrain.simulator.simulate import kernel_of, menu_of, named_policy
-from greentrain.simulator.study import share_note
+from greentrain.simulator.simulate import constant_pace, kernel_of, menu_of, named_policy
+from greentrain.simulator.study import share_note, signed
 from greentrain.simulator.world import World
-from greentrain.simulator.zone_grids import ZoneGrid
 from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR, iso
+from greentrain.utils import quantities
+from greentrain.utils.quantities import count, mass
 from greentrain.utils.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
 
 FORMAT: Final = 1
 """Version of :meth:`Advice.to_dict`; keys are only ever added."""
@@ -278,3 +301,151 @@ def _zone_dict(zone: ZoneAdvice, names: Sequence[str]) -> dict[str, Any]:
         "optimum_kg": zone.optimum_g / G_PER_KG,
         "hours": hours,
     }
+
+
+_HEAD: Final = ("Zone", "g/kWh", "Plain, now", "Plain, best start", "Planned", "Saved", "vs blind")
+
+
+def render(advice: Advice) -> "RenderableType":
+    """Return a rich renderable: the zones, one sentence of advice, and what it rests on."""
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"{quantities.count(advice.tokens)} {advice.actions.unit} from {clock(advice.start_s)} to"
+    table = Table(
+        title=f"{title} {clock(advice.deadline_s)} UTC",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+    )
+    for name in _HEAD:
+        table.add_column(name, justify="left" if name == "Zone" else "right", no_wrap=name != "Zone", overflow="fold")
+    for zone in advice.zones:
+        share = zone.saving()
+        table.add_row(
+            escape(zone.grid.zone),
+            f"{zone.grid.trace.g_per_kwh.mean():.0f}",
+            "too slow" if zone.now is None else quantities.mass(zone.now.grams),
+            "" if zone.best is None else f"{quantities.mass(zone.best.grams)}, {clock(zone.best.start_s)}",
+            quantities.mass(zone.plan_g),
+            "" if share is None else signed(share),
+            signed(zone.saving(zone.blind_g) or 0.0),
+            style="bold" if zone is advice.best else "",
+        )
+    return Group(table, Text(sentence(advice)), *(Text(f"{note}.", style="dim") for note in advice.notes()))
+
+
+def sentence(advice: Advice) -> str:
+    """Return in one sentence what to do."""
+    best, static = advice.best, advice.menu.names()[advice.menu.static]
+    where = f"Train in {best.grid.zone}" if len(advice.zones) > 1 else "Train"
+    pauses = {0: "without a pause", 1: "with one pause"}.get(best.pauses, f"with {best.pauses} pauses")
+    text = f"{where}, planned by {advice.policy.name} from {clock(best.first_s)} to {clock(best.end_s)} UTC {pauses}:"
+    text += f" {quantities.carbon(best.plan_g)} expected"
+    if best.now is not None:
+        text += f", {_than(best.plan_g, best.now.grams)} than {static} at once there"
+    other = min((zone for zone in advice.zones if zone is not best), key=lambda zone: zone.plan_g, default=None)
+    if other is not None:
+        text += f" and {_than(best.plan_g, other.plan_g)} than the plan in {other.grid.zone}"
+    return f"{text}; {_plainly(advice, best, static)}."
+
+
+def clock(unix_s: float) -> str:
+    """Return a time in UTC for people."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%d %b %H:%M")
+
+
+def _plainly(advice: Advice, zone: ZoneAdvice, static: str) -> str:
+    """Return when a plain run is best begun."""
+    needs = f"a plain run ({static}, {quantities.duration(advice.static_s)})"
+    if zone.now is None or zone.best is None:
+        return f"{needs} would miss the deadline"
+    if zone.best.start_s == zone.now.start_s:
+        return f"{needs} is best begun at once"
+    than = _than(zone.best.grams, zone.now.grams)
+    return f"{needs} is best begun at {clock(zone.best.start_s)} UTC, for {than} than at once"
+
+
+def _than(grams: float, other: float) -> str:
+    share = 1.0 - grams / other if other > 0 else 0.0
+    if abs(share) < 0.0005:
+        return "no less"
+    return f"{quantities.percent(abs(share))} {'less' if share > 0 else 'more'}"
+
+
+_ZONE_IN: Final = 2.6
+"""Height of a zone (inch)."""
+
+
+def draw_advice(advice: Advice) -> "Figure":
+    """Return the picture.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    check_pictures()
+    from matplotlib.figure import Figure
+
+    zones = advice.zones
+    figure = Figure(figsize=(WIDTH_IN, 1.6 + _ZONE_IN * len(zones)), layout="constrained")
+    heights = [1.7, 0.9] * len(zones)
+    rows = figure.subplots(2 * len(zones), 1, sharex=True, gridspec_kw={"height_ratios": heights}, squeeze=False)
+    top = max(float(zone.grid.trace.g_per_kwh.max()) for zone in zones)
+    used: set[int] = set()
+    for zone, above, below in zip(zones, rows[::2, 0], rows[1::2, 0], strict=True):
+        used |= _draw_zone(above, below, advice, zone, top)
+    action_legend(rows[0, 0], advice.menu, used)
+    rows[0, 0].set_xlim(when(advice.start_s), when(advice.deadline_s))
+    dates(rows[-1, 0])
+    title = (
+        f"{count(advice.tokens)} {advice.actions.unit} from {clock(advice.start_s)} to {clock(advice.deadline_s)} UTC"
+    )
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.supxlabel("\n".join(advice.notes()), x=0.01, ha="left", fontsize=7.5, color="#555555", wrap=True)
+    return figure
+
+
+def _draw_zone(above: "Axes", below: "Axes", advice: Advice, zone: ZoneAdvice, top_g_per_kwh: float) -> set[int]:
+    g_per_kwh = zone.grid.trace.g_per_kwh
+    edges = np.minimum(advice.start_s + np.arange(len(g_per_kwh) + 1) * 3600.0, advice.deadline_s)
+    intensity(above, edges, g_per_kwh, top_g_per_kwh)
+    best = len(advice.zones) > 1 and zone is advice.best
+    name = f"{zone.grid.zone}{', the cleanest plan' if best else ''}"
+    above.set_title(name, loc="left", fontsize=10, fontweight="bold" if best else "normal")
+    courses = [
+        _plain_course("plain, at once", zone.now, advice),
+        _plain_course("plain, best start", zone.best, advice),
+        zone.plan,
+    ]
+    grams = [run.grams if run is not None else None for run in (zone.now, zone.best)] + [zone.plan_g]
+    used = strips(below, courses, advice.menu)
+    for i, value in enumerate(grams):
+        text = "too slow" if value is None else mass(value)
+        if i and value is not None and zone.now is not None:
+            text += f" ({more(value / zone.now.grams - 1.0)})"
+        below.annotate(
+            text, (1.0, i), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
+            va="center", fontsize=8.5, fontweight="bold" if i == 2 else "normal", annotation_clip=False,
+        )  # fmt: skip
+    for axes in (above, below):
+        clean(axes)
+    return used
+
+
+def _plain_course(name: str, run: PlainRun | None, advice: Advice) -> Course:
+    """Return a run without a pause as a course."""
+    if run is None:
+        return Course(name=name, edges_unix_s=_pair(advice.start_s, 1.0), rows=np.array([NOTHING]), grams=np.zeros(2))
+    return Course(
+        name=name,
+        edges_unix_s=_pair(run.start_s, advice.static_s),
+        rows=np.array([advice.menu.static]),
+        grams=np.array([0.0, run.grams]),
+    )
+
+
+def _pair(start_s: float, length_s: float) -> Array:
+    return np.array([start_s, start_s + length_s])

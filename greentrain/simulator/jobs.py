@@ -1,7 +1,4 @@
-"""Jobs to simulate: how many tokens by when, and windows of a trace to try them in.
-
-What somebody writes of a job, checked: how many tokens, from when, by when.
-"""
+"""Jobs to simulate: how many tokens by when, and windows of a trace to try them in."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +10,7 @@ from numpy.typing import NDArray
 
 from greentrain.errors import ConfigError, TraceError
 from greentrain.simulator.grid_trace import GridTrace
-from greentrain.simulator.zone_grids import next_hour
+from greentrain.simulator.grids import next_hour
 from greentrain.types import S_PER_HOUR, iso
 from greentrain.utils.quantities import duration
 from greentrain.utils.validation import moment

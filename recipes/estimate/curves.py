@@ -10,8 +10,8 @@ import numpy as np
 from greentrain.estimate import hardware
 from greentrain.estimate.carbon import signal_of
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.hardware import project
 from greentrain.estimate.mfu import FP8_SPEEDUP
-from greentrain.estimate.projection import project
 from greentrain.estimate.relations import ZONES
 from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
 from greentrain.estimate.sweeps import (

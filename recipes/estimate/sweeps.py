@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from greentrain.errors import GreenTrainError
+from greentrain.estimate.hardware import GrowthRates
 from greentrain.estimate.mfu import FP8_SPEEDUP
-from greentrain.estimate.projection import GrowthRates
 from greentrain.estimate.values import Range
 from greentrain.simulator.picture import check_pictures, save
 from greentrain.utils.validation import bound

@@ -50,7 +50,7 @@ def test_savings_by_hand() -> None:
     import numpy as np
 
     from benchmarks.scheduling_common import percent, score
-    from greentrain.simulator.references import References
+    from greentrain.simulator.simulate import References
     from greentrain.simulator.world import Track
 
     track = Track(

@@ -11,7 +11,7 @@ from greentrain.cli import completion, rlhf
 from greentrain.cli.completion import run_folders
 from greentrain.config.schema import SCHEDULERS
 from greentrain.fpga_backend.roofline.cards import CARDS
-from greentrain.simulator.pipeline.modes import EAGER, Mode
+from greentrain.simulator.pipeline.simulate import EAGER, Mode
 from tests.helpers.command_line import environment
 
 HEAVY = {"torch", "numpy", "pandas", "codecarbon", "transformers", "matplotlib", "duckdb", "fastapi"}

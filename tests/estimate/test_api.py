@@ -14,11 +14,10 @@ from greentrain.errors import ConfigError, RunFolderError
 from greentrain.estimate import shapes
 from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.html import render_html
 from greentrain.estimate.mfu import of_optimum
-from greentrain.estimate.result import Estimate, render
+from greentrain.estimate.model_shape import sized
+from greentrain.estimate.result import Estimate, render, render_html
 from greentrain.estimate.values import Kind
-from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.report.estimated import _Said
 from greentrain.types import Gear

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
-from greentrain.estimate import blend, hardware, hours, shapes
-from greentrain.estimate.auto import by_auto
+from greentrain.estimate import hardware, hours, shapes
+from greentrain.estimate import hours as blend
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.hours import by_auto
 from greentrain.estimate.mfu import MfuTable, estimate_mfu, of_optimum, shipped
+from greentrain.estimate.model_shape import sized
 from greentrain.estimate.search import search
 from greentrain.estimate.values import Kind, Range
-from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, Gear
 

@@ -7,16 +7,14 @@ import pytest
 from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.estimate import hardware
-from greentrain.estimate.carbon import intensity, operational, signal_of
+from greentrain.estimate.carbon import FABS, embodied_hour, intensity, operational, sci_ranges, signal_of
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.embodied import FABS, embodied_hour
 from greentrain.estimate.mfu import estimate_mfu
+from greentrain.estimate.model_shape import sized
 from greentrain.estimate.money import RunPrices, money
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.relations import start_hours
-from greentrain.estimate.sci_units import sci_ranges
 from greentrain.estimate.values import Kind, Range, product
-from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.ledger.embodied import embodied_rate
 from greentrain.types import J_PER_KWH, Device, DeviceKind, grams

@@ -8,10 +8,18 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, shapes
-from greentrain.estimate.layouts import ParallelLayout, Layouts, Recompute
-from greentrain.estimate.memory import MemoryUse, activation_bytes_per_token, capacity_bytes, held, memory
+from greentrain.estimate.hardware import practice_of
+from greentrain.estimate.layouts import (
+    Layouts,
+    MemoryUse,
+    ParallelLayout,
+    Recompute,
+    activation_bytes_per_token,
+    capacity_bytes,
+    held,
+    memory,
+)
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.practice import practice_of
 from greentrain.estimate.search import cost, search
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
@@ -111,7 +119,9 @@ def test_what_does_not_fit_is_refused_with_the_largest_term() -> None:
 
 
 def test_the_terms_add_up_and_none_is_negative() -> None:
-    layouts = [ParallelLayout(tensor=t, pipeline=p, data=4, zero=z) for t, p, z in itertools.product((1, 8), (1, 12), (0, 3))]
+    layouts = [
+        ParallelLayout(tensor=t, pipeline=p, data=4, zero=z) for t, p, z in itertools.product((1, 8), (1, 12), (0, 3))
+    ]
     needed = of(MOE, *layouts)
     for index in range(len(layouts)):
         terms = needed.take(index).bytes_by_term()

@@ -12,8 +12,7 @@ import pytest
 from greentrain.estimate import shapes
 from greentrain.estimate.api import estimate
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.html import render_html
-from greentrain.estimate.result import Estimate, relation_rows, rows
+from greentrain.estimate.result import Estimate, relation_rows, render_html, rows
 from greentrain.estimate.workload import Workload
 from tests.report.test_html import _chromium, browser
 

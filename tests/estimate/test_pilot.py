@@ -16,8 +16,8 @@ from greentrain.errors import ConfigError, RunFolderError
 from greentrain.estimate import hardware, hours, pilot
 from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.model_shape import sized
 from greentrain.estimate.values import Kind, Range
-from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import DeviceKind, Provenance, Topology
 
@@ -104,7 +104,9 @@ def test_interval_of_noisy_steps_holds_the_truth(tmp_path: Path) -> None:
     inside = 0
     for seed in range(20):
         dice = random.Random(seed)
-        spans = [pilot._StepSpan(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(80)]
+        spans = [
+            pilot._StepSpan(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(80)
+        ]
         mid, half = pilot._ratio([(span.tokens, span.seconds) for span in spans])
         inside += abs(1 / 1.046 - mid) <= half
     assert 11 <= inside <= 20
@@ -115,7 +117,9 @@ def test_slow_steps_that_come_first_by_chance_are_no_warm_up() -> None:
     speeds, cut = [], 0
     for seed in range(400):
         dice = random.Random(seed)
-        spans = [pilot._StepSpan(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(50)]
+        spans = [
+            pilot._StepSpan(steps=1, seconds=dice.lognormvariate(0.0, 0.3), tokens=1, joules=1.0) for _ in range(50)
+        ]
         first = pilot._warmup(spans)
         cut += first > 1
         speeds.append(1 / pilot._ratio([(span.tokens, span.seconds) for span in spans[first:]])[0] / 1.046 - 1)

@@ -2,9 +2,9 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
-from greentrain.estimate.embodied import embodied_hour
+from greentrain.estimate.carbon import embodied_hour
+from greentrain.estimate.hardware import GrowthRate, GrowthRates, project
 from greentrain.estimate.power_model import watts
-from greentrain.estimate.projection import GrowthRate, GrowthRates, project
 from greentrain.estimate.values import Kind
 from greentrain.types import Gear
 
@@ -35,7 +35,9 @@ def test_two_steps_are_one_step() -> None:
 
 
 def test_what_is_unknown_stays_unknown_and_own_rates_hold() -> None:
-    later = project(hardware.find("MI300X"), 5, GrowthRates(peak=FLAT, power=GrowthRate(per_year=0.9, source="a test"))).device
+    later = project(
+        hardware.find("MI300X"), 5, GrowthRates(peak=FLAT, power=GrowthRate(per_year=0.9, source="a test"))
+    ).device
     assert later.embodied_kg is None
     assert project(hardware.find("B100"), 5).device.idle_w is None
     assert later.peak_flop_s[Gear.BF16].value == 1307.4e12

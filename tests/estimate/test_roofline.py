@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from benchmarks import estimator_steps
 from benchmarks.estimator_runs import RUNS_CSV, read_runs
 from greentrain.errors import ConfigError
-from greentrain.estimate import communication, hardware, shapes
-from greentrain.estimate.gemm import gemm_s, rates
-from greentrain.estimate.layouts import ParallelLayout, Layouts, Recompute, enumerate_layouts
-from greentrain.estimate.memory import Held
-from greentrain.estimate.practice import ETA, peak_flop_s, practice_of
-from greentrain.estimate.roofline import Parts, step_parts
+from greentrain.estimate import hardware, roofline, shapes
+from greentrain.estimate.hardware import ETA, peak_flop_s, practice_of
+from greentrain.estimate.layouts import Held, Layouts, ParallelLayout, Recompute, enumerate_layouts
+from greentrain.estimate.roofline import Parts, gemm_s, rates, step_parts
 from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
@@ -150,18 +148,18 @@ def test_bytes_of_replicas_by_zero() -> None:
     four = Layouts.of([ParallelLayout(tensor=1, pipeline=1, data=2, zero=zero) for zero in range(4)])
     none = np.zeros(4)
     on = Held(shared=none + 1e9, experts=none, shared_group=none + 2, experts_group=none + 2)
-    took = communication.data_s(on, four, none + 5, 8, device)
+    took = roofline.data_s(on, four, none + 5, 8, device)
     assert took * device.link_bytes_s == pytest.approx(0.5e9 * np.array([4 + 4, 4 + 2, 5 * 4 + 2, 5 * (4 + 4)]))
     far = dataclasses.replace(four, tensor=four.tensor * 8)
     slower = device.link_bytes_s / device.network_bytes_s
-    assert communication.data_s(on, far, none + 5, 8, device) == pytest.approx(took * slower)
+    assert roofline.data_s(on, far, none + 5, 8, device) == pytest.approx(took * slower)
 
 
 def test_gradients_hide_behind_one_micro_batch_or_behind_each() -> None:
     practice = practice_of(H100, Gear.BF16)
     two = Layouts.of([ParallelLayout(tensor=1, pipeline=1, data=2, zero=zero) for zero in (1, 3)])
     for data_s, left_s in ((10.0, (6.0, 2.0)), (1.0, (0.08, 0.08))):
-        exposed = communication.exposed_data_s(np.full(2, data_s), np.full(2, 4.0), two, np.full(2, 2.0), practice)
+        exposed = roofline.exposed_data_s(np.full(2, data_s), np.full(2, 4.0), two, np.full(2, 2.0), practice)
         assert tuple(exposed) == pytest.approx(left_s)
 
 
@@ -178,11 +176,11 @@ def test_experts_beyond_the_node_cost_the_network_and_few_nodes_bound_it() -> No
     practice = practice_of(H100, Gear.BF16)
     device = rates(H100, Gear.BF16, practice)
     spread = Layouts.of([ParallelLayout(tensor=1, pipeline=1, data=256, expert=each) for each in (1, 8, 16, 64, 256)])
-    took = communication.experts_s(MOE, WORK, spread, H100.node, device, practice)
+    took = roofline.experts_s(MOE, WORK, spread, H100.node, device, practice)
     assert took[0] == 0
     assert np.all(np.diff(took) > 0)
     everywhere = dataclasses.replace(practice, expert_nodes=dataclasses.replace(practice.expert_nodes, value=1e9))
-    assert communication.experts_s(MOE, WORK, spread, H100.node, device, everywhere)[-1] > 1.5 * took[-1]
+    assert roofline.experts_s(MOE, WORK, spread, H100.node, device, everywhere)[-1] > 1.5 * took[-1]
 
 
 def test_zero_three_moves_the_weights_with_every_micro_batch() -> None:

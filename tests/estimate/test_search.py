@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, shapes
-from greentrain.estimate.accelerator import Accelerator, Constant
-from greentrain.estimate.layouts import ParallelLayout, Layouts, enumerate_layouts
+from greentrain.estimate.hardware import Accelerator, Constant
+from greentrain.estimate.layouts import Layouts, ParallelLayout, enumerate_layouts
 from greentrain.estimate.search import cost, search, smallest_count, sweep
 from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload

@@ -11,6 +11,7 @@ from greentrain.estimate import hardware
 from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.carbon import signal_of
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.model_shape import sized
 from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED
 from greentrain.estimate.sweeps import (
     FP8_PRODUCTS,
@@ -20,7 +21,6 @@ from greentrain.estimate.sweeps import (
     footprint,
     in_few_bits,
 )
-from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
 

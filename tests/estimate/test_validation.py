@@ -14,13 +14,13 @@ from benchmarks.estimator_layouts import Layouts
 from benchmarks.estimator_roofline import Optimum, with_network
 from benchmarks.estimator_runs import RUNS_CSV, Run, read_runs, whole
 from benchmarks.estimator_scores import Left, Predict, Train, gain, leave_one_family_out
-from greentrain.estimate import blend, mfu
+from greentrain.estimate import hours, mfu
 from greentrain.estimate.api import Options, estimate
-from greentrain.estimate.auto import by_auto
 from greentrain.estimate.cluster import Cluster
+from greentrain.estimate.hours import by_auto
 from greentrain.estimate.mfu import table
+from greentrain.estimate.model_shape import sized
 from greentrain.estimate.values import Range
-from greentrain.estimate.which_model import sized
 from greentrain.estimate.workload import Workload
 
 
@@ -106,7 +106,7 @@ def test_a_family_left_out_has_no_say(runs: tuple[Run, ...]) -> None:
 
 
 def test_shipped_tables_are_those_that_the_runs_give(runs: tuple[Run, ...]) -> None:
-    fresh, old = Layouts(Optimum()).fit_blend(runs), blend.shipped()
+    fresh, old = Layouts(Optimum()).fit_blend(runs), hours.shipped()
     again = "run python benchmarks/estimator.py --write"
     for new_table, old_table in ((fresh.peak, old.peak), (fresh.optimum, old.optimum)):
         new = table(tomllib.loads(toml(new_table, "peak")))
@@ -120,7 +120,7 @@ def test_shipped_tables_are_those_that_the_runs_give(runs: tuple[Run, ...]) -> N
         assert (old_table.per_decade, old_table.old_software) == pytest.approx(
             (new.per_decade, new.old_software), rel=0.01
         ), again
-    assert old.width == pytest.approx(blend.width(tomllib.loads(estimator_layouts.toml(fresh))), rel=0.01), again
+    assert old.width == pytest.approx(hours.width(tomllib.loads(estimator_layouts.toml(fresh))), rel=0.01), again
 
 
 def test_the_blend_and_the_roofline_hold_on_unseen_families(runs: tuple[Run, ...], ours: Left) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hf_config, shapes
-from greentrain.estimate.shape_flags import Flags
-from greentrain.estimate.which_model import model_of
+from greentrain.estimate.model_shape import Flags
+from greentrain.estimate.shapes import model_of
 from tests.estimate.test_hf_config import DEEPSEEK_V3, LLAMA
 
 LLAMA_FLAGS: dict[str, Any] = {

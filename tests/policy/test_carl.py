@@ -121,7 +121,7 @@ def test_a_network_is_its_layers() -> None:
 def test_the_shipped_network_says_who_trained_it_on_what() -> None:
     network = Network.shipped()
     about = network.about
-    assert about["made_by"] == "python -m greentrain.simulator.train_carl TRACES_DIR"
+    assert about["made_by"] == "python -m tools.train_carl TRACES_DIR"
     assert set(about["traces"]) == set(about["sha256"]) and all("eia" in name for name in about["traces"])
     assert isinstance(about["seed"], int) and about["steps"] > 0 and "stable-baselines3" in about["versions"]
     assert "EIA-930" in about["source"]

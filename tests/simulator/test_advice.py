@@ -14,13 +14,11 @@ from greentrain.carbon.gb import GreatBritain
 from greentrain.carbon.polled import PolledSignal
 from greentrain.config.schema import CarbonConfig, GreenConfig, PolicyConfig
 from greentrain.errors import CarbonSignalError, ConfigError, TraceError, UnknownZoneError
-from greentrain.simulator import zone_grids as module
-from greentrain.simulator.advice import Advice, advise
-from greentrain.simulator.advice_text import render, sentence
+from greentrain.simulator import grids as module
+from greentrain.simulator.advice import Advice, advise, render, sentence
 from greentrain.simulator.grid_trace import Array
-from greentrain.simulator.grids import recorded_grid
+from greentrain.simulator.grids import ZoneGrid, next_hour, recorded_grid, zone_grids
 from greentrain.simulator.jobs import terms_of
-from greentrain.simulator.zone_grids import ZoneGrid, next_hour, zone_grids
 from greentrain.types import CarbonPoint
 from tests.carbon.grid_server import CLOCK, QUICK, gb, grid_g, now, serving
 from tests.simulator.grids import HOUR, START, trace, wandering

@@ -13,7 +13,7 @@ from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import Menu
 from greentrain.simulator.grid_trace import GridTrace, Sight
 from greentrain.simulator.jobs import Jobs, windows
-from greentrain.simulator.references import references
+from greentrain.simulator.simulate import references
 from greentrain.simulator.world import World
 from tests.simulator.grids import daily, trace, wandering
 
@@ -21,7 +21,7 @@ pytest.importorskip("gymnasium", reason="extra simulate is not installed")
 
 from gymnasium.utils.env_checker import check_env
 
-from greentrain.simulator.train_carl import CarlView
+from tools.train_carl import CarlView
 
 MENU = Menu.of(reference_table())
 DAYS_S = 14 * 86400.0
@@ -55,7 +55,7 @@ def test_its_actions_are_its_rows_and_its_deadline_is_soft() -> None:
 
 def test_numpy_does_what_stable_baselines3_does() -> None:
     pytest.importorskip("stable_baselines3", reason="extra rl is not installed")
-    from greentrain.simulator import train_carl
+    from tools import train_carl
 
     grids = [trace(wandering(1000))]
     agent = train_carl.train(grids, steps=2 * 128, jobs=2, seed=1)

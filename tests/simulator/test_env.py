@@ -19,7 +19,7 @@ from greentrain.policy.mpc import Mpc  # noqa: E402
 from greentrain.simulator.env import CarbonTrainEnv  # noqa: E402
 from greentrain.simulator.grid_trace import Sight  # noqa: E402
 from greentrain.simulator.jobs import Jobs  # noqa: E402
-from greentrain.simulator.references import references  # noqa: E402
+from greentrain.simulator.simulate import references  # noqa: E402
 from greentrain.simulator.world import World  # noqa: E402
 from tests.simulator.grids import HOUR, START, daily, trace, wandering  # noqa: E402
 

@@ -16,13 +16,11 @@ from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.policy.action_sources import reference_table
 from greentrain.policy.menu import OFF, Menu
-from greentrain.simulator.advice import advise
-from greentrain.simulator.advice_picture import draw_advice
+from greentrain.simulator.advice import advise, draw_advice
+from greentrain.simulator.grids import ZoneGrid
 from greentrain.simulator.picture import OFF_COLOUR, apart, draw_scene, legend_rows, more, row_colours, save, stretches
 from greentrain.simulator.scene import NOTHING, Course, Scene
-from greentrain.simulator.study import Study, run_study
-from greentrain.simulator.study_text import safe, write_results
-from greentrain.simulator.zone_grids import ZoneGrid
+from greentrain.simulator.study import Study, run_study, safe, write_results
 from tests.simulator.grids import HOUR, START, trace, wandering
 from tests.simulator.planning import ACTIONS, grid
 

@@ -11,7 +11,7 @@ from greentrain.policy.hindsight import judge
 from greentrain.policy.menu import Menu
 from greentrain.simulator.grid_trace import Sight
 from greentrain.simulator.jobs import Jobs
-from greentrain.simulator.references import constant_pace, references
+from greentrain.simulator.simulate import constant_pace, references
 from greentrain.simulator.world import World
 from tests.simulator.grids import HOUR, START, trace, wandering
 

@@ -21,8 +21,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.policy.waterfill import solve
 from greentrain.report.summary import summarize
 from greentrain.simulator.grids import recorded_grid
-from greentrain.simulator.replay import RunReplay, replay
-from greentrain.simulator.replay_text import render, to_csv
+from greentrain.simulator.replay import RunReplay, render, replay, to_csv
 from greentrain.simulator.scene import NOTHING, ORACLE, RAN
 from greentrain.types import GearUse
 from tests.report.planned_run import BF16, DAY, FP8, GRID, OFF, START_S, planned

@@ -16,8 +16,7 @@ from greentrain.policy.menu import OFF, Menu
 from greentrain.simulator.grids import Grid, typical_year
 from greentrain.simulator.scene import NOTHING, ORACLE, oracle_course
 from greentrain.simulator.simulate import simulate
-from greentrain.simulator.study import Study, StudyResult, run_study
-from greentrain.simulator.study_text import render, to_csv
+from greentrain.simulator.study import Study, StudyResult, render, run_study, to_csv
 from greentrain.types import CarbonBasis
 from tests.simulator.grids import HOUR, START, trace
 from tests.simulator.planning import ACTIONS, grid

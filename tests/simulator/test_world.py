@@ -18,7 +18,7 @@ from greentrain.policy.outlook import SchedulePolicy
 from greentrain.policy.waterfill import solve
 from greentrain.simulator.grid_trace import Array, Forecaster, GridTrace, Sight
 from greentrain.simulator.jobs import Jobs
-from greentrain.simulator.references import references
+from greentrain.simulator.simulate import references
 from greentrain.simulator.world import Track, World
 from tests.policy.cases import small_menu
 from tests.policy.drive import Fixed

@@ -1,7 +1,7 @@
 """``ppo``: a perceptron of 256, 128 and 64 that was trained in the pipeline environment with Stable-Baselines3.
 
 It sees the cost table as ratios, and gives three scores for each movable stage. Here it is four matrix products in
-NumPy; ``greentrain.simulator.pipeline.train_offload`` trains it. What it says of stages that cannot move is ignored.
+NumPy; ``tools.train_offload`` trains it. What it says of stages that cannot move is ignored.
 """
 
 import math

@@ -7,17 +7,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
-from greentrain.simulator.pipeline import picture, text
-from greentrain.simulator.pipeline.bounds import caps, published_figures
-from greentrain.simulator.pipeline.break_even import BreakEven, CardFootprint, break_even
+from greentrain.simulator.pipeline import display
+from greentrain.simulator.pipeline.bounds import BreakEven, CardFootprint, break_even, caps, published_figures
 from greentrain.simulator.pipeline.figure import Figure
 from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table
-from greentrain.simulator.pipeline.modes import CHUNKS, Mode, Setting
-from greentrain.simulator.pipeline.scaling import GpuLink, Scaled, scale
-from greentrain.simulator.pipeline.sensitivity import SensitivityPoint, over_grids, point, reward_sized
-from greentrain.simulator.pipeline.simulate import GridIntensity, StepOutcome, best, simulate, step_ends
+from greentrain.simulator.pipeline.simulate import (
+    CHUNKS,
+    GridIntensity,
+    Mode,
+    Setting,
+    StepOutcome,
+    best,
+    simulate,
+    step_ends,
+)
 from greentrain.simulator.pipeline.table import PipelineTable
-from greentrain.simulator.pipeline.waterfall import waterfall
+from greentrain.simulator.pipeline.what_if import (
+    GpuLink,
+    Scaled,
+    SensitivityPoint,
+    over_grids,
+    point,
+    reward_sized,
+    scale,
+    waterfall,
+)
 from greentrain.utils.validation import choice
 
 if TYPE_CHECKING:
@@ -111,7 +125,7 @@ def answer_modes(
     scaled = scale(table, gpus, link, away.mode, wide, grid, card_stays=asked.card_stays) if gpus and link else ()
     known = all(one.line.energy_j is not None for one in found)
     least = "Least joules" if known else "Least time, for want of joules,"
-    notes = [f"{least} with cards: {away.mode}, {away.cards} of them.", *text.paid_lines(table.card, paid, grid)]
+    notes = [f"{least} with cards: {away.mode}, {away.cards} of them.", *display.paid_lines(table.card, paid, grid)]
     if steps > 1:
         told = ", ".join(f"{one.mode} {mean:.3g}" for one, mean in zip(found, means, strict=True))
         notes.insert(0, f"Mean of {steps} steps in a row (s): {told}.")
@@ -127,8 +141,8 @@ def answer_modes(
             "break_even": None if paid is None else {"mode": str(away.mode), **paid.to_dict()},
             "scaling": [_scaled(row) for row in scaled],
         },
-        shown=[text.simulated(table, found, notes), *([text.scaled(scaled)] if scaled else [])],
-        draw=lambda: picture.draw_bars(
+        shown=[display.simulated(table, found, notes), *([display.scaled(scaled)] if scaled else [])],
+        draw=lambda: display.draw_bars(
             table, [f"{one.mode}, {one.cards}" if one.cards else str(one.mode) for one in found], found
         ),
     )
@@ -151,8 +165,8 @@ def answer_waterfall(asked: StudyRequest, cards: int) -> StudyAnswer:
             **_physics(table),
             "break_even": None if paid is None else {"mode": str(rows[-2].outcome.mode), **paid.to_dict()},
         },
-        shown=[text.fallen(table, rows, text.paid_lines(table.card, paid, grid))],
-        draw=lambda: picture.draw_bars(table, [row.name for row in rows], [row.outcome for row in rows]),
+        shown=[display.fallen(table, rows, display.paid_lines(table.card, paid, grid))],
+        draw=lambda: display.draw_bars(table, [row.name for row in rows], [row.outcome for row in rows]),
     )
 
 
@@ -208,8 +222,8 @@ def answer_sensitivity(asked: StudyRequest, over: str, values: Sequence[str], mo
             "mode": str(mode),
             "points": [found.to_dict() for found in points],
         },
-        shown=[text.varied(table, OVER[over], points, notes)],
-        draw=lambda: picture.draw_points(table, OVER[over], points),
+        shown=[display.varied(table, OVER[over], points, notes)],
+        draw=lambda: display.draw_points(table, OVER[over], points),
     )
 
 

@@ -7,11 +7,9 @@ from hypothesis import given, settings
 
 from greentrain.fpga_backend.explore.space import PRECISIONS, compiled_to, explore
 from greentrain.fpga_backend.program import Program
-from greentrain.fpga_backend.roofline.card_spec import CardSpec
-from greentrain.fpga_backend.roofline.cards import CARDS, assume
-from greentrain.fpga_backend.roofline.counts import count
+from greentrain.fpga_backend.roofline.cards import CARDS, CardSpec, assume
+from greentrain.fpga_backend.roofline.counts import BatchLayout, count
 from greentrain.fpga_backend.roofline.latency import peak_macs_per_s
-from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.shape import Head, program_of
 
 CARD = st.sampled_from([assume(card) for card in CARDS.values()])

@@ -6,15 +6,13 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import GpuRow, computed, gpu_named, measured
-from greentrain.fpga_backend.explore.group import most_sequences
 from greentrain.fpga_backend.explore.presets import PRESETS
-from greentrain.fpga_backend.explore.space import DesignPoint, explore
-from greentrain.fpga_backend.explore.verdict import verdicts
+from greentrain.fpga_backend.explore.report import verdicts
+from greentrain.fpga_backend.explore.space import DesignPoint, explore, most_sequences
 from greentrain.fpga_backend.program import with_activation_bits
 from greentrain.fpga_backend.roofline.cards import U55C, V80, assume
+from greentrain.fpga_backend.roofline.counts import BatchLayout, footprint
 from greentrain.fpga_backend.roofline.latency import service
-from greentrain.fpga_backend.roofline.layout import BatchLayout
-from greentrain.fpga_backend.roofline.memory import footprint
 from greentrain.fpga_backend.roofline.shape import program_of
 
 LLAMA = program_of(PRESETS["llama-3-8b"][1], max_tokens=8192)

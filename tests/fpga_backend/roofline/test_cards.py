@@ -6,8 +6,17 @@ import math
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.roofline.card_spec import CONSTANTS, CardSpec, Quantity
-from greentrain.fpga_backend.roofline.cards import ASSUMED, CARDS, U55C, V80, assume, named
+from greentrain.fpga_backend.roofline.cards import (
+    ASSUMED,
+    CARDS,
+    CONSTANTS,
+    U55C,
+    V80,
+    CardSpec,
+    Quantity,
+    assume,
+    named,
+)
 from greentrain.fpga_backend.roofline.latency import check_card
 
 

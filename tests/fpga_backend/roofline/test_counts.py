@@ -12,9 +12,7 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.errors import ArtifactError, BatchError
 from greentrain.fpga_backend.packing import Packed, pack
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Precision, Score
-from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import BatchLayout
-from greentrain.fpga_backend.roofline.memory import footprint
+from greentrain.fpga_backend.roofline.counts import BatchLayout, count, footprint
 from greentrain.testing.offload_models import decoder, encoder
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=5)

@@ -3,7 +3,7 @@
 import pytest
 
 from greentrain.fpga_backend.compiler import quantize
-from greentrain.fpga_backend.roofline.widths import group_of, widths_of
+from greentrain.fpga_backend.roofline.counts import group_of, widths_of
 
 
 @pytest.mark.parametrize("inner", [384, 896, 1024, 1536, 1000, 4096])

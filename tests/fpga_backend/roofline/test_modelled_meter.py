@@ -6,9 +6,8 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.roofline.cards import U55C, assume
-from greentrain.fpga_backend.roofline.latency import service
-from greentrain.fpga_backend.roofline.layout import BatchLayout
-from greentrain.fpga_backend.roofline.meter import ModelledMeter
+from greentrain.fpga_backend.roofline.counts import BatchLayout
+from greentrain.fpga_backend.roofline.latency import ModelledMeter, service
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.testing.offload_models import encoder
 from greentrain.types import DeviceKind, Provenance

@@ -10,11 +10,9 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Linear, Program
-from greentrain.fpga_backend.roofline.card_spec import CardSpec, Quantity
-from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, V80, assume
-from greentrain.fpga_backend.roofline.counts import WorkCounts, OpCount, count, exchanged_bytes
+from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, V80, CardSpec, Quantity, assume
+from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, WorkCounts, count, exchanged_bytes
 from greentrain.fpga_backend.roofline.latency import peak_macs_per_s, serve, service
-from greentrain.fpga_backend.roofline.layout import BatchLayout
 from greentrain.fpga_backend.roofline.shape import program_of
 from greentrain.testing.offload_models import decoder, encoder
 

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from greentrain.fpga_backend.compiler.compiling import compile as compiled
-from greentrain.fpga_backend.roofline.counts import count
-from greentrain.fpga_backend.roofline.layout import BatchLayout
-from greentrain.fpga_backend.roofline.memory import footprint
+from greentrain.fpga_backend.roofline.counts import BatchLayout, count, footprint
 from greentrain.fpga_backend.roofline.shape import Head, program_of
 
 transformers = pytest.importorskip("transformers")

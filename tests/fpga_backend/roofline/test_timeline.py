@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from greentrain.fpga_backend.roofline.latency import CardService
-from greentrain.fpga_backend.roofline.timeline import Timeline
+from tests.fpga_backend.roofline.timeline import Timeline
 
 
 def _service(in_s: float, engine_s: float, out_s: float) -> CardService:

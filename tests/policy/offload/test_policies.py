@@ -26,9 +26,9 @@ from greentrain.policy.offload.stages import (
 )
 from greentrain.policy.offload.timeline import Late, StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, View
-from greentrain.simulator.pipeline.tasks import TASKS
 from greentrain.testing.offload_policy_contract import OffloadPolicyContract
 from greentrain.types import Provenance
+from tools.placement_tasks import TASKS
 
 
 class _Named(OffloadPolicyContract):

@@ -46,7 +46,9 @@ def table(
         rows={
             Stage.GENERATE: StageRow(gpu_s=measured(generate), gpu_w=measured(300)),
             Stage.REWARD: StageRow(gpu_s=measured(reward), gpu_w=measured(200), card_s=reward_s, card_w=busy_w),
-            Stage.REFERENCE: StageRow(gpu_s=measured(reference), gpu_w=measured(200), card_s=reference_s, card_w=busy_w),
+            Stage.REFERENCE: StageRow(
+                gpu_s=measured(reference), gpu_w=measured(200), card_s=reference_s, card_w=busy_w
+            ),
             Stage.TRAIN: StageRow(gpu_s=measured(train), gpu_w=measured(400)),
         },
         tokens=1000,

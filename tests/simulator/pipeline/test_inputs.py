@@ -9,16 +9,23 @@ import pytest
 import yaml
 
 from greentrain.errors import ConfigError, RunFolderError
-from greentrain.fpga_backend.explore.subject import subject
+from greentrain.fpga_backend.explore.space import open_subject
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline.figure import Origin
-from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table, watts
-from greentrain.simulator.pipeline.modes import Mode
-from greentrain.simulator.pipeline.roofline_table import RolloutBatch, card_bound, card_figures, gpu_figures
-from greentrain.simulator.pipeline.simulate import simulate
-from greentrain.simulator.pipeline.table_file import from_csv, from_mapping, read_table
-from greentrain.simulator.pipeline.table_run import table_of_run, with_engine
+from greentrain.simulator.pipeline.inputs import (
+    PipelineInputs,
+    RolloutBatch,
+    card_bound,
+    card_figures,
+    gpu_figures,
+    open_footprint,
+    open_grid,
+    open_table,
+    watts,
+)
+from greentrain.simulator.pipeline.simulate import Mode, simulate
+from greentrain.simulator.pipeline.table_sources import from_csv, from_mapping, read_table, table_of_run, with_engine
 from greentrain.types import LedgerEntry, Provenance
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, sensor
 from tests.simulator.pipeline.tables import YAML, measured, table
@@ -207,29 +214,29 @@ def test_an_engines_statistics_are_the_cards_seconds() -> None:
 @pytest.mark.parametrize("model", ["minilm", "qwen2-0.5b", "llama-3-8b"])
 def test_no_modelled_pass_beats_the_cards_slices_or_memory(model: str) -> None:
     card = assume(U55C)
-    seconds, watt = card_figures(subject(model), card, WORK)
-    least = card_bound(subject(model), card, WORK)
+    seconds, watt = card_figures(open_subject(model), card, WORK)
+    least = card_bound(open_subject(model), card, WORK)
     assert seconds.value > max(least.dsp_s, least.memory_s) and watt.value <= 115
     assert seconds.origin is Origin.MODELLED and "assumed: dsp_share" in seconds.source
     assert least.tokens_per_s < 142_000 or model == "minilm"
 
 
 def test_the_bounds_of_an_8b_model_are_the_data_sheets() -> None:
-    least = card_bound(subject("llama-3-8b"), assume(U55C), WORK)
+    least = card_bound(open_subject("llama-3-8b"), assume(U55C), WORK)
     assert least.memory_s == pytest.approx(6.98e9 / 460e9, rel=0.01)  # 6.98 G weights of the layers, one byte each
     assert least.dsp_s == pytest.approx(115.45e12 / (8304 * 2 * 250e6), rel=0.01)  # 230.9 TOP, as two a product
-    gpu_s, gpu_w = gpu_figures(subject("llama-3-8b"), "H100", 8, WORK, 0.4)
+    gpu_s, gpu_w = gpu_figures(open_subject("llama-3-8b"), "H100", 8, WORK, 0.4)
     assert gpu_s.value == pytest.approx(230.9e12 / (989.4e12 * 0.4) / 8, rel=0.02) and gpu_w.value == 700
 
 
 def test_models_that_do_not_fit_are_named() -> None:
     small = assume(U55C).with_(memory_bytes=1e9)
     with pytest.raises(ConfigError, match="llama-3-8b in int8 has no room on a U55C"):
-        card_figures(subject("llama-3-8b"), small, WORK)
+        card_figures(open_subject("llama-3-8b"), small, WORK)
     with pytest.raises(ConfigError, match="minilm takes 512 tokens at most, and rollouts have 600"):
-        card_figures(subject("minilm"), assume(U55C), RolloutBatch(sequences=1, length=600))
+        card_figures(open_subject("minilm"), assume(U55C), RolloutBatch(sequences=1, length=600))
     with pytest.raises(ConfigError, match="U55C lacks"):
-        card_figures(subject("minilm"), U55C, WORK)
+        card_figures(open_subject("minilm"), U55C, WORK)
 
 
 # -- what is asked for -------------------------------------------------------------------------------------------------
@@ -255,12 +262,18 @@ def test_a_modelled_card_is_asked_for_the_larger_batch() -> None:
     ("wanted", "message"),
     [
         (PipelineInputs(table="nothing"), "'nothing' is no run folder"),
-        (PipelineInputs(table="published", slowdown=1.0, card="U55C"), "--slowdown and --card each say what the card takes"),
+        (
+            PipelineInputs(table="published", slowdown=1.0, card="U55C"),
+            "--slowdown and --card each say what the card takes",
+        ),
         (PipelineInputs(table="published", slowdown=0.0), "--slowdown is 0.0"),
         (PipelineInputs(table="published", card="U55C"), "--card needs to know what runs on it"),
         (PipelineInputs(table="published", models={Stage.REWARD: "minilm"}), "no card to model them on"),
         (PipelineInputs(table="published", card="U56C", models={Stage.REWARD: "minilm"}), "Did you mean 'U55C'"),
-        (PipelineInputs(table="published", card="U55C", models={Stage.REWARD: "minilm"}, assume=True, gpu="B1"), "no GPU 'B1'"),
+        (
+            PipelineInputs(table="published", card="U55C", models={Stage.REWARD: "minilm"}, assume=True, gpu="B1"),
+            "no GPU 'B1'",
+        ),
         (PipelineInputs(table="published", card="U55C", models={Stage.REWARD: "x"}, assume=True), "'x' is no folder"),
         (PipelineInputs(table="published", card_w="hot"), "--card-w is 'hot'; write watts"),
         (PipelineInputs(table="published", card_w="75:guess"), "--card-w: kind is 'guess'"),

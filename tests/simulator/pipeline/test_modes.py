@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.simulator.pipeline.bounds import published
-from greentrain.simulator.pipeline.modes import ON_POLICY, Mode, Setting
-from greentrain.simulator.pipeline.simulate import amdahl, simulate
+from greentrain.simulator.pipeline.simulate import ON_POLICY, Mode, Setting, amdahl, simulate
 from greentrain.simulator.pipeline.table import PipelineTable
 from tests.simulator.pipeline.tables import table
 

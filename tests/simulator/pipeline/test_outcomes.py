@@ -6,14 +6,30 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Hardware, Stage, Where
-from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, caps, published, published_figures
-from greentrain.simulator.pipeline.break_even import CardFootprint, break_even, footprint
+from greentrain.simulator.pipeline.bounds import (
+    NOT_REPRODUCED,
+    REFUTED,
+    CardFootprint,
+    break_even,
+    caps,
+    footprint,
+    published,
+    published_figures,
+)
 from greentrain.simulator.pipeline.figure import Figure, Origin, least_sure, sure_first
-from greentrain.simulator.pipeline.modes import Mode, Setting
-from greentrain.simulator.pipeline.scaling import GpuLink, scale, scaled
-from greentrain.simulator.pipeline.sensitivity import batch_sized, over_grids, point, reward_sized
-from greentrain.simulator.pipeline.simulate import GridIntensity, simulate, step_ends
-from greentrain.simulator.pipeline.waterfall import SCHEDULER, STEPS, waterfall
+from greentrain.simulator.pipeline.simulate import GridIntensity, Mode, Setting, simulate, step_ends
+from greentrain.simulator.pipeline.what_if import (
+    SCHEDULER,
+    STEPS,
+    GpuLink,
+    batch_sized,
+    over_grids,
+    point,
+    reward_sized,
+    scale,
+    scaled,
+    waterfall,
+)
 from greentrain.types import Provenance
 from tests.simulator.pipeline.tables import measured, table
 

@@ -8,8 +8,8 @@ import torch
 import yaml
 
 from greentrain.policy.offload.stages import Stage
-from greentrain.simulator.pipeline.modes import Mode
-from greentrain.simulator.pipeline.table_file import from_mapping
+from greentrain.simulator.pipeline.simulate import Mode
+from greentrain.simulator.pipeline.table_sources import from_mapping
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = ROOT / "docs" / "rlhf-pipeline.md"

@@ -12,14 +12,14 @@ from greentrain.policy.offload.oracle import OffloadOracle
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, PpoPolicy, features
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Stage, Where, all_gpu, label
 from greentrain.policy.offload.view import View
-from greentrain.simulator.pipeline.tasks import TASKS, draw_task
 from greentrain.types import Provenance
+from tools.placement_tasks import TASKS, draw_task
 
 pytest.importorskip("gymnasium", reason="extra simulate is not installed")
 
 from gymnasium.utils.env_checker import check_env
 
-from greentrain.simulator.pipeline.env import DECISIONS, WORST, PlacementEnv, gain
+from tools.placement_env import DECISIONS, WORST, PlacementEnv, gain
 
 ON_GPU = np.zeros(len(MOVABLE), np.int64)
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "rlhf_policies.py"
@@ -77,8 +77,8 @@ def test_tasks_are_the_published_mix_of_assumed_steps() -> None:
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
 def test_the_network_of_a_short_training_does_what_its_agent_does() -> None:
     pytest.importorskip("stable_baselines3", reason="extra rl is not installed")
-    from greentrain.simulator.pipeline.train_offload import about, train
-    from greentrain.simulator.train_carl import network_of
+    from tools.train_carl import network_of
+    from tools.train_offload import about, train
 
     agent = train(steps=128, runs=1)
     network = network_of(agent, about(steps=128, seed=0))

@@ -1,9 +1,8 @@
-"""Trains ``carl.npz``: ``python -m greentrain.simulator.train_carl TRACES_DIR``, about five minutes of a core.
+"""Trains ``carl.npz``: ``python -m tools.train_carl TRACES_DIR``, about five minutes of a core.
 
-PPO of Stable-Baselines3 on ``CarlView``. The seed gives the same network on the same machine and versions; another
-machine rounds differently, and training magnifies that.
-
-The environment as CARL sees it: three actions, ten numbers, and a deadline that is only soft.
+PPO of Stable-Baselines3 on ``CarlView``: the environment as CARL sees it, with three actions, ten numbers, and a
+deadline that is only soft. The seed gives the same network on the same machine and versions; another machine rounds
+differently, and training magnifies that.
 """
 
 import argparse
@@ -67,7 +66,7 @@ with try_import("rl") as _imports:
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-MADE_BY: Final = "python -m greentrain.simulator.train_carl TRACES_DIR"
+MADE_BY: Final = "python -m tools.train_carl TRACES_DIR"
 TRACES: Final = (
     "us_caiso_2022_eia",
     "us_pjm_2022_eia",

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, LIMIT, features, plan_of
 from greentrain.policy.offload.stages import MOVABLE, CostTable, Plan, Stage, StageCost, all_gpu, check
 from greentrain.policy.offload.view import Objective, View
-from greentrain.simulator.pipeline.tasks import Task, draw_task
 from greentrain.utils.imports import try_import
+from tools.placement_tasks import Task, draw_task
 
 with try_import("simulate") as _imports:
     import gymnasium

@@ -1,4 +1,4 @@
-"""Trains ``greentrain/policy/offload/ppo.npz``: ``python -m greentrain.simulator.pipeline.train_offload``.
+"""Trains ``greentrain/policy/offload/ppo.npz``: ``python -m tools.train_offload``.
 
 PPO of Stable-Baselines3 on ``PlacementEnv``, a few minutes of a core. The seed gives the same network on the same
 machine and versions; another machine rounds differently, and training magnifies that.
@@ -13,16 +13,16 @@ import numpy as np
 
 from greentrain.policy.carl import Network
 from greentrain.policy.offload.ppo import HIDDEN, SHIPPED
-from greentrain.simulator.pipeline.env import DECISIONS, DRIFT, NOISE, PlacementEnv
-from greentrain.simulator.pipeline.tasks import TASKS
-from greentrain.simulator.train_carl import network_of
 from greentrain.utils.imports import try_import
+from tools.placement_env import DECISIONS, DRIFT, NOISE, PlacementEnv
+from tools.placement_tasks import TASKS
+from tools.train_carl import network_of
 
 with try_import("rl") as _imports:
     from stable_baselines3 import PPO
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-MADE_BY: Final = "python -m greentrain.simulator.pipeline.train_offload"
+MADE_BY: Final = "python -m tools.train_offload"
 SEED: Final = 0
 STEPS: Final = 400_000
 RUNS: Final = 16

@@ -1,0 +1,205 @@
+"""The design space for people: as a table, as a picture, and as a sentence that says which device is cheaper."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from greentrain.errors import ConfigError
+from greentrain.fpga_backend.explore.gpu import GpuRow
+from greentrain.fpga_backend.explore.space import DesignPoint, Subject
+from greentrain.fpga_backend.roofline.cards import CONSTANTS, CardSpec
+from greentrain.utils.imports import try_import
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def table(
+    subject: Subject,
+    points: Sequence[DesignPoint],
+    gpus: Sequence[GpuRow],
+    said: Sequence[str],
+    cards: Sequence[CardSpec],
+) -> RenderableType:
+    """Return table, sentences and what was assumed."""
+    flips = any(point.flip_rate is not None for point in points)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("cards", "type", "limit"):
+        shown.add_column(column, no_wrap=True)
+    for column in ("batch", "tokens", "tokens/s", "W", "mJ/token", "assumed", *(("flips",) if flips else ())):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for point in points:
+        shown.add_row(*_cells(point), *((_share(point.flip_rate, 3),) if flips else ()))
+    for gpu in gpus:
+        shown.add_row(
+            gpu.name, "bf16", "", "", str(gpu.sequence), *_figures(gpu.tokens_per_s, gpu.power_w), style="bold"
+        )
+    lines = [*_why(points), *said, *_of_gpus(gpus), *_notes(points, flips), *_assumed(cards)]
+    title = Text(f"{subject.name}, {subject.source}: modelled, not run on a card", style="italic")
+    return Group(title, shown, *(Text(line) for line in lines))
+
+
+def _cells(point: DesignPoint) -> tuple[str, ...]:
+    name = f"{point.cards} x {point.card}" + ("*" if point.ways > 1 else "")
+    head = (name, point.precision)
+    size = (str(point.batch), str(point.sequence))
+    if point.tokens_per_s is None or point.power_w is None:
+        return (*head, "does not run", *size, "-", "-", "-", "")
+    figures = _figures(point.tokens_per_s, point.power_w)
+    return (*head, str(point.bound), *size, *figures, _share(point.assumed_share, 0))
+
+
+def _figures(tokens_per_s: float, power_w: float) -> tuple[str, str, str]:
+    return _number(tokens_per_s), f"{power_w:,.0f}", _number(1000 * power_w / tokens_per_s)
+
+
+def _why(points: Sequence[DesignPoint]) -> list[str]:
+    """Return each reason once, with what it is true of, where that is not everything."""
+    by_reason: dict[str, dict[str, None]] = {}
+    for point in points:
+        if point.reason:
+            by_reason.setdefault(point.reason, {})[_where(point)] = None
+    all_ = len({_where(point) for point in points})
+    return [
+        f"Does not run: {reason}" + ("." if len(names) == all_ else f" ({'; '.join(names)}).")
+        for reason, names in by_reason.items()
+    ]
+
+
+def _where(point: DesignPoint) -> str:
+    return f"{point.cards} x {point.card}, {point.precision}"
+
+
+def _of_gpus(gpus: Sequence[GpuRow]) -> list[str]:
+    if not any("data sheet" in gpu.how for gpu in gpus):
+        return []
+    return ["A GPU reaches less with small models or batches: measure yours (--gpu-tokens-per-s, --gpu-power-w)."]
+
+
+def _notes(points: Sequence[DesignPoint], flips: bool) -> list[str]:
+    found = []
+    if any(point.ways > 1 for point in points):
+        found.append("* The cards share the model by twos: each has half of every product's outputs.")
+    if any(0 < point.wave < point.batch * point.ways // point.cards for point in points):
+        found.append("Some batches run in waves, because their registers take more than a card's memory.")
+    if not flips:
+        found.append("Rank flips: not measured (--texts measures them on a Hugging Face folder with weights).")
+    if any(point.precision == "int8a16" for point in points):
+        found.append("int8a16 has weights of 8 bits and activations of 16: each of its products is two of 8 bits.")
+    if any(point.precision == "int4" for point in points):
+        found.append("int4 is of weights only: its products are of 16 bits.")
+    return found
+
+
+def _assumed(cards: Sequence[CardSpec]) -> list[str]:
+    found = []
+    for card in cards:
+        names = [name for name in CONSTANTS if getattr(card, name) is not None and card.kind(name) == "assumed"]
+        if names:
+            listed = ", ".join(f"{name} {card.value(name):.3g} {_unit(name)}".strip() for name in names)
+            found.append(f"{card.name}, assumed: {listed}.")
+    return found
+
+
+def _unit(name: str) -> str:
+    return CONSTANTS[name][0].replace("1", "")
+
+
+def _share(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}%}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.3g}"
+
+
+FORMATS: Final = (".png", ".svg", ".pdf")
+_COLOURS: Final = {"int8": "#0072b2", "int8a16": "#7b5ea7", "fp16": "#d55e00", "int4": "#0a6b3d"}
+"""After Okabe and Ito's palette (https://jfly.uni-koeln.de/color/, 2026-11-21)."""
+_MARKERS: Final = "os^Dv"
+
+
+def check_plot(file: Path) -> None:
+    """Check that a picture can be drawn, before anything is computed.
+
+    Raises:
+        ConfigError: The file's ending names no format.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if file.suffix not in FORMATS:
+        raise ConfigError(f"--plot {file} must end in {', '.join(FORMATS)}")
+    with try_import("simulate") as imports:
+        import matplotlib.figure  # noqa: F401
+    imports.check()
+
+
+def draw(subject: Subject, points: Sequence[DesignPoint], gpus: Sequence[GpuRow]) -> "Figure":
+    """Return the picture; points that do not fit are left out.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    check_plot(Path("x.png"))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 5.2), layout="constrained")
+    axes = figure.subplots()
+    markers = dict(zip(dict.fromkeys((p.card, p.cards) for p in points), _MARKERS * len(points), strict=False))
+    for (card, cards), marker in markers.items():
+        for precision, colour in _COLOURS.items():
+            mine = [p for p in points if (p.card, p.cards, p.precision) == (card, cards, precision) and p.tokens_per_s]
+            if mine:
+                xs, ys = [p.tokens_per_s or 0.0 for p in mine], [p.j_per_token or 0.0 for p in mine]
+                axes.scatter(xs, ys, marker=marker, color=colour, label=f"{cards} x {card}, {precision}", alpha=0.8)
+    for name in dict.fromkeys(gpu.name for gpu in gpus):
+        rows = [gpu for gpu in gpus if gpu.name == name]
+        axes.scatter(
+            [g.tokens_per_s for g in rows],
+            [g.j_per_token for g in rows],
+            marker="*",
+            s=140,
+            color="#64748b" if name == gpus[0].name else "#b58900",
+            label=f"{name}, {rows[0].how}",
+        )
+    axes.set(xscale="log", yscale="log", xlabel="tokens/s", ylabel="J/token")
+    axes.set_title(f"{subject.name}: modelled, not run on a card", loc="left", fontsize=10)
+    axes.grid(True, which="both", alpha=0.25)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(fontsize=7, loc="upper right")
+    return figure
+
+
+def verdicts(points: Sequence[DesignPoint], gpus: Sequence[GpuRow]) -> tuple[str, ...]:
+    """Return a sentence a sequence length: the cards' least joules a token against the GPUs'."""
+    said = []
+    for sequence in dict.fromkeys(point.sequence for point in points):
+        beside = [gpu for gpu in gpus if gpu.sequence == sequence]
+        running = [(p.j_per_token, p) for p in points if p.sequence == sequence and p.j_per_token is not None]
+        if not beside:
+            continue
+        gpu = min(beside, key=lambda row: row.j_per_token)
+        if not running:
+            said.append(f"{sequence} tokens: nothing fits on these cards; use the GPU.")
+            continue
+        j_per_token, best = min(running, key=lambda pair: pair[0])
+        said.append(_sentence(sequence, j_per_token, best, gpu))
+    return tuple(said)
+
+
+def _sentence(sequence: int, j_per_token: float, best: DesignPoint, gpu: GpuRow) -> str:
+    where = f"{best.cards} x {best.card}, {best.precision}, batch {best.batch}"
+    ratio = j_per_token / gpu.j_per_token
+    if ratio >= 1:
+        return (
+            f"{sequence} tokens: the GPU is cheaper. {gpu.name} ({gpu.how}) takes {gpu.j_per_token:.3g} J a token, "
+            f"{ratio:.3g} times less than the best modelled card ({where}): {j_per_token:.3g} J."
+        )
+    return (
+        f"{sequence} tokens: the model has {where} at {j_per_token:.3g} J a token, {1 / ratio:.3g} times less than "
+        f"{gpu.name} ({gpu.how}): {gpu.j_per_token:.3g} J. This is a model: measure both before you decide."
+    )
