@@ -174,7 +174,7 @@ def rows(found: Estimate) -> list[tuple[str, str, str]]:
         ),
     ]
     if found.layout is not None:
-        table.insert(2, ("ParallelLayout", str(found.layout), memory(found)))
+        table.insert(2, ("Layout", str(found.layout), memory(found)))
     return table + [("SCI", values.span(*_sci(score)), _per(score)) for score in found.sci]
 
 
