@@ -10,8 +10,27 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.helpers import tiers
+
 hypothesis.settings.register_profile("greentrain", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("greentrain")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let pytest know the switch of the long tier."""
+    tiers.add_option(parser)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of this run's tier."""
+    tiers.select(config, items)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests all need a GPU where none is wanted."""
+    return True if collection_path.name.endswith("_gpu.py") and not tiers.wants_gpu(config) else None
+
 
 # Threads that libraries keep for the life of the process, not ours: torch's inductor and tqdm's monitor.
 _FOREIGN_THREADS = ("tqdm", "TQDM", "pydevd", "Dummy", "QueueFeeder", "ThreadPool", "asyncio")

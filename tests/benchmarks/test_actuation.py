@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import actuation
-from tests.helpers.long import LONG
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "actuation.py"
 
@@ -18,7 +17,7 @@ def _run(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@LONG
+@pytest.mark.long
 def test_quick_cases_give_a_figure_in_every_row() -> None:
     done = _run("--quick", "--only", "overhead", "--only", "pause", "--only", "limits")
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fpga_emulator
-from tests.helpers.long import LONG
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "fpga_emulator.py"
 
@@ -18,7 +17,7 @@ def _run(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@LONG
+@pytest.mark.long
 def test_quick_ways_give_figures() -> None:
     done = _run("--quick", "--only", "greentrain", "--only", "bf16")
     assert done.returncode == 0, done.stderr

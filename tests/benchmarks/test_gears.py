@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.gears_common import Row, in_worker
 from benchmarks.gears_gpu import METRICS, rows_of
-from tests.helpers.long import LONG
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "gears.py"
 DOCS = SCRIPT.parents[1] / "docs" / "gears-benchmarks.md"
@@ -21,7 +20,7 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
 
 
-@LONG
+@pytest.mark.long
 def test_quick_cases_give_a_figure_in_every_row(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = _run("--quick", "--only", "step", "--only", "shift", "--only", "gpu", "--json", str(out))

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.long import LONG
-
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "metering.py"
 
 pytestmark = [
@@ -18,7 +16,7 @@ pytestmark = [
 ]
 
 
-@LONG
+@pytest.mark.long
 def test_quick_cases_give_a_figure_in_every_row(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--only", "import", "--only", "total", "--json", str(out)]

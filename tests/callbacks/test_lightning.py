@@ -277,6 +277,7 @@ L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=Fal
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_ranks_write_one_run(tmp_path: Path) -> None:
     script, root = tmp_path / "ddp.py", Path(__file__).resolve().parents[2]

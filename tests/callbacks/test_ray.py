@@ -99,6 +99,7 @@ def record(job: Path) -> RunRecord:
     return read_run(folder)
 
 
+@pytest.mark.long
 def test_the_plan_makes_it_two_workers_and_one_again(answer: dict[str, Any], record: RunRecord) -> None:
     assert answer["metrics"]["widths"] == [1, 2, 1]
     assert [(before, after) for before, after, _ in answer["resizes"]] == [(1, 2), (2, 1)]

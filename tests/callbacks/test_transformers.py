@@ -109,6 +109,7 @@ def test_metrics_reach_the_history_and_the_loggers(
     assert logged[0].value == pytest.approx(history[0]["green/energy_j"])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("restore", [False, True])
 @pytest.mark.parametrize("folder_lost", [False, True])
 def test_a_resumed_training_continues_the_run(tmp_path: Path, recorder: Make, folder_lost: bool, restore: bool) -> None:

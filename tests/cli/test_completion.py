@@ -68,6 +68,7 @@ def _complete(shell: str, line: str, cwd: Path) -> list[str]:
     return [part.partition("\t")[0] for part in done.stdout.splitlines() if part]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize(
     ("line", "found"),

@@ -123,6 +123,7 @@ def test_a_plan_follows_limits_and_a_kill_leaves_none(tmp_path: Path, driver: Fa
     until(lambda: not list((tmp_path / "claims").glob("cap-*.state")), 10.0)
 
 
+@pytest.mark.long
 def test_clocks_go_down_while_data_is_waited_for_and_are_free_afterwards(tmp_path: Path, driver: FakeDriver) -> None:
     free = driver.state(0).gpu_clocks_mhz
     sections: dict[str, Any] = {"precision": {}, "actuators": {"clocks": {"window_s": 1.0}}}
@@ -152,7 +153,7 @@ def test_without_the_right_the_run_goes_on_without_limits(tmp_path: Path) -> Non
     ("cap", "said"),
     [
         ({"devices": ["GPU-99"]}, "GPU-99"),
-        ({"fractions": [1.0, 0.06]}, "0.06"),
+        pytest.param({"fractions": [1.0, 0.06]}, "0.06", marks=pytest.mark.long),
     ],
 )
 def test_what_cannot_be_set_is_said_before_training(

@@ -121,7 +121,7 @@ def test_a_fork_that_leaves_the_with_block_closes_nothing(lab: "Lab") -> None:
     assert totals["energy_j"] == pytest.approx(rank.totals.energy_j)
 
 
-@pytest.mark.parametrize(("method", "epochs"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.parametrize(("method", "epochs"), [("fork", 2), pytest.param("spawn", 1, marks=pytest.mark.long)])
 def test_data_loader_workers_neither_close_nor_repeat_the_session(lab: "Lab", method: str, epochs: int) -> None:
     _one_gpu(lab)
     script = lab.start("loaders", method=method, epochs=epochs)

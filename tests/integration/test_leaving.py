@@ -95,6 +95,7 @@ def launch(tmp_path: Path, desk: LauncherFiles, options: dict[str, Any], *words:
         return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.long
 def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: LauncherFiles) -> None:
     options = {"config": config(tmp_path), "steps": STEPS, "step_s": 0.03}
     saved = tmp_path / "job" / "checkpoints"
@@ -162,6 +163,7 @@ def test_a_crash_before_the_first_checkpoint_continues_the_run(tmp_path: Path, d
     assert 60 < totals.steps <= 100 and totals.samples == 8 * totals.steps
 
 
+@pytest.mark.long
 def test_a_long_pause_of_the_plan_is_spent_outside(tmp_path: Path, desk: LauncherFiles) -> None:
     hours = [500 if hour < 12 else 100 for _ in range(6) for hour in range(24)]
     rows = "".join(f"2022-05-{23 + i // 24}T{i % 24:02}:00Z,{value}\n" for i, value in enumerate(hours))

@@ -88,6 +88,7 @@ def _run(folder: Path) -> list[dict[str, Any]]:
     return answers
 
 
+@pytest.mark.long
 def test_ddp_ranks_sleep_and_shift_after_the_same_step(tmp_path: Path) -> None:
     hours = [f"2022-05-{day:02}T{h:02}:00Z,{500 if h < 14 else 100}" for day in range(20, 31) for h in range(24)]
     (tmp_path / "grid.csv").write_text("timestamp_utc,g_per_kwh\n" + "\n".join(hours) + "\n", encoding="utf-8")

@@ -51,7 +51,7 @@ def _port() -> int:
         return int(found.getsockname()[1])
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
 def test_two_gloo_ranks_that_see_all_gpus_book_the_nodes_energy_once(lab: "Lab", when: str) -> None:
     driver = _gpus(lab, 2)
     env = {"CUDA_VISIBLE_DEVICES": "0,1", "MASTER_PORT": str(_port())}
@@ -65,7 +65,7 @@ def test_two_gloo_ranks_that_see_all_gpus_book_the_nodes_energy_once(lab: "Lab",
         assert rank.totals.by_device[driver.uuid(i)] == pytest.approx(truth_j, rel=0.01, abs=_tick_j(i))
 
 
-@pytest.mark.parametrize(("when", "late_s"), [("before", 0.4), ("after", 0.0)])
+@pytest.mark.parametrize(("when", "late_s"), [("before", 0.4), pytest.param("after", 0.0, marks=pytest.mark.long)])
 def test_two_fits_in_a_row_are_two_folders_of_both_ranks(lab: "Lab", when: str, late_s: float) -> None:
     _gpus(lab, 2)
     env = {"MASTER_PORT": str(_port())}
@@ -78,6 +78,7 @@ def test_two_fits_in_a_row_are_two_folders_of_both_ranks(lab: "Lab", when: str, 
         assert all(len(rank.opens) == 1 and rank.close for rank in record.ranks)
 
 
+@pytest.mark.long
 def test_ranks_of_a_hand_written_launcher_without_variables_share_a_folder(lab: "Lab") -> None:
     driver = _gpus(lab, 2)
     _end([lab.start("spawned", seconds=1.5, port=_port())])
@@ -96,7 +97,15 @@ def test_a_second_launch_with_the_same_port_is_a_run_of_its_own(lab: "Lab") -> N
     assert all(len(rank.opens) == 1 for folder in folders for rank in read_run(folder).ranks)
 
 
-@pytest.mark.parametrize(("world", "visible"), [(4, "shared"), (4, "own"), (8, "shared"), (8, "uuid")])
+@pytest.mark.parametrize(
+    ("world", "visible"),
+    [
+        (4, "shared"),
+        (4, "own"),
+        pytest.param(8, "shared", marks=pytest.mark.long),
+        pytest.param(8, "uuid", marks=pytest.mark.long),
+    ],
+)
 def test_each_gpu_is_booked_by_exactly_one_rank(lab: "Lab", world: int, visible: str) -> None:
     driver = _gpus(lab, world)
     envs: list[dict[str, str]] = [{} for _ in range(world)]
@@ -137,7 +146,7 @@ def test_a_killed_ranks_gpu_is_taken_over(lab: "Lab") -> None:
     assert any(event["name"] == "claim" for event in record.ranks[1].events)
 
 
-@pytest.mark.parametrize("method", ["counter", "power"])
+@pytest.mark.parametrize("method", ["counter", pytest.param("power", marks=pytest.mark.long)])
 def test_a_rank_that_ends_hands_its_gpu_over_and_no_second_counts_twice(lab: "Lab", method: str) -> None:
     errors = {"nvmlDeviceGetTotalEnergyConsumption": 3} if method == "power" else {}
     driver = lab.gpus(*(FakeGpu(power=(Wave(low_w=200.0),), errors=errors) for _ in range(2)))

@@ -34,6 +34,7 @@ def _subclass(problem: Problem, gammas: Sequence[float], form: str = "keep", **k
 both = pytest.mark.parametrize("run", [_adapted, _subclass])
 
 
+@pytest.mark.sweep
 @both
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -40,6 +40,7 @@ def _adapted(cls: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Opti
     return make
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kernel", [*KERNELS, "differentiable"])
 @pytest.mark.parametrize(

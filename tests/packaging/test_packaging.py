@@ -151,6 +151,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return {**kept, "GREENTRAIN_CACHE_DIR": str(folder / "cache"), "GREENTRAIN_CLAIMS_DIR": str(folder / "claims")}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
 def test_what_is_installed_works_far_from_the_checkout(built: Path, tmp_path: Path, kind: str) -> None:

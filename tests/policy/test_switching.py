@@ -89,6 +89,7 @@ class Tiny:
         return out
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(40))
 def test_the_programme_is_exact_at_its_price_and_bounds_every_plan(seed: int) -> None:
     job = Tiny.of(seed)

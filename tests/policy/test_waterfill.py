@@ -40,6 +40,7 @@ def least_grams(g: Array, weights_s: Array, tokens: float, menu: Menu, share: fl
     return float(found.fun * scale) if found.status == 0 else np.inf
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["plain", "fp8", "held", "held fp8"])
 @pytest.mark.parametrize("seed", range(25))
 def test_it_is_the_optimum_of_the_linear_programme(kind: str, seed: int) -> None:

@@ -285,6 +285,8 @@ def test_hanging_server_blocks_neither_read_nor_close() -> None:
         server.close()
 
 
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("no_proxy")
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus binary on PATH (Debian: apt install prometheus)")
 def test_real_prometheus_scraping_kepler_format(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def test_configurations_are_valid(path: Path) -> None:
         GreenConfig.load(config)
 
 
+@cache
 def options() -> dict[str, set[str]]:
     """Return the options of each command."""
     group = typer.main.get_command(app)

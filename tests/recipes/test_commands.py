@@ -32,6 +32,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rl_in_a_loop_of_ones_own(tiny: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ways = {"ppo": ppo_offload.main, "reinforce": reinforce_offload.main, "process": reinforce_offload.main}

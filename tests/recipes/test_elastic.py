@@ -45,6 +45,7 @@ def has_stepped(folder: Path) -> bool:
     return moments.exists() and '"what": "step"' in moments.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", ["raw", "accelerate"])
 def test_it_leaves_with_one_process_and_returns_with_two(recipe: str, tmp_path: Path, cache: Path) -> None:
     script = ROOT / "recipes" / "raw" / "elastic.py"

@@ -39,6 +39,7 @@ def _run(command: list[str], out: Path, cache: Path) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "first", "ranks"),
     [

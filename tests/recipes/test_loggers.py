@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from greentrain.ledger.reader import read_run
-from tests.helpers.long import LONG
 from tests.recipes.logged import read_logged
 
 pytestmark = pytest.mark.slow
@@ -20,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 KEYS = {f"green/{key}" for key in ("energy_j", "power_w", "emissions_g", "tokens_per_j", "g_per_ktoken")}
 STEPS = 30
-FRAMEWORKS = ("accelerate", pytest.param("lightning", marks=LONG), pytest.param("transformers", marks=LONG))
-"""All take a minute and a half."""
+FRAMEWORKS = ("accelerate", "lightning", "transformers")
 NO_NETWORK = ("unshare", "--net", "--map-root-user")
 
 
@@ -64,6 +62,7 @@ def out(
     return framework, folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("logger", [*LOGGERS, "csv"])
 def test_what_was_logged_is_what_was_booked(logger: str, out: tuple[str, Path]) -> None:
     framework, folder = out
@@ -91,6 +90,7 @@ def test_what_was_logged_is_what_was_booked(logger: str, out: tuple[str, Path]) 
     assert found["green/g_per_ktoken"][-1] == pytest.approx(summary["work"]["g_per_ktoken"], rel=1e-6)
 
 
+@pytest.mark.long
 def test_nothing_is_written_elsewhere(out: tuple[str, Path]) -> None:
     framework, folder = out
     kinds = {path.name for path in folder.iterdir()}

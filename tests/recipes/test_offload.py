@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_the_reference_runs_beside_the_training_and_falls_behind(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "recipes/raw/offload.py", "--small", "--steps", "60", "--out", str(tmp_path)],

@@ -16,12 +16,11 @@ import pytest
 
 from greentrain.ledger.reader import read_run
 from tests.callbacks.ray_here import hide_from_processes
-from tests.helpers.long import LONG
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra 'ray')"),
-    LONG,
+    pytest.mark.long,
 ]
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4

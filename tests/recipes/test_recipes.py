@@ -27,9 +27,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "ranks"),
     [
-        pytest.param(["recipes/lightning/train_gpt.py"], 1, id="lightning"),
-        pytest.param([*LAUNCH, "recipes/accelerate/train_gpt.py"], 2, id="accelerate"),
-        pytest.param(["recipes/transformers/train_gpt.py"], 1, id="transformers"),
+        pytest.param(["recipes/lightning/train_gpt.py"], 1, id="lightning", marks=pytest.mark.long),
+        pytest.param([*LAUNCH, "recipes/accelerate/train_gpt.py"], 2, id="accelerate", marks=pytest.mark.long),
+        pytest.param(["recipes/transformers/train_gpt.py"], 1, id="transformers", marks=pytest.mark.long),
         pytest.param(["recipes/raw/train.py"], 1, id="raw"),
     ],
 )

@@ -61,8 +61,9 @@ def records() -> list[Path]:
     return list(Path(os.environ["GREENTRAIN_CLAIMS_DIR"]).glob("*.state"))
 
 
-def test_fifty_kills_at_random_moments_leave_the_administrators_settings(node: Node) -> None:
-    chance, kills, at_once = random.Random(5), 50, 5
+@pytest.mark.parametrize("kills", [10, pytest.param(50, marks=pytest.mark.long)])
+def test_kills_at_random_moments_leave_the_administrators_settings(node: Node, kills: int) -> None:
+    chance, at_once = random.Random(5), 5
     admin_w = [chance.choice((500.0, 555.0, 612.0, ADMIN_W)) for _ in range(at_once)]
     driver = node(*(FakeGpu(limit_w=limit_w) for limit_w in admin_w))
     changed = 0
@@ -87,7 +88,7 @@ def test_fifty_kills_at_random_moments_leave_the_administrators_settings(node: N
                 assert "WARNED" not in training.stdout.read()
     assert records() == []
     assert [driver.state(gpu).power_limit_w for gpu in range(at_once)] == admin_w
-    assert changed >= 15, "most kills must hit a changed GPU, or this shows nothing"
+    assert changed >= 0.3 * kills, "most kills must hit a changed GPU, or this shows nothing"
     print(f"restored after {sorted(waits_s)[kills // 2] * 1e3:.0f} ms (median), {max(waits_s) * 1e3:.0f} ms at most")
 
 

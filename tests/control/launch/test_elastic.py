@@ -86,6 +86,7 @@ accelerator.end_training()
 """
 
 
+@pytest.mark.long
 def test_accelerate_says_what_its_workers_find(job: Launched) -> None:
     (job.folder / "two.yaml").write_text(
         "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 1\nnum_processes: 2\n"
@@ -150,6 +151,7 @@ def test_codes_and_signals_of_workers_are_theirs(job: Launched) -> None:
     assert "signal SIGKILL" in out and "exit code 3" in out and "    Oops: 42" in out
 
 
+@pytest.mark.long
 def test_a_fork_server_that_fails_makes_workers_spawn(job: Launched) -> None:
     (job.folder / "deadly.py").write_text("import os\nos._exit(1)\n")
     job.script("say('torch' in sys.modules)")
@@ -158,7 +160,10 @@ def test_a_fork_server_that_fails_makes_workers_spawn(job: Launched) -> None:
     assert len(lines(job, "up")) == 2
 
 
-@pytest.mark.parametrize("victim", ["supervisor", "agent", "fork server"])
+@pytest.mark.parametrize(
+    "victim",
+    ["supervisor", pytest.param("agent", marks=pytest.mark.long), pytest.param("fork server", marks=pytest.mark.long)],
+)
 def test_no_worker_outlives_who_started_it(job: Launched, victim: str) -> None:
     job.script(
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\nif n == 1:\n  say('parent', os.getppid())\n  time.sleep(300)"

@@ -97,6 +97,7 @@ class Room:
         return False
 
 
+@pytest.mark.long
 def test_an_ordinary_user_waits_outside_the_allocation(
     slurm: Cluster, planned: tuple[str, Path], limited: tuple[str, Path], shared: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_job_that_may_not_be_requeued_says_that_it_may(slurm: Cluster, shared:
     assert [start[1] for start in lines(shared, "start")] == ["0", "1"]
 
 
+@pytest.mark.long
 def test_the_width_of_the_next_attempt_is_that_of_its_allocation(slurm: Cluster, shared: Path) -> None:
     python = python_of(NOBODY)
     cases: dict[tuple[str, ...], tuple[list[str], list[str] | None]] = {

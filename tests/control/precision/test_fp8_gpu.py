@@ -57,6 +57,7 @@ def off(some: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return max(float((one - other).norm() / other.norm()) for one, other in pairs)
 
 
+@pytest.mark.sweep
 @scalings
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(256, 512, 384), (37, 128, 256), (1, 256, 128), (19, 40, 24)])

@@ -213,6 +213,7 @@ def test_compiled_whole_there_is_one_graph_a_gear() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, inside its compiler
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])

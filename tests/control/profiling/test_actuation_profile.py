@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 EVERY = [*SWEEPS, *(sweep.stretched(MODERN_W) for sweep in SWEEPS)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sweep", EVERY, ids=str)
 @pytest.mark.parametrize("name", ["energy", "cost"])
 def test_the_limit_found_is_the_best_within_one_percent_in_at_most_200_steps(sweep: Sweep, name: str) -> None:
@@ -46,6 +47,7 @@ print(json.dumps([dataclasses.asdict(row) for row in found]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_zeus_own_optimizer_takes_50_steps_a_limit() -> None:
     pytest.importorskip("zeus")

@@ -1,7 +1,6 @@
 """The emulator keeps the contract of offload devices, with and without a modelled card."""
 
 import dataclasses
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +47,7 @@ class TestEmulatedCard(OffloadContract):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # torch.compile calls it itself
-@pytest.mark.skipif("GREENTRAIN_COMPILE" not in os.environ, reason="compiles for a minute: GREENTRAIN_COMPILE=1")
+@pytest.mark.long
 class TestCompiledEmulator(OffloadContract):
     answer_s = 300.0
 
@@ -60,6 +59,7 @@ class TestCompiledEmulator(OffloadContract):
         device.close()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # torch.compile calls it itself
 def test_a_compiled_encoder_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -73,7 +73,7 @@ def test_a_compiled_encoder_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # torch.compile calls it itself
-@pytest.mark.skipif("GREENTRAIN_COMPILE" not in os.environ, reason="compiles for a minute: GREENTRAIN_COMPILE=1")
+@pytest.mark.long
 def test_compiled_stages_of_16_bits_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "")  # torch.compile sets it and leaves it
     for artifact in (encoder(activation_bits=16), decoder(activation_bits=16)):

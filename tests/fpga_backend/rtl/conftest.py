@@ -1,8 +1,10 @@
 """Models of the Verilog, compiled once for the tests of this folder."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import filelock
 import pytest
 
 from greentrain.fpga_backend.rtl.simulate import Simulator
@@ -11,10 +13,15 @@ from greentrain.fpga_backend.rtl.toolchain import missing
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of compiled models. Skips where they cannot be compiled."""
+    """Folder of compiled models, which all workers of a run share. Skips where they cannot be compiled."""
     if reason := missing():
         pytest.skip(reason)
-    return tmp_path_factory.mktemp("rtl")
+    run = tmp_path_factory.getbasetemp()
+    folder = (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "rtl"
+    folder.mkdir(exist_ok=True)
+    with filelock.FileLock(folder / "lock"):  # a quarter of a minute: one worker compiles, the others wait for it
+        Simulator(folder=folder).close()
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Open synthesis finds the structure that the Verilog promises, and the README's table is what it finds."""
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from greentrain.fpga_backend.rtl import area
 from greentrain.fpga_backend.rtl.area import LABEL, SIZES, U55C_REGION, Area, SynthesisError, synthesise, table, yosys
 
-FULL = "GREENTRAIN_RTL_FULL"
 README = Path(area.__file__).resolve().parent / "README.md"
 ROW = re.compile(r"^\| (\d+) x (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
 
@@ -41,7 +39,7 @@ def test_a_small_array_takes_half_a_dsp_a_mac() -> None:
 
 
 @with_yosys
-@pytest.mark.skipif(FULL not in os.environ, reason=f"minutes: {FULL}=1")
+@pytest.mark.long
 def test_the_readmes_table_is_what_synthesis_finds() -> None:
     found = [synthesise(*size) for size in SIZES[:2]]
     for one in found:

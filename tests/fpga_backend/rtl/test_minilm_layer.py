@@ -1,6 +1,5 @@
 """Products of a real encoder are torch's, to the last bit: a layer's and, where asked for, a model's scores."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ from greentrain.fpga_backend.rtl.device import Rtl
 from greentrain.fpga_backend.rtl.simulate import Simulator
 from tests.fpga_backend.rtl.minilm_layer import folder, gemms
 
-FULL = "GREENTRAIN_RTL_FULL"
-
 
 @pytest.fixture(scope="module")
 def model() -> Path:
@@ -25,9 +22,7 @@ def model() -> Path:
     return found
 
 
-@pytest.mark.parametrize(
-    "tokens", [16, pytest.param(128, marks=pytest.mark.skipif(FULL not in os.environ, reason=f"ten seconds: {FULL}=1"))]
-)
+@pytest.mark.parametrize("tokens", [16, pytest.param(128, marks=pytest.mark.long)])
 def test_products_of_a_layer_are_torchs(model: Path, square: Simulator, tokens: int) -> None:
     made = gemms(model, tokens)
     assert [(len(gemm.w), gemm.w.shape[1]) for gemm in made] == [(384, 384)] * 4 + [(1536, 384), (384, 1536)]
@@ -38,7 +33,7 @@ def test_products_of_a_layer_are_torchs(model: Path, square: Simulator, tokens: 
         assert torch.equal(found, (gemm.a.double() @ gemm.w.double().t()).to(torch.int32)), gemm.name
 
 
-@pytest.mark.skipif(FULL not in os.environ, reason=f"half a minute: {FULL}=1")
+@pytest.mark.long
 def test_a_whole_model_scores_as_the_emulator(model: Path, models: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 

@@ -24,6 +24,7 @@ def _missing() -> str:
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(_missing()), reason=_missing() or "nothing is missing")
 def test_the_tile_keeps_its_handshakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cocotb_tools.check_results import get_results

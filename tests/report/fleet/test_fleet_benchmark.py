@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fleet import markdown, measure
-from tests.helpers.long import LONG
 
 
 @pytest.mark.slow
-@LONG
+@pytest.mark.long
 def test_a_few_runs_give_a_figure_in_every_row(tmp_path: Path) -> None:
     about, rows = measure(tmp_path, 3)
     assert about["runs"].startswith("3, ")

@@ -1,6 +1,6 @@
 """Workers and servers that are killed while passes run: every number is right, and the run goes on.
 
-GREENTRAIN_KILLS=20 kills as often as the proof of the whole asks for; so does benchmarks/rlhf_kills.py.
+The long tier kills as often as the proof of the whole asks for; so does benchmarks/rlhf_kills.py.
 """
 
 import os
@@ -27,21 +27,21 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.testing.xrt_noop import LIBRARIES, SHIM, noop_device
 from tests.rlhf.engine.conftest import Closing
 
-KILLS = int(os.environ.get("GREENTRAIN_KILLS", "1"))
 QUICK = Patience(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.3, hold_s=0.1, poll_s=0.05)
 TOKEN = "a-token-of-a-test-that-nobody-else-has"
 
 
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
 @pytest.mark.skipif(
     not (LIBRARIES / SHIM).exists() or shutil.which("g++") is None,
     reason="needs XRT's no-op emulation (Debian 12: apt-get install libxrt1) and g++",
 )
-def test_a_worker_of_the_whole_xrt_chain_killed_at_random(tmp_path: Path) -> None:
+def test_a_worker_of_the_whole_xrt_chain_killed_at_random(tmp_path: Path, kills: int) -> None:
     seed = int(os.environ.get("GREENTRAIN_SEED", random.randrange(2**31)))
     print(f"GREENTRAIN_SEED={seed}")
-    with noop_device(tmp_path, restarts=KILLS + 1) as device:
-        found = run(device, kills=KILLS, seed=seed)
-    assert (found.rounds, found.replaced, found.wrong) == (KILLS, KILLS, 0)
+    with noop_device(tmp_path, restarts=kills + 1) as device:
+        found = run(device, kills=kills, seed=seed)
+    assert (found.rounds, found.replaced, found.wrong) == (kills, kills, 0)
     assert len(found.warnings) <= 1
 
 

@@ -30,6 +30,7 @@ def run(models: Models, folder: Path, *, sequential: bool, steps: int) -> tuple[
     return found, ppo_offload.report(found, green)
 
 
+@pytest.mark.long
 def test_the_reward_rises_and_streamed_passes_leave_the_weights_of_sequential_ones(
     models: Models, tmp_path: Path
 ) -> None:

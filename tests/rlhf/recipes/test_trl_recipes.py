@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "words", ["--algorithm grpo --mode late", "--algorithm dapo --mode stream", "--algorithm rloo"]
 )
@@ -66,9 +67,7 @@ def test_the_yaml_recipe_holds_keys_of_trl_and_of_the_offload(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "GREENTRAIN_TEST_LAUNCH" not in os.environ, reason="starts two processes: set GREENTRAIN_TEST_LAUNCH=1"
-)
+@pytest.mark.long
 def test_two_processes_share_a_training(tmp_path: Path) -> None:
     command = "-m accelerate.commands.launch --config_file recipes/trl/multi_gpu.yaml --num_processes 2"
     script = "--main_process_port 0 recipes/trl/grpo_offload.py --small --steps 2"

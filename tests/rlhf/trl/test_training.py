@@ -199,7 +199,7 @@ def test_two_ranks_train_to_the_same_bits_in_every_mode(ranks: Any) -> None:
         assert len({value for name, value in first.items() if name.startswith(algorithm)}) == 1
 
 
-@pytest.mark.skipif("GREENTRAIN_TRL_CLI" not in os.environ, reason="half a minute: set GREENTRAIN_TRL_CLI=1")
+@pytest.mark.long
 def test_trls_own_command_runs_a_recipe_with_an_offloaded_reward(tmp_path: Path) -> None:
     tokens = tiny.tokenizer()
     for name, model in (("policy", tiny.policy()), ("reward", tiny.reward_model())):
