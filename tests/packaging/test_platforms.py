@@ -17,7 +17,7 @@ from greentrain.ledger.journal import Journal, read_journal
 from greentrain.types import Topology
 
 ROOT = Path(__file__).resolve().parents[2]
-JOB = Path(__file__).with_name("platform_job.py")
+JOB = Path(__file__).resolve().parents[1] / "helpers" / "platform_job.py"
 FOLDERS = ("greentrain", "callbacks", "fpga_backend", "optim", "recipes")
 
 
