@@ -266,6 +266,18 @@ FORMAT_VERSION: Final = 1
 """Version of the run folder's files; raised when a reader of the old one would go wrong."""
 
 
+def says_anything(provenance: str, energy_j: float, missing_s: float, interval_s: float) -> bool:
+    """Return True if an energy says anything about an interval: 0 J of which nothing is known does not.
+
+    Args:
+        provenance: ``measured``, ``modelled`` or ``missing``.
+        energy_j: Known energy (J).
+        missing_s: Seconds of the interval whose energy is not known.
+        interval_s: Length of the interval (s).
+    """
+    return provenance != "missing" and (energy_j != 0.0 or missing_s < 0.999 * interval_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceEnergy:
     """The energy of one device over one ledger entry."""
@@ -281,9 +293,7 @@ class DeviceEnergy:
 
     def is_known(self, interval_s: float) -> bool:
         """Return True if ``energy_j`` says anything about an interval: 0 J of which nothing is known does not."""
-        if self.provenance is Provenance.MISSING:
-            return False
-        return self.energy_j != 0.0 or self.missing_s < 0.999 * interval_s
+        return says_anything(self.provenance, self.energy_j, self.missing_s, interval_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +330,7 @@ class GearUse:
     @property
     def is_known(self) -> bool:
         """True if ``energy_j`` says anything: 0 J of which nothing is known does not."""
-        return self.energy_j != 0.0 or self.missing_s < 0.999 * self.device_s
+        return says_anything("", self.energy_j, self.missing_s, self.device_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ Figures of a run for a logger, as of the last booking.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import threading
@@ -23,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from greentrain.config.schema import GreenConfig
-from greentrain.errors import GreenTrainWarning, NewerFormatError
+from greentrain.errors import GreenTrainWarning, NewerFormatError, RunFolderError
 from greentrain.ledger.bookkeeper import Bookkeeper
 from greentrain.ledger.claimed_devices import ClaimedDevices
-from greentrain.ledger.journal import Journal, rank_path
-from greentrain.ledger.other_ranks import OtherRanksTotals, sums_of_others
+from greentrain.ledger.journal import RUN_JSON, Journal, last_record, rank_path, read_object
 from greentrain.ledger.pue import in_run_time, open_facility
-from greentrain.ledger.reader import read_run
+from greentrain.ledger.reader import OtherRanksTotals, RankBooks, read_books, read_run_json, sums_of_others
 from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.timeline import Mark
 from greentrain.ledger.totals import EnergyLedger, Totals
@@ -341,11 +339,11 @@ class ActiveRun:
     def _write_run_json(self) -> None:
         if self.topology.rank != 0:
             return
-        path = self.folder / "run.json"
+        path = self.folder / RUN_JSON
         if path.exists():
             self.event("resume", "the run continues in a new process")
-            with contextlib.suppress(OSError, ValueError):  # a damaged file stays as it is
-                self._run_json = json.loads(path.read_text(encoding="utf-8"))
+            with contextlib.suppress(OSError, RunFolderError):  # a damaged file stays as it is
+                self._run_json = read_object(path)
             return
         self._run_json = run_json(
             run_id=self.run_id,
@@ -358,32 +356,44 @@ class ActiveRun:
         self._save_run_json()
 
     def _save_run_json(self) -> None:
-        path = self.folder / "run.json"
+        path = self.folder / RUN_JSON
         try:
             write_json(path, self._run_json)
         except OSError as error:
             self.event("warning", f"cannot write {path} ({error.strerror})")
 
     def _earlier(self, carried: Totals | None) -> Totals:
+        """Return what earlier processes of this rank have booked, from its own journal: others' may be long."""
+        earlier = carried or Totals()
         try:
-            for rank in read_run(self.folder).ranks:
-                if rank.rank == self.topology.rank:
-                    return rank.totals
+            books = read_books(rank_path(self.folder, self.topology.rank), RankBooks())
+            if books.opens:
+                earlier = books.carried + books.sums.totals()
+            read_run_json(self.folder)
         except NewerFormatError:
             raise  # a line of this version among newer ones would make their figures wrong
         except Exception as error:
             log.warning("GreenTrain: cannot read the earlier part of run %s: %r", self.run_id, error)
-        return carried or Totals()
+        return earlier
 
 
 def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> bool:
-    """Wait until every rank has written its closing line, so that a report holds all of them."""
+    """Wait until every rank has written its closing line, so that a report holds all of them.
+
+    Args:
+        folder: The run's folder.
+        world_size: Ranks of the job.
+        timeout_s: Longest time to wait (s).
+
+    Returns:
+        True if all of them have; False where the time is over.
+    """
     deadline_s = time.monotonic() + timeout_s
+    open_ranks = set(range(world_size))
     while time.monotonic() < deadline_s:
-        with contextlib.suppress(Exception):
-            ranks = read_run(folder).ranks
-            if len(ranks) >= world_size and all(rank.close is not None for rank in ranks):
-                return True
+        open_ranks -= {r for r in open_ranks if (last_record(rank_path(folder, r)) or {}).get("kind") == "close"}
+        if not open_ranks:
+            return True
         time.sleep(0.05)
     return False
 

@@ -1,33 +1,52 @@
-"""One append-only file of JSON lines a rank: the part of a run that survives crashes.
+"""One append-only file of JSON lines a rank, the part of a run that survives crashes: its writer and its only reader.
 
 A line is complete or it does not count: a torn last line (power cut, SIGKILL in a write) is closed with a
 newline before the next process appends, and skipped by the reader. While the disk is full or gone, lines wait
 in memory, bounded, and are written when it comes back.
 
-Versions of the run folder's files: which are read, and what becomes of records that a newer version added.
+A run folder may come from anybody. So the files of a run are only read where they are regular files, as a named pipe
+or a device may never end, and line by line in pieces of bounded size; a line that is no JSON record counts nothing.
 
-Keys and kinds of record are only ever added within a version, so a reader that does not know one leaves it out and
-says so once. ``FORMAT_VERSION`` rises when leaving something out would make a figure wrong; then nothing is read.
-docs/run-format.md says what every record holds.
+Keys and kinds of record are only ever added within a version of the format, so a reader that does not know one leaves
+it out and says so once. ``FORMAT_VERSION`` rises when leaving something out would make a figure wrong; then nothing is
+read. docs/run-format.md says what every record holds.
 """
 
 import contextlib
 import json
+import math
 import os
+import stat
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from greentrain.errors import GreenTrainWarning, NewerFormatError, RunFolderError
-from greentrain.types import FORMAT_VERSION
+from greentrain.types import (
+    FORMAT_VERSION,
+    CarbonBasis,
+    CarbonKind,
+    CarbonPoint,
+    DeviceEnergy,
+    GearUse,
+    LedgerEntry,
+    Provenance,
+    PueSource,
+)
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_BINARY: Final = getattr(os, "O_BINARY", 0)
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | _BINARY
 WAITING_LINES = 4096
 """Lines kept in memory while the disk refuses them: about 11 hours of 10 s intervals."""
 _STEP_GROUPS: Final = b',"step_groups":'
+LONGEST_LINE_BYTES: Final = 1 << 22
+"""More is read of no line at once; an entry of 20 devices, 100 phases and 64 step groups has 0.1 MB."""
+_LARGEST_FILE_BYTES: Final = 1 << 26
+"""More is read of no run.json, which has some kB: a plan's tables, and a line for each layer of the model."""
+_BLOCK_BYTES: Final = 1 << 16
 
 
 def rank_path(folder: Path, rank: int) -> Path:
@@ -55,6 +74,8 @@ class Journal:
         self._warned = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_fifo() or path.is_socket():  # a pipe that nobody empties would hold the training up
+                raise RunFolderError(f"{path} is no regular file: move it out of the run's folder")
             self._fd = os.open(path, _FLAGS, 0o644)
         except OSError as error:
             raise RunFolderError(
@@ -131,6 +152,73 @@ class Journal:
             )
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file of a run for reading.
+
+    Args:
+        path: The file, or a link to it.
+
+    Raises:
+        RunFolderError: It is a pipe, a socket, a device or a folder: reading it may never end.
+        OSError: It is not there, or cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise RunFolderError(f"{path} is no regular file")
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | _BINARY)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):  # it was exchanged meanwhile
+        os.close(fd)
+        raise RunFolderError(f"{path} is no regular file")
+    return open(fd, "rb", buffering=_BLOCK_BYTES)
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file with their ends; one that is longer than any record comes in pieces, which are none.
+
+    Args:
+        path: The file.
+
+    Raises:
+        RunFolderError: It is no regular file.
+        OSError: It cannot be read.
+    """
+    with open_regular(path) as file:
+        yield from iter(lambda: file.readline(LONGEST_LINE_BYTES), b"")
+
+
+def lines_from_the_end(path: Path) -> Iterator[bytes]:
+    """Yield the last lines of a file, the last one first, without their ends; no more is read than is asked for.
+
+    Args:
+        path: The file; of its lines those in its last ``LONGEST_LINE_BYTES`` are yielded.
+
+    Raises:
+        RunFolderError: It is no regular file.
+        OSError: It is not there, or cannot be read.
+    """
+    with open_regular(path) as file:
+        at = file.seek(0, os.SEEK_END)
+        least, begun = max(0, at - LONGEST_LINE_BYTES), b""
+        while at > least:
+            size = min(_BLOCK_BYTES, at - least)
+            at = file.seek(at - size)
+            begun, *lines = (file.read(size) + begun).split(b"\n")
+            yield from filter(None, reversed(lines))
+        if at == 0 and begun:
+            yield begun
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """Return the record in the last line of a journal; None where that line is torn, or nothing can be read.
+
+    Args:
+        path: The journal.
+    """
+    try:
+        return parse_line(next(lines_from_the_end(path), b""), short=True)
+    except (OSError, RunFolderError):
+        return None
+
+
 def parse_line(line: bytes, *, short: bool = False) -> dict[str, Any] | None:
     """Return the record of a line; None where the line is torn, or holds none.
 
@@ -142,27 +230,111 @@ def parse_line(line: bytes, *, short: bool = False) -> dict[str, Any] | None:
     texts = (line,) if cut < 0 else (line[:cut] + b',"step_groups":[]}', line)
     for text in texts:
         try:
-            record = json.loads(text)
-        except ValueError:
+            record = json.loads(text.decode())
+        except (ValueError, RecursionError):
             continue
         return record if isinstance(record, dict) and "kind" in record else None
     return None
 
 
-def read_journal(path: Path) -> Iterator[dict[str, Any]]:
+def read_journal(path: Path, *, short: bool = False) -> Iterator[dict[str, Any]]:
     """Yield the complete records of a journal, skipping torn lines.
 
+    Args:
+        path: The journal.
+        short: Leave out the step groups of entries.
+
     Raises:
-        RunFolderError: The file cannot be read.
+        RunFolderError: The file cannot be read, or is no regular file.
     """
     try:
-        with path.open("rb") as file:
-            for line in file:
-                record = parse_line(line)
-                if record is not None:
-                    yield record
+        for line in lines_of(path):
+            record = parse_line(line, short=short)
+            if record is not None:
+                yield record
     except OSError as error:
         raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error
+
+
+class JournalTail:
+    """Reads the complete lines that were appended to one file since the last time.
+
+    A line counts when its newline is there; one that a dead process left torn is closed by the next one, and skipped.
+    The file is opened anew each time, so that what another machine has appended to a shared folder is seen.
+
+    Args:
+        path: The file; it may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.behind = True
+        """True until a reading has reached the end of the file."""
+        self._at = 0
+
+    def read(self, most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
+        """Yield the new records; entries get no step groups, which are most of a line.
+
+        Args:
+            most_bytes: About where this reading stops; the next one goes on from there.
+
+        Raises:
+            RunFolderError: It is no regular file.
+            OSError: The file is there and cannot be read.
+        """
+        try:
+            file = open_regular(self.path)
+        except FileNotFoundError:
+            return
+        with file:
+            start = file.seek(self._at)
+            while self._at - start < most_bytes:
+                line = file.readline(LONGEST_LINE_BYTES)
+                if not line.endswith(b"\n") and len(line) < LONGEST_LINE_BYTES:  # it is being written, or there is none
+                    self.behind = False
+                    break
+                self._at += len(line)
+                record = parse_line(line, short=True)
+                if record is not None:
+                    yield record
+
+
+RUN_JSON: Final = "run.json"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of a run, such as run.json.
+
+    Args:
+        path: The file.
+
+    Raises:
+        RunFolderError: It is no regular file, too large, no JSON, or JSON of another type.
+        OSError: It is not there, or cannot be read.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _LARGEST_FILE_BYTES:
+            raise RunFolderError(f"{path} has more than {_LARGEST_FILE_BYTES} bytes: it was damaged, or is of no run")
+        return object_of(file.read(), path)
+
+
+def object_of(text: bytes, path: Path) -> dict[str, Any]:
+    """Return the JSON object in a text.
+
+    Args:
+        text: The text.
+        path: The file that it is from, for the message.
+
+    Raises:
+        RunFolderError: It is no JSON, or JSON of another type.
+    """
+    try:
+        found = json.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RunFolderError(f"{path} holds a {type(found).__name__}, not an object with the facts of a run")
+    return found
 
 
 NOTE: Final = "note"
@@ -199,7 +371,7 @@ def check_format(found: Any, path: Path) -> None:
         )
 
 
-class Unknown:
+class UnknownRecords:
     """What a reader met in one journal and did not know."""
 
     def __init__(self) -> None:
@@ -236,3 +408,125 @@ class Unknown:
 
     def _count(self, name: str) -> None:
         self._names[name] = self._names.get(name, 0) + 1
+
+
+GEAR_KEYS: Final = {
+    "j": "energy_j", "model_j": "modelled_j", "missing_s": "missing_s", "dev_s": "device_s", "s": "seconds",
+    "steps": "steps", "tokens": "tokens", "samples": "samples",
+}  # fmt: skip
+"""Keys of a gear in an entry's record, and its fields."""
+
+
+def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
+    """Return the journal record of an entry (kind ``entry``; short keys, it is written for years)."""
+    record: dict[str, Any] = {
+        "kind": "entry",
+        "t0": round(entry.t0_unix_s, 6),
+        "t1": round(entry.t1_unix_s, 6),
+        "steps": entry.steps,
+        "tokens": entry.tokens,
+        "samples": entry.samples,
+        "devices": {
+            uid: {
+                "j": d.energy_j,
+                "prov": str(d.provenance),
+                "missing_s": round(d.missing_s, 6),
+                "phases": dict(d.phases),
+            }
+            for uid, d in entry.devices.items()
+        },
+        "phase_s": {k: round(v, 6) for k, v in entry.phase_s.items()},
+        "phase_incl_j": dict(entry.phase_inclusive_j),
+        "carbon": {
+            "g_per_kwh": entry.carbon.g_per_kwh,
+            "zone": entry.carbon.zone,
+            "kind": str(entry.carbon.kind),
+            "basis": str(entry.carbon.basis),
+            "accounting": entry.carbon.accounting,
+            "source": entry.carbon.source,
+        },
+        "pue": entry.pue,
+        "op_g": entry.operational_g,
+        "emb_g": entry.embodied_g,
+    }
+    if entry.pue_source is not PueSource.CONSTANT:
+        record["pue_from"] = str(entry.pue_source)
+    if entry.gears:
+        record["gears"] = {
+            name: {key: round(getattr(use, item), 6) for key, item in GEAR_KEYS.items()}
+            for name, use in entry.gears.items()
+        }
+    record["step_groups"] = [list(group) for group in entry.step_groups]
+    return record
+
+
+def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
+    """Read what ``entry_to_json`` wrote."""
+    carbon = record["carbon"]
+    return LedgerEntry(
+        t0_unix_s=record["t0"],
+        t1_unix_s=record["t1"],
+        steps=record["steps"],
+        tokens=record["tokens"],
+        samples=record["samples"],
+        devices={
+            uid: DeviceEnergy(
+                energy_j=d["j"], provenance=Provenance(d["prov"]), missing_s=d["missing_s"], phases=d["phases"]
+            )
+            for uid, d in record["devices"].items()
+        },
+        phase_s=record["phase_s"],
+        phase_inclusive_j=record["phase_incl_j"],
+        carbon=CarbonPoint(
+            t0_unix_s=record["t0"],
+            t1_unix_s=record["t1"],
+            g_per_kwh=carbon["g_per_kwh"],
+            zone=carbon["zone"],
+            source=carbon["source"],
+            kind=CarbonKind(carbon["kind"]),
+            basis=CarbonBasis(carbon["basis"]),
+            accounting=carbon["accounting"],
+        ),
+        pue=record["pue"],
+        operational_g=record["op_g"],
+        embodied_g=record["emb_g"],
+        step_groups=tuple((g[0], g[1], g[2], g[3]) for g in record["step_groups"]),
+        gears={
+            name: GearUse(**{item: use[key] for key, item in GEAR_KEYS.items()})
+            for name, use in record.get("gears", {}).items()
+        },
+        pue_source=PueSource(record.get("pue_from", PueSource.CONSTANT)),
+    )
+
+
+WRONG_DATA: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, IndexError)
+"""What a record raises that makes no sense."""
+_MOST: Final = 2.0**63
+"""No joule, gram, second or count of an entry is so large; what is, or is no number, is damaged."""
+
+
+def check_entry(entry: Mapping[str, Any]) -> None:
+    """Check an entry's record before any part of it is added up.
+
+    Args:
+        entry: A record of kind ``entry``.
+
+    Raises:
+        KeyError: A field is missing; so for each of ``WRONG_DATA``, which say what else is wrong with it.
+    """
+    carbon = entry["carbon"]
+    figures = [figure for figure in (carbon["g_per_kwh"], entry["op_g"], entry["emb_g"]) if figure is not None]
+    figures += entry["pue"], entry["t0"], entry["t1"], entry["steps"], entry["tokens"], entry["samples"]
+    for device in entry["devices"].values():
+        Provenance(device["prov"])
+        figures += device["j"], device["missing_s"]
+        figures += device["phases"].values()
+    figures += entry["phase_s"].values()
+    figures += entry["phase_incl_j"].values()
+    for use in entry.get("gears", {}).values():
+        figures += map(use.__getitem__, GEAR_KEYS)
+    if not sum(map(abs, figures)) < _MOST:  # of NaN too; all at once, as a journal of weeks has a million of them
+        raise ValueError("a figure of its ledger is not finite, or absurdly large")
+    CarbonKind(carbon["kind"]), CarbonBasis(carbon["basis"]), PueSource(entry.get("pue_from", PueSource.CONSTANT))
+    if not all(isinstance(carbon[name], str) for name in ("zone", "accounting", "source")):
+        raise TypeError("the source of its carbon intensity is no text")

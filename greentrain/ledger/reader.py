@@ -1,65 +1,62 @@
 """A run folder, read back: the journals of all ranks, reduced when read, so ranks never wait for one another.
 
-Reading long journals in bounded memory: neighbouring entries are added up while the file is read.
+``RankBooks`` takes in the records of one journal, whether it is read at once or grows, and has its sums. ``read_run``
+keeps the entries as well. What the other ranks of a job have booked so far stands in the last lines of their journals:
+rank 0 logs the figures of the whole job that way, with no collective, no message and nothing on the training thread.
 
-A week of 10 s intervals is 60,480 lines a rank. A report draws 480 points, so it reads a journal with ``thin``:
-sums of joules, grams, seconds, steps and tokens stay exact; the time resolution and the energy of single steps
-are given up. Entries are only merged with a direct neighbour that has the same devices, provenance, and sources of
+A week of 10 s intervals is 60,480 lines a rank. A report draws 480 points, so neighbouring entries are added up while
+their file is read: sums of joules, grams, seconds, steps and tokens stay exact; the time resolution and the energy of
+single steps are given up. Entries are only merged with a direct neighbour that has the same devices, provenance, and sources of
 carbon and PUE, so gaps, restarts and unknown intensities keep their edges. Intensity and PUE become means by energy.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.entry import entry_from_json
-from greentrain.ledger.journal import Unknown, check_format, parse_line, read_journal
-from greentrain.ledger.totals import Totals
+from greentrain.ledger.journal import (
+    RUN_JSON,
+    WRONG_DATA,
+    UnknownRecords,
+    check_entry,
+    check_format,
+    entry_from_json,
+    lines_from_the_end,
+    lines_of,
+    parse_line,
+    rank_path,
+    read_journal,
+    read_object,
+)
+from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
 from greentrain.types import FORMAT_VERSION, LedgerEntry
 
 _CARBON = ("zone", "kind", "basis", "accounting", "source")
 
 
-def downsample(path: Path, most: int) -> Iterator[dict[str, Any]]:
-    """Yield the records of a journal with at most about ``most`` entries (more only where they cannot be merged).
-
-    Args:
-        path: The journal.
-        most: Entries wanted; a shorter journal is not changed.
-
-    Raises:
-        RunFolderError: The file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            lines = sum(1 for _ in file)
-            file.seek(0)
-            size = -(-lines // most)
-            held: dict[str, Any] | None = None
-            count = 0
-            for line in file:
-                record = parse_line(line, short=size > 1)
-                if record is None:
-                    continue
-                if held is not None and count < size and _mergeable(held, record):
-                    _merge(held, record)
-                    count += 1
-                    continue
-                if held is not None:
-                    yield _priced(held)
-                    held = None
-                if record["kind"] == "entry" and size > 1:
-                    held, count = record, 1
-                    _weigh(held)
-                else:
-                    yield record
-            if held is not None:
-                yield _priced(held)
-    except OSError as error:
-        raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error
+def _downsample(path: Path, most: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of a journal with at most about ``most`` entries (more only where they cannot be merged)."""
+    size = -(-sum(1 for _ in lines_of(path)) // most)
+    held: dict[str, Any] | None = None
+    count = 0
+    for record in read_journal(path, short=size > 1):
+        if held is not None and count < size and _mergeable(held, record):
+            _merge(held, record)
+            count += 1
+            continue
+        if held is not None:
+            yield _priced(held)
+            held = None
+        if record["kind"] == "entry" and size > 1:
+            held, count = record, 1
+            _weigh(held)
+        else:
+            yield record
+    if held is not None:
+        yield _priced(held)
 
 
 def _mergeable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -134,6 +131,78 @@ def _add(a: dict[str, float], b: Mapping[str, float]) -> None:
             a[key] = value
 
 
+Groups = Iterable[tuple[Any, Mapping[str, Any]]]
+"""Parts of an entry, each with the key of the group that it belongs to."""
+
+
+def _one_group(entry: Mapping[str, Any]) -> Groups:
+    return ((None, entry),)
+
+
+class RankBooks:
+    """What the journal of one rank says, taken in record by record: its processes, its sensors, its sums, its end.
+
+    Args:
+        split: Divides an entry among groups that are summed apart, such as days and zones; all are one group without.
+    """
+
+    def __init__(self, split: Callable[[Mapping[str, Any]], Groups] = _one_group) -> None:
+        self._split = split
+        self.opens: list[Mapping[str, Any]] = []
+        """One record a process that wrote here: the first start and every resume."""
+        self.sensors: dict[str, Mapping[str, Any]] = {}
+        """Latest sensor record by device uid."""
+        self.excluded: Sequence[Mapping[str, str]] = ()
+        self.close: Mapping[str, Any] | None = None
+        """Last record of a clean end after the last start."""
+        self.carried = Totals()
+        """Totals of earlier parts of the run whose journals are not in this folder."""
+        self.groups: dict[Any, EntrySums] = {}
+        """Sums over the entries by group."""
+        self._rates: dict[str, float] = {}
+
+    @property
+    def sums(self) -> EntrySums:
+        """Sums over all entries."""
+        if len(self.groups) == 1:
+            return next(iter(self.groups.values()))
+        out = EntrySums()
+        for sums in self.groups.values():
+            out.merge(sums)
+        return out
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take in one record; what is damaged counts nothing, and of a kind not known here nothing is known.
+
+        Args:
+            record: As the journal has it.
+
+        Raises:
+            KeyError: A field is missing; so for each of ``WRONG_DATA``, which say what else is wrong with it.
+        """
+        kind = record["kind"]
+        if kind == "entry":
+            check_entry(record)
+            for key, part in self._split(record):
+                sums = self.groups.get(key)
+                if sums is None:
+                    sums = self.groups[key] = EntrySums()
+                sums.add(part, self._rates)
+        elif kind in ("open", "sensors"):
+            for sensor in record["sensors"]:
+                self.sensors[str(sensor["uid"])] = sensor
+                if rate := sensor.get("embodied_g_per_h"):
+                    self._rates[sensor["uid"]] = float(rate["mid"])
+            self.excluded = record.get("excluded", ())
+            if kind == "open":
+                self.opens.append(record)
+                self.close = None
+                if record.get("carried"):
+                    self.carried = self.carried + Totals.from_dict(record["carried"])
+        elif kind == "close":
+            self.close = record
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
     """The journal of one rank, read back."""
@@ -153,14 +222,13 @@ class RankRecord:
     """Last record of a clean end after the last start; None: the process was killed."""
     carried: Totals
     """Totals of earlier parts of the run whose journals are not in this folder."""
+    sums: EntrySums = field(default_factory=EntrySums)
+    """Sums over the entries."""
 
     @property
     def totals(self) -> Totals:
         """Totals of this rank over all its processes."""
-        out = self.carried
-        for entry in self.entries:
-            out = out.add(entry)
-        return out
+        return self.carried + self.sums.totals()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +251,22 @@ class RunRecord:
         return Totals.of_job([rank.totals for rank in self.ranks])
 
     @property
+    def sensors(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+        """Latest sensor record by host and device uid."""
+        return {(rank.host, uid): sensor for rank in self.ranks for uid, sensor in rank.sensors.items()}
+
+    @property
+    def sums(self) -> EntrySums:
+        """Sums over the entries of all ranks; devices by host and uid, those without an entry too."""
+        out = EntrySums()
+        for rank in self.ranks:
+            for uid in rank.sensors:
+                out.devices.setdefault((rank.host, uid), DeviceSums())
+            out.merge(rank.sums, rank.host)
+        out.gaps.sort(key=lambda gap: float(gap["start_unix_s"]))
+        return out
+
+    @property
     def wall_s(self) -> float:
         """Wall time booked by the rank with most of it (s)."""
         return max((rank.totals.duration_s for rank in self.ranks), default=0.0)
@@ -202,94 +286,194 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
         NewerFormatError: A newer GreenTrain wrote it.
     """
     folder = Path(folder)
+    run = read_run_json(folder)
+    ranks: dict[Path, RankRecord] = {}
+
+    def read(path: Path) -> RankBooks:
+        books, entries, events, unknown = RankBooks(), [], [], UnknownRecords()
+        for record in _checked(read_journal(path) if most is None else _downsample(path, most), path):
+            unknown.look(record)
+            books.add(record)
+            if record["kind"] == "entry":
+                entries.append(entry_from_json(record))
+            elif record["kind"] == "event":
+                events.append(record)
+        if books.opens:
+            note = unknown.note(books.opens[0].get("t", 0.0))
+            ranks[path] = RankRecord(
+                rank=books.opens[0]["rank"],
+                host=books.opens[0]["host"],
+                opens=books.opens,
+                sensors=books.sensors,
+                excluded=books.excluded,
+                entries=entries,
+                events=events if note is None else [*events, note],
+                close=books.close,
+                carried=books.carried,
+                sums=books.sums,
+            )
+        return books
+
+    read_ranks(folder, run, read)
+    return RunRecord(folder=folder, run=run, ranks=list(ranks.values()))
+
+
+def read_run_json(folder: Path) -> Mapping[str, Any]:
+    """Return what run.json says; nothing where rank 0 never wrote it.
+
+    Args:
+        folder: The run's folder.
+
+    Raises:
+        RunFolderError: It cannot be read, is no regular file, or holds something else than a JSON object.
+        NewerFormatError: A newer GreenTrain wrote it.
+    """
+    path = folder / RUN_JSON
+    try:
+        run = read_object(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror}") from error
+    check_format(run.get("format", FORMAT_VERSION), path)
+    return run
+
+
+def read_ranks(folder: Path, run: Mapping[str, Any], read: Callable[[Path], RankBooks]) -> dict[int, RankBooks]:
+    """Read the journals of a run and check that they are its.
+
+    Args:
+        folder: The run's folder.
+        run: Content of run.json.
+        read: Reads one journal, and may raise what is in ``WRONG_DATA``.
+
+    Returns:
+        Books by rank, of the ranks that have begun.
+
+    Raises:
+        RunFolderError: The folder does not exist, holds no rank file, holds rank files of another run, or a record
+            in it is damaged.
+        NewerFormatError: A newer GreenTrain wrote it.
+    """
     paths = sorted(folder.glob("rank-*.jsonl"))
     if not paths:
         what = "has no rank-*.jsonl file" if folder.is_dir() else "does not exist"
         within = sorted({path.parent.name for path in folder.glob("*/rank-*.jsonl")})
         example = folder / within[-1] if within else "runs/RUN_ID"
         raise RunFolderError(f"{folder} {what}; give the folder of one run, for example {example}")
-    run: Mapping[str, Any] = {}
-    if (folder / "run.json").exists():
+    ranks: dict[int, RankBooks] = {}
+    for path in paths:
         try:
-            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunFolderError(f"cannot read {folder / 'run.json'}: {error}") from error
-        if not isinstance(run, Mapping):
-            raise RunFolderError(f"{folder / 'run.json'} holds a {type(run).__name__}, not the facts of a run")
-        check_format(run.get("format", FORMAT_VERSION), folder / "run.json")
-    ranks = [_read_rank(path, most) for path in paths]
-    record = RunRecord(folder=folder, run=run, ranks=[rank for rank in ranks if rank is not None])
-    if not record.ranks:
+            books = read(path)
+            rank = books.opens[0]["rank"] if books.opens else None
+            if rank in ranks:
+                raise RunFolderError(f"{folder} has two files of rank {rank}; move {path.name} out of the folder")
+            expected = (
+                run.get("run_id") or next(iter([*ranks.values(), books])).opens[0]["run_id"] if books.opens else None
+            )
+            for opened in books.opens:
+                if opened["run_id"] != expected:
+                    raise RunFolderError(
+                        f"{folder}: the file of rank {rank} belongs to run {opened['run_id']!r}, the folder to"
+                        f" {expected!r}; move it to its own folder"
+                    )
+        except OSError as error:
+            raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error
+        except WRONG_DATA as error:
+            raise RunFolderError(
+                f"{path} holds a record that cannot be read ({error!r}): it was damaged, or changed by hand; bring the"
+                " file back, or move it away to read the other ranks"
+            ) from error
+        if rank is not None:
+            ranks[rank] = books
+    if not ranks:
         raise RunFolderError(f"{folder}: no rank file has a complete line; the run died before it booked anything")
-    _check_same_run(record)
-    return record
+    return ranks
 
 
-def _read_rank(path: Path, most: int | None) -> RankRecord | None:
-    try:
-        return _rank(path, most)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{path} holds a record that cannot be read ({error!r}): it was damaged, or changed by hand; bring the file"
-            " back, or move it away to read the other ranks"
-        ) from error
+def read_books(path: Path, books: RankBooks, lines: Callable[[Path], Iterable[bytes]] = lines_of) -> RankBooks:
+    """Take in a journal, entry by entry, and return the books.
+
+    Args:
+        path: The journal.
+        books: What takes it in.
+        lines: Opens the journal and yields its lines.
+
+    Raises:
+        RunFolderError: It is no regular file, or of no version.
+        NewerFormatError: A newer GreenTrain wrote it.
+        KeyError: A record is damaged; so for each of ``WRONG_DATA``.
+        OSError: It cannot be read.
+    """
+    records = (parse_line(line, short=True) for line in lines(path))  # step groups are in no sum
+    for record in _checked((record for record in records if record is not None), path):
+        books.add(record)
+    return books
 
 
-def _rank(path: Path, most: int | None) -> RankRecord | None:
-    opens: list[dict[str, Any]] = []
-    sensors: dict[str, Mapping[str, Any]] = {}
-    excluded: Sequence[Mapping[str, str]] = ()
-    entries: list[LedgerEntry] = []
-    events: list[dict[str, Any]] = []
-    close: dict[str, Any] | None = None
-    carried = Totals()
-    unknown = Unknown()
-    for record in read_journal(path) if most is None else downsample(path, most):
-        unknown.look(record)
-        kind = record["kind"]
-        if kind == "open":
+def _checked(records: Iterable[dict[str, Any]], path: Path) -> Iterator[dict[str, Any]]:
+    for record in records:
+        if record["kind"] == "open":
             check_format(record.get("format"), path)
-            opens.append(record)
-            close = None
-            if record.get("carried"):
-                carried = carried + Totals.from_dict(record["carried"])
-        if kind in ("open", "sensors"):
-            sensors.update({s["uid"]: s for s in record["sensors"]})
-            excluded = record.get("excluded", ())
-        elif kind == "entry":
-            entries.append(entry_from_json(record))
-        elif kind == "event":
-            events.append(record)
-        elif kind == "close":
-            close = record
-    if not opens:
-        return None
-    note = unknown.note(opens[0].get("t", 0.0))
-    if note is not None:
-        events.append(note)
-    return RankRecord(
-        rank=opens[0]["rank"],
-        host=opens[0]["host"],
-        opens=opens,
-        sensors=sensors,
-        excluded=excluded,
-        entries=entries,
-        events=events,
-        close=close,
-        carried=carried,
-    )
+        yield record
 
 
-def _check_same_run(record: RunRecord) -> None:
-    numbers = [rank.rank for rank in record.ranks]
-    if len(set(numbers)) < len(numbers):
-        twice = next(number for number in numbers if numbers.count(number) > 1)
-        raise RunFolderError(f"{record.folder} has two files of rank {twice}: move one of them out of the folder")
-    expected = record.run.get("run_id") or record.ranks[0].opens[0]["run_id"]
-    for rank in record.ranks:
-        for opened in rank.opens:
-            if opened["run_id"] != expected:
-                raise RunFolderError(
-                    f"{record.folder}: the file of rank {rank.rank} belongs to run {opened['run_id']!r}, the folder to"
-                    f" {expected!r}; move it to its own folder"
-                )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRanksTotals:
+    """Sums over ranks."""
+
+    ranks: int = 0
+    """Ranks counted."""
+    energy_j: float = 0.0
+    emissions_g: float = 0.0
+    unpriced_j: float = 0.0
+    power_w: float = 0.0
+    """Mean power of each rank's last ledger interval (W)."""
+    tokens: int = 0
+    samples: int = 0
+
+    def __add__(self, other: "OtherRanksTotals") -> "OtherRanksTotals":
+        return OtherRanksTotals(**{name: getattr(self, name) + getattr(other, name) for name in _OF_OTHERS})
+
+
+_OF_OTHERS: Final = tuple(item.name for item in fields(OtherRanksTotals))
+
+
+def sums_of_others(folder: Path, rank: int, world_size: int) -> OtherRanksTotals:
+    """Return the sums of all ranks but one as of their last bookings, from the last lines of their journals.
+
+    Never raises. Ranks whose journals are not visible here (another node without a shared folder) are not counted, and
+    the count says so. Ranks beyond ``world_size`` are of an earlier attempt that was wider: what they used counts, they
+    draw nothing now.
+
+    Args:
+        folder: The run's folder.
+        rank: The rank that asks.
+        world_size: Ranks of the job now.
+    """
+    out = OtherRanksTotals()
+    other = 0
+    while other < world_size or os.path.lexists(rank_path(folder, other)):
+        sums = None if other == rank else _last_sums(rank_path(folder, other))
+        if sums is not None:
+            out = out + (sums if other < world_size else replace(sums, ranks=0, power_w=0.0))
+        other += 1
+    return out
+
+
+def _last_sums(path: Path) -> OtherRanksTotals | None:
+    """Return what the last complete entry of a journal says; None where there is none that makes sense."""
+    try:
+        for line in lines_from_the_end(path):
+            record = parse_line(line, short=True) if line.startswith(b'{"kind":"entry"') else None
+            if record is not None:
+                check_entry(record)
+                sums = {name: value for name, value in record["sum"].items() if name in _OF_OTHERS}  # later ones add
+                if not all(abs(value) < float("inf") for value in sums.values()):
+                    return None
+                energy_j = sum(device["j"] for device in record["devices"].values())
+                power_w = energy_j / max(record["t1"] - record["t0"], 1e-9)
+                return OtherRanksTotals(**sums | {"ranks": 1, "power_w": power_w})
+    except (OSError, RunFolderError, *WRONG_DATA):
+        pass
+    return None

@@ -1,7 +1,6 @@
 """What a run goes on from: the totals in a checkpoint, and the grid's time with which it began."""
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig
-from greentrain.errors import ConfigError
+from greentrain.errors import ConfigError, RunFolderError
+from greentrain.ledger.journal import RUN_JSON, read_object
 from greentrain.ledger.totals import Totals
 from greentrain.types import Topology
 from greentrain.utils.validation import folder_name
@@ -60,7 +60,6 @@ def grid_time_of(config: GreenConfig, run_id: str, unix_s: float) -> GridTime:
     time = GridTime.of(config.carbon, unix_s)
     if time.is_real:
         return time
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        text = (Path(config.run.dir) / run_id / "run.json").read_text(encoding="utf-8")
-        return GridTime.from_dict(json.loads(text)["grid"])
+    with contextlib.suppress(OSError, RunFolderError, ValueError, KeyError, TypeError):
+        return GridTime.from_dict(read_object(Path(config.run.dir) / run_id / RUN_JSON)["grid"])
     return time

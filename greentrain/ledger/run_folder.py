@@ -4,7 +4,6 @@ run.json: what ran, where, with which versions and settings; and how JSON is wri
 """
 
 import hashlib
-import json
 import os
 import platform
 import secrets
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.config.schema import GreenConfig, RunConfig
-from greentrain.ledger.journal import rank_path
+from greentrain.ledger.journal import last_record, rank_path
 from greentrain.types import FORMAT_VERSION, Topology
 from greentrain.utils import redact
 from greentrain.utils.topology import ENV_JOB
@@ -121,14 +120,8 @@ def free_run_id(folder: Path, name: str, topology: Topology, nth: int, environ: 
 
 def is_finished(journal: Path) -> bool:
     """Return True if the last line of a rank's journal says that its run came to its end."""
-    try:
-        with journal.open("rb") as file:
-            file.seek(max(0, journal.stat().st_size - 65536))
-            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-        record = json.loads(last)
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and record.get("kind") == "close" and record.get("reason") == "finished"
+    record = last_record(journal) or {}
+    return record.get("kind") == "close" and record.get("reason") == "finished"
 
 
 ESTIMATE: Final = "estimate.json"

@@ -1,16 +1,23 @@
-"""Sums over the books: joules, grams, steps and tokens of a rank, a part of a run or a whole job."""
+"""Sums over the books: joules, grams, steps and tokens of a rank, a part of a run or a whole job.
+
+``EntrySums`` is the one reducer: the running session, the live page, the report, the fleet index and the exporters feed
+it the entries of journals and ask it for sums. ``Totals`` is what it comes to, frozen, as checkpoints carry it.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from greentrain.ledger.entry import entry_to_json
-from greentrain.ledger.journal import Journal
-from greentrain.types import GearUse, LedgerEntry
+from greentrain.ledger.journal import GEAR_KEYS, Journal, entry_to_json
+from greentrain.types import GearUse, LedgerEntry, Provenance, PueSource, grams, says_anything
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
+
+MISSING: Final = Provenance.MISSING.value
+MAX_GAPS: Final = 200
+"""Gaps listed one by one; the number of all of them is always told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,35 +96,12 @@ class Totals(Displayable):
     @classmethod
     def of(cls, entry: LedgerEntry) -> "Totals":
         """Return the totals of a single entry."""
-        by_phase: dict[str, float] = {}
-        by_provenance: dict[str, float] = {}
-        interval_s = entry.t1_unix_s - entry.t0_unix_s
-        known = {uid: device for uid, device in entry.devices.items() if device.is_known(interval_s)}
-        for device in known.values():
-            by_phase = _sum_maps(by_phase, device.phases)
-            by_provenance = _sum_maps(by_provenance, {str(device.provenance): device.energy_j})
-        return cls(
-            energy_j=entry.energy_j,
-            duration_s=interval_s,
-            facility_j=entry.energy_j * entry.pue,
-            operational_g=entry.operational_g or 0.0,
-            it_g=entry.it_g or 0.0,
-            unpriced_j=entry.energy_j if entry.operational_g is None else 0.0,
-            embodied_g=entry.embodied_g or 0.0,
-            steps=entry.steps,
-            tokens=entry.tokens,
-            samples=entry.samples,
-            by_device={uid: device.energy_j for uid, device in known.items()},
-            by_phase=by_phase,
-            by_phase_inclusive=dict(entry.phase_inclusive_j),
-            by_provenance=by_provenance,
-            missing_s={uid: d.missing_s for uid, d in entry.devices.items() if d.missing_s},
-            phase_s=dict(entry.phase_s),
-            by_gear=dict(entry.gears),
-        )
+        sums = EntrySums()
+        sums.add(entry_to_json(entry))
+        return sums.totals()
 
     def sums(self) -> dict[str, Any]:
-        """Return what is summed over the ranks of a job while it runs: fields of ``JobSums``."""
+        """Return what is summed over the ranks of a job while it runs: fields of ``OtherRanksTotals``."""
         return {
             "energy_j": self.energy_j,
             "emissions_g": self.emissions_g,
@@ -156,6 +140,306 @@ def _sum_maps(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+@dataclass(slots=True)
+class EnergyPart:
+    """What one device, or several of a kind, used with one provenance."""
+
+    energy_j: float = 0.0
+    """Known IT energy (J)."""
+    facility_j: float = 0.0
+    """The same energy x PUE (J)."""
+    unpriced_j: float = 0.0
+    """The part of it whose carbon intensity is not known (J)."""
+    known_s: float = 0.0
+    """Device-seconds whose energy is known."""
+    missing_s: float = 0.0
+    """Device-seconds without knowledge. Below 0 where a counter delivered the energy of a gap late."""
+    operational_g: float = 0.0
+    embodied_g: float = 0.0
+    priced: bool = False
+    """True if some of the energy has a carbon intensity."""
+    embodied: bool = False
+    """True if a device of it has an embodied figure."""
+
+    def merge(self, other: "EnergyPart") -> None:
+        """Add another part."""
+        for item in dataclasses.fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            setattr(self, item.name, mine or theirs if isinstance(mine, bool) else mine + theirs)
+
+
+@dataclass(slots=True)
+class DeviceSums:
+    """What one device used over some entries."""
+
+    parts: dict[str, EnergyPart] = field(default_factory=dict)
+    """By provenance; under ``missing`` what is booked for intervals of which nothing is known."""
+    booked_s: float = 0.0
+    missing_s: float | None = None
+    """Seconds without knowledge; None while there was none, not even one that came in late."""
+    peak_w: float | None = None
+    """Highest mean power over one ledger interval (W)."""
+    gap: list[float] | None = None
+    """The gap that is still open: its start, its end and the seconds missing in it."""
+
+    @property
+    def known(self) -> dict[str, EnergyPart]:
+        """The parts whose energy is known, by provenance."""
+        return {name: part for name, part in self.parts.items() if name != MISSING}
+
+    @property
+    def energy_j(self) -> float | None:
+        """Known energy (J); None if nothing of it is known."""
+        known = self.known
+        return sum(part.energy_j for part in known.values()) if known else None
+
+    @property
+    def known_s(self) -> float:
+        """Seconds whose energy is known."""
+        return max(self.booked_s - max(self.missing_s or 0.0, 0.0), 0.0)
+
+    def part(self, provenance: str) -> EnergyPart:
+        """Return the part with a provenance, made when it is not there."""
+        part = self.parts.get(provenance)
+        if part is None:
+            part = self.parts[provenance] = EnergyPart()
+        return part
+
+    def merge(self, other: "DeviceSums") -> None:
+        """Add what the same device used elsewhere."""
+        for provenance, part in other.parts.items():
+            self.part(provenance).merge(part)
+        self.booked_s += other.booked_s
+        if other.missing_s is not None:
+            self.missing_s = (self.missing_s or 0.0) + other.missing_s
+        if other.peak_w is not None:
+            self.peak_w = max(self.peak_w or 0.0, other.peak_w)
+
+
+Range = tuple[float, float] | None
+"""Lowest and highest; None where there was none."""
+
+
+@dataclass(slots=True)
+class EntrySums:
+    """Sums over journal entries, fed one by one; its memory does not grow with their number."""
+
+    devices: dict[Any, DeviceSums] = field(default_factory=dict)
+    """By device uid; where ranks are merged, by host and device uid."""
+    duration_s: float = 0.0
+    energy_j: float = 0.0
+    facility_j: float = 0.0
+    """Energy x PUE (J)."""
+    priced_facility_j: float = 0.0
+    """Energy x PUE of the entries whose intensity is known (J)."""
+    operational_g: float = 0.0
+    it_g: float = 0.0
+    unpriced_j: float = 0.0
+    embodied_g: float = 0.0
+    embodied_of_none_g: float | None = None
+    """The part of it that belongs to no device whose rate is known; None: there is none."""
+    priced: bool = False
+    """True if the grams of some known energy are known."""
+    embodied: bool = False
+    """True if some entry has an embodied figure."""
+    steps: int = 0
+    tokens: int = 0
+    samples: int = 0
+    phase_j: dict[str, float] = field(default_factory=dict)
+    """Exclusive energy by phase (J)."""
+    phase_inclusive_j: dict[str, float] = field(default_factory=dict)
+    phase_s: dict[str, float] = field(default_factory=dict)
+    phase_g: dict[str, float] = field(default_factory=dict)
+    """Operational grams by exclusive phase, of the entries whose intensity is known."""
+    gears: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By gear, with the short keys of the journal."""
+    gear_g: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By gear, of the entries whose intensity is known: ``operational_g``, ``emissions_g`` with the embodied share of
+    the time in the gear, and ``tokens``."""
+    pue_j: dict[str, float] = field(default_factory=dict)
+    """Energy (J) by source of its PUE."""
+    zone_j: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """Energy (J) by zone, source, kind, basis and accounting of its carbon intensity."""
+    pue: Range = None
+    g_per_kwh: Range = None
+    span_s: Range = None
+    """First start and last end (s since the epoch, UTC)."""
+    gaps: list[dict[str, Any]] = field(default_factory=list)
+    """The first ``MAX_GAPS`` gaps that are over: device, start, end and seconds missing."""
+    gap_count: int = 0
+    power_w: dict[str, float] = field(default_factory=dict)
+    """Mean power over the last entry by device uid (W), where it is known."""
+
+    def add(self, entry: Mapping[str, Any], embodied_g_per_h: Mapping[str, float] | None = None) -> None:
+        """Add an entry.
+
+        Args:
+            entry: The record as the journal has it, checked.
+            embodied_g_per_h: Mid rates by device uid, by which the embodied grams of the entry are given to devices.
+        """
+        t0_s, t1_s, pue, grams_, embodied_g = entry["t0"], entry["t1"], entry["pue"], entry["op_g"], entry["emb_g"]
+        span_s, devices, rates = t1_s - t0_s, entry["devices"], embodied_g_per_h or {}
+        energy_j = 0.0
+        for device in devices.values():
+            energy_j += device["j"]
+        g_per_j = grams_ / energy_j if grams_ is not None and energy_j else 0.0
+        whole = sum(rates.get(uid, 0.0) for uid in devices) if embodied_g is not None else 0.0
+        self.power_w = {}
+        any_known = False
+        for uid, device in devices.items():
+            sums = self.devices.get(uid)
+            if sums is None:
+                sums = self.devices[uid] = DeviceSums()
+            joules, missing_s = device["j"], device["missing_s"]
+            known_s = span_s - missing_s
+            known = says_anything(device["prov"], joules, missing_s, span_s)
+            part = sums.part(device["prov"] if known else MISSING)
+            sums.booked_s += span_s
+            if known:
+                any_known = True
+                part.energy_j += joules
+                part.facility_j += joules * pue
+                part.known_s += known_s
+                if grams_ is None:
+                    part.unpriced_j += joules
+                elif joules:
+                    part.operational_g += joules * g_per_j
+                    part.priced = True
+                if 0 < known_s <= 1.001 * span_s:  # not where a counter delivers a gap's energy late
+                    power_w = self.power_w[uid] = joules / known_s
+                    if known_s > 0.5 * span_s and missing_s >= 0 and power_w >= (sums.peak_w or 0.0):
+                        sums.peak_w = power_w
+                _add(self.phase_j, device["phases"])
+                if g_per_j:
+                    _add(self.phase_g, {name: phase_j * g_per_j for name, phase_j in device["phases"].items()})
+            if missing_s:
+                sums.missing_s = (sums.missing_s or 0.0) + missing_s
+            if whole > 0 and uid in rates:
+                part.embodied_g += rates[uid] * embodied_g / whole
+                part.embodied = True
+            if missing_s > 0 or sums.gap is not None:
+                self._add_gap(uid, sums, t0_s, t1_s, missing_s)
+        self.duration_s += span_s
+        self.energy_j += energy_j
+        self.facility_j += energy_j * pue
+        if grams_ is None:
+            self.unpriced_j += energy_j
+        else:
+            self.operational_g += grams_
+            self.priced_facility_j += energy_j * pue
+            self.priced = self.priced or any_known
+        if embodied_g is not None:
+            self.embodied = True
+            self.embodied_g += embodied_g
+            if whole <= 0:
+                self.embodied_of_none_g = (self.embodied_of_none_g or 0.0) + embodied_g
+        self.steps += entry["steps"]
+        self.tokens += entry["tokens"]
+        self.samples += entry["samples"]
+        _add(self.phase_s, entry["phase_s"])
+        _add(self.phase_inclusive_j, entry["phase_incl_j"])
+        self.span_s = _widest(self.span_s, (t0_s, t1_s))
+        if energy_j > 0:
+            _add(self.pue_j, {str(entry.get("pue_from", PueSource.CONSTANT)): energy_j})
+            self.pue = _widest(self.pue, (pue, pue))
+        carbon = entry["carbon"]
+        if (g_per_kwh := carbon["g_per_kwh"]) is not None:
+            self.it_g += grams(energy_j, g_per_kwh)
+            self.g_per_kwh = _widest(self.g_per_kwh, (g_per_kwh, g_per_kwh))
+            key = (carbon["zone"], carbon["source"], carbon["kind"], carbon["basis"], carbon["accounting"])
+            self.zone_j[key] = self.zone_j.get(key, 0.0) + energy_j
+        for name, use in entry.get("gears", {}).items():
+            _add(self.gears.setdefault(name, {}), {key: use[key] for key in GEAR_KEYS})
+            if grams_ is not None and span_s > 0 and says_anything("", use["j"], use["missing_s"], use["dev_s"]):
+                of_gear_g = use["j"] * g_per_j
+                emitted_g = of_gear_g + (embodied_g or 0.0) * use["s"] / span_s
+                more = {"operational_g": of_gear_g, "emissions_g": emitted_g, "tokens": use["tokens"]}
+                _add(self.gear_g.setdefault(name, {}), more)
+
+    def _add_gap(self, uid: str, device: DeviceSums, t0_s: float, t1_s: float, missing_s: float) -> None:
+        if device.gap is not None and missing_s > 0 and t0_s - device.gap[1] < 1.0:
+            device.gap[1] = t1_s
+            device.gap[2] += missing_s
+            return
+        self._close_gap(uid, device)
+        if missing_s > 0:
+            device.gap = [t0_s, t1_s, missing_s]
+
+    def _close_gap(self, uid: str, device: DeviceSums) -> None:
+        if device.gap is None:
+            return
+        start_s, end_s, missing_s = device.gap
+        device.gap = None
+        self.gap_count += 1
+        if len(self.gaps) < MAX_GAPS:
+            self.gaps.append({"uid": uid, "start_unix_s": start_s, "end_unix_s": end_s, "missing_s": missing_s})
+
+    def merge(self, other: "EntrySums", host: str | None = None) -> None:
+        """Add other sums, such as those of another rank, which get no more entries: their last gaps are closed.
+
+        Args:
+            other: The other sums.
+            host: Where its devices are; given, they are kept by host and uid, as are gaps.
+        """
+        for uid, device in other.devices.items():
+            other._close_gap(uid, device)
+            self.devices.setdefault(uid if host is None else (host, uid), DeviceSums()).merge(device)
+        named = [gap if host is None else {"host": host, **gap} for gap in other.gaps]
+        self.gaps += named[: max(MAX_GAPS - len(self.gaps), 0)]
+        for name in _RANGES:
+            theirs = getattr(other, name)
+            if theirs is not None:
+                setattr(self, name, _widest(getattr(self, name), theirs))
+        for name in _MAPS_OF_MAPS:
+            for key, sums in getattr(other, name).items():
+                _add(getattr(self, name).setdefault(key, {}), sums)
+        for name in _MAPS:
+            _add(getattr(self, name), getattr(other, name))
+        for name in _NUMBERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        if other.embodied_of_none_g is not None:
+            self.embodied_of_none_g = (self.embodied_of_none_g or 0.0) + other.embodied_of_none_g
+        self.priced, self.embodied = self.priced or other.priced, self.embodied or other.embodied
+
+    def totals(self) -> Totals:
+        """Return the sums as they are carried from one process to the next; of one rank, or of a part of its time."""
+        known = {uid: parts for uid, device in self.devices.items() if (parts := device.known)}
+        by_provenance: dict[str, float] = {}
+        for parts in known.values():
+            _add(by_provenance, {name: part.energy_j for name, part in parts.items()})
+        return Totals(
+            **{name: getattr(self, name) for name in _OF_TOTALS},
+            by_device={uid: sum(part.energy_j for part in parts.values()) for uid, parts in known.items()},
+            by_phase=dict(self.phase_j),
+            by_phase_inclusive=dict(self.phase_inclusive_j),
+            by_provenance=by_provenance,
+            missing_s={uid: device.missing_s for uid, device in self.devices.items() if device.missing_s is not None},
+            phase_s=dict(self.phase_s),
+            by_gear={
+                gear: GearUse(**{name: use[key] for key, name in GEAR_KEYS.items()}) for gear, use in self.gears.items()
+            },
+        )
+
+
+_RANGES: Final = ("pue", "g_per_kwh", "span_s")
+_MAPS: Final = ("phase_j", "phase_inclusive_j", "phase_s", "phase_g", "pue_j", "zone_j")
+_MAPS_OF_MAPS: Final = ("gears", "gear_g")
+_OF_TOTALS: Final = (
+    "energy_j", "duration_s", "facility_j", "operational_g", "it_g", "unpriced_j", "embodied_g", "steps", "tokens",
+    "samples",
+)  # fmt: skip
+_NUMBERS: Final = (*_OF_TOTALS, "priced_facility_j", "gap_count")
+
+
+def _add(sums: dict[Any, float], more: Mapping[Any, float]) -> None:
+    for key, value in more.items():
+        sums[key] = sums[key] + value if key in sums else value
+
+
+def _widest(a: Range, b: tuple[float, float]) -> Range:
+    return b if a is None else (min(a[0], b[0]), max(a[1], b[1]))
+
+
 class EnergyLedger:
     """Running totals of one rank, written entry by entry to its journal.
 
@@ -166,14 +450,16 @@ class EnergyLedger:
 
     def __init__(self, journal: Journal | None, carried: Totals | None = None) -> None:
         self.journal = journal
-        self.totals = carried or Totals()
+        self.totals = self._carried = carried or Totals()
+        self._sums = EntrySums()
 
     def record(self, entry: LedgerEntry) -> None:
         """Add an entry to the totals and to the journal."""
-        self.totals = self.totals.add(entry)
+        record = entry_to_json(entry)
+        self._sums.add(record)
+        self.totals = self._carried + self._sums.totals()
         if self.journal is not None:
-            record = entry_to_json(entry)
-            groups = record.pop("step_groups")  # last in its line: who thins a journal cuts them off unread
+            groups = record.pop("step_groups")  # last in its line: who downsamples a journal cuts them off unread
             self.journal.append({**record, "sum": self.totals.sums(), "step_groups": groups})
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.config.schema import RunConfig
-from greentrain.errors import ConfigError
+from greentrain.errors import ConfigError, RunFolderError
 from greentrain.ledger.active_run import ActiveRun
+from greentrain.ledger.journal import open_regular
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils import quantities
@@ -191,11 +192,16 @@ def _read(path: Path) -> _Said | None:
 
 
 def _load(path: Path) -> Any:
-    if path.stat().st_size > _MOST_BYTES:
+    try:
+        with open_regular(path) as file:
+            text = file.read(_MOST_BYTES + 1)
+    except RunFolderError as error:
+        raise ValueError(str(error)) from error
+    if len(text) > _MOST_BYTES:
         raise ValueError(f"it is above {_MOST_BYTES >> 20} MiB")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"it is no JSON: {error}") from error
 
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from greentrain.ledger.reader import RunRecord
-from greentrain.ledger.totals import Totals
-from greentrain.report.tally import Tally
+from greentrain.ledger.totals import EntrySums, Totals
 from greentrain.types import G_PER_KG, PueSource, kwh_from_j
 from greentrain.utils import quantities
 
@@ -22,28 +21,28 @@ CUE_SOURCE: Final = (
 )
 
 
-def facility_figures(record: RunRecord, tally: Tally, energy_j: float | None) -> dict[str, Any]:
+def facility_figures(record: RunRecord, sums: EntrySums, energy_j: float | None) -> dict[str, Any]:
     """Return facility energy, PUE (its mean by energy), its range, and the energy by source of PUE.
 
     Args:
         record: The run.
-        tally: Of the run.
+        sums: Sums over the entries of all ranks.
         energy_j: Its IT energy (J), None where nothing is known.
     """
-    pue = _mean(record, tally)
+    pue = _mean(record, sums)
     facility_j = None
     if energy_j is not None:
-        facility_j = tally.facility_j + sum(_carried_j(rank.carried, pue) for rank in record.ranks)
+        facility_j = sums.facility_j + sum(_carried_j(rank.carried, pue) for rank in record.ranks)
         pue = round(facility_j / energy_j, 9) if energy_j > 0 else pue
-    known_j = sum(tally.pue_j.values())
+    known_j = sum(sums.pue_j.values())
     return {
         "facility_energy_j": facility_j,
         "facility_energy_kwh": None if facility_j is None else kwh_from_j(facility_j),
         "pue": pue,
-        "pue_min": pue if tally.pue_min is None else tally.pue_min,
-        "pue_max": pue if tally.pue_max is None else tally.pue_max,
-        "pue_by_source_j": dict(tally.pue_j),
-        "pue_fallback_share": tally.pue_j.get(PueSource.FALLBACK, 0.0) / known_j if known_j > 0 else None,
+        "pue_min": (sums.pue or (pue,))[0],
+        "pue_max": (sums.pue or (pue,))[-1],
+        "pue_by_source_j": dict(sums.pue_j),
+        "pue_fallback_share": sums.pue_j.get(PueSource.FALLBACK, 0.0) / known_j if known_j > 0 else None,
     }
 
 
@@ -96,9 +95,9 @@ def facility_rows(summary: Mapping[str, Any], carbon_config: Mapping[str, Any]) 
     return rows
 
 
-def _mean(record: RunRecord, tally: Tally) -> float:
-    if tally.entries_j > 0:
-        return round(tally.facility_j / tally.entries_j, 9)
+def _mean(record: RunRecord, sums: EntrySums) -> float:
+    if sums.energy_j > 0:
+        return round(sums.facility_j / sums.energy_j, 9)
     for rank in record.ranks:
         for entry in rank.entries:
             return entry.pue

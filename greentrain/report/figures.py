@@ -4,26 +4,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from greentrain.ledger.reader import RunRecord
-from greentrain.ledger.totals import Totals
+from greentrain.ledger.totals import EntrySums, Totals
 from greentrain.report.facility import cue_kg_per_kwh, facility_figures
 from greentrain.report.series import RunSeries
-from greentrain.report.tally import Tally
-from greentrain.types import J_PER_KWH, kwh_from_j
+from greentrain.types import J_PER_KWH, S_PER_HOUR, kwh_from_j
 
 
-def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str, Any]:
+def energy_figures(record: RunRecord, totals: Totals, sums: EntrySums) -> dict[str, Any]:
     """Return joules and kWh, PUE, provenance shares, coverage and uncertainty; earlier parts of the run count."""
-    known = any(device.energy_j is not None for device in tally.devices.values())
+    known = any(device.energy_j is not None for device in sums.devices.values())
     carried_j = sum(rank.carried.energy_j for rank in record.ranks)
     energy_j = totals.energy_j if known or carried_j > 0 else None
-    booked_s = sum(device.booked_s for device in tally.devices.values())
+    booked_s = sum(device.booked_s for device in sums.devices.values())
     booked_s += sum(rank.carried.device_s for rank in record.ranks)
     missing_s = max(sum(totals.missing_s.values()), 0.0)
     shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
     return {
         "energy_j": energy_j,
         "energy_kwh": None if energy_j is None else kwh_from_j(energy_j),
-        **facility_figures(record, tally, energy_j),
+        **facility_figures(record, sums, energy_j),
         "carried_j": carried_j,
         "by_provenance_j": {name: None if energy_j is None else value for name, value in shares.items()},
         "measured_share": shares["measured"] / energy_j if energy_j else None,
@@ -32,22 +31,23 @@ def energy_figures(record: RunRecord, totals: Totals, tally: Tally) -> dict[str,
         "missing_device_s": missing_s,
         "carried_missing_device_s": max(sum(sum(rank.carried.missing_s.values()) for rank in record.ranks), 0.0),
         "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
-        "uncertainty": _uncertainty(tally, energy_j),
+        "uncertainty": _uncertainty(record, sums, energy_j),
     }
 
 
-def _uncertainty(tally: Tally, energy_j: float | None) -> float | None:
+def _uncertainty(record: RunRecord, sums: EntrySums, energy_j: float | None) -> float | None:
     """Worst case: relative uncertainties of all devices in the same direction; None if one states none."""
     if not energy_j:
         return None
     total = known_j = 0.0
-    for device in tally.devices.values():
-        if device.energy_j:
-            stated = device.sensor.get("uncertainty")
+    sensors = record.sensors
+    for place, device in sums.devices.items():
+        if energy_of_device_j := device.energy_j:
+            stated = sensors.get(place, {}).get("uncertainty")
             if stated is None:
                 return None
-            total += stated * device.energy_j
-            known_j += device.energy_j
+            total += stated * energy_of_device_j
+            known_j += energy_of_device_j
     return total / known_j if known_j > 0 else None
 
 
@@ -60,14 +60,14 @@ def power_figures(wall_s: float, energy: Mapping[str, Any], series: RunSeries | 
     }
 
 
-def carbon_figures(record: RunRecord, totals: Totals, tally: Tally, energy: Mapping[str, Any]) -> dict[str, Any]:
+def carbon_figures(record: RunRecord, totals: Totals, sums: EntrySums, energy: Mapping[str, Any]) -> dict[str, Any]:
     """Return grams (operational, embodied, both), CUE, intensity and who states it."""
     energy_j = energy["energy_j"]
     priced_j = totals.energy_j - totals.unpriced_j
     operational_g = totals.operational_g if energy_j is not None and (priced_j > 0 or energy_j == 0) else None
     carried = any(rank.carried.embodied_g > 0 for rank in record.ranks)
-    mid = totals.embodied_g if tally.has_embodied or carried else None
-    ratio = tally.embodied_ratio()
+    mid = totals.embodied_g if sums.embodied or carried else None
+    ratio = _embodied_ratio(record, sums)
     embodied = {
         "low": None if mid is None or ratio is None else mid * ratio[0],
         "mid": mid,
@@ -76,7 +76,7 @@ def carbon_figures(record: RunRecord, totals: Totals, tally: Tally, energy: Mapp
     market = ((record.run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
     facility_kwh = energy["facility_energy_kwh"]
     carried_g = sum(rank.carried.operational_g for rank in record.ranks)
-    priced_facility_j = tally.priced_facility_j
+    priced_facility_j = sums.priced_facility_j
     grams_here = totals.operational_g - carried_g
     return {
         "operational_location_g": operational_g,
@@ -84,7 +84,7 @@ def carbon_figures(record: RunRecord, totals: Totals, tally: Tally, energy: Mapp
         "market_g_per_kwh": market,
         "embodied_g": embodied,
         "devices_without_embodied": sum(
-            1 for device in tally.devices.values() if not device.sensor.get("embodied_g_per_h")
+            1 for place in sums.devices if not record.sensors.get(place, {}).get("embodied_g_per_h")
         ),
         "emissions_g": None if operational_g is None else operational_g + (mid or 0.0),
         "emissions_include": ["operational"] + (["embodied (mid)"] if mid is not None else []),
@@ -92,14 +92,25 @@ def carbon_figures(record: RunRecord, totals: Totals, tally: Tally, energy: Mapp
         "unpriced_j": totals.unpriced_j if energy_j is not None else None,
         "cue_kg_per_kwh": cue_kg_per_kwh(operational_g, priced_j),
         "intensity_g_per_kwh": grams_here / priced_facility_j * J_PER_KWH if priced_facility_j > 0 else None,
-        "intensity_min_g_per_kwh": tally.intensity_min,
-        "intensity_max_g_per_kwh": tally.intensity_max,
+        "intensity_min_g_per_kwh": sums.g_per_kwh and sums.g_per_kwh[0],
+        "intensity_max_g_per_kwh": sums.g_per_kwh and sums.g_per_kwh[1],
         "sources": [
             {"zone": z, "source": s, "kind": k, "basis": b, "accounting": a, "energy_j": joules}
-            for (z, s, k, b, a), joules in sorted(tally.zones.items(), key=lambda item: -item[1])
+            for (z, s, k, b, a), joules in sorted(sums.zone_j.items(), key=lambda item: -item[1])
         ],
         "signal": dict(record.run.get("carbon") or {}),
     }
+
+
+def _embodied_ratio(record: RunRecord, sums: EntrySums) -> tuple[float, float] | None:
+    """Return low / mid and high / mid of the embodied share, weighted by device-hours; None if unknown."""
+    low = mid = high = 0.0
+    for place, sensor in record.sensors.items():
+        rate = sensor.get("embodied_g_per_h")
+        if rate:
+            hours = sums.devices[place].booked_s / S_PER_HOUR
+            low, mid, high = low + rate["low"] * hours, mid + rate["mid"] * hours, high + rate["high"] * hours
+    return (low / mid, high / mid) if mid > 0 else None
 
 
 def work_figures(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from greentrain.ledger.totals import Totals
+from greentrain.ledger.totals import EntrySums, Totals
 from greentrain.policy.action_table import ActionTable
-from greentrain.report.tally import Tally
 from greentrain.utils import quantities
 
 NAMES: Final = 3
 """Layers named as examples in a group."""
 
 
-def gear_rows(by_rank: Sequence[Totals], totals: Totals, tally: Tally, total_j: float | None) -> list[dict[str, Any]]:
+def gear_rows(
+    by_rank: Sequence[Totals], totals: Totals, sums: EntrySums, total_j: float | None
+) -> list[dict[str, Any]]:
     """Return a row for each gear that ran, the one with most energy first; none where the run had no gears.
 
     A gear has all time from the shift to it up to the shift away from it, evaluation and checkpoints included.
@@ -21,15 +22,15 @@ def gear_rows(by_rank: Sequence[Totals], totals: Totals, tally: Tally, total_j: 
 
     Args:
         by_rank: Totals of each rank.
-        totals: Of the job.
-        tally: Of the same run, for the grams.
+        totals: Totals of the job.
+        sums: Sums over the entries of all ranks, for the grams.
         total_j: Known energy of the whole run (J), or None.
     """
     rows = []
     for gear, use in totals.by_gear.items():
         seconds = max(part.by_gear[gear].seconds for part in by_rank if gear in part.by_gear)
         energy_j = use.energy_j if use.is_known else None
-        grams = tally.gears.get(gear)
+        grams = sums.gear_g.get(gear)
         row: dict[str, Any] = {
             "gear": gear,
             "energy_j": energy_j,
@@ -40,8 +41,8 @@ def gear_rows(by_rank: Sequence[Totals], totals: Totals, tally: Tally, total_j: 
             "tokens": use.tokens or None,
             "samples": use.samples or None,
             "mean_power_w": _ratio(energy_j, seconds),
-            "operational_g": grams.operational_g if grams else None,
-            "g_per_ktoken": _ratio(1000 * grams.emissions_g, grams.tokens) if grams else None,
+            "operational_g": grams["operational_g"] if grams else None,
+            "g_per_ktoken": _ratio(1000 * grams["emissions_g"], grams["tokens"]) if grams else None,
             "device_s": use.device_s,
             "missing_device_s": use.missing_s,
             "coverage": 0.0 if energy_j is None else max(1.0 - max(use.missing_s, 0.0) / (use.device_s or 1.0), 0.0),

@@ -41,7 +41,7 @@ from typing import Any, Final
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import RankRecord, RunRecord
-from greentrain.ledger.totals import Totals
+from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
 from greentrain.report import standards
 from greentrain.report.assumptions import assumptions
 from greentrain.report.estimated import estimated
@@ -50,7 +50,6 @@ from greentrain.report.gears import gear_rows, layer_figures
 from greentrain.report.plan import plan_figures
 from greentrain.report.plan_record import DECISION
 from greentrain.report.series import RunSeries, build_series
-from greentrain.report.tally import DeviceTally, Tally
 from greentrain.types import S_PER_HOUR
 from greentrain.utils.files import write_atomic
 from greentrain.utils.version import __version__
@@ -80,18 +79,22 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         series: Curves of the same run, if they exist already.
         now_unix_s: Present time (s), to tell a running process from a killed one.
     """
-    tally = Tally.of(record)
+    sums, sensors = record.sums, record.sensors
     by_rank = [rank.totals for rank in record.ranks]
     totals = Totals.of_job(by_rank)
     wall_s = max((part.duration_s for part in by_rank), default=0.0)
     series = series if series is not None else build_series(record)
     now_s = time.time() if now_unix_s is None else now_unix_s
-    energy = energy_figures(record, totals, tally)
-    carbon = carbon_figures(record, totals, tally, energy)
+    energy = energy_figures(record, totals, sums)
+    carbon = carbon_figures(record, totals, sums, energy)
     work = work_figures(wall_s, totals, energy, carbon)
-    devices = [_device(device, tally, energy["energy_j"]) for device in tally.devices.values()]
+    booked_by = _booked_by(record)
+    devices = [
+        _device(place, booked_by[place], sensors.get(place, {}), device, energy["energy_j"])
+        for place, device in sums.devices.items()
+    ]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
-    phases = _phases(totals, tally, energy["energy_j"])
+    phases = _phases(totals, sums, energy["energy_j"])
     events = _events(record)
     shifts, decisions = events["gear"], events[DECISION]
     state = _state(record, now_s)
@@ -100,23 +103,23 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "greentrain_version": __version__,
         "run": _run(record),
         "state": state,
-        "time": _time(record, tally, wall_s),
+        "time": _time(record, sums, wall_s),
         "energy": energy,
         "power": power_figures(wall_s, energy, series),
         "devices": devices,
         "phases": phases,
-        "hosts": _hosts(record, tally),
+        "hosts": _hosts(record, sums),
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
         "work": work,
-        "gears": gear_rows(by_rank, totals, tally, energy["energy_j"]),
+        "gears": gear_rows(by_rank, totals, sums, energy["energy_j"]),
         "layers": layer_figures(record.run),
         "gear_shifts": len(shifts),
         "action_table": record.run.get("action_table"),
         "plan": plan_figures(record, totals, energy=energy, carbon=carbon, devices=devices, word=state["word"]),
         "headline": {"device": _largest(devices, "name"), "phase": _largest(phases, "name")},
-        "gaps": tally.gaps,
-        "gap_count": tally.gap_count,
+        "gaps": sums.gaps,
+        "gap_count": sums.gap_count,
         "events": sorted([*events["other"][:MAX_EVENTS], *shifts[:MAX_SHIFTS], *decisions[:MAX_SHIFTS]], key=_when),
     }
     out["sci"] = standards.sci_fields(out)
@@ -183,10 +186,9 @@ def _state(record: RunRecord, now_s: float) -> dict[str, Any]:
     }
 
 
-def _time(record: RunRecord, tally: Tally, wall_s: float) -> dict[str, Any]:
+def _time(record: RunRecord, sums: EntrySums, wall_s: float) -> dict[str, Any]:
     opens = [opened["t"] for rank in record.ranks for opened in rank.opens[:1] if "t" in opened]
-    start_s = tally.t0_unix_s if tally.t0_unix_s is not None else min(opens, default=None)
-    end_s = tally.t1_unix_s if tally.t1_unix_s is not None else start_s
+    start_s, end_s = sums.span_s or (min(opens, default=None),) * 2
     return {
         "start_unix_s": start_s,
         "end_unix_s": end_s,
@@ -201,27 +203,39 @@ def _utc(unix_s: float | None) -> str | None:
     return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _device(device: DeviceTally, tally: Tally, total_j: float | None) -> dict[str, Any]:
-    sensor = device.sensor
+def _booked_by(record: RunRecord) -> dict[tuple[str, str], int]:
+    """Return the first rank that knew a device, by host and device uid."""
+    found: dict[tuple[str, str], int] = {}
+    for rank in record.ranks:
+        for uid in (*rank.sensors, *rank.sums.devices):
+            found.setdefault((rank.host, uid), rank.rank)
+    return found
+
+
+def _device(
+    place: tuple[str, str], rank: int, sensor: Mapping[str, Any], device: DeviceSums, total_j: float | None
+) -> dict[str, Any]:
+    host, uid = place
     energy_j = device.energy_j
+    by_provenance = {name: part.energy_j for name, part in device.known.items()}
     rate = sensor.get("embodied_g_per_h")
     hours = device.booked_s / S_PER_HOUR
-    provenances = [name for name, value in device.by_provenance.items() if value > 0]
+    provenances = [name for name, value in by_provenance.items() if value > 0]
     provenance = provenances[0] if len(provenances) == 1 else "mixed" if provenances else sensor.get("provenance")
     return {
-        "host": device.host,
-        "uid": device.uid,
-        "rank": device.rank,
-        "name": sensor.get("name") or device.uid,
+        "host": host,
+        "uid": uid,
+        "rank": rank,
+        "name": sensor.get("name") or uid,
         "kind": sensor.get("kind"),
         "provenance": "missing" if energy_j is None else provenance,
         "energy_j": energy_j,
-        "facility_energy_j": device.facility_j if energy_j is not None else None,
-        "by_provenance_j": dict(device.by_provenance) if energy_j is not None else {},
+        "facility_energy_j": None if energy_j is None else sum(part.facility_j for part in device.known.values()),
+        "by_provenance_j": by_provenance,
         "share": energy_j / total_j if energy_j is not None and total_j else None,
-        "operational_g": tally.device_g.get((device.host, device.uid)),
+        "operational_g": sum(part.operational_g for part in device.known.values()) or None,
         "booked_s": device.booked_s,
-        "missing_s": max(device.missing_s, 0.0),
+        "missing_s": max(device.missing_s or 0.0, 0.0),
         "coverage": device.known_s / device.booked_s if device.booked_s > 0 and energy_j is not None else 0.0,
         "mean_power_w": energy_j / device.known_s if energy_j is not None and device.known_s > 0 else None,
         "peak_power_w": device.peak_w if energy_j is not None else None,
@@ -238,7 +252,7 @@ def _device(device: DeviceTally, tally: Tally, total_j: float | None) -> dict[st
     }
 
 
-def _phases(totals: Totals, tally: Tally, total_j: float | None) -> list[dict[str, Any]]:
+def _phases(totals: Totals, sums: EntrySums, total_j: float | None) -> list[dict[str, Any]]:
     names = sorted(set(totals.phase_s) | set(totals.by_phase) | set(totals.by_phase_inclusive))
     rows = []
     for name in names:
@@ -251,21 +265,20 @@ def _phases(totals: Totals, tally: Tally, total_j: float | None) -> list[dict[st
                 "share": energy_j / total_j if energy_j is not None and total_j else None,
                 "inclusive_j": totals.by_phase_inclusive.get(name, energy_j) if total_j is not None else None,
                 "rank_seconds": seconds,
-                "operational_g": tally.phase_g.get(name),
+                "operational_g": sums.phase_g.get(name),
             }
         )
     return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
 
 
-def _hosts(record: RunRecord, tally: Tally) -> list[dict[str, Any]]:
+def _hosts(record: RunRecord, sums: EntrySums) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for rank in record.ranks:
         row = rows.setdefault(rank.host, {"host": rank.host, "energy_j": None, "ranks": []})
         row["ranks"].append(rank.rank)
-    for device in tally.devices.values():
-        if device.energy_j is not None:
-            row = rows[device.host]
-            row["energy_j"] = (row["energy_j"] or 0.0) + device.energy_j
+    for (host, _), device in sums.devices.items():
+        if (energy_j := device.energy_j) is not None:
+            rows[host]["energy_j"] = (rows[host]["energy_j"] or 0.0) + energy_j
     return list(rows.values())
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.entry import entry_from_json, entry_to_json
-from greentrain.ledger.journal import Journal, rank_path
+from greentrain.ledger.journal import Journal, entry_from_json, entry_to_json, rank_path
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import EnergyLedger, Totals
 from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance, PueSource

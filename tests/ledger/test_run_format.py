@@ -12,8 +12,7 @@ import pytest
 
 from greentrain.errors import ConfigError, NewerFormatError, RunFolderError
 from greentrain.ledger.journal import KINDS, NOTE, read_journal
-from greentrain.ledger.other_ranks import sums_of_others
-from greentrain.ledger.reader import RunRecord, read_run
+from greentrain.ledger.reader import RunRecord, read_run, sums_of_others
 from greentrain.report import write_report
 from greentrain.report.summary import summarize
 from greentrain.session.session import STATE_FORMAT, GreenSession

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from greentrain.config.schema import GreenConfig
-from greentrain.ledger.entry import entry_to_json
-from greentrain.ledger.journal import Journal, rank_path
+from greentrain.ledger.journal import Journal, entry_to_json, rank_path
 from greentrain.ledger.totals import Totals
 from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 

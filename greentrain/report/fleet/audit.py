@@ -8,6 +8,7 @@ from a change. The checksum is SHA-256 of the canonical form (RFC 8785) of the d
 Reads an audit document and checks its shape, before anything in it is believed.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -20,10 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from greentrain.errors import ConfigError
+from greentrain.errors import ConfigError, RunFolderError
+from greentrain.ledger.journal import RUN_JSON, lines_of, read_object
 from greentrain.report.fleet.canonical import EXACT, canonical
 from greentrain.report.fleet.find import Candidate, below, copies, find_runs, is_raw
-from greentrain.report.fleet.reading import RUN_JSON, Reading, read_folder
+from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow
 from greentrain.utils.version import __version__
 
@@ -64,20 +66,24 @@ class HashedFiles:
         """By name, what was read to its end."""
 
     def lines(self, path: Path) -> Iterator[bytes]:
-        """Yield the lines of a file."""
+        """Yield the lines of a file.
+
+        Raises:
+            RunFolderError: It is no regular file.
+            OSError: It cannot be read.
+        """
         left = None if self._most is None else self._most.get(path.name, 0)
         digest, size = hashlib.sha256(), 0
-        with path.open("rb") as file:
-            for line in file:
-                part = line if left is None else line[: left - size]
-                if not part:
-                    break
-                digest.update(part)
-                size += len(part)
-                yield part
+        for line in lines_of(path):
+            part = line if left is None else line[: left - size]
+            if not part:
+                break
+            digest.update(part)
+            size += len(part)
+            yield part
         self.files[path.name] = RawFile(name=path.name, size_bytes=size, sha256=digest.hexdigest())
 
-    def read(self, folder: Path) -> Reading:
+    def read(self, folder: Path) -> RunReading:
         """Read a run folder, and to their ends also the raw files that a fault in it kept from being read.
 
         Raises:
@@ -86,8 +92,9 @@ class HashedFiles:
         reading = read_folder(folder, self.lines)
         for path in sorted(folder.iterdir()):
             if is_raw(path.name) and path.name not in self.files:
-                for _ in self.lines(path):
-                    pass
+                with contextlib.suppress(RunFolderError):  # what is no regular file has no bytes to be hashed
+                    for _ in self.lines(path):
+                        pass
         return reading
 
 
@@ -192,13 +199,13 @@ def fields_of(folder: Path) -> dict[str, str] | None:
     A resumed run may add fields, so they are told apart.
     """
     try:
-        found = json.loads((folder / RUN_JSON).read_bytes())
+        found = read_object(folder / RUN_JSON)
         return {key: hashlib.sha256(canonical(value)).hexdigest() for key, value in found.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, RunFolderError, ValueError, RecursionError):
         return None
 
 
-def _run(folder: Path, name: str, reading: Reading | None, reader: HashedFiles, why: str) -> dict[str, Any]:
+def _run(folder: Path, name: str, reading: RunReading | None, reader: HashedFiles, why: str) -> dict[str, Any]:
     row = RunRow(run_id=folder.name, folder=folder, error=why) if reading is None else reading.row
     files: Sequence[RawFile] = sorted(reader.files.values(), key=lambda file: file.name)
     return {
@@ -215,7 +222,7 @@ def _exact(value: float | int | None) -> float | int | None:
     return float(value) if isinstance(value, int) and value > EXACT else value
 
 
-def _candidate(folder: str, reading: Reading) -> Candidate:
+def _candidate(folder: str, reading: RunReading) -> Candidate:
     row = reading.row
     return Candidate(
         folder=folder,

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import RunFolderError
+from greentrain.ledger.journal import RUN_JSON
 from greentrain.ledger.run_folder import ESTIMATE
-from greentrain.report.fleet.make_row import clean
-from greentrain.report.fleet.reading import RUN_JSON
+from greentrain.report.fleet.row import clean
 
 DEPTH: Final = 3
 """Folders below the root in which a run may lie."""

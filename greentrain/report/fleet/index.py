@@ -11,9 +11,8 @@ from typing import Final
 from greentrain.errors import GreenTrainWarning
 from greentrain.report.fleet import export, tables
 from greentrain.report.fleet.cache import Cache, default_path
-from greentrain.report.fleet.cells import Cells
 from greentrain.report.fleet.find import Candidate, Found, below, copies, find_runs
-from greentrain.report.fleet.reading import Reading, read_folder
+from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import NO_SELECTION, Selection, Total, run_condition, totals
 
@@ -197,7 +196,7 @@ class Index:
 def _entry(name: str, found: Found) -> tables.Entry:
     if found.error is not None:
         row = RunRow(run_id=found.folder.name, folder=found.folder, error=found.error)
-        reading = Reading(row=row, cells=Cells())
+        reading = RunReading(row=row)
     else:
         reading = read_folder(found.folder)
     return tables.Entry(folder=name, fingerprint=found.fingerprint, reading=reading)

@@ -1,35 +1,195 @@
-"""Reads one run folder in one pass: its row and its sums by day, zone, device and provenance.
+"""Reads one run folder in one pass: its sums by UTC day, zone, kind of device and provenance, and its row.
 
 The figures are those of ``greentrain report``; the whole summary is not built, as curves, phases and gaps of
 thousands of runs would take minutes.
 """
 
-import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.journal import parse_line
-from greentrain.ledger.totals import Totals
-from greentrain.report.fleet.cells import LAST_S, Cells
-from greentrain.report.fleet.make_row import MOST_INT, WRONG_DATA, RankFacts, clean, make_row
-from greentrain.report.fleet.row import RunRow
-from greentrain.types import Provenance
+from greentrain.ledger.journal import RUN_JSON, WRONG_DATA, check_format, lines_of, object_of
+from greentrain.ledger.reader import RankBooks, read_books, read_ranks
+from greentrain.ledger.totals import MISSING, EnergyPart, EntrySums, Totals
+from greentrain.report.fleet.row import MOST_INT, RunRow, clean, make_row
+from greentrain.types import FORMAT_VERSION
 
-RUN_JSON: Final = "run.json"
 Lines = Callable[[Path], Iterable[bytes]]
 """Opens a file and yields its lines."""
+DAY_S: Final = 86_400
+"""Seconds of a UTC day; Unix time knows no leap second (POSIX.1-2024, 4.19)."""
+_DAYS: Final = (-719_162, 2_932_896)
+"""Years 1 to 9999, as the calendar of Python has them (datetime, MINYEAR and MAXYEAR)."""
+LAST_S: Final = _DAYS[1] * DAY_S
+"""End of that calendar (s since the epoch, UTC)."""
+_MOST_DAYS: Final = 36_525
+"""An interval of the ledger, 10 s as a rule, cannot be a century."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellKey:
+    """Where a sum belongs. None: nobody tells, as for parts of a run whose journals are in no folder."""
+
+    day: int | None
+    """Days since 1970-01-01 (UTC)."""
+    zone: str | None
+    kind: str | None
+    """Of device, as ``gpu``."""
+    provenance: str
+    """``measured`` or ``modelled``; ``missing`` has seconds and no joules."""
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkDone:
+    """What was done on one UTC day in one zone."""
+
+    rank_s: float = 0.0
+    tokens: int = 0
+    samples: int = 0
+
+
+class RunCells:
+    """All sums of one run: what totals by month, zone or device are made of."""
+
+    def __init__(self) -> None:
+        self.cells: dict[CellKey, EnergyPart] = {}
+        self.work: dict[tuple[int | None, str | None], WorkDone] = {}
+
+    def add(self, books: RankBooks) -> None:
+        """Add a rank whose entries were split ``by_day_and_zone``."""
+        for (day, zone), sums in books.groups.items():
+            self._add(day, zone, sums, books.sensors)
+            work = self._work((day, zone))
+            work.rank_s += sums.duration_s
+            work.tokens += sums.tokens
+            work.samples += sums.samples
+
+    def _add(self, day: int, zone: str | None, sums: EntrySums, sensors: Mapping[str, Mapping[str, Any]]) -> None:
+        for uid, device in sums.devices.items():
+            kind = str(sensors[uid]["kind"]) if uid in sensors else None
+            for provenance, part in device.parts.items():
+                self._cell(CellKey(day, zone, kind, provenance)).merge(part)
+            if device.missing_s is not None:
+                self._cell(CellKey(day, zone, kind, MISSING)).missing_s += device.missing_s
+        if sums.embodied_of_none_g is not None:
+            cell = self._cell(CellKey(day, zone, None, MISSING))
+            cell.embodied_g, cell.embodied = cell.embodied_g + sums.embodied_of_none_g, True
+
+    def carry(self, carried: Totals, pue: float) -> None:
+        """Book an earlier part of the run, of which only totals are known: its day, zone and devices are not.
+
+        Args:
+            carried: The totals of that part.
+            pue: The PUE for totals that do not tell their facility energy.
+        """
+        facility_j = carried.facility_j if carried.facility_j >= carried.energy_j else carried.energy_j * pue
+        known_j = sum(carried.by_provenance.values())
+        missing_s = sum(carried.missing_s.values())
+        known_s = carried.device_s - missing_s
+        for provenance, energy_j in carried.by_provenance.items():
+            share = energy_j / known_j if known_j else 1.0 / len(carried.by_provenance)
+            cell = self._cell(CellKey(None, None, None, provenance))
+            cell.energy_j += energy_j
+            cell.known_s += known_s * share
+            cell.facility_j += facility_j * share
+            cell.unpriced_j += carried.unpriced_j * share
+            cell.operational_g += carried.operational_g * share
+            cell.embodied_g += carried.embodied_g * share
+            cell.embodied = cell.embodied or carried.embodied_g > 0
+            cell.priced = cell.priced or carried.energy_j > carried.unpriced_j
+        if carried.embodied_g > 0 and not carried.by_provenance:
+            cell = self._cell(CellKey(None, None, None, MISSING))
+            cell.embodied_g, cell.embodied = cell.embodied_g + carried.embodied_g, True
+        if missing_s:
+            self._cell(CellKey(None, None, None, MISSING)).missing_s += missing_s
+        work = self._work((None, None))
+        work.rank_s += carried.duration_s
+        work.tokens += carried.tokens
+        work.samples += carried.samples
+
+    def by_provenance(self) -> dict[str, EnergyPart]:
+        """Return the sums of the whole run by provenance."""
+        out: dict[str, EnergyPart] = {}
+        for key, cell in self.cells.items():
+            out.setdefault(key.provenance, EnergyPart()).merge(cell)
+        return out
+
+    def _cell(self, key: CellKey) -> EnergyPart:
+        return self.cells.setdefault(key, EnergyPart())
+
+    def _work(self, key: tuple[int | None, str | None]) -> WorkDone:
+        return self.work.setdefault(key, WorkDone())
+
+
+def by_day_and_zone(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str | None], Mapping[str, Any]]]:
+    """Yield an entry with its UTC day and zone; of one over midnight, the parts by the time on each side of it.
+
+    Steps and gears, which are whole, stay with the first part, and tokens and samples are rounded so that they add up.
+
+    Args:
+        entry: The record as the journal has it.
+
+    Raises:
+        ValueError: Its interval is in no calendar, or longer than a century.
+    """
+    zone = entry["carbon"]["zone"] or None
+    days = list(_days(entry["t0"], entry["t1"]))
+    if len(days) == 1:
+        yield (days[0][0], zone), entry
+        return
+    span_s, whole = entry["t1"] - entry["t0"], {name: entry[name] for name in ("tokens", "samples")}
+    upto, told = 0.0, dict.fromkeys(whole, 0)
+    for place, (day, share) in enumerate(days):
+        t0_s = entry["t0"] + span_s * upto
+        upto = 1.0 if place == len(days) - 1 else min(upto + share, 1.0)
+        counts = {name: round(upto * count) - told[name] for name, count in whole.items()}
+        told = {name: told[name] + count for name, count in counts.items()}
+        part = {
+            **entry,
+            **counts,
+            "t0": t0_s,
+            "t1": t0_s + span_s * share,
+            "devices": {
+                uid: {**device, "j": device["j"] * share, "missing_s": device["missing_s"] * share, "phases": {}}
+                for uid, device in entry["devices"].items()
+            },
+            "phase_s": {},
+            "phase_incl_j": {},
+            **{name: None if entry[name] is None else entry[name] * share for name in ("op_g", "emb_g")},
+        }
+        yield (day, zone), part if place == 0 else {**part, "steps": 0, "gears": {}}
+
+
+def _days(t0_unix_s: float, t1_unix_s: float) -> Iterator[tuple[int, float]]:
+    """Yield the UTC days of an interval with its share on each; the shares add up to 1.
+
+    Raises:
+        ValueError: It is in no calendar, or longer than a century.
+    """
+    first, last = int(t0_unix_s // DAY_S), int(t1_unix_s // DAY_S)
+    if not _DAYS[0] <= first <= last + 1 <= _DAYS[1] or last - first > _MOST_DAYS:
+        raise ValueError(f"an interval from {t0_unix_s:g} to {t1_unix_s:g} s after 1970-01-01 cannot be")
+    if t1_unix_s <= t0_unix_s or last == first or t1_unix_s == last * DAY_S == (first + 1) * DAY_S:
+        yield first, 1.0
+        return
+    begin_s, span_s = t0_unix_s, t1_unix_s - t0_unix_s
+    for day in range(first, last + 1):
+        end_s = min((day + 1) * DAY_S, t1_unix_s)
+        if end_s > begin_s:
+            yield day, (end_s - begin_s) / span_s
+        begin_s = end_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class RunReading:
     """A run folder, read."""
 
     row: RunRow
-    cells: Cells
+    cells: RunCells = field(default_factory=RunCells)
     market_g_per_kwh: float | None = None
     ranks: frozenset[int] = frozenset()
     starts: frozenset[str] = frozenset()
@@ -38,108 +198,62 @@ class Reading:
     """It went on from a checkpoint, the journals before which are not here."""
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file.
-
-    Raises:
-        RunFolderError: It is a pipe or another thing that may never end.
-        OSError: It cannot be read.
-    """
-    if not path.is_file() and path.exists():
-        raise RunFolderError(f"{path.name} is no regular file")
-    with path.open("rb") as file:
-        yield from file
-
-
-def read_folder(folder: Path, lines: Lines = lines_of) -> Reading:
+def read_folder(folder: Path, lines: Lines = lines_of) -> RunReading:
     """Read a run folder. What is wrong with it stands in ``row.error``; nothing is raised.
 
     Args:
         folder: The folder.
-        lines: Opens run.json and the journals.
+        lines: Opens run.json and the journals, and yields their lines.
     """
     run: Mapping[str, Any] = {}
     try:
-        run = _run_json(folder, lines)
+        path = folder / RUN_JSON
+        if path.exists():
+            run = object_of(b"".join(lines(path)), path)
+            check_format(run.get("format", FORMAT_VERSION), path)
         return _read(folder, run, lines)
     except RunFolderError as error:
-        text = str(error)
+        text = str(error).replace(f"{folder}{os.sep}", "").removeprefix(f"{folder}: ").removeprefix(f"{folder} ")
     except OSError as error:
         text = f"{Path(str(error.filename or folder)).name} cannot be read: {error.strerror or error}"
     except WRONG_DATA as error:
         text = f"a record makes no sense: {type(error).__name__}: {error}"
     run_id = run.get("run_id")
     name = run_id if isinstance(run_id, str) and run_id else folder.name
-    return Reading(row=RunRow(run_id=clean(name), folder=folder, error=clean(text)[:500]), cells=Cells())
+    return RunReading(row=RunRow(run_id=clean(name), folder=folder, error=clean(text)[:500]))
 
 
-def _run_json(folder: Path, lines: Lines) -> Mapping[str, Any]:
-    path = folder / RUN_JSON
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(b"".join(lines(path)))
-    except (ValueError, RecursionError) as error:
-        raise RunFolderError(f"{RUN_JSON} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise RunFolderError(f"{RUN_JSON} holds a {type(found).__name__}, not an object")
-    return found
-
-
-def _read(folder: Path, run: Mapping[str, Any], lines: Lines) -> Reading:
-    paths = sorted(folder.glob("rank-*.jsonl"))
-    if not paths:
+def _read(folder: Path, run: Mapping[str, Any], lines: Lines) -> RunReading:
+    if not any(folder.glob("rank-*.jsonl")):
         raise RunFolderError("there is no rank-*.jsonl file; the run died before it booked anything, or was not copied")
-    cells = Cells()
-    ranks: dict[int, RankFacts] = {}
-    for path in paths:
-        rank = RankFacts()
-        for line in lines(path):
-            record = parse_line(line, short=True)  # step groups are in no sum
-            if record is None:
-                continue
-            try:
-                rank.take(record, cells)
-            except RunFolderError as error:
-                raise RunFolderError(f"{path.name} has {error}") from error
-        if rank.opens:
-            number = int(rank.opens[0]["rank"])
-            if number in ranks:
-                raise RunFolderError(f"{path.name} is a second file of rank {number}; move it out of the folder")
-            ranks[number] = rank
-    if not ranks:
-        raise RunFolderError("no rank file has a complete line; the run died before it booked anything")
-    run_id = _same_run(run, ranks)
-    for rank in ranks.values():
-        rank.carry(cells, _mean_pue(cells, run))
+    ranks = read_ranks(folder, run, lambda path: read_books(path, RankBooks(by_day_and_zone), lines))
+    cells = RunCells()
+    for books in ranks.values():
+        cells.add(books)
+    for books in ranks.values():
+        if books.carried != Totals():
+            cells.carry(books.carried, _mean_pue(cells, run))
     _check_figures(cells)
     market = ((run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
     market = None if market is None else float(market)
-    row = make_row(folder, run, run_id, list(ranks.values()), cells, market)
+    by_zone: dict[str, float] = {}
+    for key, cell in cells.cells.items():
+        if key.zone is not None:
+            by_zone[key.zone] = by_zone.get(key.zone, 0.0) + cell.energy_j
+    zone = max(by_zone, key=lambda zone: by_zone[zone], default=None)
+    row = make_row(folder, run, list(ranks.values()), cells.by_provenance(), zone=zone, market_g_per_kwh=market)
     _check_row(row)
-    return Reading(
+    return RunReading(
         row=row,
         cells=cells,
         market_g_per_kwh=market,
-        ranks=frozenset(ranks),
+        ranks=frozenset(map(int, ranks)),
         starts=frozenset(f"{n}@{opened['t']}" for n, rank in ranks.items() for opened in rank.opens if "t" in opened),
         carried=any(rank.carried != Totals() for rank in ranks.values()),
     )
 
 
-def _same_run(run: Mapping[str, Any], ranks: Mapping[int, RankFacts]) -> str:
-    expected = run.get("run_id") or next(iter(ranks.values())).opens[0]["run_id"]
-    for number, rank in ranks.items():
-        for opened in rank.opens:
-            if opened["run_id"] != expected:
-                raise RunFolderError(
-                    f"the file of rank {number} belongs to run {opened['run_id']!r}, the folder to {expected!r}; move"
-                    " it to its own folder"
-                )
-    return clean(expected)
-
-
-def _mean_pue(cells: Cells, run: Mapping[str, Any]) -> float:
+def _mean_pue(cells: RunCells, run: Mapping[str, Any]) -> float:
     energy_j = sum(cell.energy_j for cell in cells.cells.values())
     if energy_j > 0:
         return sum(cell.facility_j for cell in cells.cells.values()) / energy_j
@@ -159,18 +273,15 @@ def _check_row(row: RunRow) -> None:
             raise RunFolderError(f"its {item.name} is {value:g}, which cannot be")
 
 
-def _check_figures(cells: Cells) -> None:
+def _check_figures(cells: RunCells) -> None:
     """Refuse what a table cannot hold, before one run's figures spoil the totals of all.
 
     Raises:
         RunFolderError: A figure is not finite, or absurdly large.
     """
-    for key, cell in cells.cells.items():
-        figures = (cell.energy_j, cell.facility_j, cell.unpriced_j, cell.device_s, cell.missing_s)
-        if not all(map(math.isfinite, (*figures, cell.operational_g, cell.embodied_g))):
+    for cell in cells.cells.values():
+        if not all(math.isfinite(getattr(cell, item.name)) for item in fields(cell)):
             raise RunFolderError("a figure of its ledger is not finite")
-        if key.provenance not in (*Provenance,):
-            raise RunFolderError(f"its ledger has the provenance {key.provenance!r}, which nobody knows")
     for work in cells.work.values():
         if not math.isfinite(work.rank_s) or max(work.tokens, work.samples) >= MOST_INT:
             raise RunFolderError("a count of its ledger is absurdly large")

@@ -1,10 +1,18 @@
-"""One run among many: what a table of runs shows of it."""
+"""One run among many: what a table of runs shows of it, and how that follows from its journals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
-from greentrain.report.summary import ALIVE_S
+from greentrain.errors import RunFolderError
+from greentrain.ledger.journal import WRONG_DATA
+from greentrain.ledger.reader import RankBooks, read_run
+from greentrain.ledger.totals import MISSING, EnergyPart, Totals
+from greentrain.report import MOST_ENTRIES
+from greentrain.report.estimated import estimated
+from greentrain.report.summary import ALIVE_S, summarize
+from greentrain.types import kwh_from_j
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +101,159 @@ class RunRow:
             return self.reason
         last_unix_s = max(self.end_unix_s or 0.0, self.created_unix_s or 0.0)
         return "running" if now_unix_s - last_unix_s < ALIVE_S else "killed"
+
+
+MOST_INT: Final = 2**53
+"""Figures are below it: a thousand runs with the largest still add up in a table's 64 bits."""
+_FRAMEWORKS: Final = ("torch", "lightning", "accelerate", "transformers", "deepspeed")
+_BEFORE_UNKNOWN: Final = ("exception", "sigterm")
+"""Ends that say more than that another rank has none; in this order, as in ``summarize``."""
+
+
+def make_row(
+    folder: Path,
+    run: Mapping[str, Any],
+    ranks: Sequence[RankBooks],
+    parts: Mapping[str, EnergyPart],
+    *,
+    zone: str | None,
+    market_g_per_kwh: float | None,
+) -> RunRow:
+    """Return the row of a run.
+
+    Args:
+        folder: The run's folder.
+        run: Content of run.json.
+        ranks: What the journals say.
+        parts: Sums of all ranks by provenance, earlier parts of the run included.
+        zone: The zone of most of the energy; None where no entry names one.
+        market_g_per_kwh: Contracted factor (g/kWh), None without one.
+
+    Raises:
+        RunFolderError: A count is absurdly large.
+    """
+    by_rank = [rank.carried + rank.sums.totals() for rank in ranks]
+    whole, known = EnergyPart(), EnergyPart()
+    for provenance, part in parts.items():
+        whole.merge(part)
+        if provenance != MISSING:
+            known.merge(part)
+    is_known = bool(parts.keys() - {MISSING})
+    energy_j = known.energy_j if is_known else None
+    measured_j, modelled_j = (
+        parts[name].energy_j if name in parts else 0.0 if is_known else None for name in ("measured", "modelled")
+    )
+    operational_g = known.operational_g if is_known and (known.priced or energy_j == 0) else None
+    embodied_g = whole.embodied_g if whole.embodied else None
+    run_id = clean(run.get("run_id") or ranks[0].opens[0]["run_id"])
+    tags = {clean(key): clean(value) for key, value in dict(run.get("tags") or {}).items()}
+    tokens = sum(totals.tokens for totals in by_rank) or None
+    samples = sum(totals.samples for totals in by_rank) or None
+    wall_s = max(totals.duration_s for totals in by_rank) or None
+    steps = max(totals.steps for totals in by_rank) or None
+    if steps is not None and steps >= MOST_INT:
+        raise RunFolderError("a count of its ledger is absurdly large")
+    total_g = None if operational_g is None else operational_g + (embodied_g or 0.0)
+    packages, world_size = dict(run.get("packages") or {}), run.get("world_size") or ranks[0].opens[0].get("world_size")
+    config = run.get("config") or {}
+    names = [str(sensor["name"]) for rank in ranks for sensor in rank.sensors.values()]
+    ends = [rank.sums.span_s[1] for rank in ranks if rank.sums.span_s is not None]
+    reasons = [None if rank.close is None else str(rank.close.get("reason") or "finished") for rank in ranks]
+    starts = [float(opened["t"]) for rank in ranks for opened in rank.opens[:1] if "t" in opened]
+    created_s = run.get("created_unix_s")
+    return RunRow(
+        run_id=run_id,
+        folder=folder,
+        name=clean(run.get("name") or run_id),
+        project=tags.get("project"),
+        user=tags.get("user"),
+        tags=tags,
+        zone=clean_or_none(zone or (run.get("carbon") or {}).get("zone")),
+        signal=clean_or_none((run.get("carbon") or {}).get("signal")),
+        created_unix_s=min(starts, default=None) if created_s is None else float(created_s),
+        end_unix_s=max(ends, default=None),
+        wall_s=wall_s,
+        reason=_reason(reasons),
+        world_size=None if world_size is None else int(world_size),
+        missing_ranks=max(int(world_size or 0) - len(ranks), 0),
+        devices=tuple(dict.fromkeys(map(clean, names))),
+        frameworks=tuple(f"{name} {clean(packages[name])}" for name in _FRAMEWORKS if name in packages),
+        steps=steps,
+        tokens=tokens,
+        samples=samples,
+        energy_j=energy_j,
+        measured_j=measured_j,
+        modelled_j=modelled_j,
+        missing_s=max(whole.missing_s, 0.0),
+        device_s=known.known_s,
+        facility_j=known.facility_j if is_known else None,
+        unpriced_j=known.unpriced_j if is_known else None,
+        operational_g=operational_g,
+        market_g=market_g_per_kwh * kwh_from_j(known.facility_j) if market_g_per_kwh is not None and is_known else None,
+        embodied_g=embodied_g,
+        total_g=total_g,
+        saved_g=_saved_g(folder) if run.get("plan") else None,
+        g_per_token=_ratio(total_g, tokens),
+        j_per_token=_ratio(energy_j, tokens),
+        tokens_per_s=_ratio(tokens, wall_s),
+        gears=_gear_shares(by_rank),
+        policy=clean_or_none((config.get("policy") or {}).get("name")),
+        estimate_ratio=_estimate_ratio(folder, tokens, wall_s, energy_j, operational_g),
+        greentrain_version=clean_or_none(run.get("greentrain_version")),
+    )
+
+
+def _reason(reasons: list[str | None]) -> str | None:
+    for word in _BEFORE_UNKNOWN:
+        if word in reasons:
+            return word
+    if None in reasons:
+        return None
+    return next((clean(word) for word in reasons if word != "finished"), "finished")
+
+
+def _gear_shares(ranks: Sequence[Totals]) -> dict[str, float]:
+    steps = {clean(gear): use.steps for gear, use in Totals.of_job(ranks).by_gear.items()}
+    whole = sum(steps.values())
+    return {gear: count / whole for gear, count in steps.items()} if whole > 0 else {}
+
+
+def _saved_g(folder: Path) -> float | None:
+    try:
+        plan = summarize(read_run(folder, most=MOST_ENTRIES))["plan"]
+    except (RunFolderError, *WRONG_DATA):
+        return None  # the books are whole; only the plan's own records are not
+    if plan is None or plan["saving_vs_static"] is None:
+        return None
+    return float(plan["static_g"] - plan["actual_g"])
+
+
+def _estimate_ratio(
+    folder: Path, tokens: int | None, wall_s: float | None, energy_j: float | None, operational_g: float | None
+) -> float | None:
+    found = estimated(
+        folder,
+        {
+            "run": {},
+            "work": {"tokens": tokens},
+            "time": {"wall_s": wall_s},
+            "energy": {"energy_j": energy_j},
+            "carbon": {"operational_location_g": operational_g},
+        },
+    )
+    figure = None if found is None else found["figures"]["energy_j"]
+    return None if figure is None else figure["ratio"]
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def clean(value: object) -> str:
+    """Return text that UTF-8 can hold: JSON can escape halves of a character."""
+    return str(value).encode("utf-8", "replace").decode("utf-8")
+
+
+def clean_or_none(value: object) -> str | None:
+    """Return the same, or None for nothing."""
+    return clean(value) if value else None

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.report.fleet.reading import Reading
+from greentrain.report.fleet.reading import RunReading
 from greentrain.report.fleet.row import RunRow
-from greentrain.types import Provenance
+from greentrain.types import Provenance, kwh_from_j
 from greentrain.utils.imports import try_import
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Entry:
     folder: str
     """Relative to the root."""
     fingerprint: str
-    reading: Reading
+    reading: RunReading
 
 
 def insert(connection: "DuckDBPyConnection", entries: Iterable[Entry]) -> None:
@@ -144,10 +144,10 @@ def _cells(entry: Entry) -> list[tuple[Any, ...]]:
                 cell.energy_j if known else None,
                 cell.facility_j if known else None,
                 cell.unpriced_j if known else None,
-                cell.device_s,
+                cell.known_s,
                 cell.missing_s,
                 cell.operational_g if cell.priced else None,
-                cell.market_g(market) if known else None,
+                market * kwh_from_j(cell.facility_j) if known and market is not None else None,
                 cell.embodied_g if cell.embodied else None,
             )
         )  # fmt: skip

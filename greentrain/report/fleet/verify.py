@@ -9,10 +9,11 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from greentrain.errors import RunFolderError
+from greentrain.ledger.journal import RUN_JSON, open_regular
 from greentrain.report.fleet.audit import FIGURES, HashedFiles, add_up, checksum, fields_of, figures, signature
 from greentrain.report.fleet.find import below, find_runs, is_raw
-from greentrain.report.fleet.make_row import clean
-from greentrain.report.fleet.reading import RUN_JSON
+from greentrain.report.fleet.row import clean
 
 _EQUAL: Final = 1e-9
 """Relative: sums of doubles in another order, by another version, differ by less."""
@@ -141,6 +142,8 @@ def _of_journal(file: Mapping[str, Any], path: Path) -> tuple[Kind, str] | None:
         return Kind.DIFFERS, "the file is gone"
     except OSError as error:
         return Kind.DIFFERS, f"the file cannot be read: {error.strerror or error}"
+    except RunFolderError:
+        return Kind.DIFFERS, "it is no regular file any more"
     if size < file["size_bytes"]:
         return Kind.DIFFERS, f"the file is {file['size_bytes'] - size} bytes shorter"
     if digest != file["sha256"]:
@@ -166,7 +169,7 @@ def _of_run_json(file: Mapping[str, Any], folder: Path, fields: Mapping[str, str
 def _hash(path: Path, most_bytes: int) -> tuple[int, str]:
     """Return the size of a file, and the SHA-256 of its first bytes."""
     digest, left = hashlib.sha256(), most_bytes
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while left > 0 and (part := file.read(min(left, _CHUNK))):
             digest.update(part)
             left -= len(part)

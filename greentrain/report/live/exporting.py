@@ -3,16 +3,15 @@
 What shows snapshots somewhere.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
 
 from greentrain.config.schema import ExportConfig, PrometheusConfig
+from greentrain.errors import RunFolderError
 from greentrain.ledger.active_run import ActiveRun
-from greentrain.ledger.journal import rank_path
-from greentrain.report.live.journal_tail import JournalTail
+from greentrain.ledger.journal import RUN_JSON, JournalTail, rank_path, read_object
 from greentrain.report.live.rank_state import RankState
 from greentrain.report.live.saved import Saved, saved_so_far
 from greentrain.report.live.snapshot import Caps, Snapshot, snapshot_of
@@ -120,14 +119,13 @@ class RunJson:
 
     def read(self, folder: Path) -> Mapping[str, Any]:
         """Return its content; empty where it cannot be read."""
-        path = folder / "run.json"
+        path = folder / RUN_JSON
         try:
             stat = path.stat()
             seen = (stat.st_mtime_ns, stat.st_ino)
             if seen != self._seen:
-                found = json.loads(path.read_text(encoding="utf-8"))
-                self._facts, self._seen = found if isinstance(found, dict) else {}, seen
-        except (OSError, ValueError):
+                self._facts, self._seen = read_object(path), seen
+        except (OSError, RunFolderError):
             pass
         return self._facts
 

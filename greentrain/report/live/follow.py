@@ -11,9 +11,8 @@ from typing import Any, Final
 import psutil
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.journal import check_format
+from greentrain.ledger.journal import WRONG_DATA, JournalTail, check_format
 from greentrain.report.live.exporting import RunJson
-from greentrain.report.live.journal_tail import JournalTail
 from greentrain.report.live.rank_state import RankState, rate_per_s
 from greentrain.report.live.saved import Saved, saved_so_far
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot, snapshot_of
@@ -152,7 +151,7 @@ class RunFollow:
                 check_format(rank.opened.get("format"), path)
         try:
             return _finite(self._shown(run))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+        except WRONG_DATA as error:
             raise RunFolderError(
                 f"{self.folder} holds a run.json or a record that makes no sense ({error!r}): it was damaged, or"
                 " changed by hand"
@@ -191,7 +190,7 @@ class RunFollow:
             status=status,
             over=status not in (RUNNING, SILENT, AWAY),
             t_unix_s=now_s,
-            duration_s=max(state.duration_s for state in states),
+            duration_s=max(state.totals.duration_s for state in states),
             world_size=world,
             ranks=ranks,
             energy_j=_sums([shot.energy_j for shot in shots]),

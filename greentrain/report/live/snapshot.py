@@ -171,7 +171,7 @@ def snapshot_of(
     assert rank.opened is not None
     config: Mapping[str, Any] = run.get("config") or {}
     market = (config.get("carbon") or {}).get("market_g_per_kwh")
-    carbon = rank.carbon or {}
+    carbon, totals = rank.carbon or {}, rank.totals
     return Snapshot(
         run_id=str(rank.opened["run_id"]),
         name=str(run.get("name") or ""),
@@ -180,15 +180,15 @@ def snapshot_of(
         host=str(rank.opened["host"]),
         t_unix_s=t_unix_s,
         booked_unix_s=rank.booked_unix_s,
-        duration_s=rank.duration_s,
+        duration_s=totals.duration_s,
         devices=list(_devices(rank, rank.power_w if power_w is None else power_w, caps)),
         operational_g=rank.operational_g,
-        market_g=None if market is None or rank.total_j is None else rank.facility_j / J_PER_KWH * market,
+        market_g=None if market is None or not rank.energy_j else totals.facility_j / J_PER_KWH * market,
         embodied_g=rank.embodied_g,
-        unpriced_j=rank.unpriced_j,
-        steps=rank.steps,
-        tokens=rank.tokens,
-        samples=rank.samples,
+        unpriced_j=totals.unpriced_j,
+        steps=totals.steps,
+        tokens=totals.tokens,
+        samples=totals.samples,
         g_per_kwh=carbon.get("g_per_kwh"),
         zone=carbon.get("zone"),
         kind=carbon.get("kind"),
@@ -205,13 +205,13 @@ def snapshot_of(
 
 def _devices(rank: RankState, power_w: Mapping[str, float], caps: Caps | None) -> list[DeviceNow]:
     """Return the devices, those of earlier parts of the run after those of now."""
-    booked = set(rank.energy_j)
-    keys = [(uid, str(sensor["provenance"])) for uid, sensor in rank.sensors.items()]
-    keys += sorted(booked - set(keys))
-    keys += [(uid, "missing") for uid in sorted(set(rank.missing_s) - {uid for uid, _ in keys})]
+    energy_j, missing_s, sensors = rank.energy_j, rank.totals.missing_s, rank.books.sensors
+    keys = [(uid, str(sensor["provenance"])) for uid, sensor in sensors.items()]
+    keys += sorted(set(energy_j) - set(keys))
+    keys += [(uid, "missing") for uid in sorted(set(missing_s) - {uid for uid, _ in keys})]
     out, told = [], set()
     for uid, provenance in keys:
-        sensor = rank.sensors.get(uid, {})
+        sensor = sensors.get(uid, {})
         share = limit_w = None
         first, now = uid not in told, provenance == str(sensor.get("provenance"))
         told.add(uid)
@@ -224,9 +224,9 @@ def _devices(rank: RankState, power_w: Mapping[str, float], caps: Caps | None) -
                 name=str(sensor.get("name", "")),
                 kind=str(sensor.get("kind", "unknown")),
                 provenance=provenance,
-                energy_j=rank.energy_j.get((uid, provenance)),
+                energy_j=energy_j.get((uid, provenance)),
                 power_w=power_w.get(uid) if now and provenance != "missing" else None,
-                missing_s=rank.missing_s.get(uid, 0.0) if first else 0.0,
+                missing_s=missing_s.get(uid, 0.0) if first else 0.0,
                 limit_share=share,
                 limit_w=limit_w,
             )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import RunFolderError
+from greentrain.ledger.journal import WRONG_DATA
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.report import MOST_ENTRIES
 from greentrain.report.fleet.find import is_raw
-from greentrain.report.fleet.make_row import WRONG_DATA
 from greentrain.report.html import render_html
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize

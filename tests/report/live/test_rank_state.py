@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the extra 'export' is not installed")
 
+from greentrain.ledger.journal import JournalTail
 from greentrain.ledger.reader import read_run
 from greentrain.report.live.exporting import RunJson
-from greentrain.report.live.journal_tail import JournalTail
 from greentrain.report.live.rank_state import RankState
 from greentrain.report.live.saved import saved_so_far
 from greentrain.report.live.snapshot import snapshot_of
@@ -66,17 +66,18 @@ def test_it_says_what_the_books_say(twice: Path, piece: int | None) -> None:
         name: sum(j for (_, own), j in state.energy_j.items() if own == name) for name in totals.by_provenance
     }
     assert by_provenance == pytest.approx(dict(totals.by_provenance))
-    assert state.missing_s == pytest.approx(dict(totals.missing_s))
+    assert state.totals.missing_s == pytest.approx(dict(totals.missing_s))
     assert (state.operational_g, state.embodied_g) == pytest.approx((totals.operational_g, totals.embodied_g))
-    assert (state.steps, state.tokens, state.samples) == (4, 40, 4)
-    assert state.duration_s == pytest.approx(totals.duration_s) and state.facility_j == pytest.approx(totals.facility_j)
+    assert (state.totals.steps, state.totals.tokens, state.totals.samples) == (4, 40, 4)
+    assert state.totals.duration_s == pytest.approx(totals.duration_s) and state.totals.facility_j == pytest.approx(
+        totals.facility_j
+    )
     assert state.gear == "fp8" and state.close is not None and len(state.opens) == 2
     assert sum(entry.energy_j for entry in state.record().entries) == pytest.approx(totals.energy_j)
     assert len(state.record().entries) <= 3, "an hour of a process is one line"
 
 
-def test_a_long_journal_is_read_in_parts(twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greentrain.report.live.journal_tail.CHUNK_BYTES", 512)
+def test_a_long_journal_is_read_in_parts(twice: Path) -> None:
     path, state = twice / "rank-00000.jsonl", RankState()
     tail, looks = JournalTail(path), 0
     while tail.behind:
@@ -105,13 +106,15 @@ def test_a_look_at_what_has_not_grown_reads_nothing(twice: Path, tmp_path: Path)
 def test_a_damaged_record_counts_nothing(record: dict[str, Any]) -> None:
     state = RankState()
     state.add(record)
-    assert state.total_j is None and state.duration_s == 0 and state.steps == 0
+    assert state.total_j is None and state.totals.duration_s == 0 and state.totals.steps == 0
 
 
-DEVICE = {"j": 5.0, "prov": "measured", "missing_s": 0.0}
+DEVICE = {"j": 5.0, "prov": "measured", "missing_s": 0.0, "phases": {}}
+CARBON = {"g_per_kwh": 1.0, "zone": "x", "kind": "actual", "basis": "average", "accounting": "", "source": ""}
 ENTRY = {
     "kind": "entry", "t0": 0.0, "t1": 10.0, "steps": 1, "tokens": 1, "samples": 0, "pue": 1.0, "op_g": 1.0,
-    "emb_g": 1.0, "devices": {"a": DEVICE, "b": DEVICE}, "carbon": {"g_per_kwh": 1.0, "zone": "x"},
+    "emb_g": 1.0, "devices": {"a": DEVICE, "b": DEVICE}, "carbon": CARBON,
+    "phase_s": {}, "phase_incl_j": {},
 }  # fmt: skip
 
 
@@ -130,7 +133,13 @@ ENTRY = {
 def test_of_a_damaged_entry_no_part_counts(damage: dict[str, Any]) -> None:
     state = RankState()
     state.add({**ENTRY, **damage})
-    assert (state.total_j, state.duration_s, state.steps, state.tokens, state.operational_g) == (None, 0, 0, 0, None)
+    assert (state.total_j, state.totals.duration_s, state.totals.steps, state.totals.tokens, state.operational_g) == (
+        None,
+        0,
+        0,
+        0,
+        None,
+    )
     assert (state.booked_unix_s, state.embodied_g, list(state.recent)) == (None, None, [])
     state.add(ENTRY)
     assert state.total_j == 10.0 and state.embodied_g == 1.0
@@ -158,7 +167,7 @@ def test_a_device_whose_reading_changes_its_kind_has_two_parts(twice: Path, tmp_
     parts = {device.provenance: device for device in shot.devices if device.uid == "GPU-a"}
     assert parts.keys() == {"measured", "modelled"} and sum(d.energy_j or 0 for d in parts.values()) > 0
     assert [d.power_w for d in parts.values()].count(3.0) == 1, "it draws once"
-    assert shot.missing_s == pytest.approx(sum(state.missing_s.values()))
+    assert shot.missing_s == pytest.approx(sum(state.totals.missing_s.values()))
 
 
 def test_saved_grams_are_those_of_the_report(tmp_path: Path) -> None:
@@ -183,6 +192,6 @@ def test_saved_grams_are_those_of_the_report(tmp_path: Path) -> None:
     assert saved_so_far({}, live) is None
     unknown = json.loads(json.dumps({**facts, "plan": {**facts["plan"], "hourly_g_per_kwh": [None] * 2}}))
     blind = followed(folder / "rank-00000.jsonl")
-    for span in blind._spans:
+    for span in blind._hours:
         span.priced = False
     assert saved_so_far(unknown, blind) is None, "an hour that nobody knows is not 0 g"

@@ -18,7 +18,7 @@ from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.index import Index
-from greentrain.report.fleet.reading import Reading, read_folder
+from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.ui.documents import report_of
 from greentrain.report.ui.server import Listening, Server
@@ -366,7 +366,7 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
 
 
 def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(folder: Path) -> Reading:
+    def slow(folder: Path) -> RunReading:
         time.sleep(0.1)
         return read_folder(folder)
 
@@ -383,7 +383,7 @@ def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch
 def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answered = threading.Event(), threading.Event()
 
-    def stuck(folder: Path) -> Reading:
+    def stuck(folder: Path) -> RunReading:
         asked.set()
         assert answered.wait(60.0)
         return read_folder(folder)

@@ -1,0 +1,177 @@
+"""Run folders that hold what no GreenTrain wrote: no reader hangs, none needs memory without bound, none dies of it."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from greentrain.errors import RunFolderError
+from greentrain.ledger.journal import Journal, rank_path, read_journal
+from greentrain.ledger.reader import read_run, sums_of_others
+from greentrain.ledger.run_folder import is_finished
+from greentrain.report.fleet.audit import audit
+from greentrain.report.fleet.reading import read_folder
+from greentrain.report.live.follow import RunFollow
+from tests.report.run_folders import CPU, GPU, Folder, device, entry
+
+T0_S = 1_700_000_000.0
+LIMIT_S = 20
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes here"),
+    pytest.mark.timeout(LIMIT_S),
+]
+
+
+def run_of(tmp_path: Path) -> Path:
+    """Return a run of one rank with two entries of 1000 J, 10 s and 5 tokens each."""
+    items = [entry(T0_S + 10 * i, T0_S + 10 * i + 10, {"GPU-0": device(1000.0)}, tokens=5) for i in range(2)]
+    return Folder(tmp_path).rank(0, [GPU, CPU], items).path
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def listening(path: Path) -> None:
+    here = Path.cwd()
+    try:
+        os.chdir(path.parent)  # the path of a socket is short
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [pipe, listening, endless])
+@pytest.mark.parametrize("name", ["rank-00000.jsonl", "run.json", "estimate.json"])
+def test_what_never_ends_is_refused(tmp_path: Path, name: str, make: Callable[[Path], None]) -> None:
+    folder = run_of(tmp_path)
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    if name == "estimate.json":
+        assert read_folder(folder).row.energy_j == 2000.0
+        return
+    with pytest.raises(RunFolderError, match=rf"{name} is no regular file"):
+        read_run(folder)
+    assert read_folder(folder).row.error == f"{name} is no regular file"
+    assert audit(folder)["runs"][0]["error"] is not None
+    if name == "rank-00000.jsonl":
+        with pytest.raises(RunFolderError, match="is no regular file"):
+            list(read_journal(folder / name))
+        with pytest.raises(RunFolderError, match="is no regular file"):
+            RunFollow(folder).look()
+        assert not is_finished(folder / name)
+        assert sums_of_others(folder, 1, 1).ranks == 0
+    else:
+        assert RunFollow(folder).look().total_j == 2000.0
+
+
+def test_no_rank_writes_into_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-00000.jsonl")
+    with pytest.raises(RunFolderError, match="is no regular file"):
+        Journal(tmp_path / "rank-00000.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"x" * (1 << 24),
+        b'{"kind":"entry","t0":' * (1 << 19),
+        b"[" * (1 << 20),
+        b'{"kind":' + b"[" * (1 << 20),
+        b'5\n[]\nnull\n"kind"\n{}',
+        b'{"kind":"event","t":' + b"9" * 100_000 + b"}",
+        b"\xff\xfe\x00",
+    ],
+    ids=["endless", "objects", "lists", "in-a-record", "other types", "a number of 100 kB", "no UTF-8"],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_line_that_is_no_record_costs_itself_only(tmp_path: Path, line: bytes, last: bool) -> None:
+    folder = run_of(tmp_path)
+    path = rank_path(folder, 0)
+    whole = path.read_bytes().splitlines(keepends=True)
+    at = len(whole) if last else 3
+    path.write_bytes(b"".join(whole[:at]) + line + b"\n" * (not last) + b"".join(whole[at:]))
+    for most in (None, 1):
+        assert read_run(folder, most=most).totals.energy_j == 2000.0
+    assert read_folder(folder).row.energy_j == 2000.0
+    assert RunFollow(folder).look().total_j == 2000.0
+
+
+def test_a_line_without_an_end_needs_no_memory_of_its_size(tmp_path: Path) -> None:
+    import tracemalloc
+
+    folder = run_of(tmp_path)
+    with rank_path(folder, 0).open("r+b") as file:
+        file.seek(0, 2)
+        file.truncate(file.tell() + (1 << 28))  # a sparse file: 256 MiB of zeros, no line end
+    for read in (
+        lambda: read_run(folder),
+        lambda: read_run(folder, most=1),
+        lambda: read_folder(folder),
+        lambda: RunFollow(folder).look(),
+        lambda: is_finished(rank_path(folder, 0)),
+        lambda: sums_of_others(folder, 1, 1),
+    ):
+        tracemalloc.start()
+        try:
+            read()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 26
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"t1": float("nan")},
+        {"op_g": float("inf")},
+        {"pue": "1"},
+        {"emb_g": []},
+        {"carbon": 5},
+        {"carbon": {}},
+        {"devices": []},
+        {"devices": {"GPU-0": 5}},
+        {"devices": {"GPU-0": {"j": float("nan"), "prov": "measured", "missing_s": 0.0, "phases": {}}}},
+        {"tokens": 10**400},
+        {"gears": {"bf16": 5}},
+        {"gears": [1]},
+        {"phase_s": {"x": None}},
+        {"sum": 5},
+        {"sum": {"energy_j": "x", "tokens": None}},
+        {"sum": {"energy_j": float("nan")}},
+    ],
+)
+def test_a_record_of_the_wrong_type_is_named_or_left_out(tmp_path: Path, damage: dict[str, Any]) -> None:
+    folder = run_of(tmp_path)
+    path = rank_path(folder, 0)
+    lines = path.read_bytes().splitlines(keepends=True)
+    at = max(i for i, line in enumerate(lines) if line.startswith(b'{"kind":"entry"'))
+    sound = json.loads(lines[at])
+    sums = {"energy_j": 2000.0, "emissions_g": 1.0, "unpriced_j": 0.0, "tokens": 10, "samples": 0}
+    groups = sound.pop("step_groups")  # last, as the journal has it
+
+    def write(**changes: Any) -> None:
+        record = {**sound, "sum": sums, **changes, "step_groups": groups}
+        path.write_bytes(b"".join(lines[:at]) + json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+    write()
+    assert sums_of_others(folder, 1, 1).energy_j == 2000.0
+    write(**damage)
+    assert sums_of_others(folder, 1, 1).ranks == 0, "rank 0 logs no figure that makes no sense"
+    if "sum" in damage:
+        assert read_run(folder).totals.energy_j == 2000.0
+        return
+    for most in (None, 1):
+        with pytest.raises(RunFolderError, match="record that cannot be read"):
+            read_run(folder, most=most)
+    assert read_folder(folder).row.error is not None
+    assert RunFollow(folder).look().total_j == 1000.0, "the page leaves it out and goes on"
