@@ -6,8 +6,9 @@ rank 0 logs the figures of the whole job that way, with no collective, no messag
 
 A week of 10 s intervals is 60,480 lines a rank. A report draws 480 points, so neighbouring entries are added up while
 their file is read: sums of joules, grams, seconds, steps and tokens stay exact; the time resolution and the energy of
-single steps are given up. Entries are only merged with a direct neighbour that has the same devices, provenance, and sources of
-carbon and PUE, so gaps, restarts and unknown intensities keep their edges. Intensity and PUE become means by energy.
+single steps are given up. Entries are only merged with a direct neighbour that has the same devices, provenance, and
+sources of carbon and PUE, so gaps, restarts and unknown intensities keep their edges. Intensity and PUE become means by
+energy.
 """
 
 import os
