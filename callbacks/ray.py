@@ -34,7 +34,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.errors import ConfigError
 from greentrain.ledger.run_folder import ENV_RUN_ID, new_run_id
 from greentrain.utils.imports import try_import
-from greentrain.utils.never_raise import never_raises
+from greentrain.utils.never_raise import never_raises, warn_experimental
 
 with try_import("ray") as _imports:
     import ray
@@ -48,6 +48,8 @@ __all__ = ["GreenRaySession", "GreenTorchTrainer", "want"]
 
 class GreenTorchTrainer(TorchTrainer):
     """A TorchTrainer whose workers measure one run, and whose number follows GreenTrain.
+
+    Experimental: it ran with several workers on one machine, never on several nodes (docs/status.md).
 
     Args:
         train_loop_per_worker: The training function; it makes a GreenRaySession.
@@ -99,6 +101,8 @@ class GreenTorchTrainer(TorchTrainer):
         """Train, as TorchTrainer.fit does."""
         if not ray.is_initialized():
             ray.init()
+        if sum(bool(node["Alive"]) for node in ray.nodes()) > 1:
+            warn_experimental("GreenTorchTrainer on several nodes", "it ran on one machine with several workers")
         config = self._config()
         self.folder = Path(config.run.dir) / str(config.run.id)
         self._desk = open_desk(

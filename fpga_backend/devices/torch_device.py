@@ -17,10 +17,13 @@ from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.packing import Packed, pack
 from greentrain.fpga_backend.program import Program
 from greentrain.types import PowerMeter, Provenance
+from greentrain.utils.never_raise import warn_experimental
 
 
 class TorchDevice:
     """Runs artifacts of any precision in floating point.
+
+    Experimental: on CUDA, where it never ran; on CPUs it is tested (docs/status.md).
 
     Its joules are those of hardware that the ledger has already, the GPU's or the CPU's: the device knows no share of
     them and its meter has no sensors, so that nothing is booked twice.
@@ -46,6 +49,8 @@ class TorchDevice:
         self._meter = Unmetered()
         self._stream = _stream(self._device) if self._device.type == "cuda" else None
         self._work = InProcess(self._uid, depth, self._open)
+        if self._device.type == "cuda":
+            warn_experimental("TorchDevice on CUDA", "it ran on CPUs, its tests on a GPU never did")
 
     def probe(self) -> DeviceInfo:
         """Say which device it is."""

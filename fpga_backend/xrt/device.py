@@ -21,6 +21,7 @@ from greentrain.fpga_backend.xrt.meters import CardMeters
 from greentrain.fpga_backend.xrt.sensors import meter_of
 from greentrain.fpga_backend.xrt.worker_client import Model, WorkerClient
 from greentrain.types import PowerMeter
+from greentrain.utils.never_raise import warn_experimental
 
 Answer = TypeVar("Answer")
 CLOSE_S = 10.0
@@ -29,6 +30,8 @@ CLOSE_S = 10.0
 
 class XrtDevice:
     """An OffloadDevice on a card that XRT drives, or on several that share each model.
+
+    Experimental: it ran in XRT's no-op emulation, never on a card (docs/status.md).
 
     Args:
         design: The xclbin: linked for the card, or, for no-op emulation, of metadata only (:mod:`.xclbin`).
@@ -102,6 +105,8 @@ class XrtDevice:
             memory_bytes=self._keeper.opened["memory_bytes"],
             details={"xclbin": found.uuid, "platform": found.platform, "api": self._keeper.opened["api"]},
         )
+        if cards:
+            warn_experimental("the XRT device", "it ran in XRT's no-op emulation, never on a card")
         self._loaded: Loaded[Model] = Loaded(uid)
         self._meter = CardMeters([meter_of(card) for card in cards or (None,)])
         self._lane = WorkQueue(f"greentrain {uid}", depth)

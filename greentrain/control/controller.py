@@ -17,7 +17,7 @@ from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable, declared
 from greentrain.types import CarbonSignal, Decision, Gear
-from greentrain.utils.never_raise import never_raises
+from greentrain.utils.never_raise import never_raises, warn_experimental
 
 if TYPE_CHECKING:
     from greentrain.control.carbon_budget import BudgetWatch
@@ -216,6 +216,8 @@ class Controller:
         if gears is None:
             return None
         engine = model is not None and is_engine(model)
+        if engine and getattr(getattr(model, "device", None), "type", "") == "cuda":
+            warn_experimental("gears of a DeepSpeed engine", "its engine ran on CPUs, never on a GPU")
         self._until_close = True
         if model is not None:
             gears.attach(model, scaler=scaler or (engine and model.fp16_enabled()) or None)

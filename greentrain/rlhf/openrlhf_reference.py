@@ -19,10 +19,14 @@ from torch import Tensor
 from greentrain.errors import ConfigError
 from greentrain.rlhf.batching import padded_logprobs, unpadded
 from greentrain.rlhf.client import TOKEN_FILE_VARIABLE, URL_VARIABLE, ServeClient
+from greentrain.utils.never_raise import warn_experimental
 
 
 class OffloadReference:
-    """What OpenRLHF calls of ``ReferenceModelActor`` (trainer/ray/launcher.py), without a model."""
+    """What OpenRLHF calls of ``ReferenceModelActor`` (trainer/ray/launcher.py), without a model.
+
+    Experimental: its own calling code was run against it, its training never (docs/status.md).
+    """
 
     def __init__(self, world_size: int, rank: int, master_addr: str | None, master_port: int | None) -> None:
         self._place = (master_addr or "127.0.0.1", master_port or 0)
@@ -33,6 +37,7 @@ class OffloadReference:
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str) -> None:
         """Find the server. Raises ServeError if it does not answer."""
+        warn_experimental("the reference for OpenRLHF", "its own calling code was run against it, its training never")
         self._temperature = float(strategy.args.rollout.temperature)
         self._client = ServeClient()
         self._client.health()

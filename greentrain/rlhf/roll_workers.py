@@ -24,10 +24,13 @@ from roll.models.model_providers import default_tokenizer_provider  # type: igno
 
 from greentrain.rlhf.batching import padded_logprobs, unpadded
 from greentrain.rlhf.client import ServeClient
+from greentrain.utils.never_raise import warn_experimental
 
 
 class OffloadRewardWorker(Worker):  # type: ignore[misc]  # ROLL is not installed where types are checked
     """Scores prompt and response as text, decoded by the policy's tokenizer without special tokens.
+
+    Experimental: ROLL's own calling code was run against it, its training never (docs/status.md).
 
     Asynchronous: Ray then gives one worker up to 1,000 rollouts at a time, which the server puts into batches.
     """
@@ -37,6 +40,7 @@ class OffloadRewardWorker(Worker):  # type: ignore[misc]  # ROLL is not installe
         """Load the policy's tokenizer and find the server. Raises ServeError if it does not answer."""
         super().initialize(pipeline_config)
         self.tokenizer = default_tokenizer_provider(model_args=pipeline_config.actor_train.model_args)
+        warn_experimental("the workers for ROLL", "its own calling code was run against them, its training never")
         self.client = ServeClient()
         self.client.health()
 
@@ -64,12 +68,16 @@ class OffloadRewardWorker(Worker):  # type: ignore[misc]  # ROLL is not installe
 
 
 class OffloadReferenceWorker(Worker):  # type: ignore[misc]
-    """Log-probabilities of rollouts under the frozen policy."""
+    """Log-probabilities of rollouts under the frozen policy.
+
+    Experimental: ROLL's own calling code was run against it, its training never (docs/status.md).
+    """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def initialize(self, pipeline_config: Any) -> None:
         """Find the server. Raises ServeError if it does not answer."""
         super().initialize(pipeline_config)
+        warn_experimental("the workers for ROLL", "its own calling code was run against them, its training never")
         self.client = ServeClient()
         self.client.health()
 

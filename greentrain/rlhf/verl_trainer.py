@@ -23,11 +23,14 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync  # type: ignore[impo
 from greentrain.errors import ConfigError
 from greentrain.rlhf.client import ServeClient
 from greentrain.rlhf.verl_reward import client_options
+from greentrain.utils.never_raise import warn_experimental
 
 
 @register_trainer("greentrain_sync")
 class GreenTrainSync(PPOTrainerSync):  # type: ignore[misc]  # verl is not installed where types are checked
     """verl's trainer ``sync``, which asks a server for the reference's log-probabilities.
+
+    Experimental: verl's own calling code was run against it, its training never (docs/status.md).
 
     Args:
         config: verl's, with a ``greentrain`` block as in :func:`greentrain.rlhf.verl_reward.client_options`.
@@ -44,6 +47,7 @@ class GreenTrainSync(PPOTrainerSync):  # type: ignore[misc]  # verl is not insta
                 "trainer_mode=greentrain_sync has no reference to offload: set actor_rollout_ref.actor.use_kl_loss or "
                 "algorithm.use_kl_in_reward, or trainer.v1.trainer_mode=sync"
             )
+        warn_experimental("the trainer for verl", "verl's own calling code was run against it, its training never")
         self._client = ServeClient(**client_options(config))
         self._client.health()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="greentrain-reference")

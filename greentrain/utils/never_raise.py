@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from greentrain.errors import GreenTrainWarning
+from greentrain.utils.topology import current_topology
 
 log = logging.getLogger(__name__)
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -44,7 +45,27 @@ def once(tell: Callable[[str], None]) -> Callable[[str], None]:
 
 def warn(text: str) -> None:
     """Show a warning; where the user turns warnings into errors, log it instead."""
+    _show(f"{text}; training goes on")
+
+
+_UNPROVEN: set[str] = set()
+
+
+def warn_experimental(feature: str, proven: str) -> None:
+    """Say once a process, on rank 0, that a feature has never met its hardware; never raises.
+
+    Args:
+        feature: What is about to be used, as the subject of a sentence.
+        proven: How it was tested instead.
+    """
+    if feature in _UNPROVEN or current_topology().rank:
+        return
+    _UNPROVEN.add(feature)
+    _show(f"{feature} is experimental: {proven}; docs/status.md says what ran where, reports are welcome")
+
+
+def _show(text: str) -> None:
     try:
-        warnings.warn(f"GreenTrain: {text}; training goes on", GreenTrainWarning, stacklevel=3)
+        warnings.warn(f"GreenTrain: {text}", GreenTrainWarning, stacklevel=4)
     except GreenTrainWarning:
-        log.warning("%s; training goes on", text)
+        log.warning("%s", text)

@@ -26,6 +26,8 @@ LOWEST: Final = 0.5
 class ClockLimit(GpuSetting):
     """The clocks of one process's GPUs; :func:`open_clocks` makes it. Its methods may be called from any thread.
 
+    Experimental: it ran on a fake driver, never on a card (docs/status.md).
+
     Args:
         opened: The GPUs, NVML and the guardian; closed with it.
         clocks_mhz: Supported graphics clocks of each GPU, descending (MHz).

@@ -14,6 +14,7 @@ from greentrain.errors import MeterError
 from greentrain.power.claims import ENV_DIR, claims_dir
 from greentrain.power.nvml_devices import open_nvml
 from greentrain.types import Topology
+from greentrain.utils.never_raise import warn_experimental
 
 
 class Opened:
@@ -98,6 +99,8 @@ def open_gpus(
     finally:
         if opened is None:
             nvml.nvmlShutdown()
+    if opened is not None and not hasattr(nvml.nvmlLib, "fake_nvml_configure"):  # of greentrain.testing.fake_nvml
+        warn_experimental("changing power limits and clocks of GPUs", "it ran on a fake driver, never on a card")
     return opened
 
 

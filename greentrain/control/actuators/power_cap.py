@@ -32,6 +32,8 @@ LOOK_S: Final = 1.0
 class PowerCap(GpuSetting):
     """The power limits of one process's GPUs; :func:`open_power_cap` makes it.
 
+    Experimental: it ran on a fake driver, never on a card (docs/status.md).
+
     Args:
         opened: The GPUs, NVML and the guardian; closed with it.
         fractions: What to choose from, descending, first 1.0, each possible on every GPU.

@@ -60,6 +60,8 @@ class JobView:
 class KubernetesJob:
     """Suspends, resumes and resizes one Job. Its methods raise KubernetesError where Kubernetes does not do it.
 
+    Experimental: it ran against an imitated API server, never on a cluster (docs/status.md).
+
     Args:
         namespace: Of the Job.
         name: Of the Job.

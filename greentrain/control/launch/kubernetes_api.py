@@ -5,9 +5,11 @@ import os
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import warn_experimental
 
 with try_import("kubernetes") as imports:
     from kubernetes import client
@@ -55,6 +57,8 @@ def connect() -> "client.ApiClient":
             f"Kubernetes cannot be reached: {error}. In a pod name its serviceAccountName; elsewhere set KUBECONFIG, or"
             " write ~/.kube/config"
         ) from error
+    if urlsplit(configuration.host).hostname not in ("127.0.0.1", "localhost", "::1"):
+        warn_experimental("following a Job of Kubernetes", "it ran against an imitated API server, never on a cluster")
     return client.ApiClient(configuration)
 
 

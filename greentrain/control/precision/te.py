@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from greentrain.errors import ConfigError, MissingExtraError
+from greentrain.utils.never_raise import warn_experimental
 
 ROWS: Final = 16
 """Both dimensions of a matrix are multiples of this (``te.autocast`` in its pytorch/quantization.py, 2.20.2)."""
@@ -25,6 +26,8 @@ ROWS: Final = 16
 
 class TeBackend:
     """Runs layers through ``te.Linear``.
+
+    Experimental: its interface was read and imitated, it never ran on a GPU (docs/status.md).
 
     Args:
         te: The module ``transformer_engine.pytorch``.
@@ -108,4 +111,6 @@ def open_te(device: torch.device, scaling: str, passed: str = "") -> TeBackend:
     works, why = te.is_fp8_available(return_reason=True)
     if not works:
         raise ConfigError(f"Transformer Engine {version} has no FP8 here: {why}")
+    if getattr(te, "__file__", None):  # else a stand-in
+        warn_experimental("FP8 by Transformer Engine", "its interface was read and imitated, it never ran on a GPU")
     return TeBackend(te, recipe, f"Transformer Engine {version} has FP8 on {device}{passed}")
