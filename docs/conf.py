@@ -1,13 +1,16 @@
 """How Sphinx builds this site: Markdown by MyST, reference from docstrings, nothing from the network."""
 
+import dataclasses
 import re
 import sys
+import typing
 from pathlib import Path
 
 from sphinx.application import Sphinx
 from sphinx.ext.autodoc.mock import MockFinder  # type: ignore[attr-defined]
 
 import greentrain
+from greentrain.config import schema
 
 project = "GreenTrain"
 version = release = greentrain.__version__
@@ -73,8 +76,17 @@ def _restore_attribute(app: Sphinx, what: str, name: str, obj: object, options: 
         lines[:] = _AS_WRITTEN.pop(name)
 
 
+def _show_plain_types() -> None:
+    """Show fields of the configuration with their types: their bounds and words are on a page of their own."""
+    for section in vars(schema).values():
+        if dataclasses.is_dataclass(section) and isinstance(section, type):
+            for owner in (section, section.__init__):
+                owner.__annotations__ = typing.get_type_hints(owner)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect to Sphinx."""
+    _show_plain_types()
     app.connect("source-read", _link_files)
     app.connect("source-read", _drop_missing)
     app.connect("autodoc-process-docstring", _drop_module_docstring)
