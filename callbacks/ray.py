@@ -101,7 +101,7 @@ class GreenTorchTrainer(TorchTrainer):
         """Train, as TorchTrainer.fit does."""
         if not ray.is_initialized():
             ray.init()
-        if sum(bool(node["Alive"]) for node in ray.nodes()) > 1:
+        if sum(bool(node["Alive"]) for node in ray.nodes()) > 1:  # type: ignore[no-untyped-call]
             warn_experimental("GreenTorchTrainer on several nodes", "it ran on one machine with several workers")
         config = self._config()
         self.folder = Path(config.run.dir) / str(config.run.id)

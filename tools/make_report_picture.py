@@ -52,7 +52,7 @@ def train(folder: Path, seconds: float) -> Path:
             optimizer.zero_grad()
             loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
             with green.phase("backward"):
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             if step % 40 == 0:
                 with green.phase("validation"), torch.no_grad():
