@@ -33,7 +33,7 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.server import Server
 from greentrain.testing.offload_models import encoder
 from greentrain.testing.paced_device import Paced
@@ -47,12 +47,12 @@ DEVICES: Final[Mapping[str, Callable[[], OffloadDevice]]] = {
     "emulator": Emulator,
     "sleeps": lambda: Paced(Emulator(), s_per_batch=S_PER_BATCH, s_per_sequence=S_PER_SEQUENCE),
 }
-WAYS: Final[Mapping[str, Limits]] = {
-    "one by one": Limits(batch_sequences=1),
-    "coalesced": Limits(),
-    "coalesced, window 2 ms": Limits(window_s=0.002),
-    "coalesced, window 5 ms": Limits(window_s=0.005),
-    "coalesced, 2 in flight": Limits(in_flight=2),
+WAYS: Final[Mapping[str, ServeLimits]] = {
+    "one by one": ServeLimits(batch_sequences=1),
+    "coalesced": ServeLimits(),
+    "coalesced, window 2 ms": ServeLimits(window_s=0.002),
+    "coalesced, window 5 ms": ServeLimits(window_s=0.005),
+    "coalesced, 2 in flight": ServeLimits(in_flight=2),
 }
 
 

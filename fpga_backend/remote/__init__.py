@@ -12,13 +12,8 @@ or ``python -m greentrain.fpga_backend.remote emulator --port 8765``. On the tra
 The server listens on its own machine only, unless told otherwise; the token goes in the clear, as everything does.
 Between machines use ``ssh -L 8765:127.0.0.1:8765 machine`` or a proxy that speaks TLS.
 
-* wire        bodies: safetensors and JSON, never pickle
-* uploads     an artifact as a stream
-* models      the server's models, and who uses them
-* answers     the server's batches that run
-* service     what is answered, and limits
-* server      listening and connections
-* connection  the client's requests, with patience
-* meter       the other machine's joules
-* client      RemoteDevice
+* wire    bodies: safetensors and JSON, never pickle; an artifact is a stream
+* models  the server's models, and who uses them
+* server  what is answered, and limits
+* client  RemoteDevice, its requests with patience, and the other machine's joules
 """

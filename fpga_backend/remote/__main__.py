@@ -14,7 +14,7 @@ from pathlib import Path
 from greentrain.errors import GreenTrainError
 from greentrain.fpga_backend.discovery import devices
 from greentrain.fpga_backend.remote.server import serve
-from greentrain.utils.token_file import token_of
+from greentrain.utils.http_access import token_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

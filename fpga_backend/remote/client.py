@@ -1,13 +1,20 @@
-"""A device that is served on another machine."""
+"""A device that is served on another machine, as the training's machine uses it.
+
+Requests have limits of time and size, and patience with a network that stumbles. The joules are what the server tells
+now and then, so that reading the meter never waits for the network.
+"""
 
 import contextlib
 import json
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
@@ -16,10 +23,241 @@ from greentrain.fpga_backend.devices.base import CLOSED, Loaded, WorkQueue
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError, OffloadError, QueueFullError
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.remote import wire
-from greentrain.fpga_backend.remote.connection import PAUSE_S, Connection, Patience
-from greentrain.fpga_backend.remote.meter import RemoteMeter
-from greentrain.fpga_backend.remote.uploads import Upload
-from greentrain.types import Device, DeviceKind, PowerMeter
+from greentrain.fpga_backend.remote.wire import Upload
+from greentrain.types import Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.utils import redact
+from greentrain.utils.http_client import HttpAnswer, HttpClient, HttpError, check_httpx
+
+PAUSE_S = 0.2
+"""Before a request is sent again (s)."""
+MOST_BYTES = 2**30
+"""Largest reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteTimeouts:
+    """How long the client of a served device waits."""
+
+    batch_s: float = 600.0
+    """For a batch's result, from sending it (s)."""
+    load_s: float = 600.0
+    """For the device to load an artifact, once it is there (s)."""
+    silence_s: float = 10.0
+    """For a connection, and between two pieces of a request or an answer (s)."""
+    lost_s: float = 30.0
+    """A server that does not answer for this long is lost, with all that waits (s)."""
+    hold_s: float = 1.0
+    """A request is held by the server for so long while its batch runs (s): how fast a client notices that it ends."""
+    poll_s: float = 2.0
+    """Between two readings of the other machine's joules (s)."""
+
+
+class ServerConnection:
+    """Asks one server. Any thread may call.
+
+    Args:
+        url: Address of the server.
+        token: Token of the server.
+        patience: Limits of time.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+        ValueError: ``url`` is none, or the token is no ASCII.
+    """
+
+    def __init__(self, url: str, token: str, patience: "RemoteTimeouts") -> None:
+        check_httpx("remote")
+        self.patience = patience
+        self.client = uuid4().hex
+        """Name of this client at the server."""
+        self._stop = threading.Event()
+        try:
+            parts = urlsplit(url.rstrip("/"))
+            self.where = f"{parts.hostname}:{parts.port or parts.scheme}"
+            """Host and port, for people."""
+        except ValueError as error:
+            raise ValueError(f"url={redact.text(url)!r}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url={redact.text(url)!r}: write it like http://127.0.0.1:8765")
+        if not token.isascii() or not token.isprintable():
+            raise ValueError("token: the one that the server printed, printable ASCII")
+        self.place = f"the server at {self.where}"
+        self._http = HttpClient(
+            url,
+            extra="remote",
+            silence_s=patience.silence_s,
+            most_bytes=MOST_BYTES,
+            headers={
+                wire.TOKEN_HEADER: f"Bearer {token}",
+                wire.CLIENT_HEADER: self.client,
+                "Accept-Encoding": "identity",
+            },
+            env_proxies=False,
+            unpack=False,  # as it was sent: nothing that unpacks, and nothing that fails to
+        )
+        self.url = self._http.url
+        self.close = self._stop.set
+        """Ends requests that wait for the network."""
+        self.release = self._http.close
+        """Closes the sockets, when no thread asks any more."""
+
+    def ask(self, method: str, path: str, **options: Any) -> HttpAnswer:
+        """Return the answer of the server; asks again while the network fails.
+
+        Args:
+            method: Method of HTTP.
+            path: Path behind ``/v1/``.
+            **options: Options of :meth:`greentrain.utils.http_client.HttpClient.ask`; an iterable body must be able to
+                start anew.
+
+        Raises:
+            DeviceLostError: It did not answer for ``lost_s``, or the connection was closed here.
+        """
+        failing_s: float | None = None
+        while True:
+            try:
+                return self._sent(method, path, **options)
+            except HttpError as error:
+                now_s = time.monotonic()
+                failing_s = now_s if failing_s is None else failing_s
+                if now_s - failing_s >= self.patience.lost_s:
+                    raise DeviceLostError(
+                        f"{self.place} did not answer for {now_s - failing_s:.0f} s ({error}): is it running, "
+                        "and can this machine reach it?"
+                    ) from error
+            if self._stop.wait(PAUSE_S):
+                raise DeviceLostError("the device is closed")
+
+    def once(self, method: str, path: str, **options: Any) -> HttpAnswer:
+        """Return the answer to one request that is not sent again, as :meth:`ask` would.
+
+        Args:
+            method: Method of HTTP.
+            path: Path behind ``/v1/``.
+            **options: Options of :meth:`greentrain.utils.http_client.HttpClient.ask`.
+
+        Raises:
+            DeviceError: There is none.
+            DeviceLostError: The connection was closed here.
+        """
+        try:
+            return self._sent(method, path, **options)
+        except HttpError as error:
+            raise DeviceError(f"{self.place} does not answer ({error})") from error
+
+    def _sent(self, method: str, path: str, **options: Any) -> HttpAnswer:
+        if self._stop.is_set():
+            raise DeviceLostError("the device is closed")
+        try:
+            return self._http.ask(method, f"/v{wire.VERSION}/{path}", **options)
+        except HttpError as error:
+            if error.kind == "large":
+                raise DeviceError(f"{self.place} answered with {error}") from error
+            raise
+
+    def json(self, answer: HttpAnswer) -> dict[str, Any]:
+        """Return the JSON of an answer that is no failure.
+
+        Raises:
+            DeviceError: The failure, as the server tells it, or that it speaks something else.
+        """
+        try:
+            reply = wire.json_of(answer.body)
+        except wire.MalformedError as error:
+            raise DeviceError(
+                f"{self.place} answered HTTP {answer.status} with {error}: is it a GreenTrain server?"
+            ) from error
+        if answer.status in (200, 202):
+            return reply
+        failure = wire.read_error(reply, answer.status)
+        raise failure if isinstance(failure, DeviceError | ArtifactError) else DeviceError(str(failure))
+
+
+class RemoteMeter:
+    """The joules that were last heard. It is fed from outside, so a read waits for no network.
+
+    Args:
+        device: Device under which the joules are booked.
+        first: First reading; what the device used before is not this run's.
+        place: Name of the server, for people.
+        poll_s: Time between two readings (s).
+        now_s: Gives the monotonic time (s).
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        first: EnergyReading,
+        *,
+        place: str,
+        poll_s: float,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stale_s = 5 * poll_s
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._start_j = first.energy_j or 0.0
+        self._provenance = first.provenance
+        self._place = place
+        self._problem = ""
+        self._latest = PowerSample(device_uid=device.uid, t_s=now_s())
+        self._uid = device.uid
+        self._sensor = Sensor(
+            device=device,
+            provenance=first.provenance,
+            method=f"{place}: what its device says",
+            period_s=poll_s,
+            note=_note(first, place),
+        )
+        self.take(first, now_s())
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """The device on the other machine."""
+        return (self._sensor,)
+
+    def take(self, reading: EnergyReading, t_s: float) -> None:
+        """Note a reading of that time (s). One that falls, or comes from elsewhere than the first, counts as none."""
+        with self._lock:
+            if reading.provenance is not self._provenance:
+                self._problem = f"its joules were {self._provenance}, now they are {reading.provenance}"
+            elif reading.energy_j is None:
+                self._problem = reading.note
+            elif (since_j := reading.energy_j - self._start_j) < (self._latest.energy_j or 0.0):
+                self._problem = "its joules have fallen: was it restarted?"
+            else:
+                self._problem = ""
+                self._latest = PowerSample(device_uid=self._uid, t_s=t_s, energy_j=since_j)
+
+    def fail(self, problem: str) -> None:
+        """Note that there was no reading."""
+        with self._lock:
+            self._problem = problem
+
+    def read(self) -> Sequence[PowerSample]:
+        """Return the newest reading; one too old to be true is a failed one."""
+        with self._lock:
+            latest, problem = self._latest, self._problem
+        age_s = self._now_s() - latest.t_s
+        if not latest.missing and age_s <= self._stale_s:
+            return (latest,)
+        note = self._sensor.note if latest.missing else f"{self._place} was last heard {age_s:.0f} s ago"
+        return (PowerSample(device_uid=self._uid, t_s=self._now_s(), note=f"{note}; {problem}" if problem else note),)
+
+    def reading(self) -> EnergyReading:
+        """Return the energy since the device was opened here."""
+        (sample,) = self.read()
+        if sample.energy_j is None:
+            return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=sample.note)
+        return EnergyReading(energy_j=sample.energy_j, provenance=self._provenance, note=self._sensor.note)
+
+    def close(self) -> None:
+        """Do nothing: the device asks the server, and ends with it."""
+
+
+def _note(first: EnergyReading, place: str) -> str:
+    note = f"of another machine, as {place} tells it; other clients' batches on it are included"
+    return f"{note}; {first.note}" if first.note else note
 
 
 class _Model:
@@ -49,10 +287,10 @@ class RemoteDevice:
         ValueError: ``url``, ``token`` or ``depth`` is wrong.
     """
 
-    def __init__(self, url: str, *, token: str, depth: int = 16, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, *, token: str, depth: int = 16, patience: RemoteTimeouts | None = None) -> None:
         self._owner_pid = os.getpid()
-        self._patience = patience or Patience()
-        self._connection = Connection(url, token, self._patience)
+        self._patience = patience or RemoteTimeouts()
+        self._connection = ServerConnection(url, token, self._patience)
         self._stop = threading.Event()
         try:
             about = self._about()
@@ -172,7 +410,7 @@ class RemoteDevice:
     def _load(self, asked: dict[str, Any]) -> int | None:
         """Return the number of the loaded model, or None if the server needs the artifact first."""
         body = json.dumps(asked).encode()
-        answer = self._connection.once("POST", "models", body=body, answer_s=self._patience.load_s)
+        answer = self._connection.once("POST", "models", body=body, read_s=self._patience.load_s)
         if answer.status == 404 and b"UnknownArtifactError" in answer.body:
             return None
         return int(self._connection.json(answer)["number"])
@@ -183,7 +421,11 @@ class RemoteDevice:
             raise ArtifactError(f"the artifact has {upload.nbytes} bytes, the server takes {self._artifact_bytes}")
         self._connection.json(
             self._connection.ask(
-                "PUT", f"artifacts/{digest}", body=upload, length=upload.nbytes, answer_s=self._patience.load_s
+                "PUT",
+                f"artifacts/{digest}",
+                body=upload,
+                headers={"Content-Length": str(upload.nbytes)},
+                read_s=self._patience.load_s,
             )
         )
 
@@ -228,7 +470,7 @@ class RemoteDevice:
                     self._connection.ask("DELETE", f"batches/{name}")
                 raise DeviceError(
                     f"{self._connection.place} had no result after {self._patience.batch_s:g} s: smaller batches, or a "
-                    "larger Patience.batch_s"
+                    "larger RemoteTimeouts.batch_s"
                 )
 
     def _first_meter(self, about: dict[str, Any]) -> RemoteMeter:
@@ -254,12 +496,11 @@ class RemoteDevice:
                 self._meter.take(reading, (begun_s + time.monotonic()) / 2)
 
 
-def _info(about: dict[str, Any], connection: Connection) -> DeviceInfo:
+def _info(about: dict[str, Any], connection: ServerConnection) -> DeviceInfo:
     """Return what the device says of itself, under a name that tells it from a device of this machine."""
     if about["version"] != wire.VERSION:
         raise ValueError(f"it speaks version {about['version']}, this is {wire.VERSION}")
-    device, url = about["device"], connection.url
-    where = f"{url.host}:{url.port or url.scheme}"
+    device, where = about["device"], connection.where
     memory = device["memory_bytes"]
     return DeviceInfo(
         uid=f"remote:{where}:{device['uid']}",
@@ -269,5 +510,5 @@ def _info(about: dict[str, Any], connection: Connection) -> DeviceInfo:
         exact=bool(device["exact"]),
         simulated=bool(device["simulated"]),
         memory_bytes=None if memory is None else int(memory),
-        details={**{str(name): str(value) for name, value in device["details"].items()}, "server": str(url)},
+        details={**{str(name): str(value) for name, value in device["details"].items()}, "server": connection.url},
     )

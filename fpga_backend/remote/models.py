@@ -25,7 +25,7 @@ class _Model:
     users: Counter[str] = field(default_factory=Counter)
 
 
-class Models:
+class ServedModels:
     """Loads artifacts for clients. Any thread may call.
 
     Args:

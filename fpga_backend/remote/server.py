@@ -1,22 +1,166 @@
-"""Lends a device to other machines over HTTP, with the standard library alone."""
+"""Lends a device to other machines over HTTP, with the standard library alone.
 
-import contextlib
+Batches run while their client asks again and again for the result: only so many are kept, and none for ever.
+"""
+
+import json
+import re
 import secrets
-import socket
+import tempfile
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, wait
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
+from uuid import uuid4
 
+from greentrain.fpga_backend.batch import Result
 from greentrain.fpga_backend.device import OffloadDevice
-from greentrain.fpga_backend.remote.service import Limits, Reply, Request, Service
+from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, QueueFullError
+from greentrain.fpga_backend.remote import wire
+from greentrain.fpga_backend.remote.models import ServedModels, UnknownArtifactError
+from greentrain.fpga_backend.remote.wire import MalformedError, received
+from greentrain.utils.http_access import Access
+from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen
 
-_BUSY = b'{"error": "QueueFullError", "message": "the server has no free connection"}'
-BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BUSY), _BUSY)
-DROPPED_BYTES = 2**20
+
+@dataclass(slots=True)
+class _Waiting:
+    future: Future[Result]
+    client: str
+    asked_s: float
+
+
+class PendingBatches:
+    """Batches that were taken and not yet fetched, by name. Any thread may call.
+
+    Args:
+        most: Number of batches that are kept.
+        keep_s: A batch that nobody asks after for longer is cancelled and forgotten (s).
+        now_s: Gives the monotonic time (s).
+    """
+
+    def __init__(self, *, most: int, keep_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._keep_s = keep_s
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._waiting: dict[str, _Waiting] = {}
+        self._closed = threading.Event()
+
+    def add(self, submit: Callable[[], Future[Result]], client: str) -> str:
+        """Submit a batch and return its name.
+
+        Raises:
+            QueueFullError: Too many are here.
+            OffloadError: What ``submit`` raises.
+        """
+        with self._lock:
+            self._sweep()
+            if self._closed.is_set():
+                raise DeviceLostError("the server is closed")
+            if len(self._waiting) >= self._most:
+                raise QueueFullError(f"{self._most} batches of this server are not fetched yet")
+        future, name = submit(), uuid4().hex
+        with self._lock:
+            self._waiting[name] = _Waiting(future, client, self._now_s())
+            if self._closed.is_set():
+                future.cancel()
+        return name
+
+    def wait(self, name: str, client: str, hold_s: float) -> Result | None:
+        """Return a batch's result and forget it, or None if it takes longer than ``hold_s``.
+
+        Raises:
+            DeviceError: There is no such batch of this client, or it failed, as the device says.
+        """
+        with self._lock:
+            waiting = self._waiting.get(name)
+            if waiting is None or waiting.client != client:
+                raise DeviceError(
+                    f"batch {name} is not here: it was fetched, cancelled or not asked after for too long"
+                )
+            waiting.asked_s = self._now_s() + hold_s
+        if not wait([waiting.future], hold_s).done:
+            return None
+        self._forget(name)
+        try:
+            return waiting.future.result()
+        except CancelledError:
+            raise DeviceLostError("the server is closing, or the batch was cancelled") from None
+
+    def cancel(self, name: str, client: str) -> None:
+        """Forget a batch; one that has not begun does not."""
+        with self._lock:
+            waiting = self._waiting.get(name)
+            if waiting is not None and waiting.client == client:
+                del self._waiting[name]
+                waiting.future.cancel()
+
+    def end(self, client: str) -> None:
+        """Cancel all of a client's."""
+        with self._lock:
+            for name in [name for name, waiting in self._waiting.items() if waiting.client == client]:
+                self._waiting.pop(name).future.cancel()
+
+    def close(self) -> None:
+        """Cancel what has not begun, and take no more."""
+        with self._lock:
+            self._closed.set()
+            for waiting in self._waiting.values():
+                waiting.future.cancel()
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._waiting.pop(name, None)
+
+    def _sweep(self) -> None:
+        now_s = self._now_s()
+        for name in [name for name, one in self._waiting.items() if now_s - one.asked_s > self._keep_s]:
+            self._waiting.pop(name).future.cancel()
+
+
+ARRAYS = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceServerLimits:
+    """What a server takes."""
+
+    json_bytes: int = 2**16
+    batch_bytes: int = 2**24
+    """4 million tokens."""
+    artifact_bytes: int = 2**36
+    connections: int = 32
+    batches: int = 256
+    """Taken and not yet fetched."""
+    silence_s: float = 30.0
+    """Between two pieces of a request (s)."""
+    slowest_bytes_per_s: float = 1e5
+    """A body that comes slower than this is given up, after ``silence_s``."""
+    longest_hold_s: float = 10.0
+    """A request is held for at most this long until its batch is done (s)."""
+    keep_s: float = 120.0
+    """A result that nobody asks after is forgotten (s)."""
+    lease_s: float = 900.0
+    """A client that is silent for longer has ended (s)."""
+
+
+class RefusedRequest(Exception):
+    """A request that is not even looked at; ``Refused`` for the client.
+
+    Args:
+        status: HTTP status.
+        text: What to do.
+    """
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 def serve(
@@ -25,58 +169,57 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
-    limits: Limits | None = None,
-) -> "Server":
+    limits: DeviceServerLimits | None = None,
+) -> "DeviceServer":
     """Lend a device to whoever has the token, until the server is closed; the device stays its owner's to close.
 
     Args:
-        device: What to lend.
+        device: The device that is lent.
         host: Address to listen at: by default this machine's own alone. Another one sends token and tokens in the clear
             through the network; ``ssh -L`` or a proxy with TLS does not.
         port: TCP port; 0: any that is free.
-        token: What clients must send; None: a new one.
+        token: Token that clients must send; None: a new one.
         limits: What is taken.
 
     Raises:
         OSError: The port is taken.
         ValueError: The token is shorter than 16 characters or not ASCII.
     """
-    return Server(device, host, port, token or secrets.token_urlsafe(32), limits or Limits())
+    return DeviceServer(device, host, port, token or secrets.token_urlsafe(32), limits or DeviceServerLimits())
 
 
-class Server:
-    """A listening server, made by :func:`serve`."""
+class DeviceServer:
+    """Answers requests for one device, from any thread, until it is closed. Made by :func:`serve`."""
 
-    def __init__(self, device: OffloadDevice, host: str, port: int, token: str, limits: Limits) -> None:
-        if len(token) < 16 or not token.isascii() or not token.isprintable():
-            raise ValueError("token: at least 16 printable ASCII characters; leave it out to get a good one")
+    def __init__(self, device: OffloadDevice, host: str, port: int, token: str, limits: DeviceServerLimits) -> None:
         self.token = token
-        self._service = Service(device, token, limits)
-        try:
-            self._http = _Http((host, port), self._service, limits)
-        except BaseException:
-            self._service.close()
-            raise
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, kwargs={"poll_interval": 0.1}, name="offload-server", daemon=True
+        self._access = Access(token)
+        listener = listen(host, port)
+        self._device = device
+        self._limits = limits
+        self._instance = uuid4().hex
+        self._models = ServedModels(device, lease_s=limits.lease_s)
+        self._batches = PendingBatches(most=limits.batches, keep_s=limits.keep_s)
+        self._uploads = tempfile.TemporaryDirectory(prefix="greentrain-uploads-")
+        self._host = ThreadHost(
+            listener,
+            self.answer,
+            name="offload-server",
+            limits=HostLimits(connections=limits.connections, receive_s=limits.silence_s, send_s=limits.silence_s),
+            busy=_json({"error": "QueueFullError", "message": "the server has no free connection"}, 503),
+            slowest_bytes_per_s=limits.slowest_bytes_per_s,
+            drain_s=limits.longest_hold_s,
         )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
+        self.url = self._host.url
         """Where it listens."""
-        host, port = self._http.server_address[:2]
-        return f"http://{host!s}:{port}"
 
     def close(self) -> None:
         """Stop listening, end what waits, close every connection. Idempotent."""
-        self._service.close()
-        self._http.shutdown()
-        self._http.server_close()
-        self._http.disconnect()
-        self._thread.join()
+        self._batches.close()
+        self._uploads.cleanup()
+        self._host.close()
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "DeviceServer":
         return self
 
     def __exit__(
@@ -84,138 +227,145 @@ class Server:
     ) -> None:
         self.close()
 
-
-class _Http(ThreadingHTTPServer):
-    """A thread a connection, and only so many."""
-
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, address: tuple[str, int], service: Service, limits: Limits) -> None:
-        super().__init__(address, _Handler)
-        self.service = service
-        self.limits = limits
-        self._free = threading.Semaphore(limits.connections)
-        self._lock = threading.Lock()
-        self._open: dict[Any, threading.Thread | None] = {}
-
-    def server_bind(self) -> None:
-        """Bind without asking the name service who we are, as HTTPServer does."""
-        TCPServer.server_bind(self)
-        host, port = self.server_address[:2]
-        self.server_name, self.server_port = str(host), int(port)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, or not at all."""
-        if not self._free.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                request.sendall(BUSY)
-            self.shutdown_request(request)
-            return
-        thread = threading.Thread(
-            target=self._answer, args=(request, client_address), name="offload-server-connection", daemon=True
-        )
-        with self._lock:
-            self._open[request] = thread
-        thread.start()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is its client's business."""
-
-    def disconnect(self) -> None:
-        """Close every connection and wait for their threads."""
-        with self._lock:
-            left = list(self._open.items())
-        for request, _ in left:
-            with contextlib.suppress(OSError):
-                request.shutdown(socket.SHUT_RDWR)
-        for _, thread in left:
-            if thread is not None:
-                thread.join(self.limits.longest_hold_s)
-
-    def _answer(self, request: Any, client_address: Any) -> None:
+    def answer(self, request: HttpRequest) -> HttpReply:
+        """Answer a request. Never raises but for OSError of its body."""
         try:
-            self.process_request_thread(request, client_address)
-        finally:
-            with self._lock:
-                self._open.pop(request, None)
-            self._free.release()
+            client = self._admitted(request)
+            return self._routed(request, client)
+        except RefusedRequest as refusal:
+            return _json({"error": "Refused", "message": str(refusal)}, refusal.status)
+        except MalformedError as error:
+            return _json({"error": "MalformedError", "message": str(error)}, 400)
+        except UnknownArtifactError as error:
+            return _json({"error": "UnknownArtifactError", "message": str(error)}, 404)
+        except OSError:
+            raise
+        except Exception as error:  # whatever a device raises; it belongs to the one who asked
+            status, body = wire.error_json(error)
+            return _json(body, status)
 
-
-class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
-    protocol_version = "HTTP/1.1"
-    server_version = "greentrain-offload"
-    sys_version = ""
-    server: _Http
-
-    def setup(self) -> None:
-        self.request.settimeout(self.server.limits.silence_s)
-        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        super().setup()
-
-    def do_GET(self) -> None:
-        body = _Body(self.rfile, self._length(), self.server.limits)
-        target = urlsplit(self.path)
-        reply = self.server.service.answer(
-            Request(
-                method=self.command,
-                path=target.path,
-                query=dict(parse_qsl(target.query)),
-                headers={name.lower(): value for name, value in self.headers.items()},
-                length=body.length,
-                read=body.read,
-            )
-        )
-        self._send(reply, reusable=body.length is not None and not body.left)
-        body.drop()
-
-    do_POST = do_PUT = do_DELETE = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Nothing: what matters is answered to the client."""
-
-    def _length(self) -> int | None:
-        if "Transfer-Encoding" in self.headers:
-            return None
-        text = self.headers.get("Content-Length", "0" if self.command in ("GET", "DELETE") else "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
-
-    def _send(self, reply: Reply, *, reusable: bool) -> None:
-        self.send_response(reply.status)
-        self.send_header("Content-Type", reply.kind)
-        self.send_header("Content-Length", str(len(reply.body)))
-        if not reusable:
-            self.close_connection = True
-            self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(reply.body)
-
-
-class _Body:
-    """The body of a request, as far as it is read, within limits of time."""
-
-    def __init__(self, file: Any, length: int | None, limits: Limits) -> None:
-        self.length = length
-        self.left = length or 0
-        self._file = file
-        self._end_s = time.monotonic() + limits.silence_s + self.left / limits.slowest_bytes_per_s
-
-    def read(self, count: int) -> bytes:
-        """Read up to so many bytes.
+    def _admitted(self, request: HttpRequest) -> str:
+        """Return who asks.
 
         Raises:
-            OSError: The client is gone, silent or too slow.
+            RefusedRequest: It comes without the token, or without a name.
         """
-        piece: bytes = self._file.read1(min(count, self.left)) if time.monotonic() < self._end_s else b""
-        if not piece:
-            raise ConnectionError("the body broke off, or came too slowly")
-        self.left -= len(piece)
-        return piece
+        if not self._access.allows(request.raw_headers):
+            raise RefusedRequest(
+                401, "the token is not this server's: give RemoteDevice the one that the server printed"
+            )
+        client = request.headers.get(wire.CLIENT_HEADER, "")
+        if not 8 <= len(client) <= 64:
+            raise RefusedRequest(400, f"the header {wire.CLIENT_HEADER} names no client")
+        self._models.seen(client)
+        return client
 
-    def drop(self) -> None:
-        """Read a little of what nobody wants: a connection closed over unread bytes takes the reply with it."""
-        until = max(0, self.left - DROPPED_BYTES)
-        while self.left > until:
-            self.read(2**16)
+    def _routed(self, request: HttpRequest, client: str) -> HttpReply:
+        match (request.method, *request.path.strip("/").split("/")):
+            case ("GET", "v1", "device"):
+                return self._about()
+            case ("GET", "v1", "energy"):
+                return _json({"instance": self._instance, **wire.energy_json(self._device.energy())})
+            case ("PUT", "v1", "artifacts", digest):
+                return self._upload(request, digest)
+            case ("POST", "v1", "models"):
+                return self._load(request, client)
+            case ("DELETE", "v1", "models", number):
+                self._models.release(_number(number), client)
+                return _json({})
+            case ("POST", "v1", "batches"):
+                return self._submit(request, client)
+            case ("GET", "v1", "batches", name):
+                return self._fetch(name, client, self._hold_s(request))
+            case ("DELETE", "v1", "batches", name):
+                self._batches.cancel(name, client)
+                return _json({})
+            case ("DELETE", "v1", "client"):
+                self._batches.end(client)
+                self._models.end(client)
+                return _json({})
+        raise RefusedRequest(
+            404, f"{request.method} {request.path[:80]} is nothing that this version ({wire.VERSION}) knows"
+        )
+
+    def _about(self) -> HttpReply:
+        info = self._device.probe()
+        kinds = [sensor.device.kind.value for sensor in self._device.meter.sensors if sensor.device.uid == info.uid]
+        return _json(
+            {
+                "version": wire.VERSION,
+                "instance": self._instance,
+                "device": wire.info_json(info),
+                "kind": kinds[0] if kinds else None,
+                "batch_bytes": self._limits.batch_bytes,
+                "artifact_bytes": self._limits.artifact_bytes,
+            }
+        )
+
+    def _upload(self, request: HttpRequest, digest: str) -> HttpReply:
+        left = self._length(request, self._limits.artifact_bytes)
+        with tempfile.NamedTemporaryFile(dir=self._uploads.name) as file:
+            while left:
+                piece = request.read(min(left, 2**20))
+                file.write(piece)
+                left -= len(piece)
+            file.flush()
+            self._models.upload(received(Path(file.name), digest))
+        return _json({})
+
+    def _load(self, request: HttpRequest, client: str) -> HttpReply:
+        asked = wire.json_of(self._body(request, self._limits.json_bytes))
+        digest, replacing = asked.get("digest"), asked.get("replacing")
+        if not isinstance(digest, str) or not (replacing is None or isinstance(replacing, int)):
+            raise MalformedError("a load names a digest, and the number of the model that is replaced or null")
+        return _json({"number": self._models.load(digest, client, replacing)})
+
+    def _submit(self, request: HttpRequest, client: str) -> HttpReply:
+        number, hold_s = _number(_query(request, "model", "")), self._hold_s(request)
+        handle = self._models.handle(number, client)
+        batch = wire.read_batch(self._body(request, self._limits.batch_bytes))
+
+        def submit() -> Future[Result]:
+            return self._device.submit(handle, batch, wait_s=hold_s)
+
+        return self._fetch(self._batches.add(submit, client), client, hold_s)
+
+    def _fetch(self, name: str, client: str, hold_s: float) -> HttpReply:
+        result = self._batches.wait(name, client, hold_s)
+        if result is None:
+            return _json({"batch": name}, 202)
+        return HttpReply(status=200, body=wire.result_body(result), headers={"Content-Type": ARRAYS})
+
+    def _hold_s(self, request: HttpRequest) -> float:
+        text = _query(request, "hold_s", "0")
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+            raise RefusedRequest(400, f"hold_s={text[:20]!r} is no number of seconds")
+        return min(float(text), self._limits.longest_hold_s)
+
+    def _length(self, request: HttpRequest, most: int) -> int:
+        if request.length is None:
+            raise RefusedRequest(411, "the request must say its Content-Length")
+        if request.length > most:
+            raise RefusedRequest(413, f"the body has {request.length} bytes, this server takes {most}")
+        return request.length
+
+    def _body(self, request: HttpRequest, most: int) -> bytes:
+        left, pieces = self._length(request, most), []
+        while left:
+            pieces.append(request.read(min(left, 2**20)))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
+
+
+def _query(request: HttpRequest, name: str, default: str) -> str:
+    return dict(parse_qsl(request.query)).get(name, default)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise RefusedRequest(400, f"{text[:20]!r} is no number of a model")
+    return int(text)
+
+
+def _json(body: Mapping[str, Any], status: int = 200) -> HttpReply:
+    return HttpReply(status=status, body=json.dumps(dict(body)).encode())

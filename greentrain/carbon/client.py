@@ -1,33 +1,28 @@
-"""HTTP to grid servers: limits of time and size, retries with jitter, and failures told apart.
+"""HTTP to grid servers: questions that are tried again, failures told apart, and keys that are never shown.
 
-Texts of failures are made here from what is known to be harmless; bodies and headers never get into them.
+Texts of failures are made here from what is known to be harmless; bodies and headers never get into them. Keys come
+from the environment or the keyring, never from a file, and have no way out but the header of a request: not into a
+text, a log, a pickle or a cache.
 """
 
+import contextlib
 import json
 import logging
+import os
 import random
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, NoReturn
 
-from greentrain.utils.imports import try_import
+from greentrain.errors import ConfigError
+from greentrain.utils.http_client import TRY_AGAIN, HttpClient, HttpError
 from greentrain.utils.version import __version__
-
-with try_import("grid") as imports:
-    import httpx
 
 log = logging.getLogger(__name__)
 
 MAX_REPLY_BYTES: Final = 8_000_000
 """22 days of WattTime at 5 minutes are 0.7 MB."""
-_RETRIED: Final = (408, 425, 500, 502, 503, 504)
-"""A second try may help: RFC 9110 section 15, RFC 8470."""
-_ASKS_FOR_REST: Final = (429, 503)
-"""May carry Retry-After: RFC 6585 section 4, RFC 9110 section 10.2.3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,61 +72,92 @@ class PermanentError(Exception):
         self.status = status
 
 
-class Answer(NamedTuple):
-    """What came."""
+class GridAnswer(NamedTuple):
+    """What a grid server answered."""
 
     data: Any
     """The JSON."""
     server_unix_s: float | None
-    """The server's time by its Date header; None where it has none."""
+    """The server's time by its Date header (s since the epoch); None where it has none."""
 
 
-class Key(Protocol):
-    """Signs requests. Never shows what it signs with."""
+class Key:
+    """What a server wants to see of its users: nothing, where there is no key. Never shows what it holds."""
 
-    def sign(self, request: "httpx.Request", client: "GridClient") -> None:
-        """Add what the server wants to see; may ask the server for it first."""
-        ...
+    def headers(self, client: "GridClient") -> Mapping[str, str]:
+        """Return the headers of a request; may ask the server for them first.
+
+        Raises:
+            TemporaryError: The server gives no token for now.
+            PermanentError: User or password is wrong.
+        """
+        return {}
 
     def renew(self) -> bool:
         """Forget what the server did not accept; return True if it makes sense to try once more."""
-        ...
+        return False
+
+
+class HeaderKey(Key):
+    """A key in a header.
+
+    Args:
+        header: Name of the header.
+        secret: The key.
+    """
+
+    def __init__(self, header: str, secret: "Secret") -> None:
+        self._header = header
+        self._secret = secret
+
+    def headers(self, client: "GridClient") -> Mapping[str, str]:
+        """Return the header with the key."""
+        return {self._header: self._secret.reveal()}
 
 
 class GridClient:
     """Asks one server.
 
     Args:
-        base_url: Where it is.
-        key: Signs the requests.
-        patience: Limits.
+        base_url: Address of the server.
+        key: What the server wants to see.
+        patience: Limits of time and of tries.
         stop: Set from outside to give up.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
     """
 
     def __init__(self, base_url: str, key: Key, patience: Timeouts, stop: threading.Event) -> None:
-        imports.check()
-        self._base_url = base_url.rstrip("/")
         self._key = key
         self._patience = patience
         self._stop = stop
-        self._http = httpx.Client(
-            timeout=httpx.Timeout(patience.silence_s, connect=patience.connect_s),
+        self._http = HttpClient(
+            base_url,
+            extra="grid",
+            silence_s=patience.silence_s,
+            connect_s=patience.connect_s,
+            most_bytes=MAX_REPLY_BYTES,
             headers={"User-Agent": f"greentrain-torch/{__version__}", "Accept": "application/json"},
-            follow_redirects=False,  # a key is for the server it was made for
         )
-        self.host = httpx.URL(self._base_url).host
+        self.host = self._http.host
+        self.close = self._http.close
 
-    def get(self, path: str, params: Mapping[str, str] | None = None) -> Answer:
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> GridAnswer:
         """Return the answer of a path; tries again where that may help.
 
+        Args:
+            path: Path below the base URL.
+            params: Query of the URL.
+
         Raises:
-            NoAnswer: There is none for now.
-            Refused: There will be none.
+            TemporaryError: There is none for now.
+            PermanentError: There will be none.
         """
         pause_s = self._patience.pause_s
         for tries_left in range(self._patience.tries - 1, -1, -1):
             try:
-                return self._signed(path, params or {})
+                return self._with_key(path, params or {})
             except TemporaryError as failure:
                 if not tries_left or failure.rest_s is not None or self._stop.is_set():
                     raise
@@ -141,82 +167,110 @@ class GridClient:
             pause_s *= 2
         raise TemporaryError(f"{self.host} was not asked to the end: the signal was closed")
 
-    def _signed(self, path: str, params: Mapping[str, str]) -> Answer:
+    def _with_key(self, path: str, params: Mapping[str, str]) -> GridAnswer:
         try:
-            return self.once(path, params, lambda request: self._key.sign(request, self))
+            return self.once(path, params, self._key.headers(self))
         except PermanentError as refusal:
             if refusal.status != 401 or not self._key.renew():
                 raise
-            return self.once(path, params, lambda request: self._key.sign(request, self))
+            return self.once(path, params, self._key.headers(self))
 
-    def once(self, path: str, params: Mapping[str, str], sign: "Callable[[httpx.Request], None]") -> Answer:
+    def once(self, path: str, params: Mapping[str, str], headers: Mapping[str, str]) -> GridAnswer:
         """Return the answer of a path, asked for once.
 
-        Raises:
-            NoAnswer: There is none for now.
-            Refused: There will be none.
-        """
-        request = self._http.build_request("GET", f"{self._base_url}{path}", params=dict(params))
-        sign(request)
-        give_up_s = time.monotonic() + self._patience.answer_s
-        body = bytearray()
-        try:
-            reply = self._http.send(request, stream=True)
-            try:
-                for chunk in reply.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_REPLY_BYTES:
-                        raise TemporaryError(f"{self.host}{path} sent more than {MAX_REPLY_BYTES:,} bytes")
-                    if self._stop.is_set() or time.monotonic() > give_up_s:
-                        raise TemporaryError(f"{self.host}{path} sent no whole answer in {self._patience.answer_s:g} s")
-            finally:
-                reply.close()
-        except httpx.TimeoutException as error:
-            raise TemporaryError(f"{self.host} is silent ({type(error).__name__})", everywhere=True) from None
-        except httpx.ConnectError as error:  # its text is the system's: refused, no such host, wrong certificate
-            raise TemporaryError(f"{self.host} cannot be reached ({error})", everywhere=True) from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise TemporaryError(f"{self.host}{path} broke off ({type(error).__name__})") from None
-        server_unix_s = _date_unix_s(reply.headers.get("Date"))
-        self._check(path, reply, server_unix_s)
-        try:
-            return Answer(json.loads(body), server_unix_s)
-        except (ValueError, RecursionError):
-            raise TemporaryError(f"{self.host}{path} sent {len(body)} bytes that are no JSON") from None
+        Args:
+            path: Path below the base URL.
+            params: Query of the URL.
+            headers: What the server wants to see.
 
-    def _check(self, path: str, reply: "httpx.Response", server_unix_s: float | None) -> None:
-        status = reply.status_code
+        Raises:
+            TemporaryError: There is none for now.
+            PermanentError: There will be none.
+        """
+        where = f"{self.host}{path}"
+        try:
+            answer = self._http.ask(
+                "GET", path, params=params, headers=headers, within_s=self._patience.answer_s, stop=self._stop
+            )
+        except HttpError as error:
+            text = {
+                "large": f"{where} sent more than {MAX_REPLY_BYTES:,} bytes",
+                "late": f"{where} sent no whole answer in {self._patience.answer_s:g} s",
+                "silent": f"{self.host} is silent ({error.name})",
+                "unreachable": f"{self.host} cannot be reached ({error})",  # refused, no such host, wrong certificate
+                "broken": f"{where} broke off ({error.name})",
+            }[error.kind]
+            raise TemporaryError(text, everywhere=error.kind in ("silent", "unreachable")) from None
+        status, rest_s = answer.status, answer.rest_s
         if status == 200:
-            return
-        text = f"{self.host}{path} answered {status} {reply.reason_phrase[:40]}".rstrip()
-        if status in _ASKS_FOR_REST:
-            rest_s = _rest_s(reply.headers.get("Retry-After"), server_unix_s)
-            if status == 429 or rest_s is not None:
-                raise TemporaryError(text, rest_s=0.0 if rest_s is None else rest_s, everywhere=True)
-        if status in _RETRIED or not 400 <= status < 500:
+            try:
+                return GridAnswer(json.loads(answer.body), answer.server_unix_s)
+            except (ValueError, RecursionError):
+                raise TemporaryError(f"{where} sent {len(answer.body)} bytes that are no JSON") from None
+        text = f"{where} answered {status} {answer.reason[:40]}".rstrip()
+        if status == 429 or (status == 503 and rest_s is not None):
+            raise TemporaryError(text, rest_s=rest_s or 0.0, everywhere=True)
+        if status in TRY_AGAIN or not 400 <= status < 500:
             raise TemporaryError(text)
         raise PermanentError(text, status)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+
+SERVICE: Final = "greentrain"
+"""Name under which keys lie in the keyring; the user name is the variable's name."""
 
 
-def _rest_s(text: str | None, server_unix_s: float | None) -> float | None:
-    """Return the seconds of a Retry-After header: a number, or a date by the server's own clock."""
-    if text is None:
-        return None
-    if text.strip().isdigit():
-        return float(text)
-    until_s = _date_unix_s(text)
-    if until_s is None:
-        return None
-    return max(0.0, until_s - (time.time() if server_unix_s is None else server_unix_s))
+class Secret:
+    """A text that shows itself to nobody but who asks for it by name.
+
+    Args:
+        value: The text.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the text, for the header of a request."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a key is not pickled: open the signal in the process that uses it")
 
 
-def _date_unix_s(text: str | None) -> float | None:
-    try:
-        moment = parsedate_to_datetime(text or "")
-    except (ValueError, TypeError, IndexError):
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def find_key(variable: str, signal: str, environ: Mapping[str, str] | None = None) -> Secret:
+    """Return a key from the environment, else from the keyring.
+
+    Args:
+        variable: Name of the environment variable, and of the entry in the keyring.
+        signal: Who needs it, for the error.
+        environ: Environment, os.environ by default.
+
+    Raises:
+        ConfigError: There is none, or it cannot be sent in a header. The text never holds the key.
+    """
+    found = (os.environ if environ is None else environ).get(variable) or _from_keyring(variable)
+    if not found or not found.strip():
+        raise ConfigError(
+            f"carbon.signal {signal!r} needs a key: set the environment variable {variable}, or put it into the keyring"
+            f" with: keyring set {SERVICE} {variable}"
+        )
+    key = found.strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{variable} holds characters that no key has (of {len(key)} in all); copy the key again")
+    return Secret(key)
+
+
+def _from_keyring(variable: str) -> str | None:
+    """Return an entry of the keyring; None where there is no such entry or no keyring that can be opened."""
+    with contextlib.suppress(Exception):  # whatever a backend throws: it is a second try
+        import keyring
+
+        return keyring.get_password(SERVICE, variable)
+    return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from greentrain.carbon.keys import HeaderKey, Secret
+from greentrain.carbon.client import HeaderKey, Secret
 from greentrain.carbon.regions import ALPHA_2
 from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from greentrain.carbon.keys import NoKey
+from greentrain.carbon.client import Key
 from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
 from greentrain.types import CarbonBasis, CarbonKind
@@ -65,7 +65,7 @@ class GreatBritain:
             base_url=base_url,
             remedy="No key is needed: see https://carbonintensity.org.uk whether the service has changed",
         )
-        self.key = NoKey()
+        self.key = Key()
 
     def asks(self, now_unix_s: float) -> Sequence[Ask]:
         """Return the last day with the running half hour, the next two days, and the three weeks before."""

@@ -3,20 +3,88 @@
 Values are those of the tables in the codecarbon wheel (MIT), each with its original source, and of the EIA
 zones of ``typical.json``. A place that is not in the tables is an error that lists the nearest names.
 
-ISO 3166-1: three-letter country codes and their two-letter twins.
+The tables are read without importing codecarbon, which would load pandas and take about a second. The price is that we
+depend on its file names, so every miss is an error that says so and offers a way out.
 """
 
+import csv
 import difflib
+import importlib.metadata
+import importlib.util
+import json
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from greentrain.carbon.codecarbon_data import CodecarbonData
 from greentrain.carbon.typical import ATTRIBUTION, BASIS, load_profiles
 from greentrain.config.schema import WORLD
-from greentrain.errors import UnknownZoneError
+from greentrain.errors import CarbonSignalError, UnknownZoneError
 from greentrain.types import g_per_kwh_from_lb_per_mwh
+
+_REMEDY = "install 'codecarbon>=3.3.2,<4', or give a number with carbon.g_per_kwh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecarbonData:
+    """The data folder of one codecarbon version."""
+
+    folder: Path
+    version: str
+
+    @classmethod
+    def installed(cls) -> "CodecarbonData":
+        """Find the installed wheel's data.
+
+        Raises:
+            CarbonSignalError: codecarbon is not installed, or has no data folder any more.
+        """
+        spec = importlib.util.find_spec("codecarbon")
+        if spec is None or spec.origin is None:
+            raise CarbonSignalError(f"emission factors of places come from codecarbon's tables: {_REMEDY}")
+        folder = Path(spec.origin).parent / "data"
+        try:
+            version = importlib.metadata.version("codecarbon")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of unknown version"
+        if not folder.is_dir():
+            raise CarbonSignalError(f"codecarbon {version} has no folder {folder}: {_REMEDY}")
+        return cls(folder=folder, version=version)
+
+    def read_json(self, name: str) -> Mapping[str, Any]:
+        """Return a JSON table.
+
+        Raises:
+            CarbonSignalError: The file is gone or is no JSON object.
+        """
+        try:
+            table = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self.changed(name, str(error)) from error
+        if not isinstance(table, dict):
+            raise self.changed(name, f"it holds a {type(table).__name__}, not an object")
+        return table
+
+    def read_csv(self, name: str) -> Sequence[Mapping[str, str]]:
+        """Return the rows of a CSV table.
+
+        Raises:
+            CarbonSignalError: The file is gone or cannot be decoded.
+        """
+        try:
+            with (self.folder / name).open(encoding="utf-8-sig", newline="") as file:
+                return list(csv.DictReader(file))
+        except (OSError, ValueError, csv.Error) as error:
+            raise self.changed(name, str(error)) from error
+
+    def changed(self, name: str, what: str) -> CarbonSignalError:
+        """Return the error that says that a table no longer looks as expected."""
+        return CarbonSignalError(
+            f"codecarbon {self.version}: cannot read the table {self.folder / name}: {what}. Its layout changed:"
+            f" {_REMEDY}"
+        )
+
 
 _PAIRS: Final = (
     "ABW:AW AFG:AF AGO:AO AIA:AI ALA:AX ALB:AL AND:AD ARE:AE ARG:AR ARM:AM ASM:AS ATA:AQ ATF:TF ATG:AG AUS:AU "

@@ -4,13 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from greentrain.carbon.client import Key
 from greentrain.types import CarbonBasis, CarbonKind
-
-if TYPE_CHECKING:
-    pass
 
 MAX_G_PER_KWH: Final = 5000.0
 """Above any grid: a plant of lignite emits about 1,100 g/kWh (IPCC AR5 WG3, annex III, table A.III.2)."""

@@ -8,17 +8,13 @@ subscription only the region CAISO_NORTH is answered. Limits: 3,000 calls in 5 m
 import re
 import time
 from base64 import b64encode
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from greentrain.carbon.client import GridClient, TemporaryError
-from greentrain.carbon.keys import Secret
+from greentrain.carbon.client import GridClient, Key, Secret, TemporaryError
 from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
 from greentrain.types import CarbonBasis, CarbonKind, g_per_kwh_from_lb_per_mwh
-
-if TYPE_CHECKING:
-    import httpx
 
 BASE_URL: Final = "https://api.watttime.org"
 USER: Final = "WATTTIME_USER"
@@ -116,8 +112,8 @@ def _g_per_kwh(value: Any) -> Any:
     return g_per_kwh_from_lb_per_mwh(value) if is_number else value
 
 
-class Login:
-    """Signs with a token that user and password get from the server.
+class Login(Key):
+    """Sends a token that user and password get from the server.
 
     Args:
         user: Name of the account.
@@ -130,26 +126,18 @@ class Login:
         self._token: Secret | None = None
         self._until_s = 0.0
 
-    def sign(self, request: "httpx.Request", client: GridClient) -> None:
-        """Set the header, after a login where the token is old.
-
-        Raises:
-            NoAnswer: The server gives no token for now.
-            Refused: User or password is wrong.
-        """
+    def headers(self, client: GridClient) -> Mapping[str, str]:
+        """Return the header with the token, after a login where the token is old."""
         if self._token is None or time.monotonic() > self._until_s:
-            answer = client.once("/login", {}, self._with_password).data
+            pair = b64encode(f"{self._user.reveal()}:{self._password.reveal()}".encode()).decode()
+            answer = client.once("/login", {}, {"Authorization": f"Basic {pair}"}).data
             token = answer.get("token") if isinstance(answer, dict) else None
             if not (isinstance(token, str) and token.isascii() and token.isprintable() and token):
                 raise TemporaryError(f"{client.host}/login gave no token")
             self._token, self._until_s = Secret(token), time.monotonic() + _TOKEN_S
-        request.headers["Authorization"] = f"Bearer {self._token.reveal()}"
+        return {"Authorization": f"Bearer {self._token.reveal()}"}
 
     def renew(self) -> bool:
         """Forget the token; return True if there was one that had been used before."""
         had, self._token = self._token is not None, None
         return had
-
-    def _with_password(self, request: "httpx.Request") -> None:
-        pair = f"{self._user.reveal()}:{self._password.reveal()}".encode()
-        request.headers["Authorization"] = f"Basic {b64encode(pair).decode()}"

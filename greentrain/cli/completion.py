@@ -32,8 +32,7 @@ def run_folders(incomplete: str) -> Found:
 def zones(incomplete: str) -> Found:
     """Return places of the annual tables."""
     with contextlib.suppress(Exception):
-        from greentrain.carbon.codecarbon_data import CodecarbonData
-        from greentrain.carbon.regions import places
+        from greentrain.carbon.regions import CodecarbonData, places
 
         found = places(CodecarbonData.installed())
         return _starting(incomplete, ((place.zone, place.name) for place in found), any_case=True)

@@ -30,8 +30,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print file, ok and error of each as JSON.")] = False,
 ) -> None:
     """Check configurations: ends with 0 where all are right, with 2 and what is wrong where one is not."""
+    from greentrain.carbon.client import Secret
     from greentrain.carbon.detect import open_signal
-    from greentrain.carbon.keys import Secret
     from greentrain.config.schema import GreenConfig
 
     found = []

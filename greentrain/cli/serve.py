@@ -41,10 +41,10 @@ def serve(
     """Answer until SIGINT or SIGTERM, as in: greentrain serve offload.yaml --token-file token."""
     with _told():
         from greentrain.rlhf.offload import Offload
-        from greentrain.rlhf.serve.limits import Limits
+        from greentrain.rlhf.serve.limits import ServeLimits
         from greentrain.rlhf.serve.server import Server, check_installed, check_listening
         from greentrain.rlhf.settings import OffloadSettings
-        from greentrain.utils.token_file import token_of
+        from greentrain.utils.http_access import token_of
         from greentrain.utils.validation import bound, choice
 
         check_installed()
@@ -53,7 +53,7 @@ def serve(
             raise ConfigError("give either --token-file FILE, which is made if it is missing, or --no-token")
         bound("--max-body-mib", max_body_mib, 0.001, 4096)
         body_bytes = int(max_body_mib * 2**20)
-        limits = Limits(
+        limits = ServeLimits(
             window_s=window_ms / 1e3,
             batch_sequences=max_batch,
             batch_tokens=max_batch_tokens,

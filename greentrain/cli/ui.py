@@ -36,13 +36,13 @@ def ui(
 ) -> None:
     """Show many runs as a page until Ctrl-C, as in: greentrain ui runs."""
     with input_checked(ConfigError, RunFolderError):
-        from greentrain.report.ui.server import Listening, Server
-        from greentrain.utils.token_file import token_of
+        from greentrain.report.ui.server import Listening, PageServer
+        from greentrain.utils.http_access import token_of
 
         token = None if token_file is None else token_of(token_file)
         at = Listening(host=host, port=port, token=token, names=name or [])
         try:
-            server = Server(runs, at, cache=cache, every_s=every_s, used=_say_next)
+            server = PageServer(runs, at, cache=cache, every_s=every_s, used=_say_next)
         except OSError as error:
             raise GreenTrainError(str(error.strerror or error)) from error
     with server, ended_by_signal() as ended:

@@ -27,7 +27,7 @@ from greentrain.carbon.series import GAP_STEPS, Staircase
 from greentrain.carbon.trace import Column, TraceRows, read_trace
 from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError
-from greentrain.power.promql import PrometheusClient, Reply, ReplyError, imports
+from greentrain.power.promql import PrometheusClient, Reply, ReplyError
 from greentrain.types import CarbonSignal, PueSource
 from greentrain.utils import redact
 from greentrain.utils.clock import Clock, SystemClock
@@ -292,7 +292,6 @@ class PrometheusPue:
         transport: "httpx.BaseTransport | None" = None,
         clock: Clock | None = None,
     ) -> None:
-        imports.check()
         self._where = _place(url)
         if not query.strip():
             raise ConfigError("carbon.pue_prometheus_query is empty; write PromQL whose result is one number, the PUE")

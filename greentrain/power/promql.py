@@ -8,13 +8,12 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.utils.clock import Clock, SystemClock
-from greentrain.utils.imports import try_import
+from greentrain.utils.http_client import HttpClient, HttpError
 
-with try_import("prometheus") as imports:
+if TYPE_CHECKING:
     import httpx
 
 MAX_REPLY_BYTES: Final = 8_000_000
@@ -63,11 +62,18 @@ class PrometheusClient:
         transport: "httpx.BaseTransport | None" = None,
         clock: Clock | None = None,
     ) -> None:
-        imports.check()
-        self.url, auth = _without_user(url.rstrip("/"))
         self.timeout_s = timeout_s
-        self._clock = clock or SystemClock()
-        self._http = httpx.Client(timeout=timeout_s, transport=transport, auth=auth)
+        monotonic_s = (clock or SystemClock()).monotonic_s
+        self._http = HttpClient(
+            url,
+            extra="prometheus",
+            silence_s=timeout_s,
+            most_bytes=MAX_REPLY_BYTES,
+            transport=transport,
+            monotonic_s=monotonic_s,
+        )
+        self.url = self._http.url
+        self.close = self._http.close
 
     def query(self, promql: str, stop: threading.Event) -> Reply:
         """Return the answer to an instant query.
@@ -79,37 +85,17 @@ class PrometheusClient:
         Raises:
             ReplyError: There is none that can be used.
         """
-        give_up_s = self._clock.monotonic_s() + self.timeout_s
-        body = bytearray()
         try:
-            with self._http.stream("GET", f"{self.url}/api/v1/query", params={"query": promql}) as reply:
-                for chunk in reply.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_REPLY_BYTES:
-                        raise ReplyError(f"the answer is longer than {MAX_REPLY_BYTES} bytes; narrow the query")
-                    if stop.is_set() or self._clock.monotonic_s() > give_up_s:
-                        raise ReplyError(f"no complete answer within {self.timeout_s:g} s")
-                status = reply.status_code
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ReplyError(f"no answer ({str(error) or type(error).__name__})") from error
-        return _parse(bytes(body), status)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-
-def _without_user(url: str) -> tuple[str, tuple[str, str] | None]:
-    """Take name and password out of a URL: httpx logs every address that it asks."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return url, None  # the first question says what is wrong
-    user, at, place = parts.netloc.rpartition("@")
-    if not at:
-        return url, None
-    name, _, password = user.partition(":")
-    return parts._replace(netloc=place).geturl(), (unquote(name), unquote(password))
+            answer = self._http.ask(
+                "GET", "/api/v1/query", params={"query": promql}, within_s=self.timeout_s, stop=stop
+            )
+        except HttpError as error:
+            if error.kind == "large":
+                raise ReplyError(f"the answer is longer than {MAX_REPLY_BYTES} bytes; narrow the query") from error
+            if error.kind == "late":
+                raise ReplyError(f"no complete answer within {self.timeout_s:g} s") from error
+            raise ReplyError(f"no answer ({error})") from error
+        return _parse(answer.body, answer.status)
 
 
 def _parse(body: bytes, status: int) -> Reply:

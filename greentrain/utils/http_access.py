@@ -1,12 +1,63 @@
-"""Who may ask: a token in a header, or, for clients that take nothing but a URL, in the URL's user part."""
+"""Who may ask a server: a token that lies in a file of its owner, and the names under which it may be asked."""
 
 import base64
 import binascii
 import hmac
 import ipaddress
-from collections.abc import Iterable
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
 
-from greentrain.utils.token_file import check_token
+from greentrain.errors import ConfigError
+
+SHORTEST: Final = 16
+"""Characters of a token."""
+
+
+def token_of(file: Path) -> str:
+    """Return the token that a file holds; make the file, for its owner alone to read, where it is missing.
+
+    Raises:
+        ConfigError: It cannot be read or made, can be read by others, or holds no token.
+    """
+    try:
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as made:
+            token = secrets.token_urlsafe(32)
+            made.write(f"{token}\n")
+            return token
+    except FileExistsError:
+        return kept_token(file)
+    except OSError as error:
+        raise ConfigError(f"the token file {file} cannot be made: {error.strerror}") from error
+
+
+def kept_token(file: Path) -> str:
+    """Return the token that a file holds.
+
+    Raises:
+        ConfigError: It cannot be read, can be read by others, or holds no token.
+    """
+    try:
+        found = file.read_text(encoding="ascii").strip()
+        shared = file.stat().st_mode & 0o077
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the token file {file} cannot be read as ASCII: {error}") from error
+    if shared and os.name == "posix":  # elsewhere the mode says nothing
+        raise ConfigError(f"the token file {file} can be read by others: chmod 600 {file}")
+    check_token(found)
+    return found
+
+
+def check_token(token: str) -> None:
+    """Check that a token is long enough and can stand in a header.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if len(token) < SHORTEST or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"the token has {len(token)} characters: give at least {SHORTEST} printable ones of ASCII")
 
 
 class Access:
@@ -28,6 +79,7 @@ class Access:
         if token is not None:
             check_token(token)
         self._token = None if token is None else token.encode("ascii")
+        self._names = HostNames("localhost")
 
     @property
     def is_open(self) -> bool:
@@ -38,17 +90,8 @@ class Access:
         """Return True if a request with these headers (names in lower case) may be answered."""
         found = dict(headers)
         if self._token is None:
-            name = found.get(b"host", b"").decode("latin-1").lower()
-            return _is_local(name) or _is_local(name.rpartition(":")[0])
+            return self._names.allow(found)
         return hmac.compare_digest(_given(found.get(b"authorization", b"")), self._token)
-
-
-def _is_local(name: str) -> bool:
-    """Return True for localhost and for loopback addresses in figures, to which no name can be rebound."""
-    try:
-        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _given(header: bytes) -> bytes:
@@ -64,11 +107,47 @@ def _given(header: bytes) -> bytes:
     return b""
 
 
+class HostNames:
+    """The names under which a server is asked: a page whose own name was rebound to this machine has another.
+
+    Args:
+        host: Address or name that the server listens at.
+        more: Further names, as of a proxy before it.
+
+    Raises:
+        ConfigError: A further name is empty, or has a port, a path or a blank in it.
+    """
+
+    def __init__(self, host: str, more: Iterable[str] = ()) -> None:
+        more = [name.lower() for name in more]
+        for name in more:
+            if not name or (set(name) & set(":/[]@ ") and _address(name) is None):
+                raise ConfigError(f"--name is {name!r}; give a host name without scheme and port, as runs.example")
+        self._names = {"localhost", host.lower(), *more} - {""}
+        self._any_address = not is_loopback(host)
+
+    def allow(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return True if the Host of a request is one of them; an address in figures cannot be rebound."""
+        name = _without_port(headers.get(b"host", b"").decode("latin-1").lower())
+        address = _address(name)
+        return name in self._names or (address is not None and (self._any_address or address.is_loopback))
+
+
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach an address."""
-    if host == "localhost":
-        return True
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
+        return None
+
+
+def _without_port(name: str) -> str:
+    if name.startswith("["):
+        address, _, rest = name[1:].partition("]")
+        return address if not rest or rest.startswith(":") else ""
+    return name.partition(":")[0]

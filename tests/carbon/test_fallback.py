@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.carbon.fallback import Fallback
+from greentrain.carbon.detect import Fallback
 from greentrain.carbon.trace import TraceSignal
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.testing.signal_contract import SignalContract

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from greentrain.carbon.keys import SERVICE, Secret, find_key
+from greentrain.carbon.client import SERVICE, Secret, find_key
 from greentrain.errors import ConfigError
 
 NAME = "ELECTRICITY_MAPS_TOKEN"

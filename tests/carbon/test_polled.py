@@ -19,12 +19,11 @@ import pytest
 pytest.importorskip("httpx", reason="the extra 'grid' is not installed")
 
 from greentrain import GreenSession
-from greentrain.carbon import poller
+from greentrain.carbon import polled
 from greentrain.carbon.cache import GridCache
-from greentrain.carbon.client import Timeouts
+from greentrain.carbon.client import Secret, Timeouts
 from greentrain.carbon.electricity_maps import ElectricityMaps
 from greentrain.carbon.gb import GreatBritain
-from greentrain.carbon.keys import Secret
 from greentrain.carbon.polled import PolledSignal
 from greentrain.carbon.source import GridSource
 from greentrain.carbon.watttime import WattTime
@@ -576,7 +575,7 @@ def test_whoever_holds_the_lock_is_waited_for_but_not_for_ever(tmp_path: Path, m
             assert mine
             time.sleep(0.2)
             assert not server.requests
-            monkeypatch.setattr(poller, "_PATIENT_S", 0.1)
+            monkeypatch.setattr(polled, "_PATIENT_S", 0.1)
             until(lambda: signal.mean(now(), now()).g_per_kwh is not None)
 
 
@@ -584,7 +583,7 @@ def test_of_many_processes_one_asks(tmp_path: Path) -> None:
     code = """
 import sys, time
 from greentrain.carbon.electricity_maps import ElectricityMaps
-from greentrain.carbon.keys import Secret
+from greentrain.carbon.client import Secret
 from greentrain.carbon.polled import PolledSignal
 from tests.carbon.grid_server import QUICK
 url, folder = sys.argv[1:]

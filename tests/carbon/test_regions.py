@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.carbon.codecarbon_data import CodecarbonData
-from greentrain.carbon.regions import lookup, places
+from greentrain.carbon.regions import CodecarbonData, lookup, places
 from greentrain.errors import CarbonSignalError, UnknownZoneError
 
 

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
+from greentrain.carbon.client import Secret
 from greentrain.carbon.electricity_maps import ElectricityMaps
 from greentrain.carbon.gb import REGIONS, GreatBritain
-from greentrain.carbon.keys import Secret
 from greentrain.carbon.source import HISTORY_S, Ask, GridSource, WrongAnswer, unix_s
 from greentrain.carbon.watttime import WattTime
 from greentrain.errors import UnknownZoneError

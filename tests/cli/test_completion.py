@@ -122,7 +122,7 @@ def test_a_table_that_is_gone_completes_nothing(monkeypatch: pytest.MonkeyPatch)
     def gone() -> None:
         raise OSError("gone")
 
-    monkeypatch.setattr("greentrain.carbon.codecarbon_data.CodecarbonData.installed", gone)
+    monkeypatch.setattr("greentrain.carbon.regions.CodecarbonData.installed", gone)
     assert completion.zones("") == []
 
 

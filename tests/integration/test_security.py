@@ -44,7 +44,7 @@ from greentrain.session.session import GreenSession
 from greentrain.types import CarbonPoint, Topology
 from greentrain.utils import redact
 from greentrain.utils.files import write_json
-from greentrain.utils.token_file import token_of
+from greentrain.utils.http_access import token_of
 from tests.helpers.flat_meter import FlatMeter
 
 ROOT = Path(__file__).parents[2]

@@ -1,29 +1,22 @@
 """A running job's figures for Prometheus: on a page of this process, or in a file for node_exporter."""
 
 import contextlib
-import hmac
 import os
-import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from socketserver import TCPServer, ThreadingMixIn
-from typing import TYPE_CHECKING, Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from typing import Any, Final
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError
 from greentrain.report.live.snapshot import OFF, DeviceNow, MissingSeconds, PlanNow, Snapshot
+from greentrain.utils.http_access import Access, kept_token
+from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen
 from greentrain.utils.imports import try_import
-from greentrain.utils.token_file import kept_token
 from greentrain.utils.version import __version__
 
 with try_import("export") as _imports:
     from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 READ_S: Final = 10.0
 """A client that is silent for longer while it asks is dropped (s)."""
@@ -167,40 +160,48 @@ class Page:
         self._figures = Figures()
         registry = CollectorRegistry()
         registry.register(self._figures)
-        application: WSGIApplication = make_wsgi_app(registry)
-        if token is not None:
-            application = _guarded(application, token)
-        port = config.port + local_rank if config.port else 0
-        family, _, _, _, address = socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)[0]
-        serving = type("_Server", (_Server,), {"address_family": family})
-        self._server = serving((str(address[0]), port), _Handler)
-        self._server.set_app(application)
-        self.port: int = self._server.server_address[1]
-        """TCP port."""
-        self._thread: threading.Thread | None = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="greentrain-prometheus-page"
+        self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
+        self._access = Access(token)
+        self._host = ThreadHost(
+            listen(config.host, config.port + local_rank if config.port else 0),
+            self._answer,
+            name="greentrain-prometheus-page",
+            limits=HostLimits(connections=32, receive_s=READ_S, send_s=READ_S),
+            busy=_text(503, "too many scrapes at a time"),
+            keeps_open=False,
         )
-        self._thread.daemon = True
-        self._thread.start()
-        self._pid = os.getpid()
+        self.port = self._host.port
+        """TCP port."""
+        self.close = self._host.close
+        """Gives the port back. Idempotent."""
 
     def update(self, snapshot: Snapshot) -> None:
         """Show these figures from now on."""
         self._figures.update(snapshot)
 
-    def close(self) -> None:
-        """Give the port back. Idempotent."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        if os.getpid() != self._pid:  # a forked child has no such thread, whose end would be waited for
-            self._server.server_close()
-            return
-        self._server.shutdown()
-        thread.join(timeout=2.0)
-        with contextlib.suppress(OSError):  # a forked data loader has the socket too, and must not keep the port
-            self._server.socket.shutdown(socket.SHUT_RDWR)
-        self._server.server_close()
+    def _answer(self, request: HttpRequest) -> HttpReply:
+        """Return the metrics, in the form and encoding that prometheus_client chooses for the client."""
+        if not self._access.allows(request.raw_headers):
+            if self._access.is_open:
+                return _text(403, "without export.prometheus.token_file only requests to localhost are answered")
+            told = "send the token of export.prometheus.token_file as Authorization: Bearer"
+            return _text(401, told, {"WWW-Authenticate": "Bearer"})
+        head: dict[str, Any] = {}
+        environ = {
+            "REQUEST_METHOD": request.method,
+            "PATH_INFO": request.path,
+            "QUERY_STRING": request.query,
+            "HTTP_ACCEPT": request.headers.get("accept"),
+            "HTTP_ACCEPT_ENCODING": request.headers.get("accept-encoding"),
+        }
+        body = b"".join(self._metrics(environ, lambda status, headers, *_: head.update(status=status, headers=headers)))
+        return HttpReply(status=int(head["status"].split()[0]), body=body, headers=dict(head["headers"]))
+
+
+def _text(status: int, text: str, headers: Mapping[str, str] | None = None) -> HttpReply:
+    return HttpReply(
+        status=status, body=f"{text}\n".encode(), headers={"Content-Type": "text/plain", **(headers or {})}
+    )
 
 
 class Textfile:
@@ -252,38 +253,3 @@ class Textfile:
         """Remove the file, whose figures would be shown for ever. Idempotent."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def server_bind(self) -> None:
-        """Bind without asking DNS for this machine's name, which WSGIServer does."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away is none of the training's business."""
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = READ_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-def _guarded(application: "WSGIApplication", token: str) -> "WSGIApplication":
-    """Return the application for those who send the token."""
-    expected = f"Bearer {token}".encode()
-
-    def asked(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
-        given = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
-        if hmac.compare_digest(given, expected):
-            return application(environ, start_response)
-        start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain")])
-        return [b"send the token of export.prometheus.token_file as Authorization: Bearer\n"]
-
-    return asked

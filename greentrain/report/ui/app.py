@@ -1,8 +1,17 @@
-"""The routes: the page, its files, and the runs as JSON. All of them only read."""
+"""The routes: the page, its files, and the runs as JSON. All of them only read.
 
+A guard before them turns away what a route should not see, and gives every answer the headers that keep a browser in
+bounds. A run's summary and report are read, or made in memory: nothing is written into a run folder.
+"""
+
+import contextlib
 import json
+import os
+import stat
 import time
+from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from fastapi import FastAPI, Query, Request
@@ -11,16 +20,167 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from greentrain.errors import ConfigError, RunFolderError
+from greentrain.ledger.journal import WRONG_DATA
+from greentrain.ledger.reader import read_run
+from greentrain.ledger.run_folder import ESTIMATE
+from greentrain.report import MOST_ENTRIES
+from greentrain.report.fleet.find import is_raw
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import Selection, parse_where
-from greentrain.report.ui.documents import report_of, summary_of
-from greentrain.report.ui.guard import REPORT_POLICY, Guard
-from greentrain.report.ui.link_auth import LinkAuth, Names
-from greentrain.report.ui.rows import row_json, total_json
-from greentrain.report.ui.watching import Watching
+from greentrain.report.html import render_html
+from greentrain.report.series import build_series
+from greentrain.report.summary import summarize
+from greentrain.report.ui.link_auth import LinkAuth, is_own
+from greentrain.report.ui.watching import Watching, row_json, total_json
+from greentrain.utils.http_access import HostNames
 from greentrain.utils.version import __version__
+
+REPORT: Final = "report.html"
+MOST_BYTES: Final = 32 * 2**20
+"""Of a report that is passed on: GreenTrain's own have less than 1 MB."""
+_GUARDED: Final = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+"""Flags of ``open`` that Windows lacks."""
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run.
+
+    Raises:
+        RunFolderError: It cannot be read.
+    """
+    with _readable(folder):
+        found = summarize(read_run(folder, most=MOST_ENTRIES))
+        json.dumps(found, allow_nan=False)  # JSON has no word for a figure that is not finite
+        return found
+
+
+def report_of(folder: Path) -> bytes:
+    """Return report.html: the folder's, if no book and no estimate is newer, else one that is made.
+
+    Raises:
+        RunFolderError: The run cannot be read.
+    """
+    found = _existing(folder)
+    if found is not None:
+        return found
+    with _readable(folder):
+        record = read_run(folder, most=MOST_ENTRIES)
+        series = build_series(record)
+        return render_html(summarize(record, series=series), series).encode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Raise RunFolderError for what a folder does that is not a run's."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"{folder.name} cannot be read: {error.strerror or error}") from error
+    except WRONG_DATA as error:
+        raise RunFolderError(f"a record of {folder.name} makes no sense: {type(error).__name__}: {error}") from error
+
+
+def _existing(folder: Path) -> bytes | None:
+    """Return the report in a folder; None if it is older than its sources, too large, a link or no file."""
+    try:
+        with os.scandir(folder) as listing:
+            sources = [entry for entry in listing if is_raw(entry.name) or entry.name == ESTIMATE]
+        newest_ns = max(entry.stat().st_mtime_ns for entry in sources)
+        handle = os.open(folder / REPORT, os.O_RDONLY | _GUARDED)
+    except (OSError, ValueError):
+        return None
+    status = os.fstat(handle)
+    if not (stat.S_ISREG(status.st_mode) and status.st_mtime_ns >= newest_ns and status.st_size <= MOST_BYTES):
+        os.close(handle)
+        return None
+    with os.fdopen(handle, "rb") as file:
+        return file.read(MOST_BYTES)
+
+
+OPEN: Final = ("/", "/session")
+"""Paths without a session: the empty page, and the one that makes a session. ``/static/`` too: the same for all."""
+PAGE_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY: Final = (
+    "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""A report has its script in it, and may be anybody's file: it gets an origin of its own and no network."""
+_HEADERS: Final = {
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"x-frame-options": b"DENY",
+}
+_OF_THE_PAGE: Final = {
+    b"content-security-policy": PAGE_POLICY.encode("ascii"),
+    b"cross-origin-opener-policy": b"same-origin",
+}
+"""Not of a report: a sandbox and an opener policy are a network error together (HTML, "create navigation params by
+fetching", https://html.spec.whatwg.org/multipage/browsing-the-web.html, read 2026-11-22)."""
+
+
+class PageGuard:
+    """An ASGI application around another one.
+
+    Args:
+        app: The routes.
+        door: Who may come in.
+        names: Under which the server is asked.
+    """
+
+    def __init__(self, app: ASGIApp, door: LinkAuth, names: HostNames) -> None:
+        self._app = app
+        self._door = door
+        self._names = names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", []))
+                more = {**_HEADERS} if b"content-security-policy" in dict(headers) else {**_HEADERS, **_OF_THE_PAGE}
+                message = {**message, "headers": [*headers, *more.items()]}
+            await send(message)
+
+        refused = self._refused(scope)
+        if refused is None:
+            await self._app(scope, receive, answer)
+            return
+        status, text = refused
+        body = json.dumps({"error": text}).encode("utf-8")
+        kind = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode("ascii"))]
+        allow = [(b"allow", b"GET")] if status == 405 else []
+        await answer({"type": "http.response.start", "status": status, "headers": [*kind, *allow]})
+        await answer({"type": "http.response.body", "body": body})
+
+    def _refused(self, scope: Scope) -> tuple[int, str] | None:
+        headers = dict(scope["headers"])
+        path = scope["path"]
+        if not self._names.allow(headers):
+            return 421, "the server is not known by this name: open it as localhost or by its address"
+        if scope["method"] != "GET":
+            return 405, "everything here is only read: use GET"
+        if path == "/" or path.startswith("/static/"):
+            return None  # a link from elsewhere may lead to the page, which is empty
+        if not is_own(headers):
+            return 403, "pages of other origins get no answer"
+        if path not in OPEN and not self._door.knows(scope["headers"]):
+            return 401, "open the link that greentrain ui printed; each link opens once"
+        return None
+
 
 FORMAT: Final = 1
 """Of the JSON documents."""
@@ -30,7 +190,7 @@ STYLE: Final = "report.css"
 KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 
 
-def application(watching: Watching, door: LinkAuth, names: Names) -> Guard:
+def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGuard:
     """Return the ASGI application.
 
     Args:
@@ -111,7 +271,7 @@ def application(watching: Watching, door: LinkAuth, names: Names) -> Guard:
     for kind, status in ((ConfigError, 400), (RunFolderError, 409), (RequestValidationError, 400), (HTTPException, 0)):
         app.add_exception_handler(kind, _told(status))
     app.add_middleware(GZipMiddleware, minimum_size=4096, compresslevel=1)
-    return Guard(app, door, names)
+    return PageGuard(app, door, names)
 
 
 def _known(watching: Watching, key: str) -> RunRow:

@@ -1,14 +1,12 @@
 """Who may see the runs: a link that opens once, the sessions it made, and the token of a file."""
 
 import hmac
-import ipaddress
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from greentrain.errors import ConfigError
-from greentrain.utils.http_access import Access, is_loopback
+from greentrain.utils.http_access import Access
 
 MOST_SESSIONS: Final = 64
 """Browsers at once; the oldest is forgotten."""
@@ -66,52 +64,12 @@ class LinkAuth:
         return self._token is not None and self._token.allows(headers)
 
 
-class Names:
-    """The names under which this server is asked: a page whose own name was rebound to this machine has another.
-
-    Args:
-        host: That the server listens at.
-        more: Further names, as of a proxy before it.
-
-    Raises:
-        ConfigError: A further name is empty, or has a port, a path or a blank in it.
-    """
-
-    def __init__(self, host: str, more: Iterable[str] = ()) -> None:
-        more = [name.lower() for name in more]
-        for name in more:
-            if not name or (set(name) & set(":/[]@ ") and not _is_address(name)):
-                raise ConfigError(f"--name is {name!r}; give a host name without scheme and port, as runs.example")
-        self._names = {"localhost", host.lower(), *more} - {""}
-        self._any_address = not is_loopback(host)
-
-    def allow(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return True if the Host of a request is one of them; an address in figures cannot be rebound."""
-        name = _without_port(headers.get(b"host", b"").decode("latin-1").lower())
-        return name in self._names or (_is_address(name) if self._any_address else is_loopback(name))
-
-
 def is_own(headers: Mapping[bytes, bytes]) -> bool:
     """Return False for what a page of another origin asks for, be it another port of this machine."""
     origin = headers.get(b"origin")
     if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
         return False
     return headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _without_port(name: str) -> str:
-    if name.startswith("["):
-        address, _, rest = name[1:].partition("]")
-        return address if not rest or rest.startswith(":") else ""
-    return name.partition(":")[0]
 
 
 def _cookie(header: bytes, name: str) -> bytes:

@@ -1,31 +1,25 @@
 """The server of the page, in a thread of this process."""
 
-import contextlib
 import errno
 import socket
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final
 
 from greentrain.errors import ConfigError
 from greentrain.report.fleet.find import find_runs
-from greentrain.utils.http_access import is_loopback
+from greentrain.utils.http_access import HostNames, is_loopback
+from greentrain.utils.http_server import AsgiHost, HostLimits, listen_checked, url_of
 from greentrain.utils.imports import try_import
 from greentrain.utils.validation import bound
 
 with try_import("ui") as _imports:
-    import uvicorn
+    import uvicorn  # noqa: F401
 
     from greentrain.report.ui.app import application
-    from greentrain.report.ui.link_auth import LinkAuth, Names
+    from greentrain.report.ui.link_auth import LinkAuth
     from greentrain.report.ui.watching import Watching
-
-GRACE_S: Final = 2
-"""Time that answers under way get at the end (s)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +47,10 @@ class Listening:
                 f"--host is {self.host!r}, which other machines can reach: give --token-file FILE, or listen at"
                 " 127.0.0.1 and forward the port by ssh -L"
             )
-        Names(self.host, self.names)
+        HostNames(self.host, self.names)
 
 
-class Server:
+class PageServer:
     """Serves the page until it is closed. A context manager.
 
     Args:
@@ -85,37 +79,29 @@ class Server:
         at = at or Listening()
         bound("--every-s", every_s, 0.05, 3600.0)
         next(find_runs(root), None)
-        self._socket = _listening(at.host, at.port)
         try:
-            name, port = self._socket.getsockname()[:2]
+            listener = listen_checked(at.host, at.port, has_token=at.token is not None, option="--")
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            raise ConfigError(
+                f"--host is {at.host!r}, which is no address of this machine: {error.strerror}"
+            ) from error
+        try:
+            name, port = listener.getsockname()[:2]
             shown = socket.gethostname() if name in ("0.0.0.0", "::") else name
-            self.url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+            self.url = url_of(listener).replace(name, shown) if ":" in shown else f"http://{shown}:{port}"
             """Without a slash at its end."""
             told = None if used is None else lambda word: used(self._link(word))
             self.door = LinkAuth(f"greentrain_ui_{port}", at.token, told)
             self._watching = Watching(root, cache, every_s)
         except BaseException:
-            self._socket.close()
+            listener.close()
             raise
-        names = Names(at.host, [*at.names, shown])
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                application(self._watching, self.door, names),
-                loop="asyncio",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="error",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=GRACE_S,
-            )
+        names = HostNames(at.host, [*at.names, shown])
+        self._host = AsgiHost(
+            application(self._watching, self.door, names), listener, name="greentrain-ui", limits=HostLimits()
         )
-        self._thread = threading.Thread(target=self._serve, name="greentrain-ui", daemon=True)
-        self._thread.start()
-        while self._thread.is_alive() and not self._server.started:
-            time.sleep(0.005)
 
     @property
     def link(self) -> str:
@@ -125,17 +111,14 @@ class Server:
     @property
     def is_alive(self) -> bool:
         """True until it is closed."""
-        return self._thread.is_alive()
+        return self._host.is_alive
 
     def close(self) -> None:
         """End. Idempotent."""
-        self._server.should_exit = True
-        self._thread.join(GRACE_S + 1)
-        self._server.force_exit = True
-        self._thread.join()
+        self._host.close()
         self._watching.close()
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> "PageServer":
         return self
 
     def __exit__(
@@ -145,23 +128,3 @@ class Server:
 
     def _link(self, word: str) -> str:
         return f"{self.url}/#token={word}"
-
-    def _serve(self) -> None:
-        with contextlib.closing(self._socket):
-            self._server.run(sockets=[self._socket])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        made = socket.create_server((host, port), family=family, backlog=128)
-    except UnicodeError as error:
-        raise ConfigError(f"--host is {host!r}, which is no address of this machine: {error}") from error
-    except OSError as error:
-        number = error.errno or 0
-        if number < 0 or number == errno.EADDRNOTAVAIL:  # below 0: of getaddrinfo
-            raise ConfigError(f"--host is {host!r}, which is no address of this machine: {error.strerror}") from error
-        remedy = "; choose another --port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
-        raise OSError(error.errno, f"{host}:{port} cannot be listened at: {error.strerror}{remedy}") from error
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return made

@@ -17,12 +17,12 @@ from starlette.requests import Request
 
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.serve import completions, errors, openrlhf, pooling
 from greentrain.rlhf.serve.coalescer import Coalescer
-from greentrain.rlhf.serve.errors import Refusal
-from greentrain.rlhf.serve.guard import Guard
-from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.dialects import completion_routes, openrlhf_routes, pooling_routes
+from greentrain.rlhf.serve.guard import ServeGuard
+from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.metrics import Metrics, devices_of
+from greentrain.rlhf.serve.requests import Refusal, busy, documented, refusal_of
 from greentrain.rlhf.serve.scorer import Scorer, TooLong
 from greentrain.rlhf.text import TextEncoder
 from greentrain.utils.http_access import Access
@@ -61,7 +61,7 @@ class Models(BaseModel):
 class Application:
     """What is served, and what must be closed behind it."""
 
-    guarded: Guard
+    guarded: ServeGuard
     """The ASGI application."""
     routes: FastAPI
     """Without the guard: for its OpenAPI document."""
@@ -96,7 +96,7 @@ def application(
     text: Mapping[PassKind, TextEncoder],
     *,
     token: str | None,
-    limits: Limits,
+    limits: ServeLimits,
     too_long: TooLong = "refuse",
 ) -> Application:
     """Return the application of an engine.
@@ -147,7 +147,7 @@ def application(
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        responses=errors.documented(*GUARDED),
+        responses=documented(*GUARDED),
         exception_handlers={
             Refusal: _refused,
             HTTPException: _unknown,
@@ -156,15 +156,15 @@ def application(
     )
     secured = [] if token is None else [Security(HTTPBearer(auto_error=False))]  # for the document: the guard looks
     if reward := scorers.get(PassKind.REWARD):
-        routes.include_router(openrlhf.routes(reward), dependencies=secured)
-        routes.include_router(pooling.routes(reward), dependencies=secured)
+        routes.include_router(openrlhf_routes(reward), dependencies=secured)
+        routes.include_router(pooling_routes(reward), dependencies=secured)
     if reference := scorers.get(PassKind.REFERENCE):
-        routes.include_router(completions.routes(reference), dependencies=secured)
+        routes.include_router(completion_routes(reference), dependencies=secured)
     routes.include_router(_about(scorers, metrics, _Asking(aside[1])), dependencies=secured)
     access = Access(token)
     routes.include_router(_health(engine, _Asking(aside[1]), access))
     metrics.routes = frozenset(routes.openapi()["paths"])
-    guarded = Guard(routes, access=access, limits=limits, seen=metrics.request)
+    guarded = ServeGuard(routes, access=access, limits=limits, seen=metrics.request)
     made = Application(guarded=guarded, routes=routes, metrics=metrics, coalescers=coalescers, threads=aside)
     return made
 
@@ -180,7 +180,7 @@ class _Asking:
             async with asyncio.timeout(ASKING_S):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, question)
         except TimeoutError:
-            raise errors.busy(f"a device did not say within {ASKING_S:g} s how it is") from None
+            raise busy(f"a device did not say within {ASKING_S:g} s how it is") from None
 
 
 def _health(engine: OffloadEngine, ask: _Asking, access: Access) -> APIRouter:
@@ -191,7 +191,7 @@ def _health(engine: OffloadEngine, ask: _Asking, access: Access) -> APIRouter:
         """Whether each pass has a device that can be used."""
         if down := await ask(lambda: _down(engine)):
             told = access.allows(request.scope["headers"])
-            raise errors.busy(down if told else "a pass has no device: ask with the server's token which, and why")
+            raise busy(down if told else "a pass has no device: ask with the server's token which, and why")
         return JSONResponse({"status": "ok"})
 
     return router
@@ -248,4 +248,4 @@ async def _unknown(request: Request, error: Any) -> JSONResponse:
 
 
 async def _broken(request: Request, error: Exception) -> JSONResponse:
-    return errors.of(error).answer()
+    return refusal_of(error).answer()

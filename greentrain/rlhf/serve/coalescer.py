@@ -16,9 +16,8 @@ from greentrain.fpga_backend.batch import Batch, Ids
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.serve import errors
-from greentrain.rlhf.serve.errors import Refusal
-from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.limits import ServeLimits
+from greentrain.rlhf.serve.requests import Refusal, busy, refusal_of
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Coalescer:
     """
 
     def __init__(
-        self, engine: OffloadEngine, kind: PassKind, limits: Limits, seen: Callable[[int], None] = lambda _: None
+        self, engine: OffloadEngine, kind: PassKind, limits: ServeLimits, seen: Callable[[int], None] = lambda _: None
     ) -> None:
         self._engine = engine
         self._kind = kind
@@ -80,9 +79,9 @@ class Coalescer:
             Refusal: The queue is full, the server closes, or the device failed.
         """
         if self._closed:
-            raise errors.busy("the server is being closed")
+            raise busy("the server is being closed")
         if self.waiting + len(rows) > self._limits.waiting:
-            raise errors.busy(
+            raise busy(
                 f"{self.waiting} sequences wait already and at most {self._limits.waiting} may: come again later, "
                 "or start the server with a larger queue"
             )
@@ -104,7 +103,7 @@ class Coalescer:
     def close(self) -> None:
         """Refuse what waits and what comes. Batches that run are not waited for. Idempotent."""
         self._closed = True
-        _fail(self._queue.values(), errors.busy("the server is being closed"))
+        _fail(self._queue.values(), busy("the server is being closed"))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fail_running(self) -> None:
@@ -184,9 +183,9 @@ class Coalescer:
         try:
             found = iter(await loop.run_in_executor(self._pool, self._ask, rows))
         except asyncio.CancelledError:
-            _fail(entries, errors.busy("the server is being closed"))
+            _fail(entries, busy("the server is being closed"))
         except Exception as error:
-            why = errors.of(error)
+            why = refusal_of(error)
             if why.status == HTTPStatus.INTERNAL_SERVER_ERROR:
                 _logger.exception("the %s pass failed", self._kind)
             _fail(entries, why)
@@ -209,4 +208,4 @@ class Coalescer:
 def _fail(entries: Iterable[_Entry], why: Refusal) -> None:
     for entry in entries:
         if not entry.future.done():
-            entry.future.set_exception(errors.of(why))
+            entry.future.set_exception(refusal_of(why))

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from greentrain.rlhf.serve import errors
-from greentrain.rlhf.serve.errors import Refusal
-from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.limits import ServeLimits
+from greentrain.rlhf.serve.requests import Refusal, busy
 from greentrain.utils.http_access import Access
 
 OPEN = "/health"
@@ -21,7 +20,7 @@ GONE = "closed"
 """In the place of a status: the client went away before it was answered."""
 
 
-class Guard:
+class ServeGuard:
     """An ASGI application around another one. Bodies are read here, up to their bound.
 
     Args:
@@ -32,7 +31,7 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, *, access: Access, limits: Limits, seen: Callable[[str, str, float], None]
+        self, app: ASGIApp, *, access: Access, limits: ServeLimits, seen: Callable[[str, str, float], None]
     ) -> None:
         self._app = app
         self._access = access
@@ -82,7 +81,7 @@ class Guard:
                     if len(body) + len(part) > self._limits.body_bytes:
                         raise self._too_large()
                     if self._held_bytes + len(part) > self._limits.held_bytes:
-                        raise errors.busy(f"bodies of {self._limits.held_bytes} bytes are held already: come again")
+                        raise busy(f"bodies of {self._limits.held_bytes} bytes are held already: come again")
                     self._held_bytes += len(part)
                     body += part
                     more = message.get("more_body", False)

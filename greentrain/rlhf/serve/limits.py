@@ -10,7 +10,7 @@ Patience = Annotated[float, Bound(0.01, 86400.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ServeLimits:
     """Bounds of a server. Each raises ConfigError where it makes no sense.
 
     Raises:
@@ -48,3 +48,7 @@ class Limits:
     def __post_init__(self) -> None:
         check_fields(self)
         bound("held_bytes", self.held_bytes, self.body_bytes, 2**40)
+
+
+Limits = ServeLimits
+"""The name until version 0.1; goes in version 0.3."""

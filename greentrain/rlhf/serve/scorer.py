@@ -13,7 +13,7 @@ from greentrain.fpga_backend.program import Program
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve.coalescer import Coalescer, Row
-from greentrain.rlhf.serve.errors import Refusal
+from greentrain.rlhf.serve.requests import Refusal
 from greentrain.rlhf.text import TextEncoder
 
 TooLong = Literal["refuse", "truncate"]

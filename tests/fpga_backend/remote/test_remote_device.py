@@ -7,13 +7,12 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.devices.torch_device import TorchDevice
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.fpga_backend.remote.client import RemoteDevice
-from greentrain.fpga_backend.remote.connection import Patience
+from greentrain.fpga_backend.remote.client import RemoteDevice, RemoteTimeouts
 from greentrain.fpga_backend.remote.server import serve
 from greentrain.testing.offload_contract import OffloadContract
 from tests.fpga_backend.devices import binary64
 
-QUICK = Patience(batch_s=20.0, load_s=20.0, silence_s=5.0, lost_s=1.0, hold_s=0.3, poll_s=0.1)
+QUICK = RemoteTimeouts(batch_s=20.0, load_s=20.0, silence_s=5.0, lost_s=1.0, hold_s=0.3, poll_s=0.1)
 
 
 class TestRemoteEmulator(OffloadContract):

@@ -21,15 +21,13 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import EnergyReading, Handle
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
-from greentrain.fpga_backend.remote.client import RemoteDevice
-from greentrain.fpga_backend.remote.connection import Patience
-from greentrain.fpga_backend.remote.server import Server, serve
-from greentrain.fpga_backend.remote.service import Limits
+from greentrain.fpga_backend.remote.client import RemoteDevice, RemoteTimeouts
+from greentrain.fpga_backend.remote.server import DeviceServer, DeviceServerLimits, serve
 from greentrain.testing.offload_contract import raised, rows_of
 from greentrain.testing.offload_models import encoder, sequences
 from greentrain.types import PowerMeter, Provenance
 
-QUICK = Patience(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.5, hold_s=0.1, poll_s=0.05)
+QUICK = RemoteTimeouts(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.5, hold_s=0.1, poll_s=0.05)
 
 
 class Gated:
@@ -82,26 +80,26 @@ def gated() -> Iterator[Gated]:
 
 
 @pytest.fixture
-def server(gated: Gated) -> Iterator[Server]:
-    with serve(gated, limits=Limits(batch_bytes=20_000, silence_s=1.0)) as server:
+def server(gated: Gated) -> Iterator[DeviceServer]:
+    with serve(gated, limits=DeviceServerLimits(batch_bytes=20_000, silence_s=1.0)) as server:
         yield server
         gated.go.set()
 
 
 @pytest.fixture
-def remote(server: Server) -> Iterator[RemoteDevice]:
+def remote(server: DeviceServer) -> Iterator[RemoteDevice]:
     device = RemoteDevice(server.url, token=server.token, patience=QUICK)
     yield device
     device.close()
 
 
-def ask(server: Server, method: str, path: str, token: str = "", **options: Any) -> httpx.Response:
+def ask(server: DeviceServer, method: str, path: str, token: str = "", **options: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token or server.token}", "X-GreenTrain-Client": "a test's client"}
     headers.update(options.pop("headers", {}))
     return httpx.request(method, server.url + path, headers=headers, trust_env=False, timeout=10.0, **options)
 
 
-def test_a_wrong_token_opens_nothing(server: Server) -> None:
+def test_a_wrong_token_opens_nothing(server: DeviceServer) -> None:
     error = raised(RemoteDevice, server.url, token="wrong" * 8, patience=QUICK)
     assert isinstance(error, DeviceError)
     assert "token" in str(error)
@@ -148,7 +146,7 @@ def test_no_server_is_an_error_at_once() -> None:
     ],
 )
 def test_malformed_requests_are_refused_and_the_server_lives(
-    server: Server, method: str, path: str, body: bytes, status: int
+    server: DeviceServer, method: str, path: str, body: bytes, status: int
 ) -> None:
     reply = ask(server, method, path, content=body)
     assert reply.status_code == status
@@ -157,19 +155,19 @@ def test_malformed_requests_are_refused_and_the_server_lives(
 
 
 @pytest.mark.parametrize("body", [b"", b"\0" * 100, b"\xff" * 30, b"\x02\0\0\0\0\0\0\0{}"])
-def test_malformed_batches_are_refused(server: Server, remote: RemoteDevice, body: bytes) -> None:
+def test_malformed_batches_are_refused(server: DeviceServer, remote: RemoteDevice, body: bytes) -> None:
     artifact = encoder()
     handle = remote.load(artifact)
-    client = remote._connection._http.headers["x-greentrain-client"]
+    client = remote._connection.client
     reply = ask(server, "POST", "/v1/batches?model=1", content=body, headers={"X-GreenTrain-Client": client})
     assert (reply.status_code, reply.json()["error"]) == (400, "MalformedError")
     assert remote.submit(handle, sequences(artifact)).result(20).scores is not None
 
 
-def test_bodies_that_are_too_large_or_of_unknown_length(server: Server, remote: RemoteDevice) -> None:
+def test_bodies_that_are_too_large_or_of_unknown_length(server: DeviceServer, remote: RemoteDevice) -> None:
     artifact = encoder()
     handle = remote.load(artifact)
-    client = remote._connection._http.headers["x-greentrain-client"]
+    client = remote._connection.client
     mine = {"X-GreenTrain-Client": client}
     assert ask(server, "POST", "/v1/batches?model=1", content=b"x" * 30_000, headers=mine).status_code == 413
     assert ask(server, "POST", "/v1/batches?model=1", content=iter([b"x"]), headers=mine).status_code == 411
@@ -179,7 +177,7 @@ def test_bodies_that_are_too_large_or_of_unknown_length(server: Server, remote: 
     assert remote.submit(handle, sequences(artifact)).result(20).scores is not None
 
 
-def test_a_body_that_never_comes_holds_nothing(server: Server) -> None:
+def test_a_body_that_never_comes_holds_nothing(server: DeviceServer) -> None:
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
     names = f"Authorization: Bearer {server.token}\r\nX-GreenTrain-Client: a test's client\r\n"
     with socket.create_connection(address, timeout=10.0) as connection:
@@ -189,7 +187,7 @@ def test_a_body_that_never_comes_holds_nothing(server: Server) -> None:
 
 
 def test_too_many_connections_are_turned_away(gated: Gated) -> None:
-    with serve(gated, limits=Limits(connections=2)) as server:
+    with serve(gated, limits=DeviceServerLimits(connections=2)) as server:
         with httpx.Client(trust_env=False) as one, httpx.Client(trust_env=False) as two:
             for client in (one, two):
                 client.get(server.url)
@@ -210,7 +208,7 @@ def noting(function: Callable[..., None], calls: list[Any]) -> Callable[..., Non
 
 
 def test_an_artifact_is_sent_once_and_shared(
-    gated: Gated, server: Server, remote: RemoteDevice, monkeypatch: pytest.MonkeyPatch
+    gated: Gated, server: DeviceServer, remote: RemoteDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = encoder()
     sent: list[Any] = []
@@ -226,7 +224,7 @@ def test_an_artifact_is_sent_once_and_shared(
 
 
 def test_replacing_takes_the_old_models_place_unless_others_use_it(
-    gated: Gated, server: Server, remote: RemoteDevice
+    gated: Gated, server: DeviceServer, remote: RemoteDevice
 ) -> None:
     first = remote.load(encoder(seed=0))
     second = remote.load(encoder(seed=1), replacing=first)
@@ -241,14 +239,14 @@ def test_replacing_takes_the_old_models_place_unless_others_use_it(
     assert [replaced is not None for replaced in gated.loads] == [False, True, False, True]
 
 
-def test_an_artifact_that_changed_on_the_way_is_refused(server: Server, remote: RemoteDevice) -> None:
+def test_an_artifact_that_changed_on_the_way_is_refused(server: DeviceServer, remote: RemoteDevice) -> None:
     error = raised(remote._send, encoder(seed=1), encoder(seed=2).digest)
     assert isinstance(error, ArtifactError)
     assert encoder(seed=1).digest[:12] in str(error)
 
 
 def test_an_artifact_larger_than_the_server_takes(gated: Gated) -> None:
-    with serve(gated, limits=Limits(artifact_bytes=1000)) as server:
+    with serve(gated, limits=DeviceServerLimits(artifact_bytes=1000)) as server:
         device = RemoteDevice(server.url, token=server.token, patience=QUICK)
         error = raised(device.load, encoder())
         device.close()
@@ -256,7 +254,7 @@ def test_an_artifact_larger_than_the_server_takes(gated: Gated) -> None:
     assert "1000" in str(error)
 
 
-def test_a_server_that_ends_loses_what_waits(gated: Gated, server: Server, remote: RemoteDevice) -> None:
+def test_a_server_that_ends_loses_what_waits(gated: Gated, server: DeviceServer, remote: RemoteDevice) -> None:
     artifact = encoder()
     handle = remote.load(artifact)
     gated.go.clear()
@@ -270,12 +268,12 @@ def test_a_server_that_ends_loses_what_waits(gated: Gated, server: Server, remot
     assert isinstance(raised(remote.load, artifact), DeviceLostError)
 
 
-def test_a_batch_that_takes_too_long_fails_alone(gated: Gated, server: Server) -> None:
+def test_a_batch_that_takes_too_long_fails_alone(gated: Gated, server: DeviceServer) -> None:
     artifact = encoder()
     device = RemoteDevice(
         server.url,
         token=server.token,
-        patience=Patience(batch_s=0.3, silence_s=1.0, lost_s=0.5, hold_s=0.1, poll_s=0.05),
+        patience=RemoteTimeouts(batch_s=0.3, silence_s=1.0, lost_s=0.5, hold_s=0.1, poll_s=0.05),
     )
     handle = device.load(artifact)
     gated.go.clear()
@@ -325,7 +323,7 @@ def test_a_restarted_server_is_noticed(gated: Gated) -> None:
         device.close()
 
 
-def test_joules_are_the_other_machines_and_say_so(gated: Gated, server: Server) -> None:
+def test_joules_are_the_other_machines_and_say_so(gated: Gated, server: DeviceServer) -> None:
     gated.reading = EnergyReading(energy_j=1000.0, provenance=Provenance.MODELLED, note="a model")
     device = RemoteDevice(server.url, token=server.token, patience=QUICK)
     gated.reading = EnergyReading(energy_j=1012.5, provenance=Provenance.MODELLED, note="a model")

@@ -14,8 +14,7 @@ from greentrain.fpga_backend.errors import (
     QueueFullError,
 )
 from greentrain.fpga_backend.remote import wire
-from greentrain.fpga_backend.remote.uploads import PIECE_BYTES, Upload, received
-from greentrain.fpga_backend.remote.wire import MalformedError
+from greentrain.fpga_backend.remote.wire import PIECE_BYTES, MalformedError, Upload, received
 from greentrain.testing.offload_contract import raised
 from greentrain.testing.offload_models import decoder, encoder
 

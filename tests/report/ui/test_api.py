@@ -20,8 +20,8 @@ from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.index import Index
 from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow
-from greentrain.report.ui.documents import report_of
-from greentrain.report.ui.server import Listening, Server
+from greentrain.report.ui.app import report_of
+from greentrain.report.ui.server import Listening, PageServer
 from tests.helpers.flat_meter import FlatMeter
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank
 from tests.report.ui.many_runs import one_run
@@ -33,11 +33,11 @@ Opened = Callable[..., httpx.Client]
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
     """Starts a server over a root, and returns a client that has come in by its link."""
-    servers: list[Server] = []
+    servers: list[PageServer] = []
     clients: list[httpx.Client] = []
 
     def start(root: Path, at: Listening | None = None) -> httpx.Client:
-        servers.append(Server(root, at, cache=tmp_path / "cache.duckdb", every_s=0.05))
+        servers.append(PageServer(root, at, cache=tmp_path / "cache.duckdb", every_s=0.05))
         clients.append(httpx.Client(base_url=servers[-1].url, trust_env=False))
         word = servers[-1].link.partition("#token=")[2]
         clients[-1].get("/session", headers={"Authorization": f"Bearer {word}"}).raise_for_status()
@@ -266,7 +266,7 @@ def test_without_the_links_word_there_is_no_run(tmp_path: Path) -> None:
     one_rank(tmp_path / "runs")
     used: list[str] = []
     with (
-        Server(tmp_path / "runs", cache=tmp_path / "cache.duckdb", used=used.append) as server,
+        PageServer(tmp_path / "runs", cache=tmp_path / "cache.duckdb", used=used.append) as server,
         httpx.Client(base_url=server.url, trust_env=False) as client,
     ):
         assert client.get("/").status_code == 200 and "demo" not in client.get("/").text
@@ -352,17 +352,17 @@ def test_scripts_come_in_with_the_token_of_a_file(tmp_path: Path, opened: Opened
 )
 def test_what_cannot_be_listened_at_is_refused(tmp_path: Path, at: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Server(tmp_path, Listening(**at), cache=tmp_path / "cache.duckdb")
+        PageServer(tmp_path, Listening(**at), cache=tmp_path / "cache.duckdb")
     with pytest.raises(RunFolderError, match="nowhere"):
-        Server(tmp_path / "nowhere", cache=tmp_path / "cache.duckdb")
+        PageServer(tmp_path / "nowhere", cache=tmp_path / "cache.duckdb")
 
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    with Server(tmp_path / "runs", cache=tmp_path / "a.duckdb") as server:
+    with PageServer(tmp_path / "runs", cache=tmp_path / "a.duckdb") as server:
         port = int(server.url.rpartition(":")[2])
         with pytest.raises(OSError, match="choose another --port"):
-            Server(tmp_path / "runs", Listening(port=port), cache=tmp_path / "b.duckdb")
+            PageServer(tmp_path / "runs", Listening(port=port), cache=tmp_path / "b.duckdb")
 
 
 def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch
     monkeypatch.setattr("greentrain.report.fleet.index.read_folder", slow)
     for i in range(60):
         Folder(tmp_path / "runs", f"r{i}").rank(0, [GPU, CPU], [ENTRY])
-    server = Server(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
+    server = PageServer(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
     t0_s = time.monotonic()
     server.close()
     server.close()
@@ -390,7 +390,7 @@ def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, mon
 
     monkeypatch.setattr("greentrain.report.fleet.index.read_folder", stuck)
     Folder(tmp_path / "runs").rank(0, [GPU], [ENTRY])
-    server = Server(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
+    server = PageServer(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
     (reader,) = [one for one in threading.enumerate() if one.name == "greentrain-ui-index"]
     try:
         assert asked.wait(20.0)

@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from greentrain.cli.ui import _say_next, ui
-from greentrain.report.ui.server import Server
+from greentrain.report.ui.server import PageServer
 from tests.report.run_folders import one_rank
 
 APP = typer.Typer()
@@ -71,7 +71,7 @@ def test_a_link_opens_where_the_terminal_is_gone(tmp_path: Path, monkeypatch: py
             raise BrokenPipeError
 
     one_rank(tmp_path / "runs")
-    with Server(tmp_path / "runs", cache=tmp_path / "c.duckdb", used=_say_next) as server:
+    with PageServer(tmp_path / "runs", cache=tmp_path / "c.duckdb", used=_say_next) as server:
         monkeypatch.setattr(sys, "stderr", Gone())
         word = {"Authorization": f"Bearer {server.link.partition('#token=')[2]}"}
         assert httpx.get(f"{server.url}/session", headers=word, trust_env=False).status_code == 200

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.report.ui.server import Listening, Server
+from greentrain.report.ui.server import Listening, PageServer
 from greentrain.types import DeviceEnergy, Provenance
 from greentrain.utils import quantities
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, sensor
@@ -64,8 +64,8 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def served(runs: Path, tmp_path: Path) -> Iterator[Server]:
-    with Server(runs, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+def served(runs: Path, tmp_path: Path) -> Iterator[PageServer]:
+    with PageServer(runs, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
         yield server
 
 
@@ -75,20 +75,20 @@ def chrome(tmp_path: Path) -> Iterator[Chrome]:
         yield one
 
 
-def come_in(chrome: Chrome, server: Server, count: int, view: str = "") -> None:
+def come_in(chrome: Chrome, server: PageServer, count: int, view: str = "") -> None:
     """Open the link and wait for the runs."""
     chrome.open(server.link + view)
     chrome.wait(f"document.getElementById('sum-runs')?.textContent === '{count}'")
 
 
-def check(chrome: Chrome, server: Server, allowed: Sequence[str] = ()) -> None:
+def check(chrome: Chrome, server: PageServer, allowed: Sequence[str] = ()) -> None:
     """Nothing went wrong, and nothing was fetched from elsewhere."""
     assert [text for text in chrome.troubles if not any(word in text for word in allowed)] == []
     assert [url for url in chrome.asked if not url.startswith((server.url, "data:"))] == []
     assert any(url.startswith(f"{server.url}/api/runs?after=") for url in chrome.asked), "it does not follow"
 
 
-def test_one_finds_sorts_compares_and_opens_runs(served: Server, chrome: Chrome) -> None:
+def test_one_finds_sorts_compares_and_opens_runs(served: PageServer, chrome: Chrome) -> None:
     come_in(chrome, served, 5)
     assert "token" not in chrome.run("location.href")
     assert chrome.run(ROWS) == ["dark", "bound", "clean", "partly", "dirty"], "the newest first"
@@ -157,7 +157,7 @@ def _id_of(name: str) -> str:
     return f"[...document.querySelectorAll('#rows tr')].find(row => row.querySelector('small').textContent === '{name}').dataset.id"  # noqa: E501
 
 
-def test_the_leaderboard_has_no_unknown_before_a_known_run(served: Server, chrome: Chrome) -> None:
+def test_the_leaderboard_has_no_unknown_before_a_known_run(served: PageServer, chrome: Chrome) -> None:
     come_in(chrome, served, 5, "&view=board")
     chrome.wait("document.querySelectorAll('#board tr').length === 5")
     found = chrome.run(BOARD)
@@ -195,7 +195,7 @@ def test_missing_readings_are_told_in_every_view(tmp_path: Path, chrome: Chrome)
     Folder(root, "holes").rank(0, [GPU], lines)
     lines = [entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0)}, tokens=100, embodied_g=0.01)]
     Folder(root, "half", world_size=2).rank(0, [GPU], lines)
-    with Server(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+    with PageServer(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
         come_in(chrome, server, 2)
         cells = chrome.run(
             "Object.fromEntries([...document.querySelectorAll('#rows tr')].map(row =>"
@@ -214,7 +214,7 @@ def test_missing_readings_are_told_in_every_view(tmp_path: Path, chrome: Chrome)
         check(chrome, server)
 
 
-def test_totals_follow_the_filters_that_they_know(served: Server, chrome: Chrome) -> None:
+def test_totals_follow_the_filters_that_they_know(served: PageServer, chrome: Chrome) -> None:
     come_in(chrome, served, 5, "&view=totals")
     chrome.wait("document.querySelectorAll('#totals .card').length === 4")
     rows = (
@@ -233,7 +233,7 @@ def test_totals_follow_the_filters_that_they_know(served: Server, chrome: Chrome
     check(chrome, served)
 
 
-def test_a_running_run_moves_and_the_keyboard_stays(served: Server, chrome: Chrome, runs: Path) -> None:
+def test_a_running_run_moves_and_the_keyboard_stays(served: PageServer, chrome: Chrome, runs: Path) -> None:
     come_in(chrome, served, 5)
     now_s = time.time()
     going = Folder(runs, "going", created_unix_s=now_s)
@@ -265,7 +265,7 @@ def test_names_are_never_markup(tmp_path: Path, chrome: Chrome) -> None:
     broken = Folder(root, "broken")
     (broken.path / "run.json").write_text(json.dumps({"run_id": EVIL}))
     broken.rank(0, [GPU], [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0)})])
-    with Server(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
+    with PageServer(root, cache=tmp_path / "cache.duckdb", every_s=0.1) as server:
         come_in(chrome, server, 3)
         ids = chrome.run(
             "[...document.querySelectorAll('#rows input:not(:disabled)')].map(box => box.dataset.key.slice(7))"
@@ -311,7 +311,7 @@ def test_names_are_never_markup(tmp_path: Path, chrome: Chrome) -> None:
         check(chrome, server)
 
 
-def test_nobody_sees_a_run_without_the_word(served: Server, chrome: Chrome) -> None:
+def test_nobody_sees_a_run_without_the_word(served: PageServer, chrome: Chrome) -> None:
     chrome.open(served.url)
     chrome.wait("document.getElementById('login') && !document.getElementById('login').hidden")
     assert chrome.run("document.getElementById('content').hidden")
@@ -331,18 +331,18 @@ def test_nobody_sees_a_run_without_the_word(served: Server, chrome: Chrome) -> N
     assert chrome.run("document.cookie") == "", "no script reads the session"
 
 
-def test_a_link_opens_in_a_tab_that_shows_the_page(served: Server, chrome: Chrome) -> None:
+def test_a_link_opens_in_a_tab_that_shows_the_page(served: PageServer, chrome: Chrome) -> None:
     chrome.open(served.url)
     chrome.wait("document.getElementById('login') && !document.getElementById('login').hidden")
     come_in(chrome, served, 5)
     assert "token" not in chrome.run("location.href")
 
 
-def test_a_page_of_another_port_gets_nothing(served: Server, chrome: Chrome, tmp_path: Path) -> None:
+def test_a_page_of_another_port_gets_nothing(served: PageServer, chrome: Chrome, tmp_path: Path) -> None:
     """Cookies know no ports: the other page's questions do carry the session."""
     come_in(chrome, served, 5)
     one_rank(tmp_path / "theirs")
-    with Server(tmp_path / "theirs", Listening(), cache=tmp_path / "b.duckdb") as other:
+    with PageServer(tmp_path / "theirs", Listening(), cache=tmp_path / "b.duckdb") as other:
         chrome.open(f"{other.url}/static/page.css")
         chrome.wait(f"location.href.startsWith('{other.url}')")
         chrome("Page.setBypassCSP", enabled=True)
@@ -359,7 +359,7 @@ def test_a_page_of_another_port_gets_nothing(served: Server, chrome: Chrome, tmp
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
-def test_every_view_fits_and_has_its_colours(served: Server, tmp_path: Path, width: int, dark: bool) -> None:
+def test_every_view_fits_and_has_its_colours(served: PageServer, tmp_path: Path, width: int, dark: bool) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed")
     with Chrome(tmp_path / "narrow", width, dark=dark) as chrome:
         come_in(chrome, served, 5)
@@ -381,7 +381,7 @@ def test_every_view_fits_and_has_its_colours(served: Server, tmp_path: Path, wid
         assert small == 0
 
 
-def test_figures_are_written_as_everywhere_else(served: Server, chrome: Chrome) -> None:
+def test_figures_are_written_as_everywhere_else(served: PageServer, chrome: Chrome) -> None:
     come_in(chrome, served, 5)
     values = [0.0, 1e-9, 9.996e-4, 0.001, 0.0499, 0.5, 0.9994, 0.99951, 1.0, 3.6, 9.995, 59.99, 60.0, 99.95, 123.456]
     values += [999.4, 999.6, 3599.6, 3600.0, 86_399.0, 123_456.0, 1e6, 9.9951e8, 3.6e9, 1.2345e13]

@@ -18,8 +18,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.remote.client import RemoteDevice
-from greentrain.fpga_backend.remote.connection import Patience
+from greentrain.fpga_backend.remote.client import RemoteDevice, RemoteTimeouts
 from greentrain.fpga_backend.remote.server import serve
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
@@ -27,7 +26,7 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.testing.xrt_noop import LIBRARIES, SHIM, noop_device
 from tests.rlhf.engine.conftest import Closing
 
-QUICK = Patience(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.3, hold_s=0.1, poll_s=0.05)
+QUICK = RemoteTimeouts(batch_s=20.0, load_s=20.0, silence_s=1.0, lost_s=0.3, hold_s=0.1, poll_s=0.05)
 TOKEN = "a-token-of-a-test-that-nobody-else-has"
 
 

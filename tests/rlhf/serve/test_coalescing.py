@@ -13,8 +13,8 @@ import pytest
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve.coalescer import Coalescer
-from greentrain.rlhf.serve.completions import MANY_TOKENS
-from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.dialects import MANY_TOKENS
+from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.server import Server
 from tests.rlhf.serve.serving import LONGEST, TEMPERATURE, TOKEN, Answer, Parts, client, from_many, parts, posted
 
@@ -52,7 +52,7 @@ def test_128_clients_get_their_own_answers_bit_for_bit(own: Parts, batch: int) -
     wanted = own.scores(ROWS[:CLIENTS])
     own.device.batches.clear()
     own.device.gate.clear()
-    with Server(own.engine, token=TOKEN, limits=Limits(batch_sequences=batch)) as server:
+    with Server(own.engine, token=TOKEN, limits=ServeLimits(batch_sequences=batch)) as server:
         threading.Timer(0.5, own.device.gate.set).start()
         found = classified(asyncio.run(from_many(server, bodies_of(ROWS[:CLIENTS]))))
     assert found == wanted.tolist()
@@ -64,7 +64,7 @@ def test_log_probabilities_and_rewards_mix_and_large_requests_are_cut(own: Parts
     rows = ROWS[:160]
     assert sum(map(len, rows)) > MANY_TOKENS, "so the answer is written in a thread"
     body = {"prompt": rows, "prompt_logprobs": 0, "temperature": TEMPERATURE}
-    limits = Limits(batch_sequences=16, batch_tokens=128)
+    limits = ServeLimits(batch_sequences=16, batch_tokens=128)
     wanted, scores = own.logprobs(rows), own.scores(rows)
     own.device.batches.clear()
     with Server(own.engine, token=TOKEN, limits=limits) as server, client(server) as asking:
@@ -80,7 +80,7 @@ def test_log_probabilities_and_rewards_mix_and_large_requests_are_cut(own: Parts
 
 
 def test_a_window_collects_on_an_idle_device(own: Parts) -> None:
-    with Server(own.engine, token=TOKEN, limits=Limits(window_s=0.3, batch_sequences=4)) as server:
+    with Server(own.engine, token=TOKEN, limits=ServeLimits(window_s=0.3, batch_sequences=4)) as server:
         classified(asyncio.run(from_many(server, bodies_of(ROWS[:10]))))
     assert sorted(own.device.batches) == [2, 4, 4], "full ones begin at once, the rest when the window ends"
 
@@ -112,7 +112,7 @@ def test_who_goes_away_leaves_the_queue_and_disturbs_nobody(own: Parts) -> None:
 
 def test_a_full_queue_and_a_slow_device_are_said_at_once(own: Parts) -> None:
     own.device.gate.clear()
-    with Server(own.engine, token=TOKEN, limits=Limits(waiting=2, request_s=0.5)) as server:
+    with Server(own.engine, token=TOKEN, limits=ServeLimits(waiting=2, request_s=0.5)) as server:
         answers = asyncio.run(from_many(server, bodies_of(ROWS[:8])))
         statuses = sorted(answer.status for answer in answers)
         assert set(statuses) == {503, 504} and statuses.count(504) in (2, 3, 4)
@@ -132,7 +132,7 @@ def test_a_device_that_fails_under_load_is_redone_at_home() -> None:
     try:
         wanted = one.scores(ROWS)
         one.device.failures = iter([True, False, False] * 100)
-        limits = Limits(batch_sequences=8)
+        limits = ServeLimits(batch_sequences=8)
         with Server(one.engine, token=TOKEN, limits=limits) as server, pytest.warns(UserWarning, match="redone"):
             assert classified(asyncio.run(from_many(server, bodies_of(ROWS[:CLIENTS])))) == wanted[:CLIENTS].tolist()
             threading.Timer(0.05, one.device.inner.close).start()
@@ -153,7 +153,7 @@ def test_a_device_that_hangs_costs_one_timeout_and_then_home_answers() -> None:
     try:
         wanted = one.scores(ROWS[:8]).tolist()
         one.device.hang()
-        with Server(one.engine, token=TOKEN, limits=Limits(request_s=0.5)) as server:
+        with Server(one.engine, token=TOKEN, limits=ServeLimits(request_s=0.5)) as server:
             with pytest.warns(UserWarning, match="did not answer|redone"):
                 late = asyncio.run(from_many(server, bodies_of(ROWS[:8])))
                 assert {answer.status for answer in late} <= {200, 504}
@@ -197,7 +197,7 @@ def test_a_queue_is_closed_twice_without_harm(own: Parts) -> None:
     rows = [np.array(row, np.int32) for row in ROWS[:3]]
 
     async def close() -> list[Any]:
-        queue = Coalescer(own.engine, PassKind.REWARD, Limits(batch_sequences=1))
+        queue = Coalescer(own.engine, PassKind.REWARD, ServeLimits(batch_sequences=1))
         asked = [asyncio.create_task(queue.run([row])) for row in rows]
         await asyncio.to_thread(waited, lambda: queue.running == 1 and queue.waiting == 2)
         queue.close()
@@ -228,7 +228,7 @@ def test_closing_lets_running_requests_finish_and_refuses_the_rest(own: Parts) -
 
 def test_closing_does_not_wait_for_a_device_that_hangs(own: Parts) -> None:
     own.device.gate.clear()
-    server = Server(own.engine, token=TOKEN, limits=Limits(drain_s=0.3))
+    server = Server(own.engine, token=TOKEN, limits=ServeLimits(drain_s=0.3))
     queue = server.application.coalescers[PassKind.REWARD]
     answers: list[Answer] = []
     asked = threading.Thread(target=lambda: answers.extend(asyncio.run(from_many(server, bodies_of(ROWS[:2])))))

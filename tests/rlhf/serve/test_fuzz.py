@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from greentrain.rlhf.serve.app import application
-from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.server import Server
 from tests.rlhf.serve.serving import TOKEN, client, parts
 
@@ -38,7 +38,7 @@ CHECKS = [
 def test_the_document_is_kept(mode: GenerationMode) -> None:
     """In this process, without a socket."""
     one = parts()
-    served = application(one.engine, one.text, token=TOKEN, limits=Limits())
+    served = application(one.engine, one.text, token=TOKEN, limits=ServeLimits())
     schema = schemathesis.openapi.from_dict(served.routes.openapi())
     schema.app = served.guarded
     try:

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.rlhf.serve.limits import Limits
+from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.server import Server
 from greentrain.utils.http_access import Access
 from tests.rlhf.serve.serving import TOKEN, Parts, client, connected, request_of
 
-QUICK = Limits(receive_s=0.3, send_s=0.3, body_bytes=65536, held_bytes=100_000)
+QUICK = ServeLimits(receive_s=0.3, send_s=0.3, body_bytes=65536, held_bytes=100_000)
 FINE = json.dumps({"input": [1, 2, 3]}).encode()
 
 
@@ -58,7 +58,7 @@ def answered(connection: socket.socket) -> bytes:
 def left(server: Server) -> int:
     """Return the connections that are open after a while."""
     end_s = time.monotonic() + 5.0
-    while (found := len(server._server.server_state.connections)) and time.monotonic() < end_s:
+    while (found := len(server._host.server.server_state.connections)) and time.monotonic() < end_s:
         time.sleep(0.01)
     return found
 
@@ -101,15 +101,15 @@ def test_a_body_that_does_not_arrive_is_408(quick: Server) -> None:
 def test_an_answer_that_is_not_taken_is_dropped(made: Parts) -> None:
     rows = [list(range(1, 65))] * 400
     body = {"prompt": rows, "prompt_logprobs": 0, "temperature": 0.5}
-    with Server(made.engine, token=TOKEN, limits=Limits(send_s=0.3)) as server:
-        server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # else the kernel takes it all
+    with Server(made.engine, token=TOKEN, limits=ServeLimits(send_s=0.3)) as server:
+        server._host.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # else the kernel takes it all
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             host, _, port = server.url.removeprefix("http://").rpartition(":")
             connection.connect((host, int(port)))
             connection.sendall(request_of(json.dumps(body).encode(), route="/v1/completions"))
             end_s = time.monotonic() + 20.0
-            while not server._server.server_state.total_requests and time.monotonic() < end_s:
+            while not server._host.server.server_state.total_requests and time.monotonic() < end_s:
                 time.sleep(0.01)
             assert left(server) == 0
         assert works(server)
@@ -265,4 +265,4 @@ def test_without_a_token_only_this_machine_may_ask_by_its_own_name(made: Parts) 
 @pytest.mark.parametrize("wrong", [{"batch_sequences": 0}, {"window_s": -1.0}, {"receive_s": 0.0}, {"held_bytes": 1}])
 def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Limits(**wrong)
+        ServeLimits(**wrong)
