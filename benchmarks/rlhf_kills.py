@@ -26,10 +26,9 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.xrt.device import XrtDevice
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.stream import Stream
 from greentrain.testing.offload_models import decoder, encoder
 from greentrain.testing.xrt_noop import noop_device

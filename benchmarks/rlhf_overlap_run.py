@@ -18,9 +18,8 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.ledger.totals import Totals
-from greentrain.rlhf.batching import joined, rows_of
+from greentrain.rlhf.engine import PassStats
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.stats import PassStats
 from greentrain.testing.paced_device import Paced
 from recipes.common.rl_parts import small
 from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
@@ -108,11 +107,11 @@ class Recalling(Emulator):
         keys = [(handle.digest, ids.tobytes(), prompt) for ids, prompt in zip(batch.ids, prompts, strict=True)]
         if all(key in self._memory for key in keys):
             known: Future[Result] = Future()
-            known.set_result(joined([self._memory[key] for key in keys]))
+            known.set_result(Result.joined([self._memory[key] for key in keys]))
             return known
         future = super().submit(handle, batch, wait_s=wait_s)
         result = future.result()
-        self._memory.update({key: rows_of(result, [i]) for i, key in enumerate(keys)})
+        self._memory.update({key: result.some([i]) for i, key in enumerate(keys)})
         return future
 
 

@@ -16,11 +16,10 @@ import torch
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.policy.offload.stages import Stage
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
-from greentrain.rlhf.ticket import Ticket
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.simulate import Mode, Setting, simulate
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow

@@ -24,7 +24,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 sys.meta_path.insert(0, MockFinder(["accelerate", "lightning", "ray", "transformers"]))
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
-nitpick_ignore = [("py:func", "greentrain.fpga_backend.compiler.syncing.sync"), ("py:mod", "xclbin")]
+nitpick_ignore = [("py:func", "greentrain.fpga_backend.compiler.compiling.sync"), ("py:mod", "xclbin")]
 nitpick_ignore_regex = [("py:class", ".*")]  # types in signatures, which are not all described here
 napoleon_numpy_docstring = False
 

@@ -1,26 +1,34 @@
-"""From a model to an artifact."""
+"""From a model to an artifact, and from new weights of the same model to a new one.
 
+``compile`` traces a copy of the model that has weights of its own, so the model itself is left as it
+is: its mode, its gradients, its hooks, its place. Before an artifact is handed out, :func:`verify` runs the program in
+floating point on random tokens and compares it with the copy. ``sync`` makes the artifact of a reference or a reward
+model that has moved, without tracing again.
+"""
+
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import torch
 from torch import nn
 
 from greentrain.fpga_backend import contract
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.compiler import meta_copy
+from greentrain.fpga_backend.artifact import Artifact, checksum
+from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.finish import Head, finish
+from greentrain.fpga_backend.compiler.floating import FloatEngine
 from greentrain.fpga_backend.compiler.lower import Lowering
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import Entry, Part, Recipe, Source
-from greentrain.fpga_backend.compiler.selfcheck import verify
 from greentrain.fpga_backend.compiler.smooth import SmoothQuant
 from greentrain.fpga_backend.compiler.trace import Call, Trace, trace
 from greentrain.fpga_backend.compiler.values import Place
-from greentrain.fpga_backend.errors import UnsupportedModelError
+from greentrain.fpga_backend.errors import ArtifactError, UnsupportedModelError
 from greentrain.fpga_backend.program import (
     ActivationBits,
     Activations,
@@ -32,6 +40,210 @@ from greentrain.fpga_backend.program import (
     Program,
     with_activation_bits,
 )
+
+MetaCopySEED = 20261121
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "OptimizedModule")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside DataParallel, DistributedDataParallel and torch.compile."""
+    while type(model).__name__ in _WRAPPERS:
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
+    return model
+
+
+def check(model: nn.Module, max_tokens: int) -> None:
+    """Raise for what can be told before tracing.
+
+    Raises:
+        UnsupportedModelError: Adapters that are not merged, weights that are sharded, quantised or not there, or fewer
+            positions than ``max_tokens``; names the module or parameter and what to do.
+    """
+    for path, module in model.named_modules():
+        where = f"{path or 'the model'} ({type(module).__name__})"
+        if type(module).__module__.startswith("peft."):
+            raise UnsupportedModelError(f"{where} holds adapters that are not merged: compile model.merge_and_unload()")
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                raise UnsupportedModelError(f"{where}: buffer {name} has no data (device 'meta'): load the model first")
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "full_tensor"):
+            raise UnsupportedModelError(f"parameter {name} is sharded (DTensor): gather the model's state dict first")
+        if parameter.is_meta:
+            raise UnsupportedModelError(f"parameter {name} has no data (device 'meta'): load the model first")
+        if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+            raise UnsupportedModelError(
+                f"parameter {name} is of {parameter.dtype}: the model is quantised already; load it in bfloat16"
+            )
+    for path, limit in _positions(model):
+        if max_tokens > limit:
+            raise UnsupportedModelError(
+                f"max_tokens={max_tokens}, but {path or 'the model'} has positions for {limit} tokens: "
+                f"compile with max_tokens={limit} or less"
+            )
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode on the CPU, its parameters random binary32 numbers.
+
+    Random numbers show a mistake of the lowering where the model's own hide it: biases that are still 0, gains that are
+    still 1, a fresh head. They are scaled so that rows keep their size from layer to layer.
+
+    Raises:
+        UnsupportedModelError: The model cannot be copied.
+    """
+    generator = torch.Generator().manual_seed(MetaCopySEED)
+    memo: dict[int, Any] = {}
+    for name, parameter in model.named_parameters():
+        memo[id(parameter)] = nn.Parameter(_random(name, parameter.shape, generator), requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().cpu().clone()
+    try:
+        twin = copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedModelError(f"{type(model).__name__} cannot be copied for tracing: {error}") from error
+    twin.eval()
+    for module in twin.modules():
+        if callable(choose := getattr(module, "set_attn_implementation", None)):
+            try:
+                choose("sdpa")
+            except (ValueError, ImportError):
+                continue  # it has one of its own; the walk says whether that can be compiled
+    return twin
+
+
+def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float32)
+    if len(shape) < 2:
+        return 1 + 0.3 * numbers if name.endswith("weight") else 0.3 * numbers
+    return numbers.div_(math.sqrt(min(shape[0], shape[1])))
+
+
+def _positions(model: nn.Module) -> Iterator[tuple[str, int]]:
+    for path, module in model.named_modules():
+        limit = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+        if isinstance(limit, int) and limit > 0:
+            yield path, limit
+
+
+SEED = 20261122
+LENGTHS = (1, 2, 3, 5, 8, 13, 21, 55)
+"""Tokens of the sequences that are compared, as far as the model takes them."""
+TOLERANCE = 1e-3
+"""Largest difference, in units of the spread of the model's own results. Reordered sums differ by about 1e-5."""
+
+
+def verify(
+    model: nn.Module, call: Call, program: Program, tensors: Mapping[str, torch.Tensor], avoid: set[int]
+) -> None:
+    """Compare a program with the model from which it was made.
+
+    Args:
+        model: In evaluation mode, binary32, on the CPU, with the weights that ``tensors`` hold.
+        call: How to call it.
+        program: Its lowering.
+        tensors: In binary32.
+        avoid: Token ids that mean something to the model: padding.
+
+    Raises:
+        UnsupportedModelError: They differ: the lowering is wrong, or the model has a state.
+    """
+    batch = _batch(program, avoid)
+    got = FloatEngine(program, tensors).run(batch)
+    mine = got.scores if got.scores is not None else np.concatenate(got.logprobs or ())
+    theirs = np.concatenate(_model(model, call, program, batch))
+    if mine.shape != theirs.shape:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} returns {list(theirs.shape)} where its program gives {list(mine.shape)}: "
+            "it cannot be compiled; please report its class"
+        )
+    spread = float(np.ptp(theirs)) if theirs.size else 0.0
+    worst = float(np.abs(mine - theirs).max(initial=0.0))
+    if not worst <= TOLERANCE * spread + 1e-6:
+        raise UnsupportedModelError(
+            f"the program of {type(model).__name__} differs from the model by {worst:.3g} where its results spread "
+            f"over {spread:.3g} (allowed: {TOLERANCE * spread:.3g}): something in it is not what it looks like, "
+            "so it is not compiled; please report its class"
+        )
+
+
+def _batch(program: Program, avoid: set[int]) -> Batch:
+    random = np.random.default_rng(SEED)
+    allowed = np.setdiff1d(np.arange(program.vocabulary), sorted(avoid))
+    lengths = [n for n in LENGTHS if n <= program.max_tokens]
+    ids = [random.choice(allowed, n) for n in lengths]
+    prompts = [max(1, n // 2) for n in lengths]
+    if len(ids[-1]) > 2 and program.causal:  # one more behind the same prompt, which is then shared
+        ids.append(np.concatenate([ids[-1][: prompts[-1]], random.choice(allowed, 2)])[: program.max_tokens])
+        prompts.append(prompts[-1])
+    types = [random.integers(0, max(program.types, 1), len(row)) for row in ids]
+    if len(ids) > len(lengths):
+        types[-1][: prompts[-1]] = types[-2][: prompts[-1]]
+    return Batch.of(ids, types=types, prompt_tokens=prompts)
+
+
+@torch.inference_mode()
+def _model(
+    model: nn.Module, call: Call, program: Program, batch: Batch
+) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+    found = []
+    for i, row in enumerate(batch.ids):
+        ids = torch.from_numpy(row).long()[None]
+        types = torch.from_numpy(batch.types[i]).long()[None] if batch.types is not None else None
+        output = first(model(**call.arguments(ids, types)))
+        if program.labels:
+            found.append(output.reshape(1, -1).numpy())
+        else:
+            start = max(batch.prompt_tokens[i], 1) if batch.prompt_tokens is not None else 1
+            logs = output[0].log_softmax(-1)
+            found.append(logs[torch.arange(start - 1, len(row) - 1), ids[0, start:]].numpy())
+    return found
+
+
+def first(output: object) -> torch.Tensor:
+    """Return the first tensor of what a model returns: itself, or that of a tuple, a dict or a Hugging Face output."""
+    if isinstance(output, torch.Tensor):
+        return output
+    values = list(output.values()) if isinstance(output, Mapping) else list(output)  # type: ignore[call-overload]
+    found: torch.Tensor = next(v for v in values if isinstance(v, torch.Tensor))
+    return found
+
+
+def sync(artifact: Artifact, model: nn.Module) -> Artifact:
+    """Quantise a model's weights into the program that was compiled of it, or of one like it. Nothing is traced.
+
+    The result is that of a fresh ``compile``, byte for byte. Scales of SmoothQuant stay those of the calibration.
+
+    Args:
+        artifact: Of ``compile``, or loaded.
+        model: Same class and shapes; as for ``compile``, it is not changed.
+
+    Raises:
+        ArtifactError: The artifact has no recipe, the model is another one (names what differs), or its weights hold
+            NaN or infinity.
+    """
+    if not artifact.recipe:
+        raise ArtifactError(
+            "the artifact has no recipe of its tensors: it was not made by compile(); compile the model"
+        )
+    recipe = Recipe.from_json(artifact.recipe)
+    model = unwrapped(model)
+    if type(model).__name__ != recipe.model:
+        raise ArtifactError(f"compiled was a {recipe.model}, this is a {type(model).__name__}: compile it")
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for name, expected in recipe.buffers.items():
+        if name not in buffers or checksum(buffers[name].detach().cpu()) != expected:
+            raise ArtifactError(
+                f"buffer {name} ({type(model).__name__}) is not the one that was compiled: the model's positions or "
+                "constants have changed; compile it again"
+            )
+    with torch.device("cpu"):  # whatever the caller's default device is
+        tensors = tensors_of(recipe, named_parameters(model), artifact.program.precision)
+    kept = {name: tensor for name, tensor in artifact.tensors.items() if name.rpartition(".")[2] in ("cos", "sin")}
+    return replace(artifact.with_tensors({**tensors, **kept}), recipe=artifact.recipe)
 
 
 def compile(
@@ -68,7 +280,7 @@ def compile(
             of RLHF want their reference at the policy's sampling temperature.
 
     Returns:
-        The artifact. It keeps a recipe for :func:`~greentrain.fpga_backend.compiler.syncing.sync`.
+        The artifact. It keeps a recipe for :func:`~greentrain.fpga_backend.compiler.compiling.sync`.
 
     Raises:
         UnsupportedModelError: Something in the model cannot be compiled; names the module, the path to it, the
@@ -81,8 +293,8 @@ def compile(
         raise ValueError(f"temperature={temperature!r}: a number above 0; 1 leaves the logits as they are")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model={model!r} is a {type(model).__name__}, not a torch.nn.Module: load the model first")
-    model = meta_copy.unwrapped(model)
-    meta_copy.check(model, max_tokens)
+    model = unwrapped(model)
+    check(model, max_tokens)
     with torch.device("cpu"):  # whatever the caller's default device is
         program, recipe, tables = _verified(model, head, max_tokens)
         if temperature != 1.0:
@@ -125,7 +337,7 @@ def _check(max_tokens: int, head: str, precision: str, activations: str, activat
 def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[Program, Recipe, dict[str, torch.Tensor]]:
     """Lower a model and compare; the copy's weights are gone when this returns."""
     call = Call.of(model)
-    shadow = meta_copy.meta_copy(model)
+    shadow = meta_copy(model)
     traced = trace(shadow, call, max_tokens)
     program, recipe, tables = _lowered(traced, head, max_tokens, type(model).__name__, call)
     program = replace(program, precision="fp32")

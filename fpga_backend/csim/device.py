@@ -7,12 +7,10 @@ from typing import Final
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.csim.build import build
-from greentrain.fpga_backend.csim.card import CsimCard
-from greentrain.fpga_backend.csim.library import functions
+from greentrain.fpga_backend.csim.card import CsimCard, functions
 from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, Schedule
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess, own_uid
-from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered, own_uid
 from greentrain.types import PowerMeter, Provenance
 
 DEPTH: Final = 8

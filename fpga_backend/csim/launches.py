@@ -10,16 +10,21 @@
 ``table:name``          exp2, ln, or an activation's table
 ``index:name``          of the batch: ids, positions, types, segments, sequences, target_rows, target_ids
 ======================= ===========================================================================================
+
+Whether a program and its tensors fit the kernels is checked once, by :func:`fit`, so that no kernel is led outside its
+buffers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from greentrain.fpga_backend import contract
-from greentrain.fpga_backend.csim.fitting import by_sequence
+from greentrain.fpga_backend.errors import ArtifactError
 from greentrain.fpga_backend.program import (
     Add,
     Attention,
@@ -35,8 +40,199 @@ from greentrain.fpga_backend.program import (
     Rotary,
     Score,
     digits,
+    read_by,
     widths,
 )
+
+MAX_ROW = 16384
+"""Columns of a row that rotary, pooling and attention hold on the chip: ``MAX_ROW`` of ``hls/numbers.h``."""
+MAX_HEAD = 512
+"""Width of an attention head: ``MAX_HEAD`` of ``hls/attention.cpp``."""
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+class Model(Protocol):
+    """What a schedule needs of an artifact."""
+
+    @property
+    def program(self) -> Program:
+        """The operators."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """CPU tensors or arrays by name."""
+        ...
+
+
+def by_sequence(program: Program) -> frozenset[int]:
+    """Return the registers that have a row a sequence instead of a row a token: those behind pooling."""
+    found: set[int] = set()
+    for op in program.ops:
+        if isinstance(op, Pool) or (not isinstance(op, LogProb) and any(c.register in found for c in read_by(op))):
+            found.add(op.out)
+    return frozenset(found)
+
+
+def fit(program: Program, tensors: Tensors) -> None:
+    """Raise if the kernels cannot run a program.
+
+    Args:
+        program: The operators.
+        tensors: Arrays by name.
+
+    Raises:
+        ArtifactError: Names the operator, what is wrong with it and the bound.
+    """
+    if program.precision != "w8a8" or program.activations != "token":
+        raise ArtifactError(
+            f"precision {program.precision!r} with one scale a {program.activations}: the kernels run 'w8a8' with one "
+            "a token; use the torch device or the emulator"
+        )
+    if program.max_tokens > contract.MAX_WIDTH:
+        raise ArtifactError(
+            f"max_tokens={program.max_tokens}: the integer contract allows {contract.MAX_WIDTH} tokens a sequence"
+        )
+    if not isinstance(program.ops[-1], Score | LogProb):
+        raise ArtifactError("the program ends in neither a score nor a log-probability head: compile it with one")
+    _Check(program, tensors).all()
+
+
+class _Check:
+    def __init__(self, program: Program, tensors: Tensors) -> None:
+        self.program = program
+        self.tensors = tensors
+        self.widths: dict[int, int] = {}
+        self.pooled = by_sequence(program)
+        self.place = ""
+
+    def all(self) -> None:
+        for i, op in enumerate(self.program.ops):
+            self.place = f"operator {i} ({type(op).__name__.lower()})"
+            if isinstance(op, Attention):  # the widths below are divided by them
+                self._true(op.kv_heads > 0 and op.heads > 0, f"has {op.heads} query heads, {op.kv_heads} key heads")
+        made = widths(self.program)
+        for i, op in enumerate(self.program.ops):
+            self.place = f"operator {i} ({type(op).__name__.lower()})"
+            for columns in read_by(op):
+                self._columns(columns)
+            self._op(op)
+            if not isinstance(op, LogProb):
+                self._true(op.out not in self.widths, f"writes register {op.out} a second time")
+                self._true(made[op.out] > 0, "has no columns")
+                self.widths[op.out] = made[op.out]
+            elif i + 1 < len(self.program.ops):
+                self._true(False, "is not the last one")
+
+    def _op(self, op: Op) -> None:
+        by_row = all(columns.register not in self.pooled for columns in read_by(op))
+        match op:
+            case Embed():
+                self._embed(op)
+            case Add():
+                self._pair(op.x, op.y)
+            case Norm():
+                self._most(op.x.width, contract.MAX_WIDTH, "columns")
+                self._vector(f"{op.weight}.g", op.x.width)
+                if op.bias:
+                    self._vector(f"{op.weight}.b", op.x.width)
+            case Linear():
+                self._bits(op)
+                self._product(op.weight, np.int8, op.outputs, op.x.width, op.bias)
+            case Gate():
+                self._true(op.table in ("gelu", "gelu_tanh", "silu", "tanh", "relu"), f"has no table {op.table}")
+                if op.up is not None:
+                    self._pair(op.x, op.up)
+            case Rotary():
+                self._true(by_row, "reads a register behind pooling")
+                self._most(op.x.width, MAX_ROW, "columns")
+                self._true(op.heads > 0 and op.x.width % (2 * op.heads) == 0, f"cannot cut {op.x.width} columns")
+                for part in ("cos", "sin"):
+                    self._tensor(
+                        f"{op.weight}.{part}", np.float32, (self.program.max_tokens, op.x.width // op.heads // 2)
+                    )
+            case Attention():
+                self._true(by_row, "reads a register behind pooling")
+                self._attention(op)
+            case Pool():
+                self._true(by_row, "reads a register behind pooling")
+                self._true(op.how in ("first", "last", "mean"), f"has no {op.how!r}")
+                self._most(op.x.width, MAX_ROW, "columns")
+            case Score():
+                self._true(not by_row, "reads rows of tokens: pool them first")
+                self._product(op.weight, np.int16, op.labels, op.x.width, op.bias)
+            case LogProb():
+                self._true(by_row, "reads a register behind pooling")
+                self._most(op.vocabulary, contract.MAX_VOCABULARY, "tokens")
+                self._true(op.vocabulary >= self.program.vocabulary, "has fewer outputs than there are token ids")
+                self._bits(op)
+                self._product(op.weight, np.int8, op.vocabulary, op.x.width, op.bias)
+
+    def _embed(self, op: Embed) -> None:
+        program = self.program
+        self._true(op.index in ("token", "position", "type"), f"has no index {op.index!r}")
+        last = {"token": program.vocabulary, "position": program.max_tokens, "type": max(program.types, 1)}[op.index]
+        table = self.tensors.get(f"{op.weight}.q")
+        entries = 0 if table is None or table.ndim != 2 else table.shape[0]
+        self._true(
+            op.offset >= 0 and last + op.offset <= entries,
+            f"looks up entries {op.offset} to {last + op.offset - 1} of a table of {entries}",
+        )
+        self._tensor(f"{op.weight}.q", np.int16, (entries, op.width))
+        self._vector(f"{op.weight}.s", entries)
+
+    def _attention(self, op: Attention) -> None:
+        self._true(op.heads % op.kv_heads == 0, f"has {op.heads} query heads, {op.kv_heads} key heads")
+        wide = op.q.width // op.heads
+        self._true(op.q.width == wide * op.heads and op.k.width == wide * op.kv_heads, "has heads of unequal width")
+        self._true(op.v.width % op.kv_heads == 0, f"cannot cut {op.v.width} columns into {op.kv_heads} heads")
+        self._most(max(wide, op.v.width // op.kv_heads), MAX_HEAD, "columns a head")
+        self._most(op.v.width // op.kv_heads * op.heads, MAX_ROW, "columns")
+
+    def _product(self, stem: str, dtype: Any, outputs: int, inner: int, bias: bool) -> None:
+        self._most(inner, contract.MAX_INNER, "inputs")
+        self._tensor(f"{stem}.q", dtype, (outputs, inner))
+        self._vector(f"{stem}.s", outputs)
+        if bias:
+            self._vector(f"{stem}.b", outputs)
+
+    def _bits(self, op: Linear | LogProb) -> None:
+        self._true(op.activation_bits in (8, 16), f"has activations of {op.activation_bits} bits, the kernels 8 or 16")
+
+    def _pair(self, x: Columns, y: Columns) -> None:
+        self._true(x.width == y.width, f"pairs {x.width} columns with {y.width}")
+        self._true(
+            (x.register in self.pooled) == (y.register in self.pooled), "pairs rows of tokens with rows of sequences"
+        )
+
+    def _columns(self, columns: Columns) -> None:
+        width = self.widths.get(columns.register)
+        self._true(width is not None, f"reads register {columns.register}, which nothing has written")
+        self._true(
+            columns.start >= 0 and columns.width > 0 and columns.start + columns.width <= (width or 0),
+            f"reads columns {columns.start} to {columns.start + columns.width} of {width}",
+        )
+
+    def _vector(self, name: str, length: int) -> None:
+        self._tensor(name, np.float32, (length,))
+
+    def _tensor(self, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+        found = self.tensors.get(name)
+        self._true(found is not None, f"lacks tensor {name}")
+        if found is not None:
+            self._true(
+                found.dtype == dtype and found.shape == shape,
+                f"needs {name} as {np.dtype(dtype).name}{list(shape)}, it is {found.dtype}{list(found.shape)}",
+            )
+
+    def _most(self, value: int, bound: int, what: str) -> None:
+        self._true(value <= bound, f"has {value} {what}, the kernels hold {bound}")
+
+    def _true(self, holds: bool, problem: str) -> None:
+        if not holds:
+            raise ArtifactError(f"{self.place} {problem}: compile the model again, or use the torch device")
+
 
 FLOATS = 16
 """binary32 numbers in a beat."""

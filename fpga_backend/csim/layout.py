@@ -1,12 +1,21 @@
-"""Where a program's numbers lie between two kernels: how many buffers there are, and how large."""
+"""Where a program's numbers lie in a card's memory.
+
+Between two kernels: how many buffers there are, and how large. Before the first one: the artifact's tensors and the
+contract's tables, their rows padded to whole beats.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from greentrain.fpga_backend.csim.fitting import by_sequence
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, TABLES, Region
-from greentrain.fpga_backend.csim.launches import BYTES, beats
-from greentrain.fpga_backend.program import Attention, Linear, LogProb, Program, digits, read_by, widths
+import numpy as np
+import numpy.typing as npt
+
+from greentrain.fpga_backend import tables
+from greentrain.fpga_backend.card import Buffer, Card
+from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, TABLES, WEIGHTS, Region
+from greentrain.fpga_backend.csim.launches import BYTES, beats, by_sequence
+from greentrain.fpga_backend.program import Attention, Gate, Linear, LogProb, Program, digits, read_by, widths
 
 LOGITS_BYTES = 2**26
 """Logits at a time: few enough to fit any bank, and rows enough to read the vocabulary's weights seldom."""
@@ -117,3 +126,43 @@ def _quantised(program: Program) -> tuple[list[int], list[int]]:
             wide[i] = max(wide[i], heads * beats(width // heads, BYTES))
             groups[i] = max(groups[i], heads)
     return wide, groups
+
+
+Array = npt.NDArray[Any]
+
+
+def write_weights(card: Card, program: Program, tensors: Mapping[str, Array]) -> dict[str, Buffer]:
+    """Write tensors and tables to a card.
+
+    Returns:
+        Buffers by name, as ``launches.py`` names them.
+
+    Raises:
+        DeviceError: The card has no room; what was written is freed.
+    """
+    wanted: dict[str, tuple[Array, Region]] = {
+        f"weights:{name}": (padded(tensor), WEIGHTS) for name, tensor in tensors.items()
+    }
+    wanted["table:exp2"] = (tables.exp2(), TABLES)
+    wanted["table:ln"] = (tables.log(), TABLES)
+    for kind in sorted({op.table for op in program.ops if isinstance(op, Gate)} - {"relu"}):
+        wanted[f"table:{kind}"] = (tables.gate(kind), TABLES)
+    held: dict[str, Buffer] = {}
+    try:
+        for name, (array, region) in wanted.items():
+            held[name] = card.allocate(max(array.nbytes, BYTES), region.bank)
+            card.write(held[name], array)
+    except BaseException:
+        for buffer in held.values():
+            card.free(buffer)
+        raise
+    return held
+
+
+def padded(array: Array) -> Array:
+    """Return an array whose rows are filled up with zeros to whole beats of 64 bytes."""
+    lanes = BYTES // array.itemsize
+    short = -array.shape[-1] % lanes
+    if not short:
+        return np.ascontiguousarray(array)
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, short)])

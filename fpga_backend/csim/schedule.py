@@ -1,20 +1,16 @@
 """Runs a compiled model on a card: weights written once, then launches for each batch over buffers that stay."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.batch import Batch, Packed, Result, pack
 from greentrain.fpga_backend.card import Buffer, Card
-from greentrain.fpga_backend.csim.fitting import Model, fit
-from greentrain.fpga_backend.csim.launches import FLOATS, Count, Launch, beats, launches
-from greentrain.fpga_backend.csim.layout import Layout, Size
-from greentrain.fpga_backend.csim.weights import write_weights
-from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.packing import Packed, pack
+from greentrain.fpga_backend.csim.launches import FLOATS, Count, Launch, Model, beats, fit, launches
+from greentrain.fpga_backend.csim.layout import Layout, Size, write_weights
 from greentrain.fpga_backend.program import Score
 
 ACTIVATION_BYTES = 2**30
@@ -60,12 +56,8 @@ class Schedule:
         """
         begun_s = time.perf_counter()
         parts = [self._wave(packed) for packed in self._waves(batch)]
-        rows = sum(part.rows for part in parts)
         run_s = time.perf_counter() - begun_s
-        if self.program.labels:
-            return Result(scores=np.concatenate([part.found for part in parts]), run_s=run_s, rows=rows)
-        logprobs = tuple(piece for part in parts for piece in part.by_sequence())
-        return Result(logprobs=logprobs, run_s=run_s, rows=rows)
+        return replace(Result.joined(parts), run_s=run_s)
 
     def close(self) -> None:
         """Free the card's memory. Idempotent."""
@@ -81,12 +73,12 @@ class Schedule:
         first, held = 0, 0
         for i, row in enumerate(batch.ids):
             if held and held + len(row) > self._most_rows:
-                yield pack(_part(batch, first, i), self.program)
+                yield pack(batch.some(range(first, i)), self.program)
                 first, held = i, 0
             held += len(row)
-        yield pack(_part(batch, first, len(batch.ids)), self.program)
+        yield pack(batch.some(range(first, len(batch.ids))), self.program)
 
-    def _wave(self, packed: Packed) -> "_Found":
+    def _wave(self, packed: Packed) -> Result:
         size = Size(rows=packed.rows, sequences=len(packed.sequences), targets=len(packed.target_ids))
         self._reserve(size)
         self._write(packed)
@@ -105,10 +97,7 @@ class Schedule:
                 counts[Count.CHUNK] = min(self._layout.chunk, size.targets - first)
                 for launch in by_chunk:
                     self._launch(launch, counts)
-        found = self._read(size)
-        if not np.isfinite(found).all():
-            raise DeviceError("the result is not finite: the model's values leave binary32")
-        return _Found(found, packed.rows, packed.targets)
+        return Result.of(self._read(size), packed.targets, labels=self.program.labels, rows=packed.rows, run_s=0.0)
 
     def _launch(self, launch: Launch, counts: dict[Count, int]) -> None:
         arguments: list[Buffer | int] = []
@@ -171,25 +160,3 @@ class Schedule:
         for buffer in {buffer.number: buffer for buffer in self._work.values()}.values():
             self._card.free(buffer)
         self._work.clear()
-
-
-class _Found:
-    """What a wave gave."""
-
-    def __init__(self, found: Floats, rows: int, targets: Sequence[int]) -> None:
-        self.found = found
-        self.rows = rows
-        self._targets = targets
-
-    def by_sequence(self) -> list[Floats]:
-        """Return log-probabilities by sequence."""
-        return np.split(self.found, np.cumsum(self._targets)[:-1])
-
-
-def _part(batch: Batch, first: int, end: int) -> Batch:
-    return replace(
-        batch,
-        ids=batch.ids[first:end],
-        types=None if batch.types is None else batch.types[first:end],
-        prompt_tokens=None if batch.prompt_tokens is None else batch.prompt_tokens[first:end],
-    )

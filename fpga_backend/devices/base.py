@@ -1,15 +1,16 @@
-"""A device's queue: batches run one after the other in a thread, and there is room for only so many.
+"""What offload devices have in common.
 
-What devices that compute in this process have in common: their models, their queue, their end.
-
-The models that are loaded on a device, by handle.
+:class:`InProcess` is a device that computes in a thread of this process: models, queue, refusals and end are here, and
+a subclass adds how a model is opened. Devices that compute elsewhere use its pieces: :class:`WorkQueue`, which runs
+batches one after the other and has room for only so many, :class:`Loaded`, which knows the models by their handles, and
+:class:`Unmetered`, the meter of a device whose joules are booked somewhere else, or nowhere.
 """
 
 import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -19,6 +20,7 @@ from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import Handle
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, OffloadError, QueueFullError
 from greentrain.fpga_backend.program import Program
+from greentrain.types import PowerSample, Sensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,3 +252,19 @@ class InProcess:
     def _check(self) -> None:
         if self.closed:
             raise DeviceLostError(CLOSED)
+
+
+class Unmetered:
+    """Has no sensors: what is not known is not booked, and what the ledger has already is not booked twice."""
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """Nothing."""
+        return ()
+
+    def read(self) -> Sequence[PowerSample]:
+        """Return nothing."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing."""

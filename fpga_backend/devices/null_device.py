@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import Loaded
-from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.devices.base import Loaded, Unmetered
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.program import Program
 from greentrain.types import PowerMeter, Provenance

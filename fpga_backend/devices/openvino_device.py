@@ -1,23 +1,247 @@
-"""OpenVINO's plugins as an offload device: Intel's and other CPUs, and by name Intel's NPU."""
+"""OpenVINO's plugins as an offload device: Intel's and other CPUs, and by name Intel's NPU.
+
+A program becomes an OpenVINO model operator by operator, without a detour over torch or ONNX. Registers are [sequences,
+tokens, width], padded on the right; after pooling [sequences, width]. Integer weights stay integers times scales, a
+pattern that OpenVINO's plugins keep compressed in memory. Operators:
+docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/available-opsets/opset15.html (read 2026-11-21).
+"""
 
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.artifact import Artifact, checked
+from greentrain.fpga_backend.batch import Batch, Result, length_groups
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess
-from greentrain.fpga_backend.devices.buckets import length_groups
-from greentrain.fpga_backend.devices.float_results import result
-from greentrain.fpga_backend.devices.openvino_graph import IDS, LENGTHS, TARGETS, TYPES, graph, imports
-from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.program import Program
+from greentrain.fpga_backend.program import (
+    Add,
+    Attention,
+    Columns,
+    Embed,
+    Gate,
+    Linear,
+    LogProb,
+    Norm,
+    Op,
+    Pool,
+    Program,
+    Rotary,
+    Score,
+    widths,
+)
 from greentrain.types import PowerMeter, Provenance
+from greentrain.utils.imports import try_import
+
+with try_import("openvino") as imports:
+    import openvino
+    from openvino import opset15 as ov
+
+Node = Any
+"""An output of an OpenVINO operator."""
+IDS, TYPES, LENGTHS, TARGETS = "ids", "types", "lengths", "targets"
+
+
+def graph(artifact: Artifact) -> Any:
+    """Return the model of an artifact.
+
+    Its inputs are int32: ``ids`` and, where the program has them, ``types`` [sequences, tokens], ``lengths``
+    [sequences], and for log-probabilities ``targets`` [sequences, tokens], the token that each row is asked about. Its
+    output is scores [sequences, labels], or log-probabilities [sequences, tokens].
+
+    Raises:
+        ArtifactError: The artifact's tensors do not fit its program.
+        MissingExtraError: OpenVINO is not installed.
+    """
+    imports.check()
+    checked(artifact)
+    return _Graph(artifact).model()
+
+
+@dataclass(slots=True)
+class _Graph:
+    """Builds one model."""
+
+    artifact: Artifact
+    registers: dict[int, Node] = field(default_factory=dict)
+    inputs: dict[str, Node] = field(default_factory=dict)
+    positions: Node = None
+    mask: Node = None
+    """[sequences, 1, 1, tokens]: what is no padding."""
+
+    def model(self) -> Any:
+        program = self.artifact.program
+        ids = self._input(IDS, [-1, -1])
+        lengths = self._input(LENGTHS, [-1])
+        tokens = ov.squeeze(ov.gather(ov.shape_of(ids, "i32"), _ints([1]), _ints(0)), _ints([0]))
+        self.positions = ov.range(_ints(0), tokens, _ints(1), "i32")
+        self.mask = ov.less(ov.reshape(self.positions, _ints([1, 1, 1, -1]), False), _column(lengths, 4))
+        value: Node = None
+        for op in program.ops:
+            value = self._value(op)
+            if not isinstance(op, LogProb):
+                self.registers[op.out] = value
+        parameters = [node for node in self.inputs.values()]
+        return openvino.Model([ov.result(value)], parameters, "greentrain")
+
+    def _value(self, op: Op) -> Node:
+        match op:
+            case Embed():
+                return self._embedded(op)
+            case Add():
+                return ov.add(self._read(op.x), self._read(op.y))
+            case Norm():
+                return self._normed(op)
+            case Linear() | Score():
+                return self._affine(self._read(op.x), op.weight, op.bias)
+            case Gate():
+                y = _activated(self._read(op.x), op.table)
+                return y if op.up is None else ov.multiply(y, self._read(op.up))
+            case Rotary():
+                return self._rotated(op)
+            case Attention():
+                return self._attended(op)
+            case Pool():
+                return self._pooled(op)
+            case LogProb():
+                ln_p = ov.log_softmax(self._affine(self._read(op.x), op.weight, op.bias), -1)
+                wanted = ov.unsqueeze(self._input(TARGETS, [-1, -1]), _ints([2]))
+                return ov.squeeze(ov.gather_elements(ln_p, wanted, 2), _ints([2]))
+        raise TypeError(f"{type(op).__name__} is no operator of a program")
+
+    def _embedded(self, op: Embed) -> Node:
+        if op.index == "position":
+            index = ov.unsqueeze(self.positions, _ints([0]))
+        else:
+            index = self._input({"token": IDS, "type": TYPES}[op.index], [-1, -1])
+        if op.offset:
+            index = ov.add(index, _ints(op.offset))
+        if self.artifact.program.precision != "w8a8":
+            return ov.gather(self._constant(f"{op.weight}.w"), index, _ints(0))
+        rows = ov.convert(ov.gather(self._constant(f"{op.weight}.q"), index, _ints(0)), "f32")
+        scales = ov.gather(self._constant(f"{op.weight}.s"), index, _ints(0))
+        return ov.multiply(rows, ov.unsqueeze(scales, _ints([2])))
+
+    def _normed(self, op: Norm) -> Node:
+        x, last = self._read(op.x), _ints([-1])
+        if op.kind == "layer":
+            y = ov.mvn(x, last, True, op.eps, "inside_sqrt")
+        else:
+            squares = ov.reduce_mean(ov.multiply(x, x), last, True)
+            y = ov.multiply(x, ov.divide(_floats(1.0), ov.sqrt(ov.add(squares, _floats(op.eps)))))
+        y = ov.multiply(y, self._constant(f"{op.weight}.g"))
+        return ov.add(y, self._constant(f"{op.weight}.b")) if op.bias else y
+
+    def _affine(self, x: Node, stem: str, bias: bool) -> Node:
+        if self.artifact.program.precision == "w8a8":
+            integers = ov.convert(self._constant(f"{stem}.q"), "f32")
+            weight = ov.multiply(integers, ov.constant(self.artifact.tensors[f"{stem}.s"].numpy()[:, None]))
+        else:
+            weight = self._constant(f"{stem}.w")
+        y = ov.matmul(x, weight, False, True)
+        return ov.add(y, self._constant(f"{stem}.b")) if bias else y
+
+    def _rotated(self, op: Rotary) -> Node:
+        half = op.x.width // op.heads // 2
+        both = ov.reshape(self._read(op.x), _ints([0, 0, op.heads, 2 * half]), True)
+        first, second = ov.split(both, _ints(3), 2).outputs()
+        cos, sin = (self._angles(f"{op.weight}.{part}", half) for part in ("cos", "sin"))
+        one = ov.subtract(ov.multiply(first, cos), ov.multiply(second, sin))
+        other = ov.add(ov.multiply(second, cos), ov.multiply(first, sin))
+        return ov.reshape(ov.concat([one, other], 3), _ints([0, 0, op.x.width]), True)
+
+    def _angles(self, name: str, half: int) -> Node:
+        """Return a table's rows for the positions, [1, tokens, 1, half a head]."""
+        rows = ov.gather(self._constant(name), self.positions, _ints(0))
+        return ov.reshape(rows, _ints([1, -1, 1, half]), False)
+
+    def _attended(self, op: Attention) -> Node:
+        q = _by_head(self._read(op.q), op.heads, op.q.width)
+        k, v = (_repeated(_by_head(self._read(x), op.kv_heads, x.width), op, x.width) for x in (op.k, op.v))
+        width = op.v.width // op.kv_heads * op.heads
+        scale = _floats(op.scale)
+        if op.causal:  # padding comes after every real query
+            mixed = ov.scaled_dot_product_attention(q, k, v, _floats(0.0), scale, causal=True)
+        else:
+            mixed = ov.scaled_dot_product_attention(q, k, v, self.mask, scale, causal=False)
+        return ov.reshape(ov.transpose(mixed, _ints([0, 2, 1, 3])), _ints([0, 0, width]), True)
+
+    def _pooled(self, op: Pool) -> Node:
+        x, lengths = self._read(op.x), self.inputs[LENGTHS]
+        match op.how:
+            case "first":
+                return ov.gather(x, _ints(0), _ints(1))
+            case "last":
+                at = ov.unsqueeze(ov.subtract(lengths, _ints(1)), _ints([1]))
+                return ov.squeeze(ov.gather(x, at, _ints(1), 1), _ints([1]))
+            case "mean":
+                real = ov.convert(ov.reshape(self.mask, _ints([0, -1, 1]), True), "f32")
+                return ov.divide(
+                    ov.reduce_sum(ov.multiply(x, real), _ints([1])), ov.convert(_column(lengths, 2), "f32")
+                )
+
+    def _read(self, columns: Columns) -> Node:
+        held = self.registers[columns.register]
+        if columns.width == widths(self.artifact.program)[columns.register]:
+            return held
+        stop = columns.start + columns.width
+        return ov.slice(held, _ints([columns.start]), _ints([stop]), _ints([1]), _ints([-1]))
+
+    def _constant(self, name: str) -> Node:
+        return ov.constant(self.artifact.tensors[name].contiguous().numpy())
+
+    def _input(self, name: str, shape: list[int]) -> Node:
+        if name not in self.inputs:
+            self.inputs[name] = ov.parameter(openvino.PartialShape(shape), np.int32, name)
+            self.inputs[name].output(0).set_names({name})
+        return self.inputs[name]
+
+
+def _ints(value: int | list[int]) -> Node:
+    return ov.constant(np.array(value, dtype=np.int32))
+
+
+def _floats(value: float) -> Node:
+    return ov.constant(np.array(value, dtype=np.float32))
+
+
+def _column(lengths: Node, dimensions: int) -> Node:
+    """Return [sequences] as [sequences, 1, ...]."""
+    return ov.reshape(lengths, _ints([-1, *[1] * (dimensions - 1)]), False)
+
+
+def _by_head(x: Node, heads: int, width: int) -> Node:
+    """Return [sequences, tokens, width] as [sequences, heads, tokens, width of a head]."""
+    return ov.transpose(ov.reshape(x, _ints([0, 0, heads, width // heads]), True), _ints([0, 2, 1, 3]))
+
+
+def _repeated(x: Node, op: Attention, width: int) -> Node:
+    """Return key heads as often as there are query heads for each."""
+    if op.heads == op.kv_heads:
+        return x
+    wide = ov.broadcast(
+        ov.unsqueeze(x, _ints([2])), _ints([1, 1, op.heads // op.kv_heads, 1, 1]), None, "BIDIRECTIONAL"
+    )
+    return ov.reshape(wide, _ints([0, op.heads, -1, width // op.kv_heads]), True)
+
+
+def _activated(x: Node, table: str) -> Node:
+    match table:
+        case "gelu":
+            return ov.gelu(x, "erf")
+        case "gelu_tanh":
+            return ov.gelu(x, "tanh")
+        case "silu":
+            return ov.swish(x)
+        case "tanh":
+            return ov.tanh(x)
+    return ov.relu(x)
+
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 MOST_ROWS = 2**15
@@ -53,8 +277,6 @@ class OpenVinoDevice:
         depth: int = 16,
     ) -> None:
         imports.check()
-        import openvino
-
         if dtype not in PRECISIONS:
             raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(PRECISIONS)}")
         self._core: Any = openvino.Core()
@@ -168,7 +390,7 @@ class _Model:
             rows += len(group) * width
         targets = [len(row) for row in found]
         whole = np.stack(found) if labels else np.concatenate(found)
-        return result(whole, targets, order, labels=labels, rows=rows, run_s=run_s)
+        return Result.of(whole, targets, labels=labels, rows=rows, run_s=run_s, order=order)
 
     def _fed(self, batch: Batch, group: tuple[int, ...], width: int) -> dict[str, npt.NDArray[np.int32]]:
         """Return the inputs of a call, padded with token 0."""

@@ -1,23 +1,315 @@
-"""A torch device as an offload device: the CPU, or a CUDA GPU beside the training on a stream of its own."""
+"""A torch device as an offload device: the CPU, or a CUDA GPU beside the training on a stream of its own.
+
+It runs a program in floating point, and is the baseline that an accelerator has to beat. Rows stay packed, so linear
+layers, norms and gates compute no padding; only attention pads, in buckets of sequences of like lengths. Weights are
+the artifact's, so a ``w8a8`` artifact runs with its rounded weights and unrounded activations. The score head and
+log-softmax are binary32 whatever the rest is.
+"""
 
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch.nn import functional
 
-from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.artifact import Artifact, floats
+from greentrain.fpga_backend.batch import Batch, Bucket, Packed, Result, buckets, by_length, pack
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess
-from greentrain.fpga_backend.devices.buckets import by_length
-from greentrain.fpga_backend.devices.float_results import result
-from greentrain.fpga_backend.devices.torch_engine import DTYPES, Dtype, TorchEngine
-from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.packing import Packed, pack
-from greentrain.fpga_backend.program import Program
+from greentrain.fpga_backend.program import (
+    Add,
+    Attention,
+    Columns,
+    Embed,
+    Gate,
+    Linear,
+    LogProb,
+    Norm,
+    Op,
+    Pool,
+    Program,
+    Rotary,
+    Score,
+    read_by,
+)
 from greentrain.types import PowerMeter, Provenance
 from greentrain.utils.never_raise import warn_experimental
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LOGITS = 2**25
+"""Logits at a time in the log-probability head: 128 MB of binary32."""
+
+Registers = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """A bucket on the device."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    masks: Mapping[bool, torch.Tensor | None]
+    """By whether an attention is causal."""
+    run: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A packed batch on the device."""
+
+    index: Mapping[str, torch.Tensor]
+    """By table of an Embed, the entry of each row."""
+    heads: tuple[_Heads, ...]
+    order: torch.Tensor | None
+    """Where each row is among the buckets' queries, or None: in this order."""
+    pool_rows: torch.Tensor | None
+    """Rows of the sequences one after the other, or None: in this order."""
+    firsts: torch.Tensor
+    lasts: torch.Tensor
+    lengths: torch.Tensor
+    target_rows: torch.Tensor
+    target_ids: torch.Tensor
+
+
+class TorchEngine:
+    """Runs one artifact on one torch device. Not thread-safe.
+
+    Args:
+        artifact: Of any precision.
+        device: A torch device.
+        dtype: Of weights and registers.
+
+    Raises:
+        ArtifactError: The artifact's tensors do not fit its program.
+        RuntimeError: No memory on the device.
+    """
+
+    def __init__(self, artifact: Artifact, device: torch.device, dtype: torch.dtype) -> None:
+        self.program = artifact.program
+        self._device = device
+        self._dtype = dtype
+        exact = {op.weight for op in artifact.program.ops if isinstance(op, Score)}
+        self._weights = {
+            name: tensor.to(device=device, dtype=torch.float32 if name.rpartition(".")[0] in exact else dtype)
+            for name, tensor in floats(artifact).items()
+        }
+        self._last = _last_reads(artifact.program.ops)
+        self._kinds = {op.causal for op in artifact.program.ops if isinstance(op, Attention)}
+        self._pinned = device.type == "cuda"
+
+    @torch.inference_mode()
+    def run(self, packed: Packed) -> torch.Tensor:
+        """Return scores [sequences, labels] or log-probabilities [targets], binary32, on the device.
+
+        Args:
+            packed: Rows of a batch.
+        """
+        plan = self._plan(packed)
+        registers: Registers = {}
+        rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for i, op in enumerate(self.program.ops):
+            if isinstance(op, LogProb):
+                return self._logprobs(op, registers, plan)
+            registers[op.out] = self._value(op, registers, plan, rotations)
+            for register in self._last[i]:
+                del registers[register]
+        return registers[max(registers)]
+
+    def _value(
+        self, op: Op, registers: Registers, plan: _Plan, rotations: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    ) -> torch.Tensor:
+        match op:
+            case Embed():
+                index = plan.index[op.index]
+                return functional.embedding(index + op.offset if op.offset else index, self._weights[f"{op.weight}.w"])
+            case Add():
+                return _read(registers, op.x) + _read(registers, op.y)
+            case Norm():
+                return self._norm(op, _read(registers, op.x))
+            case Linear():
+                return functional.linear(
+                    _read(registers, op.x), self._weights[f"{op.weight}.w"], self._weights.get(f"{op.weight}.b")
+                )
+            case Gate():
+                return _gate(op, registers)
+            case Rotary():
+                if op.weight not in rotations:
+                    where = plan.index["position"]
+                    cos, sin = (self._weights[f"{op.weight}.{half}"][where][:, None] for half in ("cos", "sin"))
+                    rotations[op.weight] = (cos, sin)
+                return _rotated(_read(registers, op.x), op.heads, *rotations[op.weight])
+            case Attention():
+                return _attention(op, registers, plan)
+            case Pool():
+                return _pool(op, _read(registers, op.x), plan)
+            case Score():
+                return functional.linear(
+                    _read(registers, op.x).float(),
+                    self._weights[f"{op.weight}.w"],
+                    self._weights.get(f"{op.weight}.b"),
+                )
+        raise TypeError(f"{type(op).__name__} is no operator of a program")
+
+    def _norm(self, op: Norm, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self._weights[f"{op.weight}.g"], self._weights.get(f"{op.weight}.b")
+        if op.kind == "layer":
+            return functional.layer_norm(x, (x.shape[-1],), weight, bias, op.eps)
+        y = functional.rms_norm(x, (x.shape[-1],), weight, op.eps)
+        return y if bias is None else y + bias
+
+    def _logprobs(self, op: LogProb, registers: Registers, plan: _Plan) -> torch.Tensor:
+        rows = _read(registers, op.x)[plan.target_rows]
+        weight, bias = self._weights[f"{op.weight}.w"], self._weights.get(f"{op.weight}.b")
+        parts = []
+        step = max(1, LOGITS // op.vocabulary)
+        for start in range(0, max(len(rows), 1), step):
+            logits = functional.linear(rows[start : start + step], weight, bias).float()
+            wanted = plan.target_ids[start : start + step, None]
+            parts.append(logits.gather(1, wanted)[:, 0] - logits.logsumexp(1))
+        return torch.cat(parts).clamp(max=0.0)
+
+    def _plan(self, packed: Packed) -> _Plan:
+        parts = buckets(packed)
+        flat = np.concatenate([bucket.queries[_real(bucket)] for bucket in parts])
+        places = np.concatenate([np.flatnonzero(_real(bucket)) + start for start, bucket in _starts(parts)])
+        order = np.empty(packed.rows, dtype=np.int64)
+        order[flat] = places
+        padding = sum(bucket.queries.size for bucket in parts) - packed.rows
+        by_sequence = [
+            np.concatenate([np.arange(start, start + rows) for start, rows in packed.spans(segment)])
+            for segment in packed.sequences
+        ]
+        every = np.concatenate(by_sequence)
+        return _Plan(
+            index={
+                "token": self._sent(packed.ids),
+                "position": self._sent(packed.positions),
+                "type": self._sent(packed.types),
+            },
+            heads=tuple(self._heads(bucket) for bucket in parts),
+            order=None if not padding and _counts_up(order, packed.rows) else self._sent(order),
+            pool_rows=None if _counts_up(every, packed.rows) else self._sent(every),
+            firsts=self._sent(np.array([rows[0] for rows in by_sequence])),
+            lasts=self._sent(np.array([rows[-1] for rows in by_sequence])),
+            lengths=self._sent(np.array([len(rows) for rows in by_sequence])),
+            target_rows=self._sent(packed.target_rows),
+            target_ids=self._sent(packed.target_ids),
+        )
+
+    def _heads(self, bucket: Bucket) -> _Heads:
+        masks = {causal: bucket.mask(causal) for causal in self._kinds}
+        return _Heads(
+            queries=self._sent(bucket.queries),
+            keys=self._sent(bucket.keys),
+            masks={causal: None if mask is None else self._sent(mask) for causal, mask in masks.items()},
+            run=bucket.run,
+        )
+
+    def _sent(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        whole = torch.from_numpy(array if array.dtype == np.bool_ else array.astype(np.int64))
+        return whole.pin_memory().to(self._device, non_blocking=True) if self._pinned else whole
+
+
+def _read(registers: Registers, columns: Columns) -> torch.Tensor:
+    held = registers[columns.register]
+    if columns.width == held.shape[1]:
+        return held
+    return held[:, columns.start : columns.start + columns.width]
+
+
+def _gate(op: Gate, registers: Registers) -> torch.Tensor:
+    x = _read(registers, op.x)
+    match op.table:
+        case "gelu":
+            y = functional.gelu(x)
+        case "gelu_tanh":
+            y = functional.gelu(x, approximate="tanh")
+        case "silu":
+            y = functional.silu(x)
+        case "tanh":
+            y = torch.tanh(x)
+        case "relu":
+            y = torch.relu(x)
+    return y if op.up is None else y.mul_(_read(registers, op.up))
+
+
+def _rotated(x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate x [rows, width] by cosines and sines [rows, 1, half a head]."""
+    first, second = _by_head(x, heads).chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(1)
+
+
+def _attention(op: Attention, registers: Registers, plan: _Plan) -> torch.Tensor:
+    q = _by_head(_read(registers, op.q), op.heads)
+    k = _by_head(_read(registers, op.k), op.kv_heads)
+    v = _by_head(_read(registers, op.v), op.kv_heads)
+    parts = []
+    for heads in plan.heads:
+        mask = heads.masks[op.causal]
+        if heads.run is None:
+            of_q, of_k, of_v = q[heads.queries], k[heads.keys], v[heads.keys]
+        else:
+            start, stop = heads.run
+            shape = heads.queries.shape
+            of_q, of_k, of_v = (x[start:stop].view(*shape, *x.shape[1:]) for x in (q, k, v))
+        mixed = functional.scaled_dot_product_attention(
+            of_q.transpose(1, 2),
+            of_k.transpose(1, 2),
+            of_v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=op.causal and mask is None,
+            scale=op.scale,
+            enable_gqa=op.heads != op.kv_heads,
+        )
+        parts.append(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return whole if plan.order is None else whole[plan.order]
+
+
+def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return rows [rows, width] as [rows, heads, width of a head]."""
+    return x.view(len(x), heads, x.shape[1] // heads)
+
+
+def _pool(op: Pool, x: torch.Tensor, plan: _Plan) -> torch.Tensor:
+    match op.how:
+        case "first":
+            return x[plan.firsts]
+        case "last":
+            return x[plan.lasts]
+        case "mean":
+            rows = (x if plan.pool_rows is None else x[plan.pool_rows]).float()
+            return torch.segment_reduce(rows, "mean", lengths=plan.lengths, axis=0).to(x.dtype)
+
+
+def _real(bucket: Bucket) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which queries are no padding [segments, longest]."""
+    mask: np.ndarray[Any, np.dtype[np.bool_]] = np.arange(bucket.queries.shape[1]) < bucket.rows[:, None]
+    return mask
+
+
+def _starts(parts: Sequence[Bucket]) -> list[tuple[int, Bucket]]:
+    starts = np.cumsum([0, *(bucket.queries.size for bucket in parts)])
+    return [(int(start), bucket) for start, bucket in zip(starts, parts, strict=False)]
+
+
+def _counts_up(rows: np.ndarray[Any, np.dtype[np.int64]], count: int) -> bool:
+    return len(rows) == count and bool((rows == np.arange(count)).all())
+
+
+def _last_reads(ops: Sequence[Op]) -> list[list[int]]:
+    """Return, for each operator, the registers that nothing reads after it."""
+    last: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        for columns in read_by(op):
+            last[columns.register] = i
+    return [[register for register, at in last.items() if at == i] for i in range(len(ops))]
 
 
 class TorchDevice:
@@ -135,7 +427,8 @@ class _Model:
         inner, order = (batch, None) if batch.prompt_tokens is not None else by_length(batch)
         packed = pack(inner, self.program)
         found, run_s = self._on_cpu(packed) if self._stream is None else self._on_gpu(packed, self._stream)
-        return result(found.numpy(), packed.targets, order, labels=self.program.labels, rows=packed.rows, run_s=run_s)
+        labels = self.program.labels
+        return Result.of(found.numpy(), packed.targets, labels=labels, rows=packed.rows, run_s=run_s, order=order)
 
     def _on_cpu(self, packed: Packed) -> tuple[torch.Tensor, float]:
         begun_s = time.perf_counter()

@@ -1,12 +1,27 @@
-"""The contract's operators on rows, in torch. Each is a function of tensors, eager or compiled.
+"""The contract's operators in torch. Each is a function of tensors, eager or compiled.
 
 Only elementwise binary32 operators and integer sums occur, so the order in which torch works through a tensor, the
 number of threads and the number of rows do not matter. Sums of integers are taken in binary64: they stay below 2^53.
+
+Products of 8-bit integers are as fast as the processor allows. ``torch._int_mm`` is exact where oneDNN finds VNNI; with
+other instruction sets its 16-bit sums saturate and it is wrong without a word (pytorch/pytorch#136746). So it is tried
+on the patterns that saturate before it is trusted; otherwise a binary32 product takes its place, in pieces of the inner
+dimension whose sums binary32 holds exactly.
+
+Attention takes one sequence at a time: its scores stay in the cache, and nothing is spent on padding. Its products are
+taken in binary32: a head's width is at most 1024, so each sum is exact in any order; sums over more than 1024 keys go
+in parts.
 """
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from greentrain.fpga_backend import contract
+from greentrain.fpga_backend.batch import Packed
+from greentrain.fpga_backend.program import Pool
 
 
 def quantise(x: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,3 +134,253 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) ->
     c, s = cos[:, None], sin[:, None]
     turned = torch.stack((first * c - second * s, second * c + first * s), dim=2)
     return turned.reshape(rows, width)
+
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(activations int8 [m, k], weights int8 [n, k]) to int32 [m, n]: every row with every row."""
+
+
+def exact_product() -> Product:
+    """Return the faster of the two that is exact on this machine."""
+    return int_mm if int_mm_is_exact() else float_product
+
+
+def int_mm(q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Multiply by ``torch._int_mm``; with an inner dimension of 1 it is wrong (torch 2.13, CPU), so not then."""
+    if q.shape[1] == 1:
+        return q.to(torch.int32) * weights.t().to(torch.int32)
+    return torch._int_mm(q, weights.t())
+
+
+def float_product(q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Multiply in binary32, at most 1024 products to a sum."""
+    step = contract.EXACT_F32_INNER
+    total = torch.zeros(len(q), len(weights), dtype=torch.int32)
+    for start in range(0, q.shape[1], step):
+        part = q[:, start : start + step].float() @ weights[:, start : start + step].float().t()
+        total += part.to(torch.int32)
+    return total
+
+
+@functools.cache
+def int_mm_is_exact() -> bool:
+    """Return True if ``torch._int_mm`` gives exact sums on this processor, tried once with the values that saturate.
+
+    Shapes on both sides of a vector's length and of the blocks that libraries switch kernels at are tried, with all
+    products as large as they get, and with random ones.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for rows, inner, outputs in ((1, 64, 32), (17, 384, 48), (64, 768, 64), (33, 1000, 31)):
+        extreme = torch.full((rows, inner), 127, dtype=torch.int8)
+        weights = torch.where(torch.rand(outputs, inner, generator=generator) < 0.5, -127, 127).to(torch.int8)
+        weights[0], weights[-1] = 127, -127
+        mixed = torch.randint(-127, 128, (rows, inner), dtype=torch.int8, generator=generator)
+        for q in (extreme, -extreme, mixed):
+            try:
+                found = int_mm(q, weights)
+            except RuntimeError:
+                return False
+            if not torch.equal(found.double(), q.double() @ weights.double().t()):
+                return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Quantised heads of some rows: integers as binary32 [heads, rows, width] and scales [heads, rows, 1]."""
+
+    n: torch.Tensor
+    scale: torch.Tensor
+
+    @classmethod
+    def of(cls, x: torch.Tensor, heads: int) -> "Heads":
+        """Quantise rows [rows, heads * width] head by head."""
+        n, scale = quantise(x.reshape(len(x), heads, -1), contract.Q8)
+        return cls(n=n.transpose(0, 1).contiguous(), scale=scale.transpose(0, 1).contiguous())
+
+    def some(self, first: int, count: int) -> "Heads":
+        """Return ``count`` heads from ``first`` on."""
+        return Heads(n=self.n[first : first + count], scale=self.scale[first : first + count])
+
+    def then(self, later: "Heads") -> "Heads":
+        """Return these rows and ``later`` behind them."""
+        return Heads(n=torch.cat((self.n, later.n), dim=1), scale=torch.cat((self.scale, later.scale), dim=1))
+
+    def repeated(self, times: int) -> "Heads":
+        """Return each head ``times`` times, for the query heads that share it."""
+        if times == 1:
+            return self
+        return Heads(n=self.n.repeat_interleave(times, dim=0), scale=self.scale.repeat_interleave(times, dim=0))
+
+    def whole(self) -> "Heads":
+        """Return the same with 0 for integers that are none; the scales still say that something was not finite."""
+        return Heads(n=self.n.nan_to_num(0.0), scale=self.scale)
+
+
+def weights_table(exp2: torch.Tensor) -> torch.Tensor:
+    """Return attention weights by distance from the largest: integers as binary32 [4097], the last one 0."""
+    steps = torch.arange(contract.ATTENTION_OCTAVES * contract.ATTENTION_STEP)
+    every = 2**contract.EXP_BITS // contract.ATTENTION_STEP
+    entry = exp2[(steps % contract.ATTENTION_STEP) * every].to(torch.int64)
+    shifted = entry >> (contract.ATTENTION_SHIFT + steps // contract.ATTENTION_STEP)
+    return torch.cat((shifted.to(torch.float32), torch.zeros(1, dtype=torch.float32)))
+
+
+def attend(q: Heads, k: Heads, v: Heads, out: torch.Tensor, *, scale: float, causal: bool, table: torch.Tensor) -> None:
+    """Attend from the last rows of a sequence to all of them.
+
+    Args:
+        q: Queries [heads, rows, width]; they are the last ``rows`` of the sequence.
+        k: Keys [heads, keys, width].
+        v: Values [heads, keys, value width].
+        out: Where the result goes, binary32 [rows, heads * value width], contiguous.
+        scale: Factor of the products, usually 1 / sqrt(width).
+        causal: True if a query sees only keys up to its own.
+        table: From :func:`weights_table`.
+    """
+    rows, keys = q.n.shape[1], k.n.shape[1]
+    factor = scale * contract.LOG2E * contract.ATTENTION_STEP
+    hidden = None
+    if causal and rows > 1:
+        hidden = torch.ones(rows, keys, dtype=torch.bool, device=q.n.device).triu_(keys - rows + 1)
+    into = out.view(rows, len(q.n), -1).transpose(0, 1)
+    if _finite(q, k, v, factor):
+        _attend_finite(q, k, v, factor, hidden, table, into)
+    else:
+        into.copy_(_attend_broken(q.whole(), k.whole(), v.whole(), factor, hidden, table))
+
+
+def _attend_finite(
+    q: Heads, k: Heads, v: Heads, factor: float, hidden: torch.Tensor | None, table: torch.Tensor, out: torch.Tensor
+) -> None:
+    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
+    if hidden is not None:
+        t.masked_fill_(hidden, float("-inf"))
+    index = torch.sub(t.amax(-1, keepdim=True), t, out=t).clamp_(max=len(table) - 1).to(torch.int32)
+    e = torch.index_select(table, 0, index.view(-1)).view(index.shape)
+    exact = t.shape[-1] <= contract.EXACT_F32_INNER // 2  # keys of 2^15 each stay below 2^24
+    total = e.sum(-1, keepdim=True) if exact else e.sum(-1, keepdim=True, dtype=torch.float64).to(torch.float32)
+    weighed = e.mul_(v.scale.transpose(1, 2))
+    peak = weighed.amax(-1, keepdim=True).clamp_min_(contract.ROW_FLOOR)  # none is negative
+    y = _weighted(weighed.mul_(ratio(contract.Q8, peak)).round_(), v.n)
+    torch.mul(y, peak.mul_(1.0 / contract.Q8).div_(total), out=out)
+
+
+def _attend_broken(
+    q: Heads, k: Heads, v: Heads, factor: float, hidden: torch.Tensor | None, table: torch.Tensor
+) -> torch.Tensor:
+    """Attend where a logit or a weight may not be finite: a query that sees such a one gets NaN, others their bits."""
+    t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
+    broken = ~t.isfinite()
+    lost = (broken if hidden is None else broken.logical_and_(~hidden)).any(-1, keepdim=True)
+    t.masked_fill_(lost, 0.0)
+    if hidden is not None:
+        t.masked_fill_(hidden, float("-inf"))
+    index = t.sub_(t.amax(-1, keepdim=True)).neg_().clamp_(max=len(table) - 1).to(torch.int32)
+    e = torch.index_select(table, 0, index.reshape(-1)).reshape(index.shape)
+    total = e.sum(-1, keepdim=True, dtype=torch.float64).to(torch.float32)
+    weighed = e.mul_(v.scale.transpose(1, 2))
+    if hidden is not None:
+        weighed.masked_fill_(hidden, 0.0)
+    p, p_scale = quantise(weighed, contract.Q8)
+    return _weighted(p, v.n).mul_(p_scale.div_(total)).masked_fill_(lost, float("nan"))
+
+
+def _finite(q: Heads, k: Heads, v: Heads, factor: float) -> bool:
+    """Return whether no logit or weight can leave binary32, by the scales alone; False also where one is NaN."""
+    most = contract.Q8**2 * q.n.shape[-1] * float(q.scale.amax()) * abs(factor)
+    bound = torch.finfo(torch.float32).max / 2**15
+    return most < bound and most * float(k.scale.amax()) < bound and float(v.scale.amax()) < bound
+
+
+def _weighted(p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    step, keys = contract.EXACT_F32_INNER, p.shape[-1]
+    if keys <= step:
+        return torch.bmm(p, v)
+    total = torch.zeros(*p.shape[:2], v.shape[-1], dtype=torch.float64, device=p.device)
+    for start in range(0, keys, step):
+        total += torch.bmm(p[..., start : start + step], v[:, start : start + step])
+    return total.to(torch.float32)
+
+
+def pool(x: torch.Tensor, how: str, packed: Packed) -> torch.Tensor:
+    """Return one row a sequence of rows [rows, width]."""
+    if how == "mean":
+        spans = [packed.spans(segment) for segment in packed.sequences]
+        return torch.stack([mean(torch.cat([x[s : s + n] for s, n in parts])) for parts in spans])
+    return x.index_select(0, torch.tensor([pooled_row(packed, end, how) for end in packed.sequences]))
+
+
+def pooled_row(packed: Packed, segment: int, how: str) -> int:
+    """Return the first or the last row of the sequence that ends in a segment."""
+    spans = packed.spans(segment)
+    start, rows = spans[-1]
+    match how:
+        case "first":
+            return spans[0][0]
+        case "last":
+            return start + rows - 1
+    raise ValueError(f"{Pool.__name__} how={how!r}")
+
+
+def mean(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of rows [rows, width] as [width]."""
+    n, scale = scaled(x, x.abs().amax().reshape(1, 1), contract.Q20)
+    total = n.sum(0, dtype=torch.float64).to(torch.float32)
+    return total.mul_(scale.reshape(())).div_(torch.full_like(total, len(x)))
+
+
+def score(x: torch.Tensor, q: torch.Tensor, weight_scale: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return scores [rows, labels] by 16-bit integers; ``q`` int16 [labels, width]."""
+    n, scale = quantise(x, contract.Q16)
+    acc = n.to(torch.float64) @ q.to(torch.float64).t()
+    return dequantise(acc, scale, weight_scale, bias)
+
+
+class LogProbTables:
+    """Tables of the log-probability head, in the form that torch reads fast.
+
+    Args:
+        exp2: ``tables.exp2()``.
+        log: ``tables.log()``.
+    """
+
+    def __init__(self, exp2: torch.Tensor, log: torch.Tensor) -> None:
+        self.exp2 = exp2.to(torch.int32)
+        self.log = log
+
+
+def logprobs(logits: torch.Tensor, targets: torch.Tensor, tables: LogProbTables) -> torch.Tensor:
+    """Return ln p of one target a row.
+
+    Args:
+        logits: Binary32 [rows, vocabulary].
+        targets: Token ids, int64 [rows].
+        tables: From the contract's tables.
+
+    Returns:
+        Binary32 [rows].
+    """
+    wanted = logits.gather(1, targets[:, None])
+    t = torch.mul(logits, contract.LOG2E * contract.LOGPROB_STEP).round_()
+    top = t.amax(-1, keepdim=True)
+    whole = top.isfinite() & t.amin(-1, keepdim=True).isfinite()
+    last = contract.LOGPROB_OCTAVES * contract.LOGPROB_STEP
+    d = t.sub_(top).neg_().clamp_(max=last).to(torch.int32)
+    entry = torch.index_select(tables.exp2, 0, (d & (contract.LOGPROB_STEP - 1)).reshape(-1)).reshape(d.shape)
+    e = (entry >> d.bitwise_right_shift(contract.EXP_BITS)).masked_fill_(d >= last, 0)
+    total = e.sum(-1, keepdim=True, dtype=torch.int64)
+    lse = top.to(torch.float64) * (contract.LN2 / contract.LOGPROB_STEP) + _log(total, tables.log)
+    y = (wanted.to(torch.float64) - lse).clamp_(max=0.0).to(torch.float32)
+    return torch.where(whole, y, float("nan")).squeeze(1)
+
+
+def _log(total: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    _, exponent = torch.frexp(total.to(torch.float64))
+    shift = exponent.to(torch.int64) - 1 - contract.EXP_BITS
+    j = (total >> shift) & (2**contract.EXP_BITS - 1)
+    base = (2**contract.EXP_BITS + j) << shift
+    octaves = (shift + contract.EXP_BITS - 30).to(torch.float64)
+    rest = (total - base).to(torch.float64) / base.to(torch.float64)
+    result: torch.Tensor = octaves * contract.LN2 + table[j] + rest
+    return result

@@ -9,14 +9,12 @@ import torch
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess, own_uid
-from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered, own_uid
+from greentrain.fpga_backend.emulator.arithmetic import int_mm_is_exact
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.emulator.products import int_mm_is_exact
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.latency import ModelledMeter, check_card, service

@@ -1,24 +1,357 @@
-"""The contract on the CPU: a program and a batch in, the result's exact bits out."""
+"""The contract on the CPU: a program and a batch in, the result's exact bits out.
 
+A program is cut where rows meet: only attention and pooling look at more than one row. The operators between two of
+them form a stage, which runs block by block of rows that stay in the cache. It is the same in every layer up to the
+names of its registers and weights, so a stage is kept in a canonical form, and compiled once where ``torch.compile`` is
+wanted.
+
+What the contract allows leaves the compiler nothing to reorder: its C++ is built without contraction into fused
+multiply-adds and without reassociation (torch._inductor.config.cpp, torch 2.13), and integer sums have no order. The
+conformance suite holds the compiled path to the eager one, bit for bit.
+
+The contract's sums are exact up to some sizes (CONTRACT.md, Limits); a program beyond them is refused, for its results
+would be wrong unseen.
+"""
+
+import dataclasses
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from greentrain.fpga_backend import contract, tables
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
-from greentrain.fpga_backend.emulator.attention import Heads, attend, weights_table
-from greentrain.fpga_backend.emulator.compiled import CompiledStages
-from greentrain.fpga_backend.emulator.heads import LogProbTables, logprobs, pool, pooled_row
-from greentrain.fpga_backend.emulator.limits import check
-from greentrain.fpga_backend.emulator.products import Product, exact_product
-from greentrain.fpga_backend.emulator.stages import Ends, Kernel, Rows, Stage, Weights, cut
-from greentrain.fpga_backend.errors import ArtifactError, DeviceError
-from greentrain.fpga_backend.packing import Packed, pack
-from greentrain.fpga_backend.program import Attention, Columns, Linear, LogProb, Pool, digits, widths
+from greentrain.fpga_backend.batch import Batch, Packed, Result, pack
+from greentrain.fpga_backend.emulator import arithmetic
+from greentrain.fpga_backend.emulator.arithmetic import (
+    Heads,
+    LogProbTables,
+    Product,
+    attend,
+    exact_product,
+    logprobs,
+    pool,
+    pooled_row,
+    score,
+    weights_table,
+)
+from greentrain.fpga_backend.errors import ArtifactError
+from greentrain.fpga_backend.program import (
+    Add,
+    Attention,
+    Columns,
+    Embed,
+    Gate,
+    Linear,
+    LogProb,
+    Norm,
+    Op,
+    Pool,
+    Program,
+    Rotary,
+    Score,
+    digits,
+    read_by,
+    widths,
+)
+
+Joint = Attention | Pool | LogProb
+"""Operators that look at more than one row, or at chosen ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Operators on single rows, in canonical form: registers numbered from 0, the inputs first; weights are slots."""
+
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    """The program's registers that are read."""
+    outputs: tuple[int, ...]
+    """The program's registers that later operators read."""
+    kept: tuple[int, ...]
+    """The same in the stage's numbers."""
+    weights: tuple[str, ...]
+    """Stems of the tensors in the slots."""
+
+
+def cut(program: Program) -> tuple[Stage | Joint, ...]:
+    """Return the program's stages and the operators between them, in order."""
+    parts: list[Stage | Joint] = []
+    run: list[Op] = []
+    for i, op in enumerate(program.ops):
+        if isinstance(op, Joint):
+            if run:
+                parts.append(_stage(run, program.ops[i:]))
+            parts.append(op)
+            run = []
+        else:
+            run.append(op)
+    if run:
+        parts.append(_stage(run, ()))
+    return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Where a program begins to need one row a sequence: behind its last attention, where a pool picks one."""
+
+    attention: int
+    """Index of that attention among the parts."""
+    how: str
+
+    @classmethod
+    def of(cls, parts: Sequence[Stage | Joint]) -> "Ends | None":
+        """Return it, or None where every row is needed to the end."""
+        attention = max((i for i, part in enumerate(parts) if isinstance(part, Attention)), default=None)
+        if attention is None:
+            return None
+        later = parts[attention + 1 :]
+        pools = [part for part in later if isinstance(part, Pool)]
+        looks = any(isinstance(op, Embed | Rotary) for part in later if isinstance(part, Stage) for op in part.ops)
+        if len(pools) != 1 or looks or any(isinstance(part, LogProb) for part in later):
+            return None
+        (pool,), last = pools, parts[attention]
+        if pool.how == "mean" or (isinstance(last, Attention) and last.causal and pool.how != "last"):
+            return None
+        return cls(attention, pool.how)
+
+
+def _stage(ops: Sequence[Op], later: Sequence[Op]) -> Stage:
+    written = [op.out for op in ops if not isinstance(op, LogProb)]
+    wanted = {columns.register for op in later for columns in read_by(op)}
+    outputs = tuple(r for r in written if r in wanted) or (written[-1],)
+    inputs: list[int] = []
+    for op in ops:
+        for columns in read_by(op):
+            if columns.register not in written and columns.register not in inputs:
+                inputs.append(columns.register)
+    number = {register: i for i, register in enumerate([*inputs, *written])}
+    stems: list[str] = []
+    renamed = []
+    for op in ops:
+        changes: dict[str, object] = {}
+        for field in dataclasses.fields(op):
+            value = getattr(op, field.name)
+            if isinstance(value, Columns):
+                changes[field.name] = dataclasses.replace(value, register=number[value.register])
+            elif field.name == "weight":
+                changes["weight"] = f"{len(stems)}"
+                stems.append(value)
+            elif field.name == "out":
+                changes["out"] = number[value]
+        renamed.append(dataclasses.replace(op, **changes))  # type: ignore[arg-type]
+    return Stage(
+        ops=tuple(renamed),
+        inputs=tuple(inputs),
+        outputs=outputs,
+        kept=tuple(number[r] for r in outputs),
+        weights=tuple(stems),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What embeddings and rotations ask of a block of rows."""
+
+    ids: torch.Tensor
+    """int64 [rows]."""
+    positions: torch.Tensor
+    types: torch.Tensor
+
+    def block(self, start: int, stop: int) -> "Rows":
+        """Return some of the rows."""
+        return Rows(ids=self.ids[start:stop], positions=self.positions[start:stop], types=self.types[start:stop])
+
+
+Weights = dict[str, torch.Tensor | None]
+"""Tensors of a stem by suffix: q, s, b, g, cos, sin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What a stage is run with."""
+
+    product: Product
+    tables: dict[str, torch.Tensor]
+    """Activation tables as binary32, by name."""
+    whole_batch_scale: bool
+    """The published rule: one scale for all rows of the block, which then is the batch."""
+
+    def run(
+        self,
+        stage: Stage,
+        inputs: Sequence[torch.Tensor],
+        weights: Sequence[Weights],
+        rows: Rows,
+        into: Sequence[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Run a stage on a block of rows and return the registers it keeps: in ``into``, where that is given."""
+        registers: dict[int, torch.Tensor] = dict(enumerate(inputs))
+        for op in stage.ops:
+            slot: Weights = weights[int(op.weight)] if hasattr(op, "weight") else {}
+            registers[op.out] = self._apply(op, registers, slot, rows)  # type: ignore[union-attr]
+        return kept_in([registers[r] for r in stage.kept], into)
+
+    def linear(
+        self, op: Linear | LogProb, x: torch.Tensor, weight: Weights, *, peak: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Quantise rows, multiply, scale; ``peak`` is the absolute maximum [] to scale all of them by."""
+        if self.whole_batch_scale and peak is None:
+            peak = x.abs().amax()
+        by_row = x.abs().amax(dim=-1, keepdim=True) if peak is None else peak.expand(len(x), 1)
+        if digits(op) == 2:
+            q, scale = arithmetic.scaled(x, by_row, contract.Q16D)
+            acc = arithmetic.joined(self.product(arithmetic.two_digits(q), _of(weight, "q")))
+        else:
+            q, scale = arithmetic.scaled(x, by_row, contract.Q8)
+            acc = self.product(q.to(torch.int8), _of(weight, "q"))
+        return arithmetic.dequantise(acc, scale, _of(weight, "s"), weight["b"])
+
+    def _apply(self, op: Op, registers: dict[int, torch.Tensor], weight: Weights, rows: Rows) -> torch.Tensor:
+        def columns(where: Columns) -> torch.Tensor:
+            held = registers[where.register]
+            return held[:, where.start : where.start + where.width]
+
+        match op:
+            case Embed():
+                index = {"token": rows.ids, "position": rows.positions, "type": rows.types}[op.index] + op.offset
+                q, s = _of(weight, "q"), _of(weight, "s")
+                return q.index_select(0, index).to(torch.float32).mul_(s.index_select(0, index)[:, None])
+            case Add():
+                return columns(op.x) + columns(op.y)
+            case Norm():
+                return arithmetic.norm(columns(op.x), _of(weight, "g"), weight["b"], op.eps, centre=op.kind == "layer")
+            case Linear():
+                return self.linear(op, columns(op.x), weight)
+            case Gate():
+                up = None if op.up is None else columns(op.up)
+                if op.table == "relu":
+                    return arithmetic.relu(columns(op.x), up)
+                return arithmetic.gate(columns(op.x), self.tables[op.table], up, times_x=op.table != "tanh")
+            case Rotary():
+                cos = _of(weight, "cos").index_select(0, rows.positions)
+                sin = _of(weight, "sin").index_select(0, rows.positions)
+                return arithmetic.rotary(columns(op.x), cos, sin, op.heads)
+            case Score():
+                return score(columns(op.x), _of(weight, "q"), _of(weight, "s"), weight["b"])
+        raise TypeError(f"{type(op).__name__} does not belong in a stage")
+
+
+def kept_in(values: list[torch.Tensor], into: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    """Return the values, copied to ``into`` where that is given."""
+    return values if into is None else [place.copy_(value) for place, value in zip(into, values, strict=True)]
+
+
+def _of(weight: Weights, suffix: str) -> torch.Tensor:
+    tensor = weight[suffix]
+    assert tensor is not None
+    return tensor
+
+
+class _Run(Protocol):
+    """Runs a stage on a whole block; with ``into`` it writes there, in the pass that computes it."""
+
+    def __call__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        weights: Sequence[Weights],
+        rows: Rows,
+        into: Sequence[torch.Tensor] | None,
+    ) -> list[torch.Tensor] | None: ...
+
+
+class CompiledStages:
+    """Runs stages compiled for one number of rows; a shorter block is filled up with rows of zeros: nothing changes.
+
+    Args:
+        kernel: What runs a stage.
+        rows: Rows of a block.
+    """
+
+    def __init__(self, kernel: Kernel, rows: int) -> None:
+        self._kernel = kernel
+        self._rows = rows
+        self._runs: dict[tuple[Op, ...], _Run] = {}
+
+    def run(
+        self,
+        stage: Stage,
+        inputs: Sequence[torch.Tensor],
+        weights: Sequence[Weights],
+        rows: Rows,
+        into: Sequence[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """Run a stage on at most ``rows`` rows; see ``Kernel.run``."""
+        if not any(isinstance(op, Linear) for op in stage.ops):
+            return self._kernel.run(stage, inputs, weights, rows, into)
+        count = len(inputs[0]) if inputs else len(rows.ids)
+        if into is not None and count == self._rows:
+            self._of(stage)(inputs, weights, rows, into)
+            return list(into)
+        about = self._filled_rows(rows.block(0, count))  # behind a pool there are more of them, and nobody asks
+        made = self._of(stage)([self._filled(x) for x in inputs], weights, about, None)
+        return kept_in([value[:count] for value in made or ()], into)
+
+    def _of(self, stage: Stage) -> _Run:
+        if stage.ops not in self._runs:
+            self._runs[stage.ops] = torch.compile(_own(self._kernel, stage), dynamic=False)
+        return self._runs[stage.ops]
+
+    def _filled(self, x: torch.Tensor) -> torch.Tensor:
+        missing = self._rows - len(x)
+        return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
+
+    def _filled_rows(self, rows: Rows) -> Rows:
+        return Rows(ids=self._filled(rows.ids), positions=self._filled(rows.positions), types=self._filled(rows.types))
+
+
+def _own(kernel: Kernel, stage: Stage) -> _Run:
+    """Return a function of a stage with a code object of its own, as torch.compile counts recompilations by these."""
+
+    def run(
+        inputs: Sequence[torch.Tensor], weights: Sequence[Weights], rows: Rows, into: Sequence[torch.Tensor] | None
+    ) -> list[torch.Tensor] | None:
+        made = kernel.run(stage, inputs, weights, rows, into)
+        return made if into is None else None  # a graph that returns what it was given would copy it
+
+    own: _Run = types.FunctionType(run.__code__.replace(), globals(), "run", None, run.__closure__)
+    return own
+
+
+def check(program: Program) -> None:
+    """Raise if a program goes beyond what the contract allows.
+
+    Raises:
+        ArtifactError: Names the operator, the size and the bound.
+    """
+    if program.max_tokens > contract.MAX_WIDTH:
+        raise ArtifactError(
+            f"max_tokens={program.max_tokens}: the integer contract allows {contract.MAX_WIDTH} tokens a sequence"
+        )
+    for i, op in enumerate(program.ops):
+        for value, bound, what in _sizes(op):
+            if value > bound:
+                raise ArtifactError(
+                    f"operator {i} ({type(op).__name__.lower()}) has {value} {what}, the integer contract allows "
+                    f"{bound}: use the torch device"
+                )
+
+
+def _sizes(op: Op) -> Iterator[tuple[int, int, str]]:
+    match op:
+        case Norm():
+            yield op.x.width, contract.MAX_WIDTH, "columns"
+        case Linear() | Score():
+            yield op.x.width, contract.MAX_INNER, "inputs"
+        case LogProb():
+            yield op.x.width, contract.MAX_INNER, "inputs"
+            yield op.vocabulary, contract.MAX_VOCABULARY, "tokens"
+        case Attention():
+            yield op.q.width // op.heads, contract.EXACT_F32_INNER, "columns a head"
+
 
 BLOCK_ROWS = 256
 """Rows at a time: 256 x 3072 binary32 are 3 MB, about what a core's share of the caches holds."""
@@ -133,9 +466,8 @@ class Engine:
                     registers[register] = pool(registers[register], ends.how, packed)
         if found is None:
             found = registers[max(registers)]
-        if not bool(torch.isfinite(found).all()):
-            raise DeviceError("the result is not finite: the model's values leave binary32")
-        return _result(found.numpy(), packed, scores=self.program.labels > 0, run_s=time.perf_counter() - begun_s)
+        run_s = time.perf_counter() - begun_s
+        return Result.of(found.numpy(), packed.targets, labels=self.program.labels, rows=packed.rows, run_s=run_s)
 
     def _stage(self, stage: Stage, registers: dict[int, torch.Tensor], rows: Rows) -> dict[int, torch.Tensor]:
         held = [registers[r] for r in stage.inputs]
@@ -243,10 +575,3 @@ def _columns(registers: dict[int, torch.Tensor], where: Columns) -> torch.Tensor
 
 def _long(ids: Any) -> torch.Tensor:
     return torch.from_numpy(ids).to(torch.int64)
-
-
-def _result(found: Any, packed: Packed, *, scores: bool, run_s: float) -> Result:
-    if scores:
-        return Result(scores=found, run_s=run_s, rows=packed.rows)
-    ends = np.cumsum(packed.targets)[:-1]
-    return Result(logprobs=tuple(np.split(found, ends)), run_s=run_s, rows=packed.rows)

@@ -99,8 +99,8 @@ def _runner(artifact: "Artifact") -> "Callable[[Batch], Any]":
         return lambda batch: exact.run(batch).scores
     import torch
 
-    from greentrain.fpga_backend.devices.torch_engine import TorchEngine
-    from greentrain.fpga_backend.packing import pack
+    from greentrain.fpga_backend.batch import pack
+    from greentrain.fpga_backend.devices.torch_device import TorchEngine
 
     engine = TorchEngine(artifact, torch.device("cpu"), torch.float32)
     return lambda batch: engine.run(pack(batch, artifact.program))

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from greentrain.fpga_backend.batch import Packed
 from greentrain.fpga_backend.csim.launches import FLOATS, beats
 from greentrain.fpga_backend.csim.layout import LOGITS_BYTES, MOST_CHUNK
 from greentrain.fpga_backend.errors import ArtifactError, BatchError
-from greentrain.fpga_backend.packing import Packed
 from greentrain.fpga_backend.program import (
     Add,
     Attention,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.packing import Packed
+from greentrain.fpga_backend.batch import Packed
 from greentrain.fpga_backend.program import Precision, Program
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, WorkCounts, count, exchanged_bytes

@@ -9,8 +9,7 @@ import torch
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess, own_uid
-from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered, own_uid
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.rtl.simulate import Simulator
 from greentrain.types import PowerMeter, Provenance

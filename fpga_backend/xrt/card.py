@@ -1,4 +1,7 @@
-"""A card through XRT: buffers counted against its memory, kernels polled to their end."""
+"""A card through XRT: buffers counted against its memory, kernels polled to their end.
+
+In XRT's no-op emulation, which computes nothing, the kernels of ``hls/``, compiled by g++, stand in for the fabric.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +12,7 @@ from typing import Any
 import numpy.typing as npt
 
 from greentrain.fpga_backend.card import Buffer
+from greentrain.fpga_backend.csim.card import functions
 from greentrain.fpga_backend.csim.kernels import KERNELS, Kernel
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import api, xclbin
@@ -237,3 +241,17 @@ def _finish(run: api.Run, kernel: str) -> None:
         raise DeviceError(
             f"kernel {kernel} ended in state {state} ({api.STATES.get(state, 'unknown')}) instead of completed"
         )
+
+
+def compiled(library: Path) -> Silicon:
+    """Return what runs a kernel of a library that :mod:`greentrain.fpga_backend.csim.build` has made.
+
+    Raises:
+        DeviceError: The library cannot be loaded, or lacks a kernel.
+    """
+    found = functions(library)
+
+    def run(kernel: str, arguments: Sequence[int]) -> None:
+        found[kernel](*arguments)
+
+    return run

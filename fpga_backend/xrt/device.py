@@ -17,8 +17,7 @@ from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.base import Loaded, WorkQueue
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import pci, xclbin
-from greentrain.fpga_backend.xrt.meters import CardMeters
-from greentrain.fpga_backend.xrt.sensors import meter_of
+from greentrain.fpga_backend.xrt.sensors import CardMeters, meter_of
 from greentrain.fpga_backend.xrt.worker_client import Model, WorkerClient
 from greentrain.types import PowerMeter
 from greentrain.utils.never_raise import warn_experimental

@@ -11,7 +11,7 @@ import mmap
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -198,14 +198,10 @@ def put_result(result: Result, shape: Shape, region: Region) -> None:
 def get_result(batch: Batch, program: Program, shape: Shape, region: Region, reply: Mapping[str, Any]) -> Result:
     """Return the answer, copied."""
     values = region.array(np.float32, shape.values, shape.answer).copy()
-    scores = logprobs = None
     if program.labels:
-        scores = values.reshape(shape.sequences, program.labels)
-    else:
-        logprobs = tuple(np.split(values, np.cumsum(targets(batch))[:-1]))
-    return Result(
-        scores=scores, logprobs=logprobs, run_s=reply["run_s"], rows=reply["rows"], notes=tuple(reply["notes"])
-    )
+        values = values.reshape(shape.sequences, program.labels)
+    made = Result.of(values, targets(batch), labels=program.labels, rows=reply["rows"], run_s=reply["run_s"])
+    return replace(made, notes=tuple(reply["notes"]))
 
 
 def _views(shape: Shape, region: Region) -> list[npt.NDArray[np.int32]]:

@@ -12,10 +12,46 @@ from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, Of
 from greentrain.fpga_backend.devices.base import Loaded
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Program
-from greentrain.fpga_backend.xrt.meters import Meters, total
-from greentrain.fpga_backend.xrt.parts import joined, picked, split
+from greentrain.fpga_backend.xrt.sensors import Meters, total
 from greentrain.types import PowerMeter
 from greentrain.utils.never_raise import warn
+
+
+def split(batch: Batch, program: Program, parts: int) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of each part: about equal in tokens, sequences of one shared prompt together.
+
+    Args:
+        batch: Sequences.
+        program: What will run them; where it is causal, a shared prompt is computed once.
+        parts: At most so many.
+
+    Returns:
+        Indices in rising order, the part with most tokens first; no part is empty.
+    """
+    groups: dict[object, list[int]] = {}
+    for i, ids in enumerate(batch.ids):
+        prompt = 0 if batch.prompt_tokens is None or not program.causal else batch.prompt_tokens[i]
+        types = b"" if batch.types is None else batch.types[i][:prompt].tobytes()
+        groups.setdefault((ids[:prompt].tobytes(), types) if prompt else i, []).append(i)
+    costs = [(_rows(batch, group), group) for group in groups.values()]
+    loads = [0] * max(parts, 1)
+    chosen: list[list[int]] = [[] for _ in loads]
+    for cost, group in sorted(costs, key=lambda item: -item[0]):  # the largest first, to the least loaded
+        least = loads.index(min(loads))
+        loads[least] += cost
+        chosen[least] += group
+    return tuple(
+        tuple(sorted(part)) for _, part in sorted(zip(loads, chosen, strict=True), key=lambda p: -p[0]) if part
+    )
+
+
+def _rows(batch: Batch, group: Sequence[int]) -> int:
+    """Return the rows of sequences that share a prompt."""
+    tokens = sum(len(batch.ids[i]) for i in group)
+    if len(group) == 1 or batch.prompt_tokens is None:
+        return tokens
+    return tokens - (len(group) - 1) * batch.prompt_tokens[group[0]]
+
 
 WHOLE_TOKENS = 1024
 """A batch of fewer tokens goes to one device as a whole: the ends of its parts would wait for each other."""
@@ -183,7 +219,7 @@ class DataParallel:
 
     def _send(self, group: _Group, part: tuple[int, ...], wait_s: float | None) -> None:
         """Give a part to the device with the shortest queue, or the next one where that is lost."""
-        batch = picked(group.batch, part)
+        batch = group.batch.some(part)
         tokens = batch.tokens
         while True:
             chosen = next((i for i in self._left() if i in group.model.handles), None)
@@ -245,7 +281,8 @@ class DataParallel:
         if not group.future.set_running_or_notify_cancel():
             return
         if error is None:
-            group.future.set_result(joined(group.results))
+            order = [i for part in group.results for i in part]
+            group.future.set_result(Result.joined(list(group.results.values()), order=order, at_once=True))
         else:
             group.future.set_exception(error)
             _cancel(group)

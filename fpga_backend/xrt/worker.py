@@ -30,12 +30,9 @@ from greentrain.fpga_backend.csim.kernels import WEIGHTS
 from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import ipc
-from greentrain.fpga_backend.xrt.api import Api
-from greentrain.fpga_backend.xrt.card import Tenant, XrtCard
-from greentrain.fpga_backend.xrt.ctypes_api import CtypesApi
+from greentrain.fpga_backend.xrt.api import Api, CtypesApi, PyxrtApi, load_pyxrt
+from greentrain.fpga_backend.xrt.card import Tenant, XrtCard, compiled
 from greentrain.fpga_backend.xrt.ipc import Region
-from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi, load_pyxrt
-from greentrain.fpga_backend.xrt.simulated_kernels import compiled
 from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule
 
 WATCH_S = 0.5

@@ -1,20 +1,799 @@
-"""Runs frozen passes beside the training: submit early, wait late."""
+"""Runs frozen passes beside the training: submit early, wait late.
 
+:class:`OffloadEngine` cuts a batch into parts. A :class:`PassTask` is one part under way, on the device or, after a
+failure, at home; a :class:`Ticket` is what the caller holds until it needs the result. What the parts share is the
+:class:`EngineState`: the passes, room for so many parts at a time, and the sums of what was computed and waited for
+(:class:`PassStats`). A device that is lost, hangs, or fails again and again is known by its health.
+"""
+
+import itertools
+import os
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Final, Protocol
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
-from greentrain.fpga_backend.errors import ArtifactError, DeviceError
-from greentrain.rlhf.batching import parts
-from greentrain.rlhf.engine_state import EngineState
+from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.errors import ArtifactError, BatchError, DeviceError, DeviceLostError, QueueFullError
+from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
 from greentrain.rlhf.frozen_pass import FrozenPass, Placement
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.pass_task import PassTask
-from greentrain.rlhf.stats import PassStats
-from greentrain.rlhf.ticket import Ticket
+from greentrain.utils.never_raise import warn
+
+PATIENCE: Final = 3
+"""Failures in a row after which a device rests. A worker that was killed and replaced has one."""
+FIRST_REST: Final = 8
+LONGEST_REST: Final = 4096
+"""A rest is counted in parts that run elsewhere, and doubles with each further failure."""
+
+
+class Health:
+    """Decides whether a device is asked. Any thread may call.
+
+    Lost is for ever; that a worker which died may be replaced is the device's affair, and while it says that it is
+    available, it is asked. A device hangs as long as a part that was given up is still running on it.
+    """
+
+    def __init__(self, device: OffloadDevice) -> None:
+        self._device = device
+        self.info = device.probe()
+        self._lock = threading.Lock()
+        self._lost = False
+        self._hanging = 0
+        self._failures = 0
+        self._rest = 0
+
+    @property
+    def lost(self) -> bool:
+        """True if nothing more comes from it."""
+        return self._lost
+
+    @property
+    def hanging(self) -> bool:
+        """True while a part that was given up runs on it."""
+        return self._hanging > 0
+
+    def asked(self) -> bool:
+        """Return True if the next part may go to the device; of a rest, that is one part."""
+        with self._lock:
+            if self._lost or self._hanging:
+                return False
+            if self._rest:
+                self._rest -= 1
+                return False
+            return True
+
+    def worked(self) -> None:
+        """Note a result."""
+        with self._lock:
+            self._failures = self._rest = 0
+
+    def failed(self, error: BaseException) -> None:
+        """Note a failure."""
+        gone = isinstance(error, DeviceLostError) and not self._available()
+        with self._lock:
+            self._lost = self._lost or gone
+            self._another()
+
+    def hangs(self, late: "Future[Result]") -> None:
+        """Note a part that runs too long, until it ends."""
+        with self._lock:
+            self._hanging += 1
+            if self._hanging == 1:
+                self._another()
+        late.add_done_callback(self._ended)
+
+    def _available(self) -> bool:
+        try:
+            return self._device.probe().available
+        except Exception:  # of a device that cannot even say so
+            return False
+
+    def _another(self) -> None:
+        self._failures += 1
+        if self._failures >= PATIENCE:
+            self._rest = min(FIRST_REST << min(self._failures - PATIENCE, 16), LONGEST_REST)
+
+    def _ended(self, _: "Future[Result]") -> None:
+        with self._lock:
+            self._hanging -= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassStats:
+    """Sums of one kind of pass. ``a + b`` adds two parts."""
+
+    calls: int = 0
+    """Tickets."""
+    sequences: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    """Time that devices computed what was then used (s): a part that failed and was redone counts once."""
+    wait_s: float = 0.0
+    """Time that the training stood at the barrier, or in ``submit`` (s); where two threads stand, it counts once."""
+    redone: int = 0
+    """Parts that failed at one place and were given to the other."""
+    at_home: int = 0
+    """Parts whose results came from home, redone or kept there."""
+
+    def __add__(self, other: "PassStats") -> "PassStats":
+        return PassStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    @property
+    def hidden_s(self) -> float:
+        """Computing time for which nobody waited (s)."""
+        return max(0.0, self.busy_s - self.wait_s)
+
+    @property
+    def hidden_fraction(self) -> float | None:
+        """``hidden_s`` as a share of ``busy_s``; None before anything ran."""
+        return self.hidden_s / self.busy_s if self.busy_s else None
+
+
+class Counts:
+    """Adds up, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[PassKind, PassStats] = {}
+        self._standing: dict[PassKind, int] = {}
+        self._since_s: dict[PassKind, float] = {}
+
+    def add(self, kind: PassKind, what: PassStats) -> None:
+        """Add to one kind."""
+        with self._lock:
+            self._add(kind, what)
+
+    @contextmanager
+    def waiting(self, kind: PassKind) -> Iterator[None]:
+        """Count the time inside as waited; a second one at the same time adds nothing to it."""
+        with self._lock:
+            if not self._standing.get(kind):
+                self._since_s[kind] = time.perf_counter()
+            self._standing[kind] = self._standing.get(kind, 0) + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._standing[kind] -= 1
+                if not self._standing[kind]:
+                    self._add(kind, PassStats(wait_s=time.perf_counter() - self._since_s[kind]))
+
+    def all(self) -> dict[PassKind, PassStats]:
+        """Return the sums so far."""
+        with self._lock:
+            return dict(self._sums)
+
+    def _add(self, kind: PassKind, what: PassStats) -> None:
+        self._sums[kind] = self._sums.get(kind, PassStats()) + what
+
+
+class BackgroundQueue:
+    """Runs jobs in order in a thread of its own, which is there only while there are any.
+
+    A part that fails on a device is redone elsewhere. It fails in the device's own thread, where nobody may wait for
+    another queue.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._running = False
+
+    def add(self, job: Callable[[], None]) -> None:
+        """Run a job soon. It must not raise.
+
+        Raises:
+            RuntimeError: No thread can be started: the interpreter is ending.
+        """
+        with self._lock:
+            self._jobs.append(job)
+            if self._running:
+                return
+            self._running = True
+        try:
+            threading.Thread(target=self._work, name="greentrain-rlhf-handover", daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._running = False
+                self._jobs.clear()
+            raise
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._running = False
+                    return
+                job = self._jobs.popleft()
+            job()
+            del job  # and the batch that it holds
+
+
+class UnderWay(Protocol):
+    """A part that was submitted and is not done."""
+
+    kind: PassKind
+    begun_s: float
+
+    @property
+    def at(self) -> Place:
+        """Where it is."""
+        ...
+
+    def settled(self, limit_s: float | None) -> None:
+        """Wait until it is done, whatever becomes of it."""
+        ...
+
+    def late(self, why: str) -> bool:
+        """Give it to the other place; return False if there is none."""
+        ...
+
+    def cancel(self) -> bool:
+        """Cancel it where it has not begun to run; return True if so."""
+        ...
+
+
+class EngineState:
+    """One engine's. Any thread may call.
+
+    Args:
+        passes: By kind.
+        depth: Parts that may be under way.
+        timeout_s: After which a device counts as hanging (s); None: never.
+    """
+
+    def __init__(self, passes: dict[PassKind, FrozenPass], depth: int, timeout_s: float | None) -> None:
+        self.passes = passes
+        self.counts = Counts()
+        self.timeout_s = timeout_s
+        self.stale: set[tuple[PassKind, Place]] = set()
+        """Where a pass has weights that it should not have any more."""
+        self._closed = False
+        self._owner_pid = os.getpid()
+        self._depth = depth
+        self._room = threading.BoundedSemaphore(depth)
+        self._lock = threading.Lock()
+        self._under_way: set[UnderWay] = set()
+        self._health: dict[int, Health] = {}
+        self._told: set[str] = set()
+        self._here = threading.local()
+        self._handover = BackgroundQueue()
+        for one in passes.values():
+            for placement in (one.device, *([one.home] if one.home else [])):
+                self._health.setdefault(id(placement.device), Health(placement.device))
+
+    def of(self, kind: PassKind) -> FrozenPass:
+        """Return the pass of a kind.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        try:
+            return self.passes[kind]
+        except KeyError:
+            known = ", ".join(self.passes)
+            raise ConfigError(f"the engine has no {kind} pass, only {known}: give one to OffloadEngine") from None
+
+    def check_process(self) -> None:
+        """Raise in a process that was forked from the engine's.
+
+        Raises:
+            DeviceLostError: It has none of the threads that the devices work with.
+        """
+        if os.getpid() != self._owner_pid:
+            raise DeviceLostError("a forked process has no engine: make one in it, or use the one of its parent there")
+
+    def close(self) -> None:
+        """Cancel what has not begun; what fails from now on is not redone, and no word is said about it."""
+        if os.getpid() != self._owner_pid:
+            return
+        self._closed = True
+        with self._lock:
+            left = list(self._under_way)
+        for part in left:
+            part.cancel()
+
+    # Where
+
+    def health(self, device: OffloadDevice) -> Health:
+        """Return what is known of a device of a pass."""
+        return self._health[id(device)]
+
+    def may(self, kind: PassKind, place: Place) -> bool:
+        """Return True if a failed part may be given to a place."""
+        what = self.of(kind)
+        if self._closed or (place is Place.HOME and what.home is None) or (kind, place) in self.stale:
+            return False
+        health = self.health(what.at(place).device)
+        return not health.lost and not health.hanging
+
+    def chosen(self, kind: PassKind, at: Place) -> Place:
+        """Return where a new part goes: where it should, unless that is of no use and the other place is."""
+        other = Place.HOME if at is Place.DEVICE else Place.DEVICE
+        if not self.may(kind, other):
+            return at
+        usable = (kind, at) not in self.stale and self.health(self.of(kind).at(at).device).asked()
+        return at if usable else other
+
+    # Room
+
+    def enter(self, part: UnderWay) -> None:
+        """Wait for room and take it.
+
+        Raises:
+            QueueFullError: There is none, and this is a callback, for which nobody would make any.
+            PassTimeoutError: None was made in time: a device hangs, and its parts have no other place.
+        """
+        if self.in_callback:
+            if not self._room.acquire(blocking=False):
+                raise QueueFullError(
+                    f"{self._depth} parts are under way and a callback cannot wait for room: raise depth, or submit "
+                    "from another thread"
+                )
+        else:
+            while not self._room.acquire(timeout=self.timeout_s):
+                if (stuck := self._older_than(self.timeout_s or 0.0)) and not self.late(stuck, self.timeout_s or 0.0):
+                    raise PassTimeoutError(
+                        f"{self._depth} parts are under way and none ended within {self.timeout_s:g} s: the device "
+                        "hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
+                    )
+        with self._lock:
+            self._under_way.add(part)
+
+    def leave(self, part: UnderWay) -> None:
+        """Give the room of a part back. Once, or not at all if it never entered."""
+        with self._lock:
+            if part not in self._under_way:
+                return
+            self._under_way.remove(part)
+        self._room.release()
+
+    def under_way(self, kind: PassKind) -> list[UnderWay]:
+        """Return the parts of a kind that are not done."""
+        with self._lock:
+            return [part for part in self._under_way if part.kind is kind]
+
+    def late(self, some: Iterable[UnderWay], limit_s: float) -> bool:
+        """Give parts that take too long to their other place, and with them what waits behind them.
+
+        Returns:
+            True if for any of them there is one.
+        """
+        why = f"no answer within {limit_s:g} s"
+        moved = [part.late(why) for part in some]
+        with self._lock:
+            others = list(self._under_way)
+        for part in others:
+            if self.health(self.of(part.kind).at(part.at).device).hanging:
+                part.late(why)
+        return any(moved)
+
+    # What happens
+
+    @contextmanager
+    def delivering(self) -> Iterator[None]:
+        """Mark the thread as one that a device needs for its next batch."""
+        before = self.in_callback
+        self._here.delivering = True
+        try:
+            yield
+        finally:
+            self._here.delivering = before
+
+    @property
+    def in_callback(self) -> bool:
+        """True in a thread that delivers a result just now."""
+        return getattr(self._here, "delivering", False)
+
+    def later(self, job: Callable[[], None]) -> None:
+        """Run a job in a thread that may wait."""
+        self._handover.add(job)
+
+    def worked(self, kind: PassKind, place: Place, sequences: int, tokens: int, result: Result) -> None:
+        """Count a result."""
+        what = self.of(kind)
+        self.counts.add(kind, PassStats(busy_s=result.run_s, at_home=int(place is Place.HOME)))
+        self.health(what.at(place).device).worked()
+        if place is Place.DEVICE and what.part_size is not None:
+            self._harmless(partial(what.part_size.ran, sequences, tokens, result.run_s))
+
+    def failed(self, kind: PassKind, place: Place, other: Place | None, error: Exception, sequences: int) -> None:
+        """Count a failure, remember a device that is lost, and warn once of each kind of trouble."""
+        what = self.of(kind)
+        health = self.health(what.at(place).device)
+        if not isinstance(error, PassTimeoutError):  # which its health knows of already
+            health.failed(error)
+        if place is Place.DEVICE and what.part_size is not None:
+            self._harmless(partial(what.part_size.failed, sequences))
+        if other is None:
+            return
+        self.counts.add(kind, PassStats(redone=1))
+        there = self.health(what.at(other).device)
+        alike = "with the same bits" if health.info.exact and there.info.exact else "whose numbers differ by rounding"
+        trouble = "is lost" if health.lost else "failed"
+        further = ", and so is what comes" if health.lost else ""
+        self.tell(
+            f"{health.info.uid} {trouble}",
+            f"{health.info.name} {trouble} ({error}); its {kind} pass is redone on {there.info.name}, {alike}{further}",
+        )
+
+    def tell(self, key: str, text: str) -> None:
+        """Warn, once a key."""
+        with self._lock:
+            told = key in self._told
+            self._told.add(key)
+        if not told:
+            warn(text)
+
+    def _harmless(self, hear: Callable[[], None]) -> None:
+        try:
+            hear()
+        except Exception as error:
+            self.tell("part size", f"the size of parts is not measured on: {error!r}")
+
+    def _older_than(self, age_s: float) -> list[UnderWay]:
+        now_s = time.monotonic()
+        with self._lock:
+            return [part for part in self._under_way if now_s - part.begun_s >= age_s]
+
+
+class PassTask:
+    """One part. Its result comes once, from whichever place has it first.
+
+    Args:
+        desk: Of the engine.
+        kind: Of the pass.
+        batch: The part; let go of when it is done.
+        at: Where it is tried first, if that is of any use.
+    """
+
+    def __init__(self, desk: EngineState, kind: PassKind, batch: Batch, at: Place) -> None:
+        self.outer: Future[Result] = Future()
+        self.outer.set_running_or_notify_cancel()  # who cancels asks the device, see cancel()
+        self.kind = kind
+        self.begun_s = time.monotonic()
+        self._desk = desk
+        self._batch: Batch | None = batch
+        self._lock = threading.Lock()
+        self._at = at
+        self._tried = {at}
+        self._inner: Future[Result] | None = None
+        self._why: Exception | None = None  # it is not where it was tried first
+        self._cancelling = False
+        self._cancelled = False
+        self._settled = False
+
+    @property
+    def at(self) -> Place:
+        """Where it was given to last."""
+        return self._at
+
+    def start(self, patience_s: float | None) -> None:
+        """Give it to its place, or at once to the other.
+
+        Args:
+            patience_s: How long to wait for room in the device's queue (s); 0 in the thread that would make room.
+
+        Raises:
+            BatchError: It does not fit the model.
+            QueueFullError: No room, and no patience.
+            OffloadError: The device failed at once, and so did the other place, or there is none.
+        """
+        with self._lock:
+            self._at = place = self._desk.chosen(self.kind, self._at)
+            self._tried = {place}
+        try:
+            self._hand_in(place, patience_s)
+        except (BatchError, QueueFullError) as error:
+            if isinstance(error, BatchError) or patience_s == 0:
+                self._settle(error=error)
+                raise
+            self._at_once(place, error, patience_s)
+        except Exception as error:
+            self._at_once(place, error, patience_s)
+        except BaseException as error:
+            self._settle(error=error)
+            raise
+
+    def settled(self, limit_s: float | None) -> None:
+        """Wait until it is done; one that takes longer than ``limit_s`` at a place is given to the other, or left."""
+        if wait([self.outer], limit_s).not_done and self._desk.late([self], limit_s or 0.0):
+            wait([self.outer], limit_s)
+
+    def late(self, why: str) -> bool:
+        """Give it to the other place, because it takes too long; return False if there is none."""
+        with self._lock:
+            if self._settled:
+                return True
+            place, inner = self._at, self._inner
+            other = self._other()
+            if inner is None or other is None:
+                return False
+            self._moved(other)
+        if not inner.cancel():
+            self._desk.health(self._desk.of(self.kind).at(place).device).hangs(inner)
+        self._again(place, other, PassTimeoutError(why), 0.0)
+        return True
+
+    def cancel(self) -> bool:
+        """Cancel it where it has not begun to run; return True if so."""
+        with self._lock:
+            if self._settled:
+                return self._cancelled
+            self._cancelling = True
+            inner = self._inner
+        if inner is None or inner.cancel():
+            return self._settle(error=PassCancelledError(f"the {self.kind} pass was cancelled before it ran"))
+        with self._lock:
+            self._cancelling = False
+        return False
+
+    def _hand_in(self, place: Place, patience_s: float | None) -> None:
+        batch = self._batch
+        if batch is None:
+            return
+        what = self._desk.of(self.kind)
+        if (self.kind, place) in self._desk.stale:
+            name = self._desk.health(what.at(place).device).info.name
+            raise DeviceError(f"{name} did not take the last weights of the {self.kind} pass: replace them again")
+        try:
+            inner = _submitted(what.at(place), batch, patience_s)
+        except DeviceError:
+            before, what = what, self._desk.of(self.kind)
+            if what is before:
+                raise
+            inner = _submitted(what.at(place), batch, patience_s)  # its weights were replaced in this moment
+        with self._lock:
+            wanted = not self._settled and self._at is place
+            if wanted:
+                self._inner = inner
+        if not wanted:
+            inner.cancel()
+        inner.add_done_callback(partial(self._finished, place, what))
+
+    def _finished(self, place: Place, what: FrozenPass, inner: "Future[Result]") -> None:
+        """Take what a device has delivered, in the device's thread."""
+        with self._desk.delivering():
+            try:
+                self._take(place, what, inner)
+            except BaseException as error:  # who waits must hear of it
+                self._settle(error=error)
+
+    def _at_once(self, place: Place, error: Exception, patience_s: float | None) -> None:
+        self._next(place, error, patience_s)
+        if self.outer.done() and (failure := self.outer.exception()) is not None:
+            raise failure
+
+    def _take(self, place: Place, what: FrozenPass, inner: "Future[Result]") -> None:
+        batch = self._batch
+        current = self._at is place
+        if batch is None or (inner.cancelled() and (self._cancelling or not current)):
+            return
+        error = DeviceError("the device dropped the batch") if inner.cancelled() else inner.exception()
+        if error is None:
+            result = inner.result()
+            try:
+                fault = result.fault(batch, what.program)
+            except Exception as unlike:
+                fault = f"something that is no result ({unlike!r})"
+            if not fault:
+                self._settle(result=result, place=place)
+                return
+            error = DeviceError(f"{what.at(place).handle.device} returned {fault}")
+        if not current:
+            return
+        if isinstance(error, Exception) and not isinstance(error, BatchError):
+            self._next(place, error, 0.0)
+        else:
+            self._settle(error=error)
+
+    def _next(self, place: Place, error: Exception, patience_s: float | None) -> None:
+        """After a failure: give it to the other place, or settle it."""
+        with self._lock:
+            if self._settled or self._at is not place:
+                return
+            other = self._other()
+            if other is not None:
+                self._moved(other)
+        if other is None:
+            self._desk.failed(self.kind, place, None, error, len(self))
+            self._settle(error=error)
+        else:
+            self._again(place, other, error, patience_s)
+
+    def _again(self, place: Place, other: Place, why: Exception, patience_s: float | None) -> None:
+        self._why = why
+        self._desk.failed(self.kind, place, other, why, len(self))
+        try:
+            try:
+                self._hand_in(other, patience_s)
+            except QueueFullError:
+                if patience_s != 0:
+                    raise
+                self._desk.later(lambda: self._forced(other))
+        except Exception as error:
+            self._next(other, error, 0.0)
+
+    def _forced(self, place: Place) -> None:
+        try:
+            self._hand_in(place, self._desk.timeout_s)
+        except BaseException as error:
+            self._settle(error=error)
+
+    def _other(self) -> Place | None:
+        other = Place.HOME if self._at is Place.DEVICE else Place.DEVICE
+        return other if other not in self._tried and self._desk.may(self.kind, other) else None
+
+    def _moved(self, other: Place) -> None:
+        self._at, self._inner = other, None
+        self._tried.add(other)
+
+    def _settle(
+        self, *, result: Result | None = None, error: BaseException | None = None, place: Place | None = None
+    ) -> bool:
+        with self._lock:
+            if self._settled:
+                return False
+            self._settled = True
+            self._cancelled = isinstance(error, PassCancelledError)
+            inner, self._inner = self._inner, None
+            why, self._why = self._why, None  # whose traceback holds the batch
+            batch, self._batch = self._batch, None
+        try:
+            if inner is not None and not inner.done():
+                inner.cancel()
+            self._desk.leave(self)
+            if batch is not None and result is not None and place is not None:
+                self._desk.worked(self.kind, place, len(batch.ids), batch.tokens, result)
+        finally:
+            if error is not None:
+                if why is not None and error.__cause__ is None and error is not why:
+                    error.__cause__ = why
+                self.outer.set_exception(error)
+            elif result is not None:
+                self.outer.set_result(result)
+        return True
+
+    def __len__(self) -> int:
+        """Return the number of sequences; 0 once they are let go of."""
+        return 0 if self._batch is None else len(self._batch.ids)
+
+
+def _submitted(placement: Placement, batch: Batch, patience_s: float | None) -> "Future[Result]":
+    return placement.device.submit(placement.handle, batch, wait_s=patience_s)
+
+
+class Ticket:
+    """The result of a pass, now or later. Made by ``OffloadEngine.submit``; any thread may ask, any number of times.
+
+    Args:
+        kind: Of the pass.
+        runs: Its parts, in order.
+        desk: Of the engine.
+    """
+
+    def __init__(self, kind: PassKind, runs: Sequence[PassTask], desk: EngineState) -> None:
+        self.kind = kind
+        self._runs = tuple(runs)
+        self._desk = desk
+        self._lock = threading.Lock()
+        self._result: Result | None = None
+
+    def done(self) -> bool:
+        """Return True if :meth:`result` would not wait."""
+        return all(run.outer.done() for run in self._runs)
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """Wait for the result: the barrier.
+
+        Args:
+            timeout_s: How long (s); None: as the engine was told. After that the device counts as hanging until it
+                answers, and what it has is redone at home, for which the engine's time is waited.
+
+        Raises:
+            PassTimeoutError: It did not come, and there is no other place to get it from. It may be asked for again.
+            PassCancelledError: The pass was cancelled.
+            OffloadError: What went wrong on the device, where there is no other.
+        """
+        self._desk.check_process()
+        if not self.done():
+            with self._desk.counts.waiting(self.kind):
+                self._wait(self._desk.timeout_s if timeout_s is None else timeout_s)
+        with self._lock:
+            if self._result is None:
+                for run in self._runs:
+                    if run.outer.done() and (error := run.outer.exception()) is not None:
+                        raise error
+                self._result = Result.joined([run.outer.result() for run in self._runs])
+            return self._result
+
+    def cancel(self) -> bool:
+        """Cancel what has not begun to run; return True if nothing had. What runs, runs to its end."""
+        return all([run.cancel() for run in self._runs])
+
+    def when_done(self, callback: "Callable[[Ticket], object]") -> None:
+        """Call back once, when :meth:`result` would not wait: now, or from the device's thread, which must not wait."""
+        done = itertools.count(1)
+
+        def one(_: "Future[Result]") -> None:
+            if next(done) == len(self._runs):
+                callback(self)
+
+        for run in self._runs:
+            run.outer.add_done_callback(one)
+
+    def _wait(self, limit_s: float | None) -> None:
+        left = self._left(limit_s)
+        if left and limit_s is not None and self._desk.late(left, limit_s):
+            limit_s = self._desk.timeout_s
+            left = self._left(limit_s)
+        if left:
+            raise PassTimeoutError(
+                f"{len(left)} of {len(self._runs)} parts of a {self.kind} pass did not come within {limit_s or 0:g} s: "
+                "the device hangs or is too slow; raise timeout_s, or give the pass a home to be redone on"
+            )
+
+    def _left(self, limit_s: float | None) -> list[PassTask]:
+        """Wait; return what is not done, or nothing where a part has failed for good."""
+        futures = [run.outer for run in self._runs]
+        done, not_done = wait(futures, limit_s, return_when=FIRST_EXCEPTION)
+        if any(future.exception() is not None for future in done):
+            return []
+        return [run for run in self._runs if run.outer in not_done]
+
+
+MOMENT_S: Final = 2e-5
+"""Shorter waits are the call itself (s)."""
+
+
+class Watched(Ticket):
+    """The ticket of a scheduler.
+
+    Args:
+        ticket: The engine's.
+        waited: Called after a wait, with the monotonic time at which it began (s).
+        ran: Called with the device's seconds when the result is first taken.
+    """
+
+    def __init__(self, ticket: Ticket, waited: Callable[[float], None], ran: Callable[[float], None]) -> None:
+        self.kind = ticket.kind
+        self._ticket = ticket
+        self._waited = waited
+        self._ran: Callable[[float], None] | None = ran
+
+    def done(self) -> bool:
+        """As the engine's."""
+        return self._ticket.done()
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """As the engine's."""
+        begun_s = time.monotonic()
+        try:
+            result = self._ticket.result(timeout_s)
+        finally:
+            if time.monotonic() - begun_s > MOMENT_S:
+                self._waited(begun_s)
+        ran, self._ran = self._ran, None
+        if ran is not None:
+            ran(result.run_s)
+        return result
+
+    def cancel(self) -> bool:
+        """As the engine's."""
+        return self._ticket.cancel()
+
+    def when_done(self, callback: Callable[[Ticket], object]) -> None:
+        """As the engine's, with this ticket."""
+        self._ticket.when_done(lambda _: callback(self))
 
 
 class OffloadEngine:
@@ -95,7 +874,7 @@ class OffloadEngine:
         runs: list[PassTask] = []
         with desk.counts.waiting(kind):
             try:
-                for piece in parts(batch, what.sequences if what.part_size is None else what.part_size.next):
+                for piece in batch.parts(what.sequences if what.part_size is None else what.part_size.next):
                     run = PassTask(desk, kind, piece, at)
                     runs.append(run)  # before it takes room, which is given back wherever an exception comes from
                     desk.enter(run)

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from greentrain.fpga_backend.batch import Batch, Ids
 from greentrain.fpga_backend.errors import BatchError
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

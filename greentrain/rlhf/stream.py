@@ -7,11 +7,9 @@ from typing import Any
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Batch, Result
-from greentrain.rlhf.batching import joined, rows_of
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.errors import PassCancelledError
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.ticket import Ticket
 
 
 class Stream:
@@ -104,7 +102,7 @@ class Stream:
             if id(group) not in known:
                 left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
                 known[id(group)] = group.ticket().result(left_s)
-        return joined([rows_of(known[id(group)], [row]) for group, row in places])
+        return Result.joined([known[id(group)].some([row]) for group, row in places])
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Let go of the results of some rollouts, known or not; what they ran on with others goes with the last."""

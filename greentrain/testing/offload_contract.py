@@ -30,11 +30,10 @@ import psutil
 import torch
 
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.device import EnergyReading, Handle, OffloadDevice
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, DeviceError, DeviceLostError, QueueFullError
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Score
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.testing.offload_models import decoder, encoder, sequences

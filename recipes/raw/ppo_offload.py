@@ -34,10 +34,9 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.compiler import compile as compile_model
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.advantages import rewards_with_kl, whitened
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.surrogates import masked_mean, policy_loss, value_loss
 from recipes.common.data import Tokens, corpus

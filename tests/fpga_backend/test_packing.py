@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.errors import BatchError
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Embed, Program
 
 PROGRAM = Program(

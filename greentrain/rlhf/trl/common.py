@@ -1,27 +1,140 @@
-"""What the offloading trainers share: when passes begin, which phase it is, what is logged."""
+"""What the offloading trainers share: when passes begin, which phase it is, what is logged.
+
+In the mode ``stream`` a stopping criterion sees rollouts end while transformers still generates others.
+"""
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import Any, cast
 
 import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from greentrain.callbacks.transformers import GreenCallback
 from greentrain.errors import ConfigError
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.trl.attach import check_reference, known_prompts, refuse_sync
-from greentrain.rlhf.trl.figures import Figures
-from greentrain.rlhf.trl.observer import observed
-from greentrain.rlhf.trl.reference import Pending
+from greentrain.rlhf.trl.reference import IGNORED, Pending, key_of
 from greentrain.rlhf.trl.reward import OffloadedReward
-from greentrain.rlhf.trl.rows import IGNORED, key_of
 from greentrain.rlhf.trl.versions import check_contract
 from greentrain.types import Phase
+from greentrain.utils.never_raise import never_raises
+
+
+class Figures:
+    """Averages of an engine's statistics over the steps of a log, of this process.
+
+    Args:
+        engine: Whose.
+        kinds: Of which passes.
+    """
+
+    def __init__(self, engine: OffloadEngine, kinds: Iterable[PassKind]) -> None:
+        self._engine = engine
+        self._kinds = tuple(kinds)
+        self._seen = dict(engine.stats())
+        self._step: int | None = None
+
+    def begin(self, step: int) -> None:
+        """Count from a step on: the first one, or the one that a run resumes at; nothing within a run.
+
+        Args:
+            step: Steps so far.
+        """
+        if self._step is None or step < self._step:
+            self._seen, self._step = dict(self._engine.stats()), step
+
+    def since(self, step: int) -> dict[str, float]:
+        """Return the figures a step since the last call; nothing where there was no step.
+
+        ``offload/<pass>/busy_s`` and ``wait_s`` (s a step), ``redone`` (parts a step), and ``hidden``, the share of
+        the busy time for which nobody waited.
+
+        Args:
+            step: Steps so far.
+        """
+        if self._step is None or step <= self._step:
+            return {}
+        steps, now = step - self._step, self._engine.stats()
+        out: dict[str, float] = {}
+        for kind in self._kinds:
+            then, here = self._seen.get(kind, PassStats()), now.get(kind, PassStats())
+            busy_s, wait_s = here.busy_s - then.busy_s, here.wait_s - then.wait_s
+            if here.calls == then.calls:
+                continue
+            out[f"offload/{kind}/busy_s"] = busy_s / steps
+            out[f"offload/{kind}/wait_s"] = wait_s / steps
+            out[f"offload/{kind}/redone"] = (here.redone - then.redone) / steps
+            if busy_s > 0:
+                out[f"offload/{kind}/hidden"] = max(0.0, busy_s - wait_s) / busy_s
+        self._seen, self._step = dict(now), step
+        return out
+
+
+Told = Callable[[Mapping[int, tuple[list[int], list[int]]]], None]
+"""Gets, at each token, prompt and completion ids of the rows that have just ended."""
+
+
+class EndedRows(StoppingCriteria):
+    """A stopping criterion that stops nothing.
+
+    Args:
+        prompt_mask: Of the prompts [sequences, tokens]; 0 marks padding.
+        eos_token_ids: A row has ended with the first of them.
+        told: Called at each token. Rows that end by length are not told of: generation is over then.
+    """
+
+    def __init__(self, prompt_mask: torch.Tensor, eos_token_ids: Sequence[int], told: Told) -> None:
+        self._mask = prompt_mask.bool()
+        self._eos = torch.tensor(list(eos_token_ids), device=prompt_mask.device)
+        self._told = told
+        self._ended = torch.zeros(len(prompt_mask), dtype=torch.bool, device=prompt_mask.device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Look at the newest token of each row."""
+        self._look(input_ids)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    @never_raises
+    def _look(self, input_ids: torch.Tensor) -> None:
+        if len(input_ids) != len(self._ended):
+            return  # several sequences a prompt: not what TRL asks for
+        fresh = torch.isin(input_ids[:, -1], self._eos) & ~self._ended
+        numbers = fresh.nonzero()[:, 0].tolist()
+        self._ended |= fresh
+        width = self._mask.shape[1]
+        self._told({i: (input_ids[i, :width][self._mask[i]].tolist(), input_ids[i, width:].tolist()) for i in numbers})
+
+
+@contextlib.contextmanager
+def observed(model: Any, eos_token_ids: Sequence[int], told: Told) -> Iterator[None]:
+    """Tell of rows that end in ``model.generate`` inside the block.
+
+    Args:
+        model: Whose ``generate`` is called, with ``attention_mask``.
+        eos_token_ids: As in :class:`EndedRows`.
+        told: As in :class:`EndedRows`.
+    """
+    generate, own = model.generate, vars(model).get("generate")
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        criteria = StoppingCriteriaList(kwargs.pop("stopping_criteria", None) or [])
+        criteria.append(EndedRows(kwargs["attention_mask"], eos_token_ids, told))
+        return generate(*args, **kwargs, stopping_criteria=criteria)
+
+    model.generate = watched
+    try:
+        yield
+    finally:
+        del model.generate
+        if own is not None:
+            model.generate = own
+
 
 _ALL = 2**31
 

@@ -9,7 +9,7 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.text import TextEncoder
 from greentrain.rlhf.trl.late_values import submit_ahead
-from greentrain.rlhf.trl.rows import key_of
+from greentrain.rlhf.trl.reference import key_of
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import once, warn
 

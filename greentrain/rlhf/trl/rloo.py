@@ -4,7 +4,7 @@ from typing import Any
 
 from greentrain.rlhf.trl.common import Offloading
 from greentrain.rlhf.trl.late_values import DeferredTensor, submit_ahead
-from greentrain.rlhf.trl.rows import key_of
+from greentrain.rlhf.trl.reference import key_of
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.kernels import named
-from greentrain.fpga_backend.csim.weights import padded
+from greentrain.fpga_backend.csim.layout import padded
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]

@@ -8,7 +8,7 @@ import pytest
 
 from greentrain.fpga_backend.csim import build as module
 from greentrain.fpga_backend.csim.build import FLAGS, build
-from greentrain.fpga_backend.csim.library import functions
+from greentrain.fpga_backend.csim.card import functions
 from greentrain.fpga_backend.errors import DeviceError
 
 QUICK = ("-std=c++17", "-O0", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from greentrain.fpga_backend.card import Buffer, Card
-from greentrain.fpga_backend.csim.bounds import extents
-from greentrain.fpga_backend.csim.card import CsimCard
+from greentrain.fpga_backend.csim.card import CsimCard, extents
 from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, ROWS, WEIGHTS
 from greentrain.fpga_backend.errors import DeviceError
 

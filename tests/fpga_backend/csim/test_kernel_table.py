@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from greentrain.fpga_backend import contract
-from greentrain.fpga_backend.csim import fitting
+from greentrain.fpga_backend.csim import launches
 from greentrain.fpga_backend.csim.documents import FOLDER, link_config, register_map
 from greentrain.fpga_backend.csim.kernels import KERNELS, MAX_PORTS, REGIONS, Kernel, named
 
@@ -77,11 +77,11 @@ def test_the_headers_constants_are_the_contracts() -> None:
     found = _constants(FOLDER / "numbers.h")
     for name, value in found.items():
         if name == "MAX_ROW":
-            assert value == fitting.MAX_ROW
+            assert value == launches.MAX_ROW
         else:
             assert value == getattr(contract, name), name
     assert found.keys() >= {"Q8", "Q16", "Q20", "ROW_FLOOR", "LOG2E", "LN2", "EXP_BITS", "MAX_WIDTH"}
-    assert _constants(FOLDER / "attention.cpp")["MAX_HEAD"] == fitting.MAX_HEAD
+    assert _constants(FOLDER / "attention.cpp")["MAX_HEAD"] == launches.MAX_HEAD
 
 
 def _constants(path: Path) -> dict[str, float]:

@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.csim import layout
 from greentrain.fpga_backend.csim.build import FLAGS, ap_types, build
 from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import ActivationBits, Linear, LogProb, Op
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.csim import reference

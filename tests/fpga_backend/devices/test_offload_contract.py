@@ -12,8 +12,7 @@ import pytest
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, OffloadDevice
-from greentrain.fpga_backend.devices.base import Loaded, WorkQueue
-from greentrain.fpga_backend.devices.unmetered import Unmetered
+from greentrain.fpga_backend.devices.base import Loaded, Unmetered, WorkQueue
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.testing.offload_contract import OffloadContract

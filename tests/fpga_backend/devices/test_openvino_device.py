@@ -12,7 +12,7 @@ from greentrain.errors import MissingExtraError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import OffloadDevice
-from greentrain.fpga_backend.devices import openvino_device, openvino_graph
+from greentrain.fpga_backend.devices import openvino_device
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
 from greentrain.fpga_backend.program import Attention
 from greentrain.testing.offload_contract import OffloadContract, raised, rows_of
@@ -120,8 +120,7 @@ def test_without_openvino_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
         return real(name, *given, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    for module in (openvino_graph, openvino_device):
-        monkeypatch.delitem(sys.modules, module.__name__)
+    monkeypatch.delitem(sys.modules, openvino_device.__name__)
     again = importlib.import_module(openvino_device.__name__)
     with pytest.raises(MissingExtraError, match=r"greentrain-torch\[openvino\]"):
         again.OpenVinoDevice()

@@ -161,7 +161,7 @@ def test_shared_prompts_cost_their_rows_once(cpu: TorchDevice) -> None:
 
 
 def test_a_vocabulary_larger_than_a_block_of_logits(cpu: TorchDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("greentrain.fpga_backend.devices.torch_engine.LOGITS", 250)
+    monkeypatch.setattr("greentrain.fpga_backend.devices.torch_device.LOGITS", 250)
     artifact = decoder()
     close_to_binary64(cpu, artifact, sequences(artifact, lengths=(1, 30, 8)))
 

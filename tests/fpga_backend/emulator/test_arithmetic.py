@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from greentrain.fpga_backend import contract, tables
 from greentrain.fpga_backend.emulator import arithmetic
-from greentrain.fpga_backend.emulator.attention import Heads, attend, weights_table
-from greentrain.fpga_backend.emulator.heads import LogProbTables, logprobs
+from greentrain.fpga_backend.emulator.arithmetic import Heads, LogProbTables, attend, logprobs, weights_table
 
 f32 = np.float32
 

@@ -10,11 +10,11 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
+from greentrain.fpga_backend.batch import pack
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.fpga_backend.roofline.latency import service
 from greentrain.testing.offload_contract import OffloadContract

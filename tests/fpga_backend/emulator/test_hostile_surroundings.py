@@ -14,7 +14,7 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.schedule import Schedule
-from greentrain.fpga_backend.emulator import products
+from greentrain.fpga_backend.emulator import arithmetic
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
@@ -55,7 +55,7 @@ def test_the_default_device_of_the_training_is_not_the_emulators() -> None:
     batch = sequences(artifact)
     device = Emulator()
     before = bits(Engine(artifact).run(batch))
-    products.int_mm_is_exact.cache_clear()
+    arithmetic.int_mm_is_exact.cache_clear()
     try:
         with torch.device("meta"):
             assert device.probe().available

@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.emulator import products
+from greentrain.fpga_backend.emulator import arithmetic
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.testing.offload_models import decoder, sequences
 
 SCRIPT = """
 import torch
-from greentrain.fpga_backend.emulator import products
+from greentrain.fpga_backend.emulator import arithmetic
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.testing.offload_models import decoder, sequences
 artifact = decoder()
 result = Engine(artifact).run(sequences(artifact))
-print(products.int_mm_is_exact(), b"".join(row.tobytes() for row in result.logprobs).hex())
+print(arithmetic.int_mm_is_exact(), b"".join(row.tobytes() for row in result.logprobs).hex())
 """
 
 
@@ -39,8 +39,8 @@ def test_both_products_are_exact(m: int, k: int, n: int, seed: int, extreme: boo
     if extreme:
         q, w = torch.full_like(q, -127), torch.full_like(w, 127)
     expected = q.double() @ w.double().t()
-    assert torch.equal(products.float_product(q, w).double(), expected)
-    assert torch.equal(products.exact_product()(q, w).double(), expected)
+    assert torch.equal(arithmetic.float_product(q, w).double(), expected)
+    assert torch.equal(arithmetic.exact_product()(q, w).double(), expected)
 
 
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
@@ -57,7 +57,7 @@ def test_where_int_mm_saturates_the_result_is_still_the_same(isa: str) -> None:
         check=True,
     ).stdout.split()
     assert said[1] == b"".join(row.tobytes() for row in here.logprobs).hex()
-    if products.int_mm_is_exact() and "avx512" in torch.backends.cpu.get_cpu_capability().lower():
+    if arithmetic.int_mm_is_exact() and "avx512" in torch.backends.cpu.get_cpu_capability().lower():
         assert said[0] == "False", "the self-test believes a product that saturates"
 
 
@@ -65,10 +65,10 @@ def test_a_product_that_raises_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("not on this processor")
 
-    monkeypatch.setattr(products, "int_mm", broken)
-    products.int_mm_is_exact.cache_clear()
+    monkeypatch.setattr(arithmetic, "int_mm", broken)
+    arithmetic.int_mm_is_exact.cache_clear()
     try:
-        assert not products.int_mm_is_exact()
-        assert products.exact_product() is products.float_product
+        assert not arithmetic.int_mm_is_exact()
+        assert arithmetic.exact_product() is arithmetic.float_product
     finally:
-        products.int_mm_is_exact.cache_clear()
+        arithmetic.int_mm_is_exact.cache_clear()

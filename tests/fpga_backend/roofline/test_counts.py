@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.batch import Batch, Packed, pack
 from greentrain.fpga_backend.errors import ArtifactError, BatchError
-from greentrain.fpga_backend.packing import Packed, pack
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Precision, Score
 from greentrain.fpga_backend.roofline.counts import BatchLayout, count, footprint
 from greentrain.testing.offload_models import decoder, encoder

@@ -8,10 +8,9 @@ import numpy.typing as npt
 import pytest
 
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.schedule import Schedule
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.roofline.counts import count
 from greentrain.testing.offload_models import decoder, encoder
 

@@ -6,9 +6,8 @@ import math
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.explore.presets import PRESETS
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.program import Linear, Program
 from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, V80, CardSpec, Quantity, assume
 from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, WorkCounts, count, exchanged_bytes

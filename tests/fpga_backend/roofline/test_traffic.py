@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from greentrain.fpga_backend.batch import Batch
-from greentrain.fpga_backend.packing import pack
+from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, Pool, Program, Score
 from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, count, exchanged_bytes
 from greentrain.testing.offload_models import decoder, encoder

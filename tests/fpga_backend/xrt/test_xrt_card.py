@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from greentrain.fpga_backend.csim.card import functions
 from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, ROWS, WEIGHTS
-from greentrain.fpga_backend.csim.library import functions
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
+from greentrain.fpga_backend.xrt.api import PyxrtApi, load_pyxrt
 from greentrain.fpga_backend.xrt.card import Tenant, XrtCard, signed
-from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi, load_pyxrt
 from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
 
 generations = pytest.mark.parametrize("new", [False, True], ids=["2.13", "2.17+"])

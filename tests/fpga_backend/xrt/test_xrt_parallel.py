@@ -11,15 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greentrain.errors import GreenTrainWarning
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.csim.device import Csim
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, QueueFullError
-from greentrain.fpga_backend.packing import pack
 from greentrain.fpga_backend.xrt.device import XrtDevice
-from greentrain.fpga_backend.xrt.parallel import DataParallel
-from greentrain.fpga_backend.xrt.parts import joined, picked, split
+from greentrain.fpga_backend.xrt.parallel import DataParallel, split
 from greentrain.testing.offload_contract import OffloadContract
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from greentrain.types import Provenance
@@ -41,7 +39,7 @@ def test_parts_hold_each_sequence_once_and_share_what_the_whole_shares(
     found = split(batch, CAUSAL.program, parts)
     assert sorted(i for part in found for i in part) == list(range(len(lengths)))
     assert 1 <= len(found) <= parts
-    rows = sum(pack(picked(batch, part), CAUSAL.program).rows for part in found)
+    rows = sum(pack(batch.some(part), CAUSAL.program).rows for part in found)
     assert rows == pack(batch, CAUSAL.program).rows
 
 
@@ -55,7 +53,8 @@ def test_answers_come_back_in_the_batchs_order() -> None:
     def scores(*values: float) -> Result:
         return Result(scores=np.array([[v] for v in values], np.float32), run_s=values[0], rows=len(values))
 
-    whole = joined({(1, 3): scores(1.0, 3.0), (0, 2, 4): scores(0.0, 2.0, 4.0)})
+    parts = [scores(1.0, 3.0), scores(0.0, 2.0, 4.0)]
+    whole = Result.joined(parts, order=(1, 3, 0, 2, 4), at_once=True)
     assert whole.scores is not None and whole.scores[:, 0].tolist() == [0, 1, 2, 3, 4]
     assert (whole.run_s, whole.rows) == (1.0, 5)
 

@@ -16,8 +16,7 @@ from greentrain.fpga_backend.csim.schedule import Schedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Attention, Linear, LogProb
 from greentrain.fpga_backend.xrt.device import XrtDevice
-from greentrain.fpga_backend.xrt.split import split
-from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule
+from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule, split
 from greentrain.testing.offload_models import decoder, encoder, sequences
 
 Open = Callable[..., XrtDevice]

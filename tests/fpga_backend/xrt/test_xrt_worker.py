@@ -10,12 +10,12 @@ import pytest
 
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
-from greentrain.fpga_backend.csim.library import functions
+from greentrain.fpga_backend.csim.card import functions
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import ipc, worker
+from greentrain.fpga_backend.xrt.api import PyxrtApi
 from greentrain.fpga_backend.xrt.ipc import Region
-from greentrain.fpga_backend.xrt.pyxrt_api import PyxrtApi
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
 

@@ -17,13 +17,11 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
-from greentrain.rlhf.frozen_pass import place
+from greentrain.rlhf.frozen_pass import BestPartSize, place
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.part_size import BestPartSize
 from greentrain.rlhf.stream import Stream
-from greentrain.rlhf.ticket import Ticket
 from greentrain.testing.flaky_device import Fault, Flaky
 
 Answer = TypeVar("Answer")

@@ -15,12 +15,10 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError, QueueFullError
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.stats import PassStats
-from greentrain.rlhf.ticket import Ticket
 from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.offload_models import encoder
 from greentrain.testing.paced_device import Paced

@@ -12,8 +12,7 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.rlhf.engine import OffloadEngine
-from greentrain.rlhf.engine_state import EngineState
+from greentrain.rlhf.engine import EngineState, OffloadEngine
 from greentrain.rlhf.errors import PassCancelledError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind

@@ -9,9 +9,8 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.rlhf.engine import OffloadEngine
-from greentrain.rlhf.frozen_pass import place
+from greentrain.rlhf.frozen_pass import BestPartSize, PartSize, place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.part_size import BestPartSize, PartSize
 from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.paced_device import Paced
 from tests.rlhf.engine.conftest import Closing

@@ -28,10 +28,9 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, DeviceError
 from greentrain.fpga_backend.remote.server import serve
+from greentrain.rlhf.frozen_pass import BestPartSize
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.models import compiled
-from greentrain.rlhf.offload import Offload
-from greentrain.rlhf.part_size import BestPartSize
+from greentrain.rlhf.offload import Offload, compiled
 from greentrain.rlhf.settings import DeviceSettings, OffloadSettings, PassSettings
 from greentrain.rlhf.text import TextEncoder
 
@@ -134,13 +133,13 @@ def test_compiled_models_are_kept_and_taken(
     first = compiled(PassKind.REWARD, given, cache=True)
     (kept,) = (tmp_path / "cache" / "compiled").iterdir()
     with monkeypatch.context() as patched:
-        patched.setattr("greentrain.rlhf.models._compiled", None)  # would raise
+        patched.setattr("greentrain.rlhf.offload._compiled", None)  # would raise
         assert compiled(PassKind.REWARD, given, cache=True).digest == first.digest
     weights = kept / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     assert compiled(PassKind.REWARD, given, cache=True).digest == first.digest
     with monkeypatch.context() as patched:
-        patched.setattr("greentrain.rlhf.models._compiled", None)
+        patched.setattr("greentrain.rlhf.offload._compiled", None)
         assert compiled(PassKind.REWARD, given, cache=True).digest == first.digest
     compiled(PassKind.REWARD, PassSettings(model=folders["reward"], max_tokens=9), cache=True)
     assert len(list((tmp_path / "cache" / "compiled").iterdir())) == 2

@@ -19,12 +19,10 @@ from greentrain.fpga_backend.device import Handle
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError
-from greentrain.rlhf.batching import parts
-from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.errors import PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.stats import PassStats
 from greentrain.rlhf.stream import Stream
 from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.offload_models import sequences
@@ -153,7 +151,7 @@ def test_ctrl_c_at_the_barrier_leaves_the_ticket(
     engine = paced(0.8)
     ticket = engine.submit(REWARD, BATCH)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("greentrain.rlhf.ticket.wait", interrupted)
+        patched.setattr("greentrain.rlhf.engine.wait", interrupted)
         ticket.result()
     assert not ticket.done()
     assert 0.05 < engine.stats()[REWARD].wait_s < 0.8
@@ -294,5 +292,5 @@ def test_tokens_are_not_copied_on_their_way_to_the_device(reward: Artifact, clos
     array = matrix.numpy().copy()
     whole = Batch.of(list(array))
     assert all(np.shares_memory(row, array) for row in whole.ids)
-    assert all(np.shares_memory(row, array) for piece in parts(whole, 2) for row in piece.ids)
+    assert all(np.shares_memory(row, array) for piece in whole.parts(2) for row in piece.ids)
     assert not np.shares_memory(Batch.of(list(array.astype(np.int64))).ids[0], array)

@@ -19,8 +19,7 @@ from greentrain.rlhf.edi_meter import Joules
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.placement import SchedulerSettings
-from greentrain.rlhf.scheduler import StageScheduler
+from greentrain.rlhf.scheduler import SchedulerSettings, StageScheduler
 from greentrain.testing.offload_models import decoder, encoder
 from greentrain.testing.wrapped_device import Wrapped
 from greentrain.types import Provenance

@@ -16,8 +16,7 @@ from greentrain.policy.offload.stages import Hardware, Stage, Where, label
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.rlhf.placement import Placement, SchedulerSettings
-from greentrain.rlhf.scheduler import StageScheduler
+from greentrain.rlhf.scheduler import Placement, SchedulerSettings, StageScheduler
 from greentrain.rlhf.stream import Stream
 from greentrain.testing.offload_models import encoder
 from greentrain.types import Provenance, Topology

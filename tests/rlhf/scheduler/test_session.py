@@ -16,8 +16,7 @@ from greentrain.policy.offload.static import StaticPlan
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.placement import SchedulerSettings
-from greentrain.rlhf.scheduler import StageScheduler
+from greentrain.rlhf.scheduler import SchedulerSettings, StageScheduler
 from greentrain.testing.offload_models import encoder
 from greentrain.types import Provenance
 from tests.helpers.flat_meter import FlatMeter

@@ -34,14 +34,12 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.text import TextEncoder
 from greentrain.rlhf.trl import versions, yaml_reward
 from greentrain.rlhf.trl.attach import offload_reference
-from greentrain.rlhf.trl.figures import Figures
+from greentrain.rlhf.trl.common import EndedRows, Figures, observed
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer
 from greentrain.rlhf.trl.late_values import DeferredTensor, LateBatch
-from greentrain.rlhf.trl.observer import EndedRows, observed
 from greentrain.rlhf.trl.precompute import OffloadDPOTrainer, OffloadKTOTrainer
-from greentrain.rlhf.trl.reference import OffloadedReference
+from greentrain.rlhf.trl.reference import OffloadedReference, Rows
 from greentrain.rlhf.trl.reward import OffloadedReward
-from greentrain.rlhf.trl.rows import Rows
 from tests.rlhf.trl import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -13,8 +13,7 @@ from greentrain.policy.offload.timeline import StepShape
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.placement import SchedulerSettings
-from greentrain.rlhf.scheduler import StageScheduler
+from greentrain.rlhf.scheduler import SchedulerSettings, StageScheduler
 from greentrain.rlhf.trl.scheduled import follow
 from tests.rlhf.trl import tiny
 
