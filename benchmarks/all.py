@@ -5,8 +5,8 @@
     python benchmarks/all.py --only gears --only metering
     python benchmarks/all.py --list
 
-Quick tables are made from few repeats, so they never go into a document. A benchmark that cannot run here (no traces
-beside the checkout, no compiler) is listed with the reason, and the command ends with 1, as where one fails.
+Quick tables are made from few repeats, so they never go into a document. A benchmark that cannot run here (no compiler,
+say) is listed with the reason, and the command ends with 1, as where one fails.
 """
 
 import argparse

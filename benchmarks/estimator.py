@@ -1,6 +1,6 @@
 """How far estimates are from published training runs, whole families of models left out, beside every baseline.
 
-    python benchmarks/estimator.py                       # five minutes; the runs lie beside the checkout, in ../shared
+    python benchmarks/estimator.py                       # five minutes
     python benchmarks/estimator.py --quick               # no pilots: seconds
     python benchmarks/estimator.py --write               # make greentrain/estimate/{mfu,optimum,blend}.toml again
     python benchmarks/estimator.py --into docs/estimate-benchmarks.md

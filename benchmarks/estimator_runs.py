@@ -14,7 +14,7 @@ from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, Gear
 
-RUNS_CSV: Final = Path(__file__).resolve().parents[2] / "shared" / "estimator" / "validation_runs.csv"
+RUNS_CSV: Final = Path(__file__).resolve().parent / "data" / "published_runs.csv"
 BENCH: Final = "bench"
 DEVICES: Final[Mapping[str, str]] = {
     "A100-40": "A100-40GB",

@@ -1,4 +1,4 @@
-"""How wrong the forecast is on the shared grids, against its bars and two forecasts that cost nothing.
+"""How wrong the forecast is on recorded grids, against its bars and two forecasts that cost nothing.
 
     python benchmarks/forecasting.py                                       # a minute
     python benchmarks/forecasting.py --into docs/scheduling-benchmarks.md
@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.held_traces import add_argument, folder_of
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
-from benchmarks.scheduling import TRACES as FOLDER
 from benchmarks.scheduling_common import TRACES
 from benchmarks.tables import Table
 from greentrain.carbon.forecast import DAYS, profile_forecast
@@ -56,13 +56,12 @@ _SHOWN: Final = (6, 24, 72, 240)
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a quarter of the forecasts: to see that it runs")
-    parser.add_argument("--traces", type=Path, default=FOLDER, help="folder of the traces (beside the checkout)")
+    add_argument(parser)
     parser.add_argument("--into", type=Path, help="also put the tables into this text, between its two marks")
     args = parser.parse_args(argv)
-    if not args.traces.is_dir():
-        parser.error(f"there is no folder {args.traces}: name the one with the shared traces with --traces")
+    folder = folder_of(parser, args.traces)
     every = EVERY_H * (4 if args.quick else 1)
-    years = {name: hourly(args.traces / f"{name}.csv") for name in TRACES}
+    years = {name: hourly(path) for name in TRACES if (path := folder / f"{name}.csv").exists()}
     tables = [errors(years, every), histories(years, every), speed(next(iter(years.values())))]
     text = "\n\n".join(table.markdown() for table in tables)
     print(text)

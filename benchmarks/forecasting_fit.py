@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from benchmarks.forecasting import PAST_H, hourly
+from benchmarks.held_traces import add_argument, folder_of
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
-from benchmarks.scheduling import TRACES as FOLDER
 from benchmarks.scheduling_common import TRACES
 from benchmarks.tables import Table
 from greentrain.carbon.forecast import FADES, Fades, profile_forecast
@@ -106,10 +106,12 @@ def left_out(grids: Mapping[str, Grid], together: Fades, most: int) -> Table:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few tries: to see that it runs")
-    parser.add_argument("--traces", type=Path, default=FOLDER, help="folder of the traces (beside the checkout)")
+    add_argument(parser)
     parser.add_argument("--into", type=Path, help="also put the table into this text, between its two marks")
     args = parser.parse_args(argv)
-    grids = {name: Grid(hourly(args.traces / f"{name}.csv")) for name in list(TRACES)[: 2 if args.quick else None]}
+    folder = folder_of(parser, args.traces)
+    names = [name for name in TRACES if (folder / f"{name}.csv").exists()][: 2 if args.quick else None]
+    grids = {name: Grid(hourly(folder / f"{name}.csv")) for name in names}
     together = fitted(list(grids.values()), FADES, 5 if args.quick else 500)
     text = left_out(grids, together, 5 if args.quick else 150).markdown()
     print(text)

@@ -1,4 +1,4 @@
-"""What the policies save on the shared grids, against their bars: 24 windows of 14 days a grid.
+"""What the policies save on recorded grids, against their bars: 24 windows of 14 days a grid.
 
     python benchmarks/scheduling.py                       # all cases
     python benchmarks/scheduling.py --only bars           # a minute
@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import scheduling_savings, scheduling_speed, scheduling_switching
+from benchmarks.held_traces import add_argument, folder_of
 from benchmarks.metering import machine
 from benchmarks.scheduling_common import Bench
 from benchmarks.tables import Cases, Table, log
@@ -26,20 +27,17 @@ CASES: Mapping[str, Callable[[Bench], list[Table]]] = {
     "switching": scheduling_switching.switching,
     "speed": scheduling_speed.speed,
 }
-TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two grids and four windows: to see that it runs")
     parser.add_argument("--only", action="append", choices=list(CASES), help="run this case (may be repeated)")
-    parser.add_argument("--traces", type=Path, default=TRACES, help="folder of the traces (beside the checkout)")
+    add_argument(parser)
     parser.add_argument("--json", type=Path, help="also write the tables here")
     parser.add_argument("--into", type=Path, help="also put the tables into this text, each between its two marks")
     args = parser.parse_args(argv)
-    if not args.traces.is_dir():
-        parser.error(f"there is no folder {args.traces}: name the one with the shared traces with --traces")
-    bench = Bench(quick=args.quick, folder=args.traces, say=log)
+    bench = Bench(quick=args.quick, folder=folder_of(parser, args.traces), say=log)
     about = machine("benchmarks/scheduling.py")
     cases = Cases(makers=CASES, about=about)
     cases.run(args.only or list(CASES), bench, into=args.into, as_json=args.json)

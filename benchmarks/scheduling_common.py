@@ -35,7 +35,7 @@ TRACES: Final[Mapping[str, str]] = {
     "de_2023_em": "consumption, life cycle",
     "gb_2023_em": "consumption, life cycle",
 }
-"""The shared grids and their accounting; all are averages, none is mixed with another."""
+"""Recorded grids and their accounting; all are averages, none is mixed with another."""
 SLACKS: Final = (1.0, 1.25, 1.5, 2.0)
 """Time to the deadline over the time of the usual training."""
 HOURS: Final = 14 * 24
@@ -54,8 +54,8 @@ class Bench:
     """Grids that were read, with the forecasts of their hours."""
 
     def grids(self) -> Sequence["Grid"]:
-        """Return all grids; two where it has to be quick."""
-        names = list(TRACES)[: 2 if self.quick else None]
+        """Return all grids whose trace is there; two where it has to be quick."""
+        names = [name for name in TRACES if (self.folder / f"{name}.csv").exists()][: 2 if self.quick else None]
         for name in names:
             if name not in self.kept:
                 self.kept[name] = Grid(self.folder / f"{name}.csv", TRACES[name], 4 if self.quick else WINDOWS)

@@ -1,4 +1,4 @@
-"""What policies save on the shared grids: against their bars, against each other, and by what they may do."""
+"""What policies save on recorded grids: against their bars, against each other, and by what they may do."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

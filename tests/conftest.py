@@ -10,6 +10,7 @@ import hypothesis
 import psutil
 import pytest
 
+from benchmarks import held_traces
 from tests.helpers import tiers
 
 hypothesis.settings.register_profile("greentrain", deadline=None)  # a busy machine is no bug
@@ -17,8 +18,8 @@ hypothesis.settings.load_profile("greentrain")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let pytest know the switch of the long tier."""
-    tiers.add_option(parser)
+    """Let pytest know what tests/helpers/tiers.py reads."""
+    tiers.add_options(parser)
 
 
 @pytest.hookimpl(trylast=True)
@@ -88,10 +89,8 @@ def _new_children(before: set[int]) -> list[str]:
     return out
 
 
-@pytest.fixture
-def traces() -> Path:
-    """Folder of the shared grid traces, beside the checkout."""
-    folder = Path(__file__).resolve().parents[1].parent / "shared" / "traces"
-    if not folder.is_dir():
-        pytest.skip("the shared grid traces are not beside this checkout")
-    return folder
+@pytest.fixture(scope="session")
+def traces(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of hourly grid traces: the one that --traces names, else those that the repository holds."""
+    given: Path | None = pytestconfig.getoption("traces")
+    return held_traces.unpack(tmp_path_factory.mktemp("traces")) if given is None else given

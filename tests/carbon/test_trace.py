@@ -16,7 +16,6 @@ from greentrain.types import CarbonKind, CarbonSignal
 
 T0 = datetime(2024, 3, 1, tzinfo=UTC)
 T0_S = T0.timestamp()
-TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
 
 
 def write(path: Path, values: Sequence[float | str | None], step_s: float = 3600.0) -> Path:
@@ -215,8 +214,7 @@ def test_a_year_at_five_minutes_is_fast(tmp_path: Path) -> None:
     assert (time.perf_counter() - start) / 2000 < 200e-6
 
 
-@pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside the clone")
 @pytest.mark.parametrize(("name", "mean"), [("de_2023_em", 367.0), ("us_caiso_2022_eia", 256.2), ("gb_2023_em", 187.6)])
-def test_real_traces(name: str, mean: float) -> None:
-    signal = TraceSignal(TRACES / f"{name}.csv")
+def test_real_traces(name: str, mean: float, traces: Path) -> None:
+    signal = TraceSignal(traces / f"{name}.csv")
     assert signal.mean(signal.start_unix_s, signal.end_unix_s).g_per_kwh == pytest.approx(mean, abs=0.06)

@@ -14,8 +14,6 @@ from greentrain.testing.signal_contract import SignalContract
 from greentrain.types import CarbonSignal
 from tools.make_typical import OUTPUT, make_typical
 
-TRACES = Path(__file__).resolve().parents[2] / ".." / "shared" / "traces"
-needs_traces = pytest.mark.skipif(not TRACES.is_dir(), reason="the shared traces are not beside the clone")
 FILES: Mapping[str, str] = {
     "US-CAL-CISO": "us_caiso_2022_eia.csv",
     "US-MIDA-PJM": "us_pjm_2022_eia.csv",
@@ -39,15 +37,13 @@ class TestTypicalSignal(SignalContract):
         return at(2026, 2, 26, 7, 13), at(2026, 3, 3, 2, 1)
 
 
-@needs_traces
-def test_committed_file_is_what_the_script_makes() -> None:
-    assert make_typical(TRACES) == OUTPUT.read_text(encoding="utf-8")
+def test_committed_file_is_what_the_script_makes(traces: Path) -> None:
+    assert make_typical(traces) == OUTPUT.read_text(encoding="utf-8")
 
 
-@needs_traces
 @pytest.mark.parametrize("zone", FILES)
-def test_year_and_months_agree_with_the_trace(zone: str) -> None:
-    signal, trace = TypicalSignal(zone), TraceSignal(TRACES / FILES[zone])
+def test_year_and_months_agree_with_the_trace(zone: str, traces: Path) -> None:
+    signal, trace = TypicalSignal(zone), TraceSignal(traces / FILES[zone])
     year = trace.start_unix_s, trace.end_unix_s
     actual = trace.mean(*year).g_per_kwh
     assert actual is not None

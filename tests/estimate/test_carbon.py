@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.estimator_runs import RUNS_CSV
 from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.estimate import hardware
@@ -193,10 +194,7 @@ def test_money_is_a_default_with_a_source_or_what_is_given_or_unknown() -> None:
 
 
 def test_energy_that_was_metered_on_devices_alone_lies_within_the_bounds() -> None:
-    path = Path(__file__).resolve().parents[3] / "shared" / "estimator" / "validation_runs.csv"
-    if not path.exists():
-        pytest.skip("the published runs are not beside this checkout")
-    with path.open(encoding="utf-8", newline="") as file:
+    with RUNS_CSV.open(encoding="utf-8", newline="") as file:
         rows = [
             row for row in csv.DictReader(file) if "GPU" in row["energy_kind"] and row["device"] in ("H100", "A100-80")
         ]

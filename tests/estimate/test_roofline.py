@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import estimator_steps
-from benchmarks.estimator_runs import RUNS_CSV, read_runs
+from benchmarks.estimator_runs import read_runs
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, roofline, shapes
 from greentrain.estimate.hardware import ETA, peak_flop_s, practice_of
@@ -208,7 +208,6 @@ def test_bf16_stands_for_fp16_on_devices_of_before() -> None:
     assert peak_flop_s(hardware.find("V100"), Gear.BF16) == 125e12
 
 
-@pytest.mark.skipif(not RUNS_CSV.exists(), reason="the published runs are not beside this clone")
 def test_the_steps_that_the_a100s_share_is_fitted_to_come_out_within_five_percent() -> None:
     steps = [s for s in estimator_steps.published(read_runs()) if s.group == estimator_steps.FITTED_TO]
     found = estimator_steps.fit(steps)

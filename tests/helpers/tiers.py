@@ -2,7 +2,8 @@
 
 A test marked ``long`` is left out of the fast tier: its subject is covered there by a shorter one. Of a test marked
 ``sweep`` the fast tier takes about a fifth of the cases. A test marked ``gpu`` is taken where an NVIDIA GPU is, or
-where ``-m gpu`` asks for it. A test named with ``::`` on the command line is always taken.
+where ``-m gpu`` asks for it; a case that reads a trace of Electricity Maps where ``--traces`` says where it is
+(benchmarks/data/SOURCES.md). A test named with ``::`` on the command line is taken whatever its tier.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,10 @@ _DRIVERS: Final = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of NVIDIA's driver: on Linux, and in Windows' subsystem for Linux."""
 
 
-def add_option(parser: pytest.Parser) -> None:
-    """Let pytest know ``--long``."""
+def add_options(parser: pytest.Parser) -> None:
+    """Let pytest know ``--long`` and ``--traces``."""
     parser.addoption("--long", action="store_true", help="run the long tier, too: every test and every case of a sweep")
+    parser.addoption("--traces", type=Path, help="folder of grid traces, those of Electricity Maps among them")
 
 
 def wants_gpu(config: pytest.Config) -> bool:
@@ -47,14 +49,21 @@ def spread(cases: Sequence[Mapping[str, int]], every: int = EVERY) -> set[int]:
     return taken
 
 
+def _reads_another_trace(item: pytest.Item) -> bool:
+    """Return whether a case names a trace of Electricity Maps, which the repository does not hold."""
+    values = item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    return any(isinstance(value, str) and value.endswith("_em") for value in values)
+
+
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Take tests that are not of this run out of a list, and tell pytest so."""
-    if any("::" in word for word in config.args):
-        return
     out: set[pytest.Item] = set()
-    if not wants_gpu(config):
+    if config.getoption("traces") is None:
+        out.update(item for item in items if _reads_another_trace(item))
+    named = any("::" in word for word in config.args)
+    if not named and not wants_gpu(config):
         out.update(item for item in items if item.get_closest_marker("gpu"))
-    if not config.getoption("long"):
+    if not named and not config.getoption("long"):
         out.update(item for item in items if item.get_closest_marker("long"))
         sweeps: dict[str, list[pytest.Function]] = {}
         for item in items:
