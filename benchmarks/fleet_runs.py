@@ -11,7 +11,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.ledger.journal import Journal, rank_path
 from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.totals import EnergyLedger
-from greentrain.report.emissions_csv import COLUMNS
+from greentrain.report.exports import COLUMNS
 from greentrain.report.fleet.row import RunRow
 from greentrain.types import G_PER_KG, CarbonPoint, DeviceEnergy, LedgerEntry, Provenance, Topology, grams, kwh_from_j
 from greentrain.utils.files import write_json

@@ -72,9 +72,8 @@ def _audit(root: Path, key: bytes | None, *, write: bool) -> None:
 
 
 def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None:
-    from greentrain.report.fleet.audit import read_document
+    from greentrain.report.fleet.audit import read_document, verify
     from greentrain.report.fleet.report import shown
-    from greentrain.report.fleet.verify import verify
 
     document = read_document(path)
     with progress("checking runs", quiet=as_json) as told:

@@ -150,7 +150,7 @@ def _within(session: GreenSession, run: ActiveRun, name: str, code: _Code) -> An
 
 
 def _cell(session: GreenSession, run: ActiveRun, t0_s: float, t1_s: float) -> View:
-    from greentrain.report.notebook import cell_view
+    from greentrain.ledger.totals import cell_view
 
     energies = session.energy(t0_s, t1_s, wait_s=WAIT_S)
     if not energies or run.closed:

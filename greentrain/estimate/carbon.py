@@ -21,8 +21,15 @@ from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.values import Assumption, Kind, Range, product
-from greentrain.ledger.embodied import HIGH_USE, HIGH_YEARS, LOW_YEARS, LifetimeHours
-from greentrain.ledger.embodied_table import COMPONENT_P95, DRAM_KG_PER_GB, SERVER_OTHERS_KG
+from greentrain.ledger.embodied import (
+    COMPONENT_P95,
+    DRAM_KG_PER_GB,
+    HIGH_USE,
+    HIGH_YEARS,
+    LOW_YEARS,
+    SERVER_OTHERS_KG,
+    LifetimeHours,
+)
 from greentrain.ledger.sci import SciScore, sci_scores
 from greentrain.types import G_PER_KG, S_PER_HOUR, iso
 from greentrain.utils.validation import bound, choice

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.estimate.values import Assumption, Kind, Range
-from greentrain.ledger.embodied_table import DEVICES
+from greentrain.ledger.embodied import DEVICES
 from greentrain.types import Gear
 from greentrain.utils.validation import bound, choice, nearest
 

@@ -1,13 +1,12 @@
 """The overhead of the building around the devices: power usage effectiveness (PUE) over time.
 
 PUE is facility energy / IT energy (ISO/IEC 30134-2:2016). It comes from the configuration as one number, from a file
-of the facility's own records, or from a Prometheus server (``greentrain.ledger.pue``). Where the
-last two know nothing, the configured number counts, and the books say so.
+of the facility's own records, or from a Prometheus server. Where the last two know nothing, the configured number
+counts, and the books say so.
 
-The PUE that a facility's Prometheus server knows.
-
-One daemon thread asks; whoever wants a PUE gets what it last learned. An instant query answers with what was scraped up
-to five minutes before (https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness, read 2026-11-21).
+One daemon thread asks the server; whoever wants a PUE gets what it last learned. An instant query answers with what was
+scraped up to five minutes before (https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness, read
+2026-11-21).
 """
 
 import contextlib
@@ -252,7 +251,6 @@ STALE_S: Final = 300.0
 """How long an answer holds while the server gives no further one (s): as long as Prometheus itself would repeat it."""
 _KEEP_S: Final = 7200.0
 """Answers are forgotten after this (s): no interval is booked so late."""
-_FACILITY_PROMETHEUS_EDGE_S: Final = 1e-3
 _JITTER: Final = 0.1
 """Ranks that began together do not ask together for ever."""
 
@@ -330,7 +328,7 @@ class PrometheusPue:
         blind_s = max(0.0, length_s - known_s)
         return PuePoint(
             value=(area + self._constant * blind_s) / (known_s + blind_s),
-            source=PueSource.FALLBACK if blind_s > _FACILITY_PROMETHEUS_EDGE_S else PueSource.PROMETHEUS,
+            source=PueSource.FALLBACK if blind_s > _EDGE_S else PueSource.PROMETHEUS,
         )
 
     def covers(self, t0_unix_s: float, t1_unix_s: float) -> bool:

@@ -12,6 +12,7 @@ energy.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from greentrain.ledger.journal import (
     check_entry,
     check_format,
     entry_from_json,
+    last_record,
     lines_from_the_end,
     lines_of,
     parse_line,
@@ -478,3 +480,24 @@ def _last_sums(path: Path) -> OtherRanksTotals | None:
     except (OSError, RunFolderError, *WRONG_DATA):
         pass
     return None
+
+
+def wait_for_ranks(folder: Path, world_size: int, timeout_s: float) -> bool:
+    """Wait until every rank has written its closing line, so that a report holds all of them.
+
+    Args:
+        folder: The run's folder.
+        world_size: Ranks of the job.
+        timeout_s: Longest time to wait (s).
+
+    Returns:
+        True if all of them have; False where the time is over.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    open_ranks = set(range(world_size))
+    while time.monotonic() < deadline_s:
+        open_ranks -= {r for r in open_ranks if (last_record(rank_path(folder, r)) or {}).get("kind") == "close"}
+        if not open_ranks:
+            return True
+        time.sleep(0.05)
+    return False

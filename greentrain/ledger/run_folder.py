@@ -1,8 +1,9 @@
-"""The id of a run, the same on all its ranks. No collective: a rank without a session must not hang the job.
+"""Which run a session writes and from what it goes on: the run's id, run.json, and what a checkpoint carries.
 
-run.json: what ran, where, with which versions and settings; and how JSON is written into a run folder.
+All ranks come to the same id without a collective: a rank without a session must not hang the job.
 """
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -10,13 +11,17 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig, RunConfig
-from greentrain.ledger.journal import last_record, rank_path
+from greentrain.errors import ConfigError, RunFolderError
+from greentrain.ledger.journal import RUN_JSON, last_record, rank_path, read_object
+from greentrain.ledger.totals import Totals
 from greentrain.types import FORMAT_VERSION, Topology
 from greentrain.utils import redact
 from greentrain.utils.topology import ENV_JOB
@@ -177,3 +182,54 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+STATE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeState:
+    """The run that a checkpoint was written in."""
+
+    run_id: str
+    totals: Mapping[str, Any]
+    """Of the rank that wrote it, as ``Totals.to_dict`` returns them."""
+    rank: int | None
+    """Who wrote it; None: not told."""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "ResumeState | None":
+        """Return what ``GreenSession.state_dict`` told; None where it was before the first start.
+
+        Raises:
+            ConfigError: The state is of a newer format, or names a run as no run is named.
+        """
+        if not state or state.get("run_id") is None:
+            return None
+        if int(state.get("format", 0)) > STATE_FORMAT:
+            raise ConfigError(
+                f"the checkpoint's GreenTrain state has format {state['format']}, this version reads up to"
+                f" {STATE_FORMAT}: upgrade greentrain-torch"
+            )
+        folder_name("the run id in the checkpoint's GreenTrain state", str(state["run_id"]))
+        return cls(run_id=str(state["run_id"]), totals=dict(state["totals"]), rank=state.get("rank"))
+
+    def carried(self, place: Topology) -> Totals | None:
+        """Return the totals to go on from; None where another rank wrote them."""
+        return Totals.from_dict(self.totals) if self.rank in (None, place.rank) else None
+
+
+def grid_time_of(config: GreenConfig, run_id: str, unix_s: float) -> GridTime:
+    """Return the grid's time: a run that goes on keeps the one with which it began.
+
+    Args:
+        config: The checked configuration.
+        run_id: Of the run.
+        unix_s: When the job began (s since the epoch).
+    """
+    time = GridTime.of(config.carbon, unix_s)
+    if time.is_real:
+        return time
+    with contextlib.suppress(OSError, RunFolderError, ValueError, KeyError, TypeError):
+        return GridTime.from_dict(read_object(Path(config.run.dir) / run_id / RUN_JSON)["grid"])
+    return time

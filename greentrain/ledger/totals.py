@@ -493,6 +493,37 @@ def books_view(title: str, totals: Totals, note: str = "", page: Path | None = N
     return View(line=line, title=title, grids=grids, notes=[note] if note else [], page=page)
 
 
+def session_view(totals: Totals, *, state: str, folder: Path | None, page: Path | None) -> View:
+    """Return what is shown of a session.
+
+    Args:
+        totals: Of this rank, as of now.
+        state: ``not started``, ``running`` or ``closed``.
+        folder: Of its run; None before the first start.
+        page: The run's report; None where there is none.
+    """
+    if folder is None:
+        title = f"GreenSession, {state}"
+        return View(line=title, title=title, notes=["start() or a with block begins to measure."])
+    note = "" if state == "closed" else "As of the last booking, a few seconds ago; close() makes them final."
+    return books_view(f"{folder.name}, {state}", totals, note, page)
+
+
+def cell_view(name: str, totals: Totals | None) -> View:
+    """Return what is shown of a cell that was measured within a run that goes on.
+
+    Args:
+        name: Name of the run.
+        totals: Of the cell; None where a reading is missing in it.
+    """
+    if totals is None:
+        line = "unknown: a reading is missing in this time or is late, or the run ended in it"
+        return View(
+            line=line, title=f"Cell of {name}", notes=[line.capitalize() + ". The run's books have what is known."]
+        )
+    return books_view(f"Cell of {name}", totals, "It is part of that run, and in its books.")
+
+
 def _power(totals: Totals, known: bool) -> float | None:
     return totals.mean_power_w if known else None
 

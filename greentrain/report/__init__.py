@@ -1,9 +1,16 @@
 """Reports from run folders: summary.json, emissions.csv, model_card.yaml, boamps.json and report.html."""
 
+import json
+import logging
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from greentrain.ledger.reader import read_run
+from greentrain.ledger.reader import read_run, wait_for_ranks
+
+if TYPE_CHECKING:
+    from greentrain.ledger.active_run import ActiveRun
+
+log = logging.getLogger(__name__)
 
 MOST_ENTRIES: Final = 4000
 """Entries a rank that are kept apart: 11 hours of 10 s intervals; longer runs are merged while they are read."""
@@ -17,10 +24,8 @@ def write_report(folder: Path | str) -> Path:
     Raises:
         RunFolderError: The folder is no run folder, or cannot be written.
     """
-    from greentrain.report.boamps import write_boamps
-    from greentrain.report.emissions_csv import write_emissions_csv
+    from greentrain.report.exports import write_boamps, write_emissions_csv, write_model_card
     from greentrain.report.html import write_html
-    from greentrain.report.model_card import write_model_card
     from greentrain.report.series import build_series
     from greentrain.report.summary import summarize, write_summary
 
@@ -33,3 +38,33 @@ def write_report(folder: Path | str) -> Path:
     write_model_card(summary, folder)
     write_boamps(summary, folder)
     return write_html(summary, series, folder)
+
+
+CLOSE_WAIT_S: Final = 5.0
+"""How long rank 0 waits for the others' closing lines (s)."""
+
+
+def report_at_close(run: "ActiveRun", *, wait: bool) -> Path | None:
+    """Write the report of a run that is closed, and log what its plan saved. Never raises.
+
+    Args:
+        run: The run, on rank 0.
+        wait: Wait for the other ranks to close.
+
+    Returns:
+        report.html; None where it could not be written, which is a warning.
+    """
+    from greentrain.report.plan_text import plan_line
+
+    if run.topology.world_size > 1 and wait:
+        wait_for_ranks(run.folder, run.topology.world_size, CLOSE_WAIT_S)
+        run.look_at_others()
+    page = None
+    try:
+        page = write_report(run.folder)
+        line = plan_line(json.loads((run.folder / "summary.json").read_text(encoding="utf-8")))
+        if line is not None:
+            log.info(line)
+    except Exception as error:
+        run.warn(f"the report could not be written ({error}); try: greentrain report {run.folder}")
+    return page

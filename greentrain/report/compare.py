@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from greentrain.errors import GreenTrainError
-from greentrain.report.facility import pue_text
-from greentrain.report.notebook import Comparison
+from greentrain.report.figures import pue_text
 from greentrain.utils import quantities
+from greentrain.utils.display import Displayable, Table, View
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,6 +27,13 @@ _FIGURES = (
 _HEADS = {"gear": "energy per token by gear"}
 _FAR = 0.02
 """Relative difference from which a share or factor is worth a caveat."""
+
+
+class Comparison(Displayable, dict[str, Any]):
+    """Runs side by side: the dict of ``compare``, shown as a table."""
+
+    def _view(self) -> View:
+        return comparison_view(self)
 
 
 def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
@@ -62,17 +69,40 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
     )
 
 
+def comparison_view(comparison: Mapping[str, Any]) -> View:
+    """Return what is shown of a comparison."""
+    names = comparison["names"]
+    several = [*names, *(f"{name} / {names[0]}" for name in names[1:])]
+    rows = [
+        (
+            row["name"] if row["section"] == "total" else f"{row['section']}: {row['name']}",
+            *row["texts"],
+            *("" if ratio is None else f"{quantities.significant(ratio)}x" for ratio in row["ratios"][1:]),
+        )
+        for row in comparison["rows"]
+    ]
+    return View(
+        line=" ".join(comparison["sentences"]),
+        title=" ".join(comparison["sentences"]),
+        grids=[
+            Table(rows=list(zip(names, comparison["runs"], strict=True))),
+            Table(rows=rows, head=["", *several]),
+        ],
+        notes=[f"Caveat: {text}" for text in comparison["caveats"]],
+    )
+
+
 def render(comparison: Mapping[str, Any]) -> "RenderableType":
     """Return a rich renderable: the relation first, then the table, then caveats."""
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Table as RichTable
     from rich.text import Text
 
     names = comparison["names"]
     parts: list[Any] = [Text(text, style="bold") for text in comparison["sentences"]]
     parts += [Text(f"{name} = {run}", style="dim") for name, run in zip(names, comparison["runs"], strict=True)]
-    table = Table(box=None, pad_edge=False)
+    table = RichTable(box=None, pad_edge=False)
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.report import charts, estimated, svg
-from greentrain.report.facility import pue_text
-from greentrain.report.gears import gear_table, profiled
+from greentrain.report.figures import gear_table, profiled, pue_text
+from greentrain.report.plan import DECISION
 from greentrain.report.plan_chart import plan_chart
-from greentrain.report.plan_record import DECISION
 from greentrain.report.plan_text import plan_texts
 from greentrain.report.series import RunSeries
 from greentrain.utils import quantities

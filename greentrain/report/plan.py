@@ -1,5 +1,9 @@
 """The plan of a run: what was decided, whether the deadline was met, and how good it was in hindsight.
 
+``PlanRecord`` is what the run folder says: who decided what, when it held, how far the job came, and the grid's hours.
+All times are the grid's (s since the epoch, UTC), all speeds and watts those in its time: where a recorded grid is
+replayed faster, both are smaller by the factor, and joules a token are what they were.
+
 Three numbers compare the run with other plans for the tokens that it trained: static (the usual training, at once), the
 best plan that does not look at the grid, and the best plan of all. All rest on grams of IT power: PUE is in none of
 them, or, where the plan counted the recorded PUE of each hour, in all of them. The other plans have the run's action
@@ -8,17 +12,371 @@ machine that is warmer, or has other work, is so for any plan. Where somebody de
 say nothing of it: what was decided is then weighed with the table, too, and every number is labelled ``assumed``.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.ledger.reader import RunRecord
+from greentrain.carbon.replayed import GridTime
+from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.totals import Totals
-from greentrain.report.facility import it_grams
-from greentrain.report.plan_hindsight import Grams, three_numbers
-from greentrain.report.plan_record import Decided, PlanRecord
-from greentrain.types import S_PER_HOUR
+from greentrain.policy.menu import menu_of
+from greentrain.report.figures import it_grams
+from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils import quantities
+
+DECISION: Final = "decision"
+LEAVE: Final = "leave"
+"""Names of the journal's events."""
+OFF: Final = 0
+"""Row of the pause, as in ``greentrain.policy.menu``."""
+_EDGE_S: Final = 1e-3
+"""A part of an hour that is shorter is rounding (s)."""
+_NEARLY: Final = 0.995
+"""A loop that has ended with this share of the tokens has done its job: the last batch of an epoch may be smaller."""
+_ENOUGH: Final = 0.5
+"""The books say what an hour's intensity was if they have this share of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One decision of rank 0."""
+
+    grid_s: float
+    row: int
+    tokens: float
+    """Trained until then."""
+    g_per_kwh: float | None
+    reason: str
+    shielded: bool
+    done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A time in which one row was in use."""
+
+    t0_s: float
+    t1_s: float
+    row: int
+
+    @property
+    def length_s(self) -> float:
+        """Length (s)."""
+        return self.t1_s - self.t0_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord:
+    """A plan and what became of it."""
+
+    facts: Mapping[str, Any]
+    """What rank 0 wrote into run.json."""
+    time: GridTime
+    decisions: Sequence[Decided]
+    """By time."""
+    stretches: Sequence[Stretch]
+    """By time, until the plan's end; not in them: the time before the first decision, and that of no process, unless
+    the plan had asked for it."""
+    g_per_kwh: Sequence[float | None]
+    """By hour from the start; the last one is cut off at ``horizon_s``."""
+    end_s: float
+    """When the plan was over, the run ended, or was seen last."""
+    last_step_s: float
+    """When the run's last step ended, or the plan."""
+    tokens_done: float
+    """Until ``end_s``."""
+    closed: bool
+    """Whether the run has ended in order."""
+    measured_j: float
+    """IT energy of all ranks from the first decision to ``end_s`` (J)."""
+
+    @classmethod
+    def of(cls, record: RunRecord) -> "PlanRecord | None":
+        """Return the plan of a run; None where it had none."""
+        facts = record.run.get("plan")
+        first = min(record.ranks, key=lambda rank: rank.rank)
+        if not facts:
+            return None
+        time = GridTime.from_dict(facts["grid"])
+        decisions = sorted(_decisions(first), key=lambda decided: decided.grid_s)
+        spans = [(time.at(t0_s), time.at(t1_s)) for t0_s, t1_s in _processes(first)]
+        over = next((decided for decided in decisions if decided.done), None)
+        end_s = over.grid_s if over else max(t1_s for _, t1_s in spans)
+        last_step_s = over.grid_s if over else max((time.at(t) for t in _steps(first)), default=end_s)
+        horizon_s = max(float(facts["deadline_s"]), end_s)
+        return cls(
+            facts=facts,
+            time=time,
+            decisions=decisions,
+            stretches=list(_stretches(decisions, [*spans, *_away(first, time, decisions, end_s)], end_s)),
+            g_per_kwh=_hours(facts, horizon_s, time, first),
+            end_s=end_s,
+            last_step_s=min(last_step_s, end_s),
+            tokens_done=over.tokens if over else _tokens(record, time, facts, decisions),
+            closed=first.close is not None,
+            measured_j=_joules(record, time.real(decisions[0].grid_s), time.real(end_s)) if decisions else 0.0,
+        )
+
+    @property
+    def with_pue(self) -> bool:
+        """True if the plan counted the PUE of each hour: intensities and grams here have it in them."""
+        return bool(self.facts.get("with_pue"))
+
+    @property
+    def tokens(self) -> float:
+        """Tokens asked for."""
+        return float(self.facts["tokens"])
+
+    @property
+    def start_s(self) -> float:
+        """Start of the job."""
+        return float(self.facts["start_s"])
+
+    @property
+    def deadline_s(self) -> float:
+        """When it has to be done."""
+        return float(self.facts["deadline_s"])
+
+    @property
+    def horizon_s(self) -> float:
+        """End of the last hour: the deadline, or the end where that is later."""
+        return max(self.deadline_s, self.end_s)
+
+    @property
+    def finished_s(self) -> float | None:
+        """When the tokens were done, between two decisions in proportion; None where they were not."""
+        nearly = self.closed and self.tokens_done >= _NEARLY * self.tokens
+        target = min(self.tokens, self.tokens_done) if nearly else self.tokens
+        seen = [(self.start_s, 0.0), *((d.grid_s, d.tokens) for d in self.decisions)]
+        seen.append((self.last_step_s, self.tokens_done))
+        for (t0_s, before), (t1_s, after) in reversed(list(pairwise(seen))):
+            if before < target <= after:
+                return t0_s + (t1_s - t0_s) * (target - before) / (after - before)
+        return None
+
+    @property
+    def speed_of_table(self) -> float:
+        """How fast the job was against its table (1: as fast), over all time in which something was decided."""
+        expected = sum(float(self.facts["rows"][s.row]["tokens_per_s"]) * s.length_s for s in self.stretches)
+        done = self.tokens_done - self.decisions[0].tokens if self.decisions else 0.0
+        return done / expected if expected > 0 and done > 0 else float(self.facts.get("speed_of_table") or 1.0)
+
+    @property
+    def power_of_table(self) -> float:
+        """What the run drew against its table (1: as much) since the first decision; 1 for one that was declared."""
+        expected_j = sum(float(self.facts["rows"][s.row]["power_w"]) * s.length_s for s in self.stretches)
+        if self.facts["provenance"] == "assumed" or not (expected_j > 0 and self.measured_j > 0):
+            return 1.0
+        return self.measured_j / expected_j
+
+    def hours(self, until_s: float) -> list[tuple[float | None, float]]:
+        """Return intensity (g/kWh) and length (s) of each hour from the start to a time; the last one is cut off."""
+        span_s = until_s - self.start_s
+        count = math.ceil((span_s - _EDGE_S) / S_PER_HOUR)
+        return [(self.g_per_kwh[h], min(S_PER_HOUR, span_s - h * S_PER_HOUR)) for h in range(count)]
+
+    def unknown(self, until_s: float) -> str:
+        """Return of how many hours until a time nobody knows the intensity, in words; empty where there are none."""
+        hours = [value for value, _ in self.hours(until_s)]
+        blind = sum(value is None for value in hours)
+        return f"the carbon intensity of {blind} of {len(hours)} hours is unknown" if blind else ""
+
+    def grams(self, power_w: float, t0_s: float, t1_s: float) -> float | None:
+        """Return what a power emits between two times (g); None where the intensity is not known."""
+        total = 0.0
+        for hour, seconds in _overlaps(t0_s - self.start_s, t1_s - self.start_s):
+            value = self.g_per_kwh[hour] if 0 <= hour < len(self.g_per_kwh) else None
+            if value is None and power_w > 0:
+                return None
+            total += power_w * seconds * (value or 0.0) / J_PER_KWH
+        return total
+
+
+def _decisions(first: RankRecord) -> Iterator[Decided]:
+    for event in first.events:
+        if event["name"] == DECISION:
+            yield Decided(
+                grid_s=float(event["grid_s"]),
+                row=int(event["row"]),
+                tokens=float(event["tokens"]),
+                g_per_kwh=event["g_per_kwh"],
+                reason=str(event["reason"]),
+                shielded=bool(event["shielded"]),
+                done=bool(event["done"]),
+            )
+
+
+def _processes(rank: RankRecord) -> Iterator[tuple[float, float]]:
+    """Yield start and end of each process of a rank (s since the epoch, UTC)."""
+    starts = [float(opened["t"]) for opened in rank.opens]
+    for i, t0_s in enumerate(starts):
+        until_s = starts[i + 1] if i + 1 < len(starts) else math.inf
+        t1_s = max((e.t1_unix_s for e in rank.entries if t0_s - 60 < e.t0_unix_s < until_s), default=t0_s)
+        if rank.close is not None and until_s == math.inf:
+            t1_s = max(t1_s, float(rank.close["t"]))
+        yield t0_s, min(t1_s, until_s)
+
+
+def _away(
+    rank: RankRecord, time: GridTime, decisions: Sequence[Decided], end_s: float
+) -> Iterator[tuple[float, float]]:
+    """Yield the pauses that were spent outside of any process, as the plan had asked for (s, grid time)."""
+    left_s = [time.at(float(event["t"])) for event in rank.events if event["name"] == LEAVE]
+    for i, decided in enumerate(decisions):
+        until_s = decisions[i + 1].grid_s if i + 1 < len(decisions) else end_s
+        begun_s = next((t_s for t_s in left_s if decided.grid_s - time.speed <= t_s < until_s), None)
+        if decided.row == OFF and begun_s is not None:
+            yield max(begun_s, decided.grid_s), until_s
+
+
+def _steps(rank: RankRecord) -> Iterator[float]:
+    """Yield times at which steps ended, the last one among them (s since the epoch, UTC)."""
+    for entry in rank.entries:
+        if entry.steps:
+            yield entry.step_groups[-1][1] if entry.step_groups else entry.t1_unix_s
+
+
+def _stretches(decisions: Sequence[Decided], spans: Sequence[tuple[float, float]], end_s: float) -> Iterator[Stretch]:
+    """Yield when each row was in use; stretches of one row that follow each other are one."""
+    held: Stretch | None = None
+    for i, decided in enumerate(decisions):
+        until_s = decisions[i + 1].grid_s if i + 1 < len(decisions) else end_s
+        for t0_s, t1_s in sorted(spans):
+            start_s, stop_s = max(decided.grid_s, t0_s), min(until_s, t1_s, end_s)
+            if held is not None:
+                start_s = max(start_s, held.t1_s)  # the last moments of a process that is already on its way out
+            if stop_s <= start_s or decided.done:
+                continue
+            if held is not None and held.row == decided.row and start_s - held.t1_s <= _EDGE_S:
+                held = Stretch(t0_s=held.t0_s, t1_s=stop_s, row=held.row)
+                continue
+            if held is not None:
+                yield held
+            held = Stretch(t0_s=start_s, t1_s=stop_s, row=decided.row)
+    if held is not None:
+        yield held
+
+
+def _joules(record: RunRecord, t0_s: float, t1_s: float) -> float:
+    """Return the IT energy of all ranks between two times; that of an interval counts in proportion."""
+    total = 0.0
+    for rank in record.ranks:
+        for entry in rank.entries:
+            inside_s = min(entry.t1_unix_s, t1_s) - max(entry.t0_unix_s, t0_s)
+            if inside_s > 0:
+                total += entry.energy_j * inside_s / (entry.t1_unix_s - entry.t0_unix_s)
+    return total
+
+
+def _hours(facts: Mapping[str, Any], horizon_s: float, time: GridTime, first: RankRecord) -> list[float | None]:
+    """Return the intensity by hour: as the plan knew it last, else the mean over what the books have of that hour."""
+    start_s = float(facts["start_s"])
+    count = math.ceil((horizon_s - start_s - _EDGE_S) / S_PER_HOUR)
+    known = list(facts["hourly_g_per_kwh"])[:count]
+    hours: list[float | None] = [*known, *[None] * (count - len(known))]
+    if None not in hours:
+        return hours
+    seconds: dict[int, float] = defaultdict(float)
+    weighted: dict[int, float] = defaultdict(float)
+    for entry in first.entries:
+        if entry.carbon.g_per_kwh is not None:
+            for hour, length_s in _overlaps(time.at(entry.t0_unix_s) - start_s, time.at(entry.t1_unix_s) - start_s):
+                seconds[hour] += length_s
+                weighted[hour] += length_s * entry.carbon.g_per_kwh * (entry.pue if facts.get("with_pue") else 1.0)
+    for hour, value in enumerate(hours):
+        needed_s = _ENOUGH * min(S_PER_HOUR, horizon_s - start_s - hour * S_PER_HOUR)
+        if value is None and seconds[hour] >= needed_s:
+            hours[hour] = weighted[hour] / seconds[hour]
+    return hours
+
+
+def _overlaps(t0_s: float, t1_s: float) -> Iterator[tuple[int, float]]:
+    """Yield each hour that an interval reaches into, and for how long (s)."""
+    for hour in range(math.floor(t0_s / S_PER_HOUR), math.ceil(t1_s / S_PER_HOUR)):
+        length_s = min(t1_s, (hour + 1) * S_PER_HOUR) - max(t0_s, hour * S_PER_HOUR)
+        if length_s > 0:
+            yield hour, length_s
+
+
+def _tokens(record: RunRecord, time: GridTime, facts: Mapping[str, Any], decisions: Sequence[Decided]) -> float:
+    """Return what was trained in the end. A process that was killed did not tell: the books know what came last."""
+    told = float(facts["tokens_done"])
+    if not decisions or told > decisions[-1].tokens:
+        return told
+    since_s = time.real(decisions[-1].grid_s)
+    more = 0.0
+    for rank in record.ranks:
+        for entry in rank.entries:
+            length_s = entry.t1_unix_s - entry.t0_unix_s
+            if length_s > 0 and entry.t1_unix_s > since_s:
+                share = min(1.0, (entry.t1_unix_s - since_s) / length_s)
+                more += share * (entry.tokens or entry.samples)
+    return decisions[-1].tokens + more
+
+
+if TYPE_CHECKING:
+    pass
+
+MOST_LEFT: Final = 0.05
+"""A job that stops early with a larger share of its tokens left is not held against plans that had until the deadline.
+Below that it is, for the tokens it did: those plans then have it easier, so the numbers are none too good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grams:
+    """Grams of what ran, or why nobody knows them."""
+
+    grams: float | None = None
+    reason: str = ""
+
+
+def three_numbers(plan: PlanRecord, actual: Grams, word: str, fp8_max_share: float) -> dict[str, Any]:
+    """Return the saving against static and against carbon-blind, the regret, and the grams of those plans.
+
+    Args:
+        plan: The plan.
+        actual: What ran.
+        word: State of the run.
+        fp8_max_share: Largest share of the time in FP8.
+    """
+    import numpy as np
+
+    from greentrain.policy.hindsight import BLIND, REGRET, judge
+
+    if word == "running":
+        actual = Grams(reason="the run is still going")
+    hours = plan.hours(plan.horizon_s)
+    verdict = judge(
+        np.array([math.nan if value is None else value for value, _ in hours]),
+        np.array([length_s for _, length_s in hours]),
+        menu_of(plan.facts, plan.speed_of_table, plan.power_of_table),
+        plan.tokens_done,
+        actual.grams,
+        intensity_from="the run",
+        fp8_max_share=fp8_max_share,
+        why_unknown=actual.reason,
+    )
+    unknown = dict(verdict.unknown)
+    left = 1 - plan.tokens_done / plan.tokens
+    whole = plan.end_s >= plan.deadline_s or left <= MOST_LEFT
+    if not whole:
+        for name in (BLIND, REGRET):
+            unknown.setdefault(name, f"the job was stopped early, with {left:.0%} of it left to do")
+    return {
+        "saving_vs_static": verdict.saving_vs_static,
+        "saving_vs_blind": verdict.saving_vs_blind if whole else None,
+        "regret": verdict.regret if whole else None,
+        "static_name": verdict.static_name,
+        "static_g": verdict.static_g,
+        "blind_g": verdict.blind_g if whole else None,
+        "oracle_g": verdict.oracle_g if whole else None,
+        "unknown": unknown,
+    }
+
 
 MAX_CHANGES: Final = 200
 """Changes that are listed, the first and the last ones; the number of all of them is always told."""

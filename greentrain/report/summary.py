@@ -42,13 +42,18 @@ from typing import Any, Final
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
-from greentrain.report import standards
-from greentrain.report.assumptions import assumptions
+from greentrain.report import figures
 from greentrain.report.estimated import estimated
-from greentrain.report.figures import carbon_figures, energy_figures, power_figures, work_figures
-from greentrain.report.gears import gear_rows, layer_figures
-from greentrain.report.plan import plan_figures
-from greentrain.report.plan_record import DECISION
+from greentrain.report.figures import (
+    assumptions,
+    carbon_figures,
+    energy_figures,
+    gear_rows,
+    layer_figures,
+    power_figures,
+    work_figures,
+)
+from greentrain.report.plan import DECISION, plan_figures
 from greentrain.report.series import RunSeries, build_series
 from greentrain.types import S_PER_HOUR
 from greentrain.utils.files import write_atomic
@@ -122,9 +127,9 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "gap_count": sums.gap_count,
         "events": sorted([*events["other"][:MAX_EVENTS], *shifts[:MAX_SHIFTS], *decisions[:MAX_SHIFTS]], key=_when),
     }
-    out["sci"] = standards.sci_fields(out)
-    out["scope2"] = standards.scope2_fields(out)
-    out["equivalents"] = standards.comparisons(out)
+    out["sci"] = figures.sci_fields(out)
+    out["scope2"] = figures.scope2_fields(out)
+    out["equivalents"] = figures.comparisons(out)
     out["assumptions"] = assumptions(out, record.run)
     out["estimate"] = estimated(record.folder, out)
     return out

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.report import estimated
 from greentrain.report.charts import short_name
-from greentrain.report.facility import pue_text
-from greentrain.report.gears import gear_table
+from greentrain.report.figures import gear_table, pue_text
 from greentrain.report.html import headline
 from greentrain.report.plan_text import plan_texts
 from greentrain.utils import quantities

@@ -39,15 +39,14 @@ from greentrain.control.controller import Controller
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.errors import SessionError
 from greentrain.ledger.active_run import ActiveRun, metrics_of
-from greentrain.ledger.resume import STATE_FORMAT, ResumeState, grid_time_of
-from greentrain.ledger.run_folder import choose_run_id
+from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_id, grid_time_of
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
 from greentrain.power.detect import open_run_meter
-from greentrain.report.at_close import report_at_close
+from greentrain.report import report_at_close
 from greentrain.report.estimated import keep_estimate, read_estimate
+from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
-from greentrain.report.live.viewers import Viewers
 from greentrain.session.phase_hooks import PhaseHooks
 from greentrain.session.shutdown import ShutdownHook
 from greentrain.types import CarbonSignal, PowerMeter, Topology
@@ -508,7 +507,7 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _view(self) -> View:
-        from greentrain.report.notebook import session_view
+        from greentrain.ledger.totals import session_view
 
         state = "running" if self.running else "not started" if self._last is None else "closed"
         return session_view(self.totals(), state=state, folder=self.folder, page=self.report_path)

@@ -19,7 +19,7 @@ from greentrain.ledger.reader import RunRecord, read_run
 from greentrain.policy.action_sources import Actions, table_of_run
 from greentrain.policy.menu import Menu, menu_of
 from greentrain.policy.outlook import Array
-from greentrain.report.plan_record import PlanRecord
+from greentrain.report.plan import PlanRecord
 from greentrain.report.summary import summarize
 from greentrain.simulator.scene import NOTHING
 from greentrain.types import S_PER_HOUR, Gear, LedgerEntry

@@ -24,9 +24,8 @@ from greentrain.estimate.api import estimate
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.workload import Workload
 from greentrain.ledger.reader import read_run
-from greentrain.ledger.totals import Totals, books_view
+from greentrain.ledger.totals import Totals, books_view, session_view
 from greentrain.report.compare import compare
-from greentrain.report.notebook import session_view
 from greentrain.report.summary import summarize
 from greentrain.utils.display import Table, View, to_html
 from tests.helpers.flat_meter import FlatMeter

@@ -6,7 +6,7 @@ from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
 from greentrain.estimate.values import Kind, Range
 from greentrain.fpga_backend.roofline.cards import U55C
-from greentrain.ledger.embodied_table import SERVER_SHARE_KG
+from greentrain.ledger.embodied import SERVER_SHARE_KG
 from greentrain.types import Gear
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.ledger.bookkeeper import Bookkeeper
+from greentrain.ledger.bookkeeper import Bookkeeper, Mark
 from greentrain.ledger.pue import ConstantPue
-from greentrain.ledger.timeline import Mark
 from greentrain.power.curve import EnergyCurve
 from greentrain.types import Device, DeviceKind, GearUse, PowerSample, Provenance, Sensor
 

@@ -3,8 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greentrain.config.schema import CarbonConfig
-from greentrain.ledger.embodied import embodied_rate, embodied_rates, why_unknown
-from greentrain.ledger.embodied_table import DEVICES
+from greentrain.ledger.embodied import DEVICES, embodied_rate, embodied_rates, why_unknown
 from greentrain.types import Device, DeviceKind
 
 CONFIG = CarbonConfig()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.ledger.timeline import MAX_OPEN, Mark, Slice, Timeline
+from greentrain.ledger.bookkeeper import MAX_OPEN, Mark, Slice, Timeline
 
 
 def _seconds(cut: Slice) -> dict[str, float]:

@@ -11,9 +11,14 @@ import pytest
 import yaml
 
 from greentrain.ledger.reader import read_run
-from greentrain.report.boamps import boamps_report, write_boamps
-from greentrain.report.emissions_csv import COLUMNS, write_emissions_csv
-from greentrain.report.model_card import model_card, write_model_card
+from greentrain.report.exports import (
+    COLUMNS,
+    boamps_report,
+    model_card,
+    write_boamps,
+    write_emissions_csv,
+    write_model_card,
+)
 from greentrain.report.summary import summarize
 from tests.report.run_folders import GPU, T0_S, Folder, device, entry, four_ranks, one_rank
 

@@ -13,9 +13,8 @@ from rich.console import Console
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
 from greentrain.report import compare, table
-from greentrain.report.emissions_csv import emissions_row
+from greentrain.report.exports import emissions_row, model_card
 from greentrain.report.html import render_html
-from greentrain.report.model_card import model_card
 from greentrain.report.plan_text import plan_texts
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize

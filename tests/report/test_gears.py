@@ -10,7 +10,7 @@ from rich.console import Console
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
 from greentrain.report import compare, table, write_report
-from greentrain.report.gears import gear_table, layer_figures
+from greentrain.report.figures import gear_table, layer_figures
 from greentrain.report.series import build_series
 from greentrain.report.summary import MAX_EVENTS, MAX_SHIFTS, summarize
 from greentrain.types import GearUse

@@ -10,8 +10,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import Action
 from greentrain.policy.menu import menu_of
-from greentrain.report.plan import MAX_CHANGES
-from greentrain.report.plan_record import PlanRecord
+from greentrain.report.plan import MAX_CHANGES, PlanRecord
 from greentrain.report.summary import MAX_SHIFTS, summarize
 from greentrain.types import Gear
 from tests.report.planned_run import BF16, DAY, FP8, GRID, OFF, POWER_W, START_S, facts, planned

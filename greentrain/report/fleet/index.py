@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import GreenTrainWarning
-from greentrain.report.fleet import export, tables
-from greentrain.report.fleet.cache import Cache, default_path
+from greentrain.report.fleet import tables
+from greentrain.report.fleet import tables as export
 from greentrain.report.fleet.find import Candidate, Found, below, copies, find_runs
 from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow
+from greentrain.report.fleet.tables import Cache, default_path
 from greentrain.report.fleet.totals import NO_SELECTION, Selection, Total, run_condition, totals
 
 log = logging.getLogger("greentrain")

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from greentrain.report.fleet.export import check_path
 from greentrain.report.fleet.index import Index
 from greentrain.report.fleet.row import RunRow
+from greentrain.report.fleet.tables import check_path
 from greentrain.report.fleet.totals import NO_SELECTION, Selection, Total, check_keys
 from greentrain.utils import quantities
 

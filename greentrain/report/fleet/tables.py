@@ -1,18 +1,35 @@
-"""The columnar tables of many runs, in memory: rows, sums by day, zone, device and provenance, tags."""
+"""The columnar tables of many runs: in memory, on disk, and as CSV or Parquet.
 
+Rows, sums by day, zone, device and provenance, and tags are a table each. Nobody holds their file on disk open: it is
+copied into memory, and replaced as a whole. So two processes never wait for one another, and one that is killed leaves
+the old file. Who replaces it last wins; what the other one had read is read again at its next refresh.
+
+In exports units stand in the column names, and an unknown figure is an empty cell. A cell of a CSV file that begins
+with ``=``, ``+``, ``-``, ``@``, a tab or a line end is a formula to spreadsheets, and names and tags are anybody's: such
+a text gets an apostrophe before it (OWASP, CSV injection, https://owasp.org/www-community/attacks/CSV_Injection, read
+2026-11-22). Numbers stay numbers. Parquet has no formulas.
+"""
+
+import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.reading import RunReading
 from greentrain.report.fleet.row import RunRow
+from greentrain.report.fleet.totals import Total
 from greentrain.types import Provenance, kwh_from_j
+from greentrain.utils.files import cache_folder
 from greentrain.utils.imports import try_import
+from greentrain.utils.version import __version__
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
 
 NAMES: Final = ("runs", "tags", "cells", "work")
 """Of the tables. Each has ``folder``, the path of the run relative to the root."""
@@ -173,3 +190,218 @@ def _decoder(name: str, root: Path) -> Callable[[Any], Any]:
     if name in _MAPS:
         return json.loads
     return (lambda value: tuple(json.loads(value))) if name in _LISTS else lambda value: value
+
+
+FORMAT: Final = 2
+"""Of the tables; another one is read again from the runs."""
+_MAGIC: Final = b"DUCK"
+_MAGIC_AT: Final = 8
+"""Of a DuckDB file (https://duckdb.org/docs/stable/internals/storage, read 2026-11-22)."""
+_TABLES: Final = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'cache'"
+
+
+def default_path(root: Path) -> Path | None:
+    """Return where the tables of a root are kept; None where this user has no folder for it."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
+    try:
+        return cache_folder() / "fleet" / f"{name}.duckdb"
+    except RuntimeError:
+        return None
+
+
+class Cache:
+    """One file.
+
+    Args:
+        path: The file.
+        root: Of the runs in it.
+
+    Raises:
+        ConfigError: The file is somebody else's: it would be overwritten.
+    """
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path = path
+        self._is = {"format": str(FORMAT), "greentrain": __version__, "root": os.fsencode(os.path.realpath(root)).hex()}
+        self._check_ours()
+
+    def load(self, connection: "DuckDBPyConnection") -> str | None:
+        """Copy the file into empty tables.
+
+        Returns:
+            Why it cannot be used, for people; None if it can, or is not there, or is of another version or root.
+
+        Raises:
+            ConfigError: It is somebody else's database: it would be overwritten.
+        """
+        import duckdb
+
+        if not self.path.exists():
+            return None
+        try:
+            connection.execute(f"ATTACH {quoted(self.path)} AS cache (READ_ONLY)")
+        except duckdb.Error as error:
+            return str(error).splitlines()[0]
+        try:
+            self._check_tables({name for (name,) in connection.execute(_TABLES).fetchall()})
+            if dict(connection.execute("SELECT key, value FROM cache.main.meta").fetchall()) == self._is:
+                for name in NAMES:
+                    connection.execute(f"INSERT INTO {name} BY NAME SELECT * FROM cache.main.{name}")
+        except duckdb.Error as error:
+            create(connection)
+            return str(error).splitlines()[0]
+        finally:
+            connection.execute("DETACH cache")
+        return None
+
+    def save(self, connection: "DuckDBPyConnection") -> None:
+        """Replace the file by the tables.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        import duckdb
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            part.unlink(missing_ok=True)
+            try:
+                connection.execute(f"ATTACH {quoted(part)} AS part")
+                try:
+                    for name in NAMES:
+                        connection.execute(f"CREATE TABLE part.main.{name} AS SELECT * FROM {name}")
+                    keys, values = list(self._is), list(self._is.values())
+                    connection.execute(
+                        "CREATE TABLE part.main.meta AS SELECT unnest($1::VARCHAR[]) AS key, unnest($2::VARCHAR[]) AS"
+                        " value",
+                        [keys, values],
+                    )
+                finally:
+                    connection.execute("DETACH part")
+            except duckdb.Error as error:
+                raise OSError(str(error).splitlines()[0]) from error
+            part.replace(self.path)
+        finally:
+            part.unlink(missing_ok=True)
+            part.with_name(part.name + ".wal").unlink(missing_ok=True)
+
+    def _check_tables(self, names: set[str]) -> None:
+        if names and "meta" not in names:
+            raise ConfigError(
+                f"--cache is {str(self.path)!r}, a database with the table {min(names)!r}, which is not GreenTrain's:"
+                " it would be overwritten; name a new file, for example fleet.duckdb"
+            )
+
+    def _check_ours(self) -> None:
+        try:
+            with self.path.open("rb") as file:
+                head = file.read(_MAGIC_AT + len(_MAGIC))
+        except OSError:
+            return
+        if head and head[_MAGIC_AT:] != _MAGIC and self.path.suffix != ".duckdb":
+            raise ConfigError(
+                f"--cache is {str(self.path)!r}, which exists and is no DuckDB file: it would be overwritten; name a"
+                " new file, for example fleet.duckdb"
+            )
+
+
+def quoted(path: Path) -> str:
+    """Return a path as a literal of SQL."""
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+_FORMATS: Final = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd"}
+_TIMES: Final = {"created_unix_s": "created_utc", "end_unix_s": "end_utc"}
+_TOTALS: Final = tuple(item.name for item in fields(Total) if item.name != "key")
+
+
+def check_path(option: str, path: Path) -> None:
+    """Check that a file can be written in a known format.
+
+    Raises:
+        ConfigError: Its suffix is another one.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"{option} is {str(path)!r}; end it with {' or '.join(_FORMATS)}")
+
+
+def write_runs(connection: "DuckDBPyConnection", path: Path, where: str, values: Sequence[Any]) -> None:
+    """Write the table of runs.
+
+    Args:
+        connection: To the tables.
+        path: The file.
+        where: A condition on ``runs``, empty for all.
+        values: Of its parameters.
+
+    Raises:
+        ConfigError: Another suffix than ``.csv`` and ``.parquet``.
+        RunFolderError: The file cannot be written.
+    """
+    columns = []
+    for item in fields(RunRow):
+        columns.append(item.name)
+        if item.name in _TIMES:
+            columns.append(f"make_timestamp((round({item.name}) * 1e6)::BIGINT) AS {_TIMES[item.name]}")
+    sql = f"SELECT {', '.join(columns)} FROM runs {'WHERE ' + where if where else ''}"
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE out AS {sql} ORDER BY created_unix_s NULLS LAST, folder", values)
+    _write(connection, path)
+
+
+def write_totals(connection: "DuckDBPyConnection", path: Path, by: Sequence[str], totals: Sequence[Total]) -> None:
+    """Write totals, a line each: the keys by name, the figures, and ``missing_share``.
+
+    Raises:
+        ConfigError: Another suffix than ``.csv`` and ``.parquet``.
+        RunFolderError: The file cannot be written.
+    """
+    lines = [
+        [*total.key.values(), *(getattr(total, name) for name in _TOTALS), total.missing_share] for total in totals
+    ]
+    names = [*by, *_TOTALS, "missing_share"]
+    kinds = ["VARCHAR"] * len(by) + [
+        "BIGINT" if name in ("runs", "tokens", "samples") else "DOUBLE" for name in names[len(by) :]
+    ]
+    quoted_names = ['"' + name.replace('"', '""') + '"' for name in names]
+    text = ", ".join(f"{name} {kind}" for name, kind in zip(quoted_names, kinds, strict=True))
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE out ({text})")
+    if lines:
+        lists = ", ".join(f"unnest(${i}::{kind}[])" for i, kind in enumerate(kinds, 1))
+        columns = [list(column) for column in zip(*lines, strict=True)]
+        connection.execute(f"INSERT INTO out SELECT {lists}", columns)
+    _write(connection, path)
+
+
+def _write(connection: "DuckDBPyConnection", path: Path) -> None:
+    """Write the table ``out`` through a temporary file, so that a reader sees the old file or the new one."""
+    import duckdb
+
+    check_path("the file", path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    source = _harmless(connection) if path.suffix.lower() == ".csv" else "SELECT * FROM out"
+    try:
+        try:
+            connection.execute(f"COPY ({source}) TO {quoted(part)} ({_FORMATS[path.suffix.lower()]})")
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+            connection.execute("DROP TABLE out")
+    except (OSError, duckdb.IOException) as error:
+        raise RunFolderError(
+            f"cannot write {path}: {str(error).splitlines()[0]}; name a file in a writable folder"
+        ) from error
+
+
+def _harmless(connection: "DuckDBPyConnection") -> str:
+    """Return a query of the table ``out`` without formulas."""
+    out = []
+    for name, kind in connection.execute(
+        "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = 'out'"
+    ).fetchall():
+        column = '"' + name.replace('"', '""') + '"'
+        formula = f"regexp_matches({column}, '^[=+\\-@\\t\\r\\n]')"
+        out.append(
+            f"CASE WHEN {formula} THEN '''' || {column} ELSE {column} END AS {column}" if kind == "VARCHAR" else column
+        )
+    return f"SELECT {', '.join(out)} FROM out"

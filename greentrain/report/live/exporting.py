@@ -1,7 +1,4 @@
-"""From a running session to its exporters, once a second, in the thread that books.
-
-What shows snapshots somewhere.
-"""
+"""Who looks at a run while it runs: exporters, fed once a second in the thread that books, and the live line."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +9,9 @@ from greentrain.config.schema import ExportConfig, PrometheusConfig
 from greentrain.errors import RunFolderError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.journal import RUN_JSON, JournalTail, rank_path, read_object
-from greentrain.report.live.rank_state import RankState
-from greentrain.report.live.saved import Saved, saved_so_far
+from greentrain.report.live.rank_state import RankState, Saved, saved_so_far
 from greentrain.report.live.snapshot import Caps, Snapshot, snapshot_of
+from greentrain.report.live.terminal import LiveLine
 from greentrain.types import Topology
 from greentrain.utils.never_raise import never_raises, warn
 
@@ -191,3 +188,37 @@ def _harmlessly(run: ActiveRun, update: Callable[[Snapshot], None], snapshot: Sn
         update(snapshot)
     except Exception as error:
         run.warn(f"figures cannot be exported ({error})")
+
+
+class Viewers:
+    """Shows the figures of one run at a time; without an opening it shows nothing."""
+
+    def __init__(self) -> None:
+        self._exporting = Exporting(())
+        self._line: LiveLine | None = None
+
+    def open_exporters(self, config: ExportConfig, place: Topology, run_id: str) -> None:
+        """Show the coming run through what the configuration names.
+
+        Raises:
+            ConfigError: A token or a folder is wrong.
+            MissingExtraError: A library is not installed.
+        """
+        self._exporting = open_exporters(config, place, run_id)
+
+    def open_line(self) -> None:
+        """Show it in the terminal, where there is one."""
+        self._line = LiveLine.open()
+
+    def update(self, run: ActiveRun, caps: Caps | None) -> None:
+        """Show the figures of now, and the power limits, where the run sets some."""
+        self._exporting.second(run, caps)
+        if self._line is not None:
+            self._line.update(run)
+
+    def close(self, run: ActiveRun | None = None) -> None:
+        """Show the last figures of a run that has closed its books, and end. Idempotent."""
+        self._exporting.close(run)
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()

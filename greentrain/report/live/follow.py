@@ -13,8 +13,7 @@ import psutil
 from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import WRONG_DATA, JournalTail, check_format
 from greentrain.report.live.exporting import RunJson
-from greentrain.report.live.rank_state import RankState, rate_per_s
-from greentrain.report.live.saved import Saved, saved_so_far
+from greentrain.report.live.rank_state import RankState, Saved, rate_per_s, saved_so_far
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot, snapshot_of
 
 RUNNING: Final = "running"

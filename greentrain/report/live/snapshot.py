@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
-from greentrain.report.live.rank_state import RankState
-from greentrain.report.live.saved import Saved
+from greentrain.report.live.rank_state import RankState, Saved
 from greentrain.types import J_PER_KWH
 
 OFF: Final = "off"

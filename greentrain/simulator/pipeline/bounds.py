@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.claims import Claim, check, claims
-from greentrain.ledger.embodied_table import DEVICES
+from greentrain.ledger.embodied import DEVICES
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.simulate import StepOutcome, amdahl

@@ -13,9 +13,8 @@ from typer.testing import CliRunner, Result
 
 from greentrain.cli.app import app
 from greentrain.errors import ConfigError
-from greentrain.report.fleet.audit import audit, checksum, read_document, sign
+from greentrain.report.fleet.audit import Kind, Verdict, audit, checksum, read_document, sign, verify
 from greentrain.report.fleet.index import Index
-from greentrain.report.fleet.verify import Kind, Verdict, verify
 from tests.report.run_folders import GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
 
 KEY = b"0123456789abcdef"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.report.fleet.canonical import canonical
+from greentrain.report.fleet.audit import canonical
 
 NUMBERS = {
     "0000000000000000": "0",

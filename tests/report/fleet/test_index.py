@@ -14,10 +14,9 @@ import pytest
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.ledger.totals import Totals
 from greentrain.report.fleet import index
-from greentrain.report.fleet.audit import audit
+from greentrain.report.fleet.audit import audit, verify
 from greentrain.report.fleet.index import Index, Refresh
 from greentrain.report.fleet.reading import RunReading, read_folder
-from greentrain.report.fleet.verify import verify
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, showcase
 
 ENTRY = entry(T0_S, T0_S + 10, {"GPU-0": device(1000.0)}, tokens=5)

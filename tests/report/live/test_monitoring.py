@@ -21,7 +21,7 @@ import httpx
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.report.live.prometheus import Figures, Page
-from greentrain.report.live.saved import Saved
+from greentrain.report.live.rank_state import Saved
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot
 from tests.report.live.shown import free_port, planned, until
 

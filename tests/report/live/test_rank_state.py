@@ -12,8 +12,7 @@ pytest.importorskip("prometheus_client", reason="the extra 'export' is not insta
 from greentrain.ledger.journal import JournalTail
 from greentrain.ledger.reader import read_run
 from greentrain.report.live.exporting import RunJson
-from greentrain.report.live.rank_state import RankState
-from greentrain.report.live.saved import saved_so_far
+from greentrain.report.live.rank_state import RankState, saved_so_far
 from greentrain.report.live.snapshot import snapshot_of
 from greentrain.report.summary import summarize
 from tests.helpers.flat_meter import FlatMeter
