@@ -5,9 +5,9 @@ copied into memory, and replaced as a whole. So two processes never wait for one
 the old file. Who replaces it last wins; what the other one had read is read again at its next refresh.
 
 In exports units stand in the column names, and an unknown figure is an empty cell. A cell of a CSV file that begins
-with ``=``, ``+``, ``-``, ``@``, a tab or a line end is a formula to spreadsheets, and names and tags are anybody's: such
-a text gets an apostrophe before it (OWASP, CSV injection, https://owasp.org/www-community/attacks/CSV_Injection, read
-2026-11-22). Numbers stay numbers. Parquet has no formulas.
+with ``=``, ``+``, ``-``, ``@``, a tab or a line end is a formula to spreadsheets, and names and tags are anybody's:
+such a text gets an apostrophe before it (OWASP, CSV injection,
+https://owasp.org/www-community/attacks/CSV_Injection, read 2026-11-22). Numbers stay numbers. Parquet has no formulas.
 """
 
 import hashlib
