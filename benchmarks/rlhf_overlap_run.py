@@ -101,7 +101,7 @@ class Recalling(Emulator):
         super().__init__()
         self._memory = memory
 
-    def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
+    def submit(self, handle: Handle, batch: Batch, wait_s: float | None = None) -> Future[Result]:
         """Return what is known at once, and compute the rest. Raises as :meth:`Emulator.submit` does."""
         prompts = batch.prompt_tokens or (-1,) * len(batch.ids)
         keys = [(handle.digest, ids.tobytes(), prompt) for ids, prompt in zip(batch.ids, prompts, strict=True)]

@@ -12,15 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, fitting
-from greentrain.fpga_backend.device import Handle
+from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, OffloadError, QueueFullError
 from greentrain.fpga_backend.program import Program
-from greentrain.types import PowerSample, Sensor
+from greentrain.types import PowerMeter, PowerSample, Provenance, Sensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,36 +193,81 @@ class Runner(Protocol):
         ...
 
 
+class Unmetered:
+    """Has no sensors: what is not known is not booked, and what the ledger has already is not booked twice."""
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """Nothing."""
+        return ()
+
+    def read(self) -> Sequence[PowerSample]:
+        """Return nothing."""
+        return ()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class InProcess:
-    """Models and a queue in one thread.
+    """An OffloadDevice that computes in a thread of this process: models, a queue, and their end. Made to inherit from.
 
     Args:
-        uid: Of the device.
-        depth: Batches that may wait.
+        uid: Identity of the device, see ``DeviceInfo.uid``.
+        depth: Number of batches that may wait.
         open_: Turns an artifact into something that runs.
+        info: What the device says of itself while it is open; None: its uid.
+        note: Where its joules are booked, since it has no sensor of its own.
+
+    Raises:
+        ValueError: ``depth`` is below 1.
     """
 
-    def __init__(self, uid: str, depth: int, open_: Callable[[Artifact], Runner]) -> None:
+    def __init__(
+        self,
+        uid: str,
+        depth: int,
+        open_: Callable[[Artifact], Runner],
+        *,
+        info: DeviceInfo | None = None,
+        note: str = "its joules are not known",
+    ) -> None:
         self._uid = uid
         self._open = open_
+        self._info = info or DeviceInfo(uid=uid, name=uid, available=True, exact=False, simulated=False)
+        self._note = note
         self._loaded: Loaded[Runner] = Loaded(uid)
         self._lane = WorkQueue(f"greentrain-offload-{uid}", depth)
+        self._meter: PowerMeter = Unmetered()
         self.closed = False
+
+    def probe(self) -> DeviceInfo:
+        """Say what the device is, and whether it is still open."""
+        return replace(self._info, available=False, reason=CLOSED) if self.closed else self._info
 
     def load(self, artifact: Artifact, replacing: Handle | None = None) -> Handle:
         """Open an artifact. Waiting batches keep the model they were submitted for.
 
+        Args:
+            artifact: Compiled model.
+            replacing: Handle of the model whose place it takes; None: it is loaded beside the others.
+
         Raises:
             ArtifactError: It cannot be run here.
-            DeviceError: ``replacing`` is not known, or the device is closed.
+            DeviceError: There is no room, ``replacing`` is not known, or the device is closed.
         """
         self._check()
         if replacing is not None:
             self._loaded.get(replacing)
         return self._loaded.put(self._open(as_artifact(artifact)), artifact.digest, replacing)
 
-    def submit(self, handle: Handle, batch: Batch, wait_s: float | None) -> Future[Result]:
+    def submit(self, handle: Handle, batch: Batch, wait_s: float | None = None) -> Future[Result]:
         """Queue a batch.
+
+        Args:
+            handle: Model that is loaded here.
+            batch: Sequences.
+            wait_s: How long to wait for room in the queue (s); None: as long as it takes.
 
         Raises:
             BatchError: It does not fit the model.
@@ -235,8 +280,17 @@ class InProcess:
         batch = fitting(batch, model.program)
         return self._lane.submit(lambda: self._run(model, batch), wait_s)
 
+    def energy(self) -> EnergyReading:
+        """Say where the joules are."""
+        return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=self._note)
+
+    @property
+    def meter(self) -> PowerMeter:
+        """A meter without sensors: the hardware's own meter has them."""
+        return self._meter
+
     def close(self) -> None:
-        """Fail what waits, wait for the batch that runs. Idempotent."""
+        """Fail what waits, wait for the batch that runs, let go of the models. Idempotent."""
         self.closed = True
         self._lane.close(CLOSED)
         self._loaded.close()
@@ -252,19 +306,3 @@ class InProcess:
     def _check(self) -> None:
         if self.closed:
             raise DeviceLostError(CLOSED)
-
-
-class Unmetered:
-    """Has no sensors: what is not known is not booked, and what the ledger has already is not booked twice."""
-
-    @property
-    def sensors(self) -> Sequence[Sensor]:
-        """Nothing."""
-        return ()
-
-    def read(self) -> Sequence[PowerSample]:
-        """Return nothing."""
-        return ()
-
-    def close(self) -> None:
-        """Do nothing."""

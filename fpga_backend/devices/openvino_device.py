@@ -7,7 +7,6 @@ docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/available-
 """
 
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,8 +15,8 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend.artifact import Artifact, checked
 from greentrain.fpga_backend.batch import Batch, Result, length_groups
-from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered
+from greentrain.fpga_backend.device import DeviceInfo
+from greentrain.fpga_backend.devices.base import InProcess
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.program import (
     Add,
@@ -35,7 +34,6 @@ from greentrain.fpga_backend.program import (
     Score,
     widths,
 )
-from greentrain.types import PowerMeter, Provenance
 from greentrain.utils.imports import try_import
 
 with try_import("openvino") as imports:
@@ -250,7 +248,7 @@ LOGITS = 2**25
 """Rows times vocabulary of one call: 128 MB of binary32."""
 
 
-class OpenVinoDevice:
+class OpenVinoDevice(InProcess):
     """Runs artifacts of any precision by OpenVINO, in floating point.
 
     Sequences run in calls of like lengths, padded; shared prompts are computed for each of their sequences.
@@ -285,64 +283,25 @@ class OpenVinoDevice:
             raise DeviceError(f"device={device!r}: OpenVINO {openvino.__version__} lists {', '.join(listed)} here")
         self._device = device
         self._dtype = dtype
-        self._version = str(openvino.__version__)
-        self._model = str(self._core.get_property(device, "FULL_DEVICE_NAME"))
         self._static = device.startswith("NPU") if static is None else static
-        self._uid = f"openvino:{device}:{dtype}"
-        self._meter = Unmetered()
-        self._work = InProcess(self._uid, depth, self._open)
-
-    def probe(self) -> DeviceInfo:
-        """Say which plugin it is."""
-        return DeviceInfo(
-            uid=self._uid,
-            name=f"OpenVINO {self._version} on {self._model}, {self._dtype}",
-            available=not self._work.closed,
-            reason=CLOSED if self._work.closed else "",
+        uid = f"openvino:{device}:{dtype}"
+        processor = str(self._core.get_property(device, "FULL_DEVICE_NAME"))
+        info = DeviceInfo(
+            uid=uid,
+            name=f"OpenVINO {openvino.__version__} on {processor}, {dtype}",
+            available=True,
             exact=False,
             simulated=False,
-            details={"device": self._device, "dtype": self._dtype, "static": str(self._static)},
+            details={"device": device, "dtype": dtype, "static": str(self._static)},
         )
-
-    def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
-        """Compile the artifact for the plugin.
-
-        Raises:
-            ArtifactError: The artifact's tensors do not fit its program.
-            DeviceError: The plugin cannot compile it, or ``replacing`` is unknown.
-        """
-        return self._work.load(artifact, replacing)
-
-    def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
-        """Queue a batch.
-
-        Raises:
-            BatchError: The batch does not fit the model.
-            DeviceError: The handle is unknown.
-            QueueFullError: No room within ``wait_s``.
-            DeviceLostError: The device is closed.
-        """
-        return self._work.submit(handle, batch, wait_s)
-
-    def energy(self) -> EnergyReading:
-        """Say where the joules are."""
-        where = (
+        note = (
             "the CPU's joules are in the ledger under the CPU; the share of this device is not known"
-            if self._device == "CPU"
-            else f"OpenVINO tells no joules of {self._device}"
+            if device == "CPU"
+            else f"OpenVINO tells no joules of {device}"
         )
-        return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=where)
+        super().__init__(uid, depth, self._compiled, info=info, note=note)
 
-    @property
-    def meter(self) -> PowerMeter:
-        """No sensors: the hardware's own meter has them."""
-        return self._meter
-
-    def close(self) -> None:
-        """Fail what waits, and free the models. Idempotent."""
-        self._work.close()
-
-    def _open(self, artifact: Artifact) -> "_Model":
+    def _compiled(self, artifact: Artifact) -> "_CompiledModel":
         model = graph(artifact)
         if self._static:
             longest = artifact.program.max_tokens
@@ -354,10 +313,10 @@ class OpenVinoDevice:
             compiled = self._core.compile_model(model, self._device, options)
         except RuntimeError as error:
             raise DeviceError(f"OpenVINO's {self._device} plugin cannot compile {artifact.source}: {error}") from error
-        return _Model(artifact.program, compiled, static=self._static)
+        return _CompiledModel(artifact.program, compiled, static=self._static)
 
 
-class _Model:
+class _CompiledModel:
     """A compiled model."""
 
     def __init__(self, program: Program, compiled: Any, *, static: bool) -> None:

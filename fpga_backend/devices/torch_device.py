@@ -8,7 +8,6 @@ log-softmax are binary32 whatever the rest is.
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +17,8 @@ from torch.nn import functional
 
 from greentrain.fpga_backend.artifact import Artifact, floats
 from greentrain.fpga_backend.batch import Batch, Bucket, Packed, Result, buckets, by_length, pack
-from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered
+from greentrain.fpga_backend.device import DeviceInfo
+from greentrain.fpga_backend.devices.base import InProcess
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.program import (
     Add,
@@ -37,7 +36,6 @@ from greentrain.fpga_backend.program import (
     Score,
     read_by,
 )
-from greentrain.types import PowerMeter, Provenance
 from greentrain.utils.never_raise import warn_experimental
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -312,7 +310,7 @@ def _last_reads(ops: Sequence[Op]) -> list[list[int]]:
     return [[register for register, at in last.items() if at == i] for i in range(len(ops))]
 
 
-class TorchDevice:
+class TorchDevice(InProcess):
     """Runs artifacts of any precision in floating point.
 
     Experimental: on CUDA, where it never ran; on CPUs it is tested (docs/status.md).
@@ -337,80 +335,39 @@ class TorchDevice:
             raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
         self._device = _opened(device)
         self._dtype = dtype
-        self._uid = f"torch:{_name(self._device)}:{dtype}"
-        self._meter = Unmetered()
-        self._stream = _stream(self._device) if self._device.type == "cuda" else None
-        self._work = InProcess(self._uid, depth, self._open)
-        if self._device.type == "cuda":
-            warn_experimental("TorchDevice on CUDA", "it ran on CPUs, its tests on a GPU never did")
-
-    def probe(self) -> DeviceInfo:
-        """Say which device it is."""
         cuda = self._device.type == "cuda"
-        return DeviceInfo(
-            uid=self._uid,
-            name=f"torch {torch.__version__} on {_model(self._device)}, {self._dtype}",
-            available=not self._work.closed,
-            reason=CLOSED if self._work.closed else "",
+        uid = f"torch:{_name(self._device)}:{dtype}"
+        info = DeviceInfo(
+            uid=uid,
+            name=f"torch {torch.__version__} on {_model(self._device)}, {dtype}",
+            available=True,
             exact=False,
             simulated=False,
             memory_bytes=torch.cuda.get_device_properties(self._device).total_memory if cuda else None,
-            details={"device": str(self._device), "dtype": self._dtype},
+            details={"device": str(self._device), "dtype": dtype},
         )
+        where = "GPU" if cuda else "CPU"
+        note = f"the {where}'s joules are in the ledger under the {where}; the share of this device is not known"
+        self._stream = _stream(self._device) if cuda else None
+        super().__init__(uid, depth, self._on_device, info=info, note=note)
+        if cuda:
+            warn_experimental("TorchDevice on CUDA", "it ran on CPUs, its tests on a GPU never did")
 
-    def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
-        """Put the weights on the device.
-
-        Raises:
-            ArtifactError: The artifact's tensors do not fit its program.
-            DeviceError: No memory, or ``replacing`` is unknown.
-        """
-        return self._work.load(artifact, replacing)
-
-    def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
-        """Queue a batch.
-
-        Raises:
-            BatchError: The batch does not fit the model.
-            DeviceError: The handle is unknown.
-            QueueFullError: No room within ``wait_s``.
-            DeviceLostError: The device is closed.
-        """
-        return self._work.submit(handle, batch, wait_s)
-
-    def energy(self) -> EnergyReading:
-        """Say where the joules are."""
-        where = "GPU" if self._device.type == "cuda" else "CPU"
-        return EnergyReading(
-            energy_j=None,
-            provenance=Provenance.MISSING,
-            note=f"the {where}'s joules are in the ledger under the {where}; the share of this device is not known",
-        )
-
-    @property
-    def meter(self) -> PowerMeter:
-        """No sensors: the hardware's own meter has them."""
-        return self._meter
-
-    def close(self) -> None:
-        """Fail what waits, and free the weights. Idempotent."""
-        self._work.close()
-
-    def _open(self, artifact: Artifact) -> "_Model":
+    def _on_device(self, artifact: Artifact) -> "_StreamedEngine":
         """Return a model whose weights have arrived: on a GPU they are copied on a stream that waits for no batch."""
         dtype = DTYPES[self._dtype]
         try:
             if self._stream is None:
-                return _Model(TorchEngine(artifact, self._device, dtype), None)
+                return _StreamedEngine(TorchEngine(artifact, self._device, dtype), None)
             with torch.cuda.device(self._device), torch.cuda.stream(_stream(self._device)):
                 engine = TorchEngine(artifact, self._device, dtype)
                 torch.cuda.current_stream().synchronize()
-            return _Model(engine, self._stream)
+            return _StreamedEngine(engine, self._stream)
         except RuntimeError as error:  # torch's OutOfMemoryError is one
             raise DeviceError(f"{artifact.nbytes} bytes of weights do not go on {self._device}: {error}") from error
 
 
-class _Model:
+class _StreamedEngine:
     """An engine, and the stream on which it runs."""
 
     def __init__(self, engine: TorchEngine, stream: torch.cuda.Stream | None) -> None:

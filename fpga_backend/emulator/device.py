@@ -1,7 +1,6 @@
 """The emulator as a device: exact results on the CPU and, where a card is named, its modelled time and energy."""
 
 import threading
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Final
 
@@ -11,21 +10,21 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import CLOSED, InProcess, Unmetered, own_uid
+from greentrain.fpga_backend.devices.base import InProcess, own_uid
 from greentrain.fpga_backend.emulator.arithmetic import int_mm_is_exact
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.latency import ModelledMeter, check_card, service
-from greentrain.types import PowerMeter, Provenance
+from greentrain.types import Provenance
 
 DEPTH: Final = 8
 """Batches that may wait: a few micro-batches of finished rollouts."""
 ON_THE_CPU: Final = "computed on the CPU, whose joules the run's ledger has already"
 
 
-class Emulator:
+class Emulator(InProcess):
     """An OffloadDevice that gives the contract's bits without a card.
 
     Args:
@@ -56,34 +55,34 @@ class Emulator:
                     f"card={card!r} is no CardSpec: take one of fpga_backend.roofline, assume(named('U55C'))"
                 )
             check_card(card)
-        self._uid = own_uid("emulator" if card is None else f"emulator-{card.name}")
+        uid = own_uid("emulator" if card is None else f"emulator-{card.name}")
         self._card = card
         self._real_time = real_time
-        self._compiled = compiled
-        self._block_rows = block_rows
         self._closing = threading.Event()
-        self._modelled = None if card is None else ModelledMeter(self._uid, card)
-        self._meter: PowerMeter = self._modelled or Unmetered()
         self._held: dict[Handle, int] = {}
-        self._work = InProcess(self._uid, depth, self._open)
+        info = DeviceInfo(
+            uid=uid,
+            name="emulator" if card is None else f"emulator of a {card.name}",
+            available=True,
+            exact=True,
+            simulated=card is not None,
+            memory_bytes=None if card is None else int(card.value("memory_bytes")),
+        )
+
+        def opened(artifact: Artifact) -> _TimedEngine:
+            return _TimedEngine(self, Engine(artifact, compiled=compiled, block_rows=block_rows))
+
+        super().__init__(uid, depth, opened, info=info, note=ON_THE_CPU)
+        self._modelled = None if card is None else ModelledMeter(uid, card)
+        self._meter = self._modelled or self._meter
 
     def probe(self) -> DeviceInfo:
         """Say what is emulated, and by which products."""
-        closed = self._work.closed
         with torch.device("cpu"):  # whatever the caller's default device is
-            exact = int_mm_is_exact()
-        return DeviceInfo(
-            uid=self._uid,
-            name="emulator" if self._card is None else f"emulator of a {self._card.name}",
-            available=not closed,
-            reason=CLOSED if closed else "",
-            exact=True,
-            simulated=self._card is not None,
-            memory_bytes=None if self._card is None else int(self._card.value("memory_bytes")),
-            details={"products": "torch._int_mm" if exact else "binary32 in pieces"},
-        )
+            products = "torch._int_mm" if int_mm_is_exact() else "binary32 in pieces"
+        return replace(super().probe(), details={"products": products})
 
-    def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
+    def load(self, artifact: Artifact, replacing: Handle | None = None) -> Handle:
         """Open a model.
 
         Raises:
@@ -91,43 +90,25 @@ class Emulator:
             DeviceError: The modelled card has no room, or ``replacing`` is unknown.
         """
         self._room(as_artifact(artifact), replacing)
-        handle = self._work.load(artifact, replacing)
+        handle = super().load(artifact, replacing)
         if replacing is not None:
             self._held.pop(replacing, None)
         self._held[handle] = artifact.nbytes
         return handle
 
-    def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
-        """Queue a batch.
-
-        Raises:
-            BatchError: It does not fit the model.
-            QueueFullError: No room within ``wait_s``.
-            DeviceLostError: The device is closed.
-        """
-        return self._work.submit(handle, batch, wait_s)
-
     def energy(self) -> EnergyReading:
         """Return the modelled card's joules, or nothing: the CPU's are in the ledger."""
         if self._modelled is None:
-            return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=ON_THE_CPU)
+            return super().energy()
         note = f"roofline model of a {self._card.name if self._card else ''} that is not there"
         return EnergyReading(energy_j=self._modelled.energy_j, provenance=Provenance.MODELLED, note=note)
-
-    @property
-    def meter(self) -> PowerMeter:
-        """The modelled card's meter, or one without sensors."""
-        return self._meter
 
     def close(self) -> None:
         """Fail what waits and let go of the models. Idempotent."""
         self._closing.set()
-        self._work.close()
+        super().close()
         self._held.clear()
         self._meter.close()
-
-    def _open(self, artifact: Artifact) -> "_Model":
-        return _Model(self, Engine(artifact, compiled=self._compiled, block_rows=self._block_rows))
 
     def _room(self, artifact: Artifact, replacing: Handle | None) -> None:
         if self._card is None:
@@ -151,7 +132,7 @@ class Emulator:
         return replace(result, run_s=modelled.run_s, modelled=True)
 
 
-class _Model:
+class _TimedEngine:
     """An engine whose results carry the device's time."""
 
     def __init__(self, device: Emulator, engine: Engine) -> None:

@@ -3,6 +3,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,8 @@ class Renamed(Csim):
 
     def __init__(self) -> None:
         super().__init__()
-        self._uid = self._work._loaded._uid = "csim-second"
+        self._uid = self._loaded._uid = "csim-second"
+        self._info = replace(self._info, uid=self._uid)
 
 
 def test_a_small_batch_is_not_divided(library: Path) -> None:

@@ -278,7 +278,7 @@ def test_tokens_are_not_copied_on_their_way_to_the_device(reward: Artifact, clos
     seen: list[Batch] = []
 
     class Looking(Emulator):
-        def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None):  # type: ignore[no-untyped-def]
+        def submit(self, handle: Handle, batch: Batch, wait_s: float | None = None):  # type: ignore[no-untyped-def]
             seen.append(batch)
             return super().submit(handle, batch, wait_s=wait_s)
 
