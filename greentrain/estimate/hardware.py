@@ -316,6 +316,10 @@ class GrowthRates:
     )
 
 
+Rates = GrowthRates
+"""As documents of 0.1 called it; until 0.3."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projected:
     """A device that does not exist, and what was assumed of it."""

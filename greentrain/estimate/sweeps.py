@@ -80,6 +80,10 @@ class PointFootprint:
         return Range(low=_share(even.low, grid.high), mid=_share(even.mid, grid.mid), high=_share(even.high, grid.low))
 
 
+Footprint = PointFootprint
+"""As documents of 0.1 called it; until 0.3."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bits:
     """Bits of what a training step multiplies."""
