@@ -25,6 +25,7 @@ from greentrain.callbacks.lightning import GreenCallback
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, POWER_W, Recorder, TinyLM, text_loader
+from tests.helpers.forked import in_a_child
 
 pytestmark = [
     pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
@@ -178,6 +179,7 @@ def test_an_exception_closes_the_run(tmp_path: Path, recorder: Make) -> None:
     assert "save_checkpoint" not in vars(trainer)
 
 
+@in_a_child
 def test_sigterm_is_handled_as_without_us(tmp_path: Path, recorder: Make) -> None:
     class Terminated(L.Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

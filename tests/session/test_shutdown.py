@@ -1,14 +1,14 @@
-"""SIGTERM is chained, held while closing, and given back."""
+"""SIGTERM is chained, held while closing, and given back. Each test is a process of its own, which it may end."""
 
 import signal
 import threading
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from greentrain.session.shutdown import ShutdownHook
+from tests.helpers.forked import in_a_child
 
 
 class Listener:
@@ -30,13 +30,6 @@ class Listener:
         return ShutdownHook(self.close, self.book)
 
 
-@pytest.fixture
-def handler() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 def _now() -> Any:
     return signal.getsignal(signal.SIGTERM)
 
@@ -45,7 +38,8 @@ def _terminate() -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_program_that_handles_sigterm_goes_on_with_its_books_up_to_date(handler: None) -> None:
+@in_a_child
+def test_a_program_that_handles_sigterm_goes_on_with_its_books_up_to_date() -> None:
     listener = Listener()
     signal.signal(signal.SIGTERM, listener.users)
     hook = listener.hook()
@@ -56,7 +50,8 @@ def test_a_program_that_handles_sigterm_goes_on_with_its_books_up_to_date(handle
     assert _now() == listener.users
 
 
-def test_an_ignored_sigterm_stays_ignored(handler: None) -> None:
+@in_a_child
+def test_an_ignored_sigterm_stays_ignored() -> None:
     listener = Listener()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hook = listener.hook()
@@ -67,7 +62,8 @@ def test_an_ignored_sigterm_stays_ignored(handler: None) -> None:
     assert _now() == signal.SIG_IGN
 
 
-def test_a_handler_that_came_later_survives(handler: None) -> None:
+@in_a_child
+def test_a_handler_that_came_later_survives() -> None:
     listener = Listener()
     hook = listener.hook()
     hook.install()
@@ -78,7 +74,8 @@ def test_a_handler_that_came_later_survives(handler: None) -> None:
     assert listener.heard == ["user"]
 
 
-def test_a_sigterm_while_closing_waits_until_the_end(handler: None) -> None:
+@in_a_child
+def test_a_sigterm_while_closing_waits_until_the_end() -> None:
     listener = Listener()
     signal.signal(signal.SIGTERM, listener.users)
     hook = listener.hook()
@@ -91,7 +88,8 @@ def test_a_sigterm_while_closing_waits_until_the_end(handler: None) -> None:
 
 
 @pytest.mark.parametrize("first_to_go", [0, 1])
-def test_sessions_closed_in_any_order_leave_the_first_handler(handler: None, first_to_go: int) -> None:
+@in_a_child
+def test_sessions_closed_in_any_order_leave_the_first_handler(first_to_go: int) -> None:
     listener = Listener()
     signal.signal(signal.SIGTERM, listener.users)
     hooks = [listener.hook(), listener.hook()]
@@ -104,7 +102,8 @@ def test_sessions_closed_in_any_order_leave_the_first_handler(handler: None, fir
     assert _now() == listener.users
 
 
-def test_outside_the_main_thread_no_signal_is_touched(handler: None) -> None:
+@in_a_child
+def test_outside_the_main_thread_no_signal_is_touched() -> None:
     before, hook = _now(), Listener().hook()
     for call in (hook.install, hook.remove):
         thread = threading.Thread(target=call)
@@ -113,7 +112,8 @@ def test_outside_the_main_thread_no_signal_is_touched(handler: None) -> None:
         assert _now() == before
 
 
-def test_closing_from_another_thread_leaves_a_handler_that_only_passes_on(handler: None) -> None:
+@in_a_child
+def test_closing_from_another_thread_leaves_a_handler_that_only_passes_on() -> None:
     listener = Listener()
     signal.signal(signal.SIGTERM, listener.users)
     hook = listener.hook()
