@@ -1,13 +1,14 @@
-"""The files at the root say what is so: versions, commands, paths."""
+"""The files at the root say what is so: versions, commands; and every page names files that there are."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 import greentrain
 from greentrain.utils.moved import MOVED
-from tests.docs.pages import ROOT
+from tests.docs.pages import PAGES, ROOT, label
 
 
 def _text(name: str) -> str:
@@ -40,6 +41,21 @@ def test_a_command_names_files_that_exist(name: str) -> None:
         path for word in words for path in re.findall(r"(?<![\w/-])(?:\.ci|docs|benchmarks|tools|tests)/[\w./-]+", word)
     }
     assert paths and [path for path in paths if not (ROOT / path).exists()] == []
+
+
+FOLDERS = "greentrain|callbacks|optim|fpga_backend|tests|benchmarks|recipes|tools|docs"
+FILE = re.compile(rf"(?<![\w/.:-])((?:{FOLDERS})/[\w/.-]+\.(?:py|json|toml|yaml|md|h|cpp|v|c|npz|html))\b")
+FOLDER = re.compile(rf"`((?:{FOLDERS})/[\w/]+)/?`")
+METRICS = {"greentrain/reference_wait_s"}
+"""Names in a tracker that look like paths."""
+READMES = sorted(path for folder in ("recipes", "fpga_backend") for path in (ROOT / folder).rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=label)
+def test_a_page_names_files_that_there_are(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = set(FILE.findall(text)) | set(FOLDER.findall(text))
+    assert [path for path in sorted(named - METRICS) if not (ROOT / path).exists()] == []
 
 
 def test_the_workflow_calls_the_commands_of_readme() -> None:
