@@ -10,10 +10,11 @@ from typing import Final
 from benchmarks.estimator_fit import INSIDE, family_quantile
 from benchmarks.estimator_runs import Run
 from benchmarks.estimator_scores import Predict
-from greentrain.estimate.hardware import Accelerator, Constant
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.layouts import ParallelLayout, Recompute
 from greentrain.estimate.search import cost, search
-from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.values import Range
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 FITTED: Final = "mlm22"
 """Family of step times that the A100's share of peak was fitted to."""
@@ -107,5 +108,5 @@ def with_network(run: Run) -> Accelerator:
     """Return the run's device with the network that was published."""
     if run.network_bytes_s is None:
         return run.accelerator
-    network = Constant(value=run.network_bytes_s, kind=Kind.GIVEN, source="as published")
+    network = SourcedNumber(unit="B/s", value=run.network_bytes_s, kind=SourceKind.GIVEN, source="as published")
     return dataclasses.replace(run.accelerator, network_bytes_s=network)

@@ -20,12 +20,12 @@ from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
-from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.simulate import Mode, Setting, simulate
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 from greentrain.simulator.pipeline.table_sources import with_engine
 from greentrain.testing.offload_models import decoder, encoder
 from greentrain.testing.paced_device import Paced
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 SEQUENCES: Final = 16
 TOKENS: Final = 12
@@ -205,5 +205,5 @@ def _table(step: Clocked, busy_s: Mapping[PassKind, float]) -> PipelineTable:
     return with_engine(table, stats, "engine")
 
 
-def _measured(value: float) -> Figure:
-    return Figure(value=value, origin=Origin.MEASURED, source="the loop's own clock")
+def _measured(value: float) -> SourcedNumber:
+    return SourcedNumber(value=value, unit="s", kind=SourceKind.MEASURED, source="the loop's own clock")

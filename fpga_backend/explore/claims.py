@@ -8,9 +8,9 @@ from importlib import resources
 from typing import Any, Literal
 
 from greentrain.fpga_backend.explore.gpu import gpu_named
-from greentrain.fpga_backend.explore.presets import PRESETS
+from greentrain.fpga_backend.explore.space import PRESETS
 from greentrain.fpga_backend.program import Linear, Program
-from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, U55C_LINK
+from greentrain.fpga_backend.roofline.cards import LIMITS, U55C
 from greentrain.fpga_backend.roofline.counts import BatchLayout, count
 from greentrain.fpga_backend.roofline.shape import program_of
 
@@ -67,7 +67,7 @@ def _macs(terms: Mapping[str, Any]) -> int:
 
 def _chip(needed_macs_per_s: float, terms: Mapping[str, Any]) -> Check:
     """Against every DSP slice of the chip, the shell's too, two products each in each clock."""
-    bound = U55C_CHIP_DSPS.value * U55C.value("macs8_per_dsp") * terms["clock_hz"]
+    bound = LIMITS["dsps"].value * U55C.value("macs8_per_dsp") * terms["clock_hz"]
     return Check(needed=needed_macs_per_s, bound=bound, unit="MAC/s")
 
 
@@ -91,7 +91,7 @@ def _power(terms: Mapping[str, Any]) -> Check:
 
 
 def _link(terms: Mapping[str, Any]) -> Check:
-    return Check(needed=terms["bytes"] / terms["seconds"], bound=U55C_LINK.value, unit="B/s")
+    return Check(needed=terms["bytes"] / terms["seconds"], bound=LIMITS["pcie_bytes_per_s"].value, unit="B/s")
 
 
 def _gpu_latency(terms: Mapping[str, Any]) -> Check:

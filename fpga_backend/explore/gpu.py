@@ -6,40 +6,31 @@ from typing import Final
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Program
-from greentrain.fpga_backend.roofline.cards import Quantity
 from greentrain.fpga_backend.roofline.counts import BatchLayout, count
+from greentrain.utils.devices import device_rows, sourced
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound, nearest
 
-MFU: Final = Quantity(
+MFU: Final = SourcedNumber(
     value=0.3,
     unit="1",
     source="share of the peak that a framework reaches in large batches; what was published lies between 0.15 and 0.5",
-    kind="assumed",
+    kind=SourceKind.ASSUMED,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """What a data sheet says."""
+    """What a data sheet says of a GPU."""
 
     name: str
-    peak_flops_per_s: Quantity
+    peak_flops_per_s: SourcedNumber
     """Dense BF16, without sparsity."""
-    power_w: Quantity
+    power_w: SourcedNumber
 
 
-def _spec(name: str, flops: float, power_w: float, source: str) -> GpuSpec:
-    return GpuSpec(
-        name=name,
-        peak_flops_per_s=Quantity(value=flops, unit="FLOP/s", source=source, kind="datasheet"),
-        power_w=Quantity(value=power_w, unit="W", source=source, kind="datasheet"),
-    )
-
-
-GPUS: Final[Mapping[str, GpuSpec]] = {
-    "H100": _spec("H100", 989.4e12, 700, "NVIDIA H100 Tensor Core GPU data sheet, SXM: BF16 dense, maximum power"),
-    "A100": _spec("A100", 312e12, 400, "NVIDIA A100 Tensor Core GPU data sheet, 80 GB SXM: BF16 dense, maximum power"),
-}
+GPUS: Final[Mapping[str, str]] = {"H100": "H100-SXM", "A100": "A100-80GB"}
+"""Name in ``devices.toml`` of each GPU that cards are compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +56,15 @@ def gpu_named(name: str) -> GpuSpec:
     Raises:
         ConfigError: There is none.
     """
-    found = GPUS.get(name.upper())
-    if found is None:
+    device = GPUS.get(name.upper())
+    if device is None:
         raise ConfigError(f"no GPU {name!r}; known: {', '.join(GPUS)}{nearest(name.upper(), GPUS)}")
-    return found
+    row = device_rows()[device]
+    return GpuSpec(
+        name=name.upper(),
+        peak_flops_per_s=sourced(row["peak_flop_s"]["bf16"], "FLOP/s", f"devices.toml: {device}.peak_flop_s.bf16", row),
+        power_w=sourced(row["tdp_w"], "W", f"devices.toml: {device}.tdp_w", row),
+    )
 
 
 def computed(spec: GpuSpec, program: Program, sequence: int, mfu: float | None = None) -> GpuRow:

@@ -8,13 +8,14 @@ import dataclasses
 import itertools
 import json
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.program import Precision, Program, with_activation_bits
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.counts import BatchLayout, footprint
@@ -211,6 +212,13 @@ def _served(point: DesignPoint, group: CardGroup) -> DesignPoint:
     )
 
 
+PRESETS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    name: (row["repository"], row["config"])
+    for name, row in tomllib.loads(
+        resources.files("greentrain.fpga_backend.explore").joinpath("models.toml").read_text(encoding="utf-8")
+    ).items()
+}
+"""Repository and configuration of known models, by name."""
 MANIFEST = "artifact.json"
 CONFIG = "config.json"
 

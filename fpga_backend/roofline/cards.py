@@ -6,44 +6,17 @@ that rests on one says so.
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from greentrain.errors import ConfigError
+from greentrain.utils.devices import device_rows
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import nearest
 
-Kind = Literal["datasheet", "measured", "assumed"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
-    """A constant of a model.
-
-    Raises:
-        ConfigError: The value is not finite or is negative, or the kind is unknown.
-    """
-
-    value: float
-    unit: str
-    source: str
-    """Document, or who measured it and how."""
-    kind: Kind
-    """``datasheet``: a maker's document; ``measured``: somebody measured it on a part; ``assumed``: neither."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.value) and self.value >= 0):
-            raise ConfigError(f"{self.value!r} {self.unit} ({self.source}): a quantity is finite and not negative")
-        if self.kind not in KINDS:
-            raise ConfigError(f"{self.source}: kind is {self.kind!r}; known: {', '.join(KINDS)}")
-
-    def __str__(self) -> str:
-        """Return value, unit, kind and source in one line."""
-        return f"{self.value:g} {self.unit} ({self.kind}: {self.source})"
-
-
+KINDS: Final = (SourceKind.DATASHEET, SourceKind.MEASURED, SourceKind.ASSUMED)
+"""Kinds that a constant of a card may be of."""
 CONSTANTS: Mapping[str, tuple[str, str]] = {
     "dsps": ("DSP", "DSP slices that a design may use, behind the shell"),
     "macs8_per_dsp": ("MAC/clock", "8-bit products of one DSP slice in a clock"),
@@ -73,26 +46,26 @@ class CardSpec:
     """Constants of one kind of card, and of the design that is loaded on it. ``None``: not known."""
 
     name: str
-    dsps: Quantity | None = None
-    macs8_per_dsp: Quantity | None = None
-    macs16_per_dsp: Quantity | None = None
-    dsp_share: Quantity | None = None
-    clock_hz: Quantity | None = None
-    array_efficiency: Quantity | None = None
-    memory_bytes: Quantity | None = None
-    memory_bytes_per_s: Quantity | None = None
-    memory_efficiency: Quantity | None = None
-    pcie_bytes_per_s: Quantity | None = None
-    launch_s: Quantity | None = None
-    queue_depth: Quantity | None = None
-    idle_power_w: Quantity | None = None
-    mac8_j: Quantity | None = None
-    mac16_j: Quantity | None = None
-    memory_j_per_byte: Quantity | None = None
-    pcie_j_per_byte: Quantity | None = None
-    tdp_w: Quantity | None = None
+    dsps: SourcedNumber | None = None
+    macs8_per_dsp: SourcedNumber | None = None
+    macs16_per_dsp: SourcedNumber | None = None
+    dsp_share: SourcedNumber | None = None
+    clock_hz: SourcedNumber | None = None
+    array_efficiency: SourcedNumber | None = None
+    memory_bytes: SourcedNumber | None = None
+    memory_bytes_per_s: SourcedNumber | None = None
+    memory_efficiency: SourcedNumber | None = None
+    pcie_bytes_per_s: SourcedNumber | None = None
+    launch_s: SourcedNumber | None = None
+    queue_depth: SourcedNumber | None = None
+    idle_power_w: SourcedNumber | None = None
+    mac8_j: SourcedNumber | None = None
+    mac16_j: SourcedNumber | None = None
+    memory_j_per_byte: SourcedNumber | None = None
+    pcie_j_per_byte: SourcedNumber | None = None
+    tdp_w: SourcedNumber | None = None
 
-    def with_(self, **values: float | Quantity) -> "CardSpec":
+    def with_(self, **values: float | SourcedNumber) -> "CardSpec":
         """Return the card with constants replaced: a number is taken in the constant's unit, and as assumed.
 
         Raises:
@@ -101,7 +74,7 @@ class CardSpec:
         changed: dict[str, Any] = {}
         for name, value in values.items():
             unit = unit_of(name)
-            given = value if isinstance(value, Quantity) else _given(float(value), unit, "assumed")
+            given = value if isinstance(value, SourcedNumber) else _given(float(value), unit, SourceKind.ASSUMED)
             if given.unit != unit:
                 raise ConfigError(f"{self.name}.{name} is given in {given.unit}; it is in {unit}")
             if unit == "1" and not 0 < given.value <= 1:
@@ -121,27 +94,32 @@ class CardSpec:
         number, _, kind = rest.partition(":")
         try:
             value = float(number) if equals else float("nan")
-            quantity = _given(value, unit_of(name), kind or "assumed")  # type: ignore[arg-type]
+            if (kind or "assumed") not in KINDS:
+                raise ConfigError(f"given by the user: kind is {kind!r}; known: {', '.join(KINDS)}")
+            constant = _given(value, unit_of(name), SourceKind(kind or "assumed"))
         except (ValueError, ConfigError) as error:
             raise ConfigError(
                 f"{text!r} sets no constant ({error}); write name=value, or name=value:measured where you measured it"
             ) from error
-        return self.with_(**{name: quantity})
+        return self.with_(**{name: constant})
 
-    def value(self, name: str) -> float:
-        """Return one constant in its unit.
+    def constant(self, name: str) -> SourcedNumber:
+        """Return one constant with its source.
 
         Raises:
             ConfigError: It is not known.
         """
         self.check((name,))
-        found: Quantity = getattr(self, name)
-        return found.value
+        found: SourcedNumber = getattr(self, name)
+        return found
 
-    def kind(self, name: str) -> Kind:
-        """Return where a known constant is from."""
-        found: Quantity = getattr(self, name)
-        return found.kind
+    def value(self, name: str) -> float:
+        """Return one constant in its unit; errors are those of :meth:`constant`."""
+        return self.constant(name).value
+
+    def kind(self, name: str) -> SourceKind:
+        """Return where one constant is from; errors are those of :meth:`constant`."""
+        return self.constant(name).kind
 
     def missing(self, names: Iterable[str] | None = None) -> tuple[str, ...]:
         """Return the constants that nobody gave, of those named or of all."""
@@ -178,109 +156,35 @@ def about(name: str) -> str:
     return CONSTANTS[name][1]
 
 
-def _given(value: float, unit: str, kind: Kind) -> Quantity:
-    return Quantity(value=value, unit=unit, source="given by the user", kind=kind)
+def _given(value: float, unit: str, kind: SourceKind) -> SourcedNumber:
+    return SourcedNumber(value=value, unit=unit, source="given by the user", kind=kind)
 
 
-def _quantity(name: str, value: float, kind: Kind, source: str) -> Quantity:
-    return Quantity(value=value, unit=unit_of(name), source=source, kind=kind)
+def _numbers(rows: Mapping[str, Mapping[str, Any]], kind: str = "") -> dict[str, SourcedNumber]:
+    """Return the constants of a section of ``devices.toml``, which all have one kind where it is given."""
+    return {
+        name: SourcedNumber(
+            value=row["value"], unit=unit_of(name), source=row["source"], kind=SourceKind(kind or row["kind"])
+        )
+        for name, row in rows.items()
+    }
 
 
-def _card(name: str, **constants: tuple[float, Kind, str]) -> CardSpec:
-    return CardSpec(name=name, **{key: _quantity(key, *given) for key, given in constants.items()})
+def _card(name: str) -> CardSpec:
+    """Return a card of ``devices.toml``; bandwidth and TDP that it does not state are those of the device."""
+    row = device_rows()[name]
+    shared = {"memory_bytes_per_s": row.get("memory_bytes_s"), "tdp_w": row.get("tdp_w")}
+    own = {key: given for key, given in {**shared, **row["card"]}.items() if key != "assumed" and given is not None}
+    return CardSpec(name=name, **_numbers(own))
 
 
-U55C: Final = _card(
-    "U55C",
-    dsps=(
-        8304,
-        "datasheet",
-        "FINN, util/platforms.py (github.com/Xilinx/finn), after UG1120: 9,024 DSP48E2 less those of the XDMA shell",
-    ),
-    macs8_per_dsp=(2, "measured", "rtl/gt_dual_mac.v: two products of one DSP48E2, every pair of operands simulated"),
-    macs16_per_dsp=(1, "datasheet", "UG579: a 27 x 18 multiplier; for binary16 its significands, adders apart"),
-    memory_bytes=(16 * 2**30, "datasheet", "UG1393 2023.1, HBM Configuration and Use: 32 channels of 512 MB"),
-    memory_bytes_per_s=(460e9, "datasheet", "UG1393 2023.1, HBM Configuration and Use: 32 x 14.375 GB/s"),
-    memory_efficiency=(
-        400 / 460,
-        "datasheet",
-        "xilinx.github.io/xbtest, Calibration - Memory CU power: 32 channels at full rate are 400 GB/s",
-    ),
-    pcie_bytes_per_s=(
-        9302.8 * 2**20,
-        "measured",
-        "github.com/Xilinx/XRT/issues/6883: a user's xbutil validate on a U200 with the Gen3x16 XDMA shell, writing",
-    ),
-    launch_s=(
-        100e-6,
-        "measured",
-        "github.com/Xilinx/XRT/issues/8687: a user's U55C, 50 to 100 us through OpenCL; the larger is taken",
-    ),
-    memory_j_per_byte=(
-        40 / 400e9,
-        "datasheet",
-        "xilinx.github.io/xbtest, Calibration - Memory CU power: up to 40 W at 400 GB/s",
-    ),
-    tdp_w=(115, "datasheet", "AMD's product brief of the U55C, as others quote it; the brief itself was not read"),
-)
-
-U55C_CHIP_DSPS: Final = Quantity(
-    value=9024,
-    unit="DSP",
-    source="DSP48E2 of the whole device, as the area tables after UG1120 and DS978 have it",
-    kind="datasheet",
-)
-U55C_LINK: Final = Quantity(
-    value=16 * 8e9 * 128 / 130 / 8,
-    unit="B/s",
-    source="UG1120, U55C Gen3x16 XDMA: 16 lanes of 8 GT/s, 128b/130b; packets' headers not taken off",
-    kind="datasheet",
-)
-
-V80: Final = _card(
-    "V80",
-    dsps=(10848, "datasheet", "all DSP58 of the device, as the DFVG paper (2026) quotes AMD; AMD's sheet was not read"),
-    macs8_per_dsp=(3, "datasheet", "AM004 1.2.1, Vector Fixed-Point ALU: a dot product of three; this RTL has none"),
-    macs16_per_dsp=(1, "datasheet", "UG1273 2024.2, DSP Primitives: a 27 x 24 multiplier"),
-    memory_bytes=(32 * 2**30, "datasheet", "xilinx.github.io/amr-docs 3.0.0, V80 Board Documentation"),
-    memory_bytes_per_s=(
-        820e9,
-        "datasheet",
-        "as the DFVG paper (2026) quotes AMD; AMD's amr-docs 3.0.0 say that their design approaches 460 GB/s",
-    ),
-    tdp_w=(190, "datasheet", "as the DFVG paper (2026) quotes AMD; AMD's sheet was not read"),
-)
-
-CARDS: Final[Mapping[str, CardSpec]] = {card.name: card for card in (U55C, V80)}
-
-ASSUMED: Final[Mapping[str, Mapping[str, tuple[float, str]]]] = {
-    "U55C": {
-        "dsp_share": (4096 / 8304, "an array of 8,192 MACs, the largest of the area table that leaves half the region"),
-        "clock_hz": (250e6, "no design of this project was placed and routed, so there is no timing report"),
-        "array_efficiency": (0.8, "filling, draining and rows that do not fill a tile"),
-        "queue_depth": (4, "what a caller lets wait"),
-        "idle_power_w": (30, "twice the 14.5 to 15 W of a U55C with its shell alone, PC2 Paderborn's cluster manual"),
-        "mac8_j": (10e-12, "a full array at 250 MHz then takes 16 W beyond idle"),
-        "mac16_j": (25e-12, "2.5 times an 8-bit one"),
-        "pcie_j_per_byte": (80e-12, "10 pJ a bit"),
-    },
-    "V80": {
-        "dsp_share": (4096 / 10848, "as many slices as are assumed of the U55C"),
-        "clock_hz": (300e6, "a generation newer than the U55C, where 250 MHz are assumed"),
-        "array_efficiency": (0.8, "as the U55C"),
-        "memory_efficiency": (400 / 460, "as the U55C"),
-        "pcie_bytes_per_s": (20e9, "about 0.62 of Gen5 x8, the share that the U55C's shell reaches of Gen3 x16"),
-        "launch_s": (100e-6, "as the U55C"),
-        "queue_depth": (4, "what a caller lets wait"),
-        "idle_power_w": (45, "above the 34 to 41 W of VCK5000s with their shell alone, PC2 Paderborn's cluster manual"),
-        "mac8_j": (7e-12, "less than the U55C: a newer process"),
-        "mac16_j": (18e-12, "2.5 times an 8-bit one"),
-        "memory_j_per_byte": (100e-12, "as the U55C"),
-        "pcie_j_per_byte": (80e-12, "10 pJ a bit"),
-    },
-}
-"""By card, values of constants that have no figure, and why these. The manual: upb-pc2.atlassian.net, "Power and Energy
-Measurements of FPGAs"."""
+CARDS: Final[Mapping[str, CardSpec]] = {name: _card(name) for name, row in device_rows().items() if "card" in row}
+U55C: Final = CARDS["U55C"]
+V80: Final = CARDS["V80"]
+ASSUMED: Final = {name: _numbers(device_rows()[name]["card"]["assumed"], "assumed") for name in CARDS}
+"""By card, values of constants that have no figure, and why these."""
+LIMITS: Final = _numbers(device_rows()["U55C"]["limits"])
+"""What no design on a U55C can pass."""
 
 
 def named(name: str) -> CardSpec:
@@ -298,10 +202,4 @@ def named(name: str) -> CardSpec:
 def assume(card: CardSpec) -> CardSpec:
     """Return a card whose missing constants have assumed values; those that are known stay."""
     values = ASSUMED.get(card.name, {})
-    return card.with_(
-        **{
-            name: _quantity(name, values[name][0], "assumed", values[name][1])
-            for name in card.missing()
-            if name in values
-        }
-    )
+    return card.with_(**{name: values[name] for name in card.missing() if name in values})

@@ -33,9 +33,10 @@ from greentrain.estimate.money import Money, RunPrices, money
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.relations import DEVICES, ZONES, RunGrams, relations, start_hours
 from greentrain.estimate.result import Estimate
-from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.values import Assumption, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 from greentrain.utils.validation import bound, choice
 
 
@@ -199,7 +200,7 @@ def _core(
     if options.node_w is not None:
         bound("node_w", options.node_w, 1e-3, 1e6)
         node_w = Range.exactly(options.node_w)
-        said.append(Assumption(name="power", value=f"{node_w.mid:g} W a device", source="given", kind=Kind.GIVEN))
+        said.append(Assumption(name="power", value=f"{node_w.mid:g} W a device", source="given", kind=SourceKind.GIVEN))
     elif found.node_w is not None:
         node_w = found.node_w
     else:
@@ -247,7 +248,7 @@ def _inputs(workload: Workload) -> tuple[Assumption, ...]:
             name=name.replace("_", " "),
             value=f"{value:g}{unit}" if isinstance(value, (int, float)) else f"{value}",
             source="default",
-            kind=Kind.ASSUMED,
+            kind=SourceKind.ASSUMED,
         )
         for name, value, unit in (
             ("sequence", workload.sequence, " tokens"),

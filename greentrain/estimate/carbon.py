@@ -20,7 +20,7 @@ from greentrain.errors import ConfigError, UnknownZoneError
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.values import Assumption, Kind, Range, product
+from greentrain.estimate.values import Assumption, Range, product
 from greentrain.ledger.embodied import (
     COMPONENT_P95,
     DRAM_KG_PER_GB,
@@ -32,6 +32,7 @@ from greentrain.ledger.embodied import (
 )
 from greentrain.ledger.sci import SciScore, sci_scores
 from greentrain.types import G_PER_KG, S_PER_HOUR, iso
+from greentrain.utils.quantities import SourceKind
 from greentrain.utils.validation import bound, choice
 
 PUE: Final = Range(low=1.08, mid=1.1, high=1.2)
@@ -154,20 +155,22 @@ def operational(
             name="PUE",
             value=f"{pue.mid:g}" + ("" if pue.low == pue.high else f" ({pue.low:g} to {pue.high:g})"),
             source="default: published 1.08 (PaLM) to 1.20 (BLOOM)" if cluster.pue is None else "given",
-            kind=Kind.ASSUMED if cluster.pue is None else Kind.GIVEN,
+            kind=SourceKind.ASSUMED if cluster.pue is None else SourceKind.GIVEN,
         ),
         found.assumption,
         Assumption(
             name="network and storage",
             value=f"{infrastructure_share:.0%} of the servers' energy" if infrastructure_share else "not counted",
             source="given" if infrastructure_share else "default: no published figure is taken for them",
-            kind=Kind.GIVEN if infrastructure_share else Kind.ASSUMED,
+            kind=SourceKind.GIVEN if infrastructure_share else SourceKind.ASSUMED,
         ),
     ]
     market = cluster.market_g_per_kwh
     if market is not None:
         bound("market_g_per_kwh", market, 0.0, 5000.0)
-        said.append(Assumption(name="contracted intensity", value=f"{market:g} g/kWh", source="given", kind=Kind.GIVEN))
+        said.append(
+            Assumption(name="contracted intensity", value=f"{market:g} g/kWh", source="given", kind=SourceKind.GIVEN)
+        )
     return Operational(
         it_kwh=it_kwh,
         facility_kwh=facility_kwh,
@@ -191,7 +194,7 @@ def independent(factors: Sequence[Range]) -> Range:
 def _constant(signal: ConstantSignal) -> Intensity:
     if signal.resolution == "annual average":
         return _tabled(signal.g_per_kwh, signal.zone, f"{signal.source} ({signal.accounting}), annual mean")
-    said = Assumption(name="intensity", value=f"{signal.g_per_kwh:g} g/kWh", source="given", kind=Kind.GIVEN)
+    said = Assumption(name="intensity", value=f"{signal.g_per_kwh:g} g/kWh", source="given", kind=SourceKind.GIVEN)
     return Intensity(g_per_kwh=Range.exactly(signal.g_per_kwh), zone=signal.zone, said_by="given", assumption=said)
 
 
@@ -205,7 +208,7 @@ def _tabled(g_per_kwh: float, zone: str, source: str) -> Intensity:
             name="intensity",
             value=f"{found.mid:.3g} g/kWh ({found.low:.3g} to {found.high:.3g}), {zone}",
             source=f"{source}; x/\N{DIVISION SIGN} 1.2 assumed, as tables of one place differ",
-            kind=Kind.ASSUMED,
+            kind=SourceKind.ASSUMED,
         ),
     )
 
@@ -227,7 +230,7 @@ def _traced(signal: TraceSignal, duration_h: float, start: datetime | None) -> I
             name="intensity",
             value=f"{mean:.3g} g/kWh from {iso(begin)} over {duration_h:.0f} h",
             source=signal.source,
-            kind=Kind.GIVEN,
+            kind=SourceKind.GIVEN,
         ),
         warnings=warnings,
     )
@@ -282,21 +285,21 @@ class Die:
     node_nm: int
     """Nearest of :data:`FABS`."""
     source: str
-    kind: Kind
+    kind: SourceKind
 
 
 _LLMCARBON: Final = "LLMCarbon, data/hardware.csv"
 DIES: Final[Mapping[str, Die]] = {
-    "V100": Die(cm2=8.15, node_nm=14, source=f"{_LLMCARBON}; 12 nm taken as 14", kind=Kind.DATASHEET),
-    "A100": Die(cm2=8.26, node_nm=7, source="GA100 of 826 mm2; recalled", kind=Kind.ASSUMED),
-    "A800": Die(cm2=8.26, node_nm=7, source="as the A100; recalled", kind=Kind.ASSUMED),
-    "H100": Die(cm2=8.14, node_nm=5, source=f"{_LLMCARBON}; 4 nm taken as 5", kind=Kind.DATASHEET),
-    "H800": Die(cm2=8.14, node_nm=5, source="as the H100", kind=Kind.ASSUMED),
-    "H200": Die(cm2=8.14, node_nm=5, source="as the H100", kind=Kind.ASSUMED),
-    "B100": Die(cm2=16.3, node_nm=5, source="two dies of the H100's size; recalled", kind=Kind.ASSUMED),
-    "B200": Die(cm2=16.3, node_nm=5, source="two dies of the H100's size; recalled", kind=Kind.ASSUMED),
-    "TPUv3": Die(cm2=7.0, node_nm=14, source=f"{_LLMCARBON}; 16 nm taken as 14", kind=Kind.DATASHEET),
-    "TPUv4": Die(cm2=4.0, node_nm=7, source=_LLMCARBON, kind=Kind.DATASHEET),
+    "V100": Die(cm2=8.15, node_nm=14, source=f"{_LLMCARBON}; 12 nm taken as 14", kind=SourceKind.DATASHEET),
+    "A100": Die(cm2=8.26, node_nm=7, source="GA100 of 826 mm2; recalled", kind=SourceKind.ASSUMED),
+    "A800": Die(cm2=8.26, node_nm=7, source="as the A100; recalled", kind=SourceKind.ASSUMED),
+    "H100": Die(cm2=8.14, node_nm=5, source=f"{_LLMCARBON}; 4 nm taken as 5", kind=SourceKind.DATASHEET),
+    "H800": Die(cm2=8.14, node_nm=5, source="as the H100", kind=SourceKind.ASSUMED),
+    "H200": Die(cm2=8.14, node_nm=5, source="as the H100", kind=SourceKind.ASSUMED),
+    "B100": Die(cm2=16.3, node_nm=5, source="two dies of the H100's size; recalled", kind=SourceKind.ASSUMED),
+    "B200": Die(cm2=16.3, node_nm=5, source="two dies of the H100's size; recalled", kind=SourceKind.ASSUMED),
+    "TPUv3": Die(cm2=7.0, node_nm=14, source=f"{_LLMCARBON}; 16 nm taken as 14", kind=SourceKind.DATASHEET),
+    "TPUv4": Die(cm2=4.0, node_nm=7, source=_LLMCARBON, kind=SourceKind.DATASHEET),
 }
 """By a device's name, or what stands in it before a dash."""
 
@@ -343,13 +346,13 @@ def embodied_hour(device: Accelerator, *, method: str = "lca", lifetime_years: f
             name="embodied carbon, its server",
             value=f"{server.mid:.3g} kg a device" if server.mid else "none beside the device's",
             source="as above" if method == "lca" else "boards, supplies and casing over 8 devices (LLMCarbon)",
-            kind=Kind.ASSUMED,
+            kind=SourceKind.ASSUMED,
         ),
         Assumption(
             name="lifetime",
             value=f"{lifetime_years:g} years; low {LOW_YEARS:g}, card alone; high {HIGH_YEARS:g}, {HIGH_USE:.0%} used",
             source="Schneider et al., arXiv 2502.01671 (6 years); EcoLogits (3); BLOOM, arXiv 2211.02001 (85 %)",
-            kind=Kind.ASSUMED,
+            kind=SourceKind.ASSUMED,
         ),
     ]
     warnings: tuple[str, ...] = ()
@@ -362,13 +365,13 @@ def embodied_hour(device: Accelerator, *, method: str = "lca", lifetime_years: f
     return EmbodiedHour(g_per_h=g_per_h, assumptions=tuple(said), warnings=warnings)
 
 
-def _lca(device: Accelerator) -> tuple[Range | None, Range, str, Kind]:
+def _lca(device: Accelerator) -> tuple[Range | None, Range, str, SourceKind]:
     server = device.server_kg or Range.exactly(0.0)
     assumed = any(word in device.embodied_source for word in ("assumption", "no LCA", "order of magnitude"))
-    return device.embodied_kg, server, device.embodied_source, Kind.ASSUMED if assumed else Kind.AUDITED
+    return device.embodied_kg, server, device.embodied_source, SourceKind.ASSUMED if assumed else SourceKind.AUDITED
 
 
-def _act(device: Accelerator) -> tuple[Range | None, Range, str, Kind]:
+def _act(device: Accelerator) -> tuple[Range | None, Range, str, SourceKind]:
     die = next((die for name, die in DIES.items() if f"{device.name}-".startswith(f"{name}-")), None)
     server = Range.exactly(SERVER_OTHERS_KG / min(device.node, 8))
     if die is None:
@@ -376,7 +379,7 @@ def _act(device: Accelerator) -> tuple[Range | None, Range, str, Kind]:
             None,
             server,
             f"no die area of {device.name} is in the table: use the life-cycle figures (lca)",
-            Kind.ASSUMED,
+            SourceKind.ASSUMED,
         )
     fab = FABS[die.node_nm]
     mid = fab.kg_per_cm2

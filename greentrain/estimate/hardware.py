@@ -19,27 +19,18 @@ A user's YAML has the format of ``utils/devices.toml``. A name of the table with
 import dataclasses
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.values import Assumption, Range
 from greentrain.ledger.embodied import DEVICES
 from greentrain.types import Gear
-from greentrain.utils.validation import bound, choice, nearest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """One figure of a device."""
-
-    value: float
-    kind: Kind
-    source: str
+from greentrain.utils.devices import check_keys, device_rows, number, sourced
+from greentrain.utils.quantities import SourcedNumber, SourceKind
+from greentrain.utils.validation import bound, nearest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +41,18 @@ class Accelerator:
     family: str
     """Class of devices that reach similar shares of their peak: ``v100``, ``a100``, ``h100``, ``b200``, ``tpu``."""
     year: int
-    peak_flop_s: Mapping[Gear, Constant]
+    peak_flop_s: Mapping[Gear, SourcedNumber]
     """Dense peak by precision (FLOP/s)."""
-    memory_bytes: Constant
-    memory_bytes_s: Constant
-    link_bytes_s: Constant
+    memory_bytes: SourcedNumber
+    memory_bytes_s: SourcedNumber
+    link_bytes_s: SourcedNumber
     """To the others of its node, one direction (bytes/s)."""
     node: int
     """Devices of a node, or of a pod's fast network."""
-    network_bytes_s: Constant
+    network_bytes_s: SourcedNumber
     """To other nodes, one direction (bytes/s)."""
-    tdp_w: Constant
-    idle_w: Constant | None
+    tdp_w: SourcedNumber
+    idle_w: SourcedNumber | None
     embodied_kg: Range | None
     """Of the card: low, mid, high (kgCO2e)."""
     embodied_source: str
@@ -69,13 +60,14 @@ class Accelerator:
     """Share of the server around it (kgCO2e)."""
 
 
-_CONSTANTS: Final = ("memory_bytes", "memory_bytes_s", "link_bytes_s", "network_bytes_s", "tdp_w")
+_CONSTANTS: Final = {
+    "memory_bytes": "B", "memory_bytes_s": "B/s", "link_bytes_s": "B/s", "network_bytes_s": "B/s", "tdp_w": "W",
+}  # fmt: skip
+"""Units of the numbers that every device has."""
 _NEEDED: Final = ("family", "year", "peak_flop_s", *_CONSTANTS, "node")
 _EMBODIED: Final = ("embodied_as", "embodied_note", "embodied_kg", "embodied_source", "server_kg")
 _KEYS: Final = (*_NEEDED, *_EMBODIED, "aliases", "kind", "source", "idle_w")
-_CONSTANT: Final = ("value", "kind", "source")
 _NO_FOOTPRINT: Final = "no life-cycle figure was found: give embodied_kg in a file of devices"
-_MOST: Final = 1e21
 _FORMS: Final = frozenset(("sxm", "pcie"))
 _NOISE: Final = frozenset(
     ("nvidia", "tesla", "amd", "instinct", "google", "cloud", "xilinx", "alveo", "tensor", "core", "gpu", "oam", "hgx")
@@ -143,8 +135,8 @@ def catalogue(path: Path | None = None) -> Catalogue:
         raise ConfigError(f"{path}: write devices by name, each with its keys")
     table = {**_rows()}
     for name, row in given.items():
-        _check_keys(row, f"{path}: {name}", _KEYS)
-        stamped = {"kind": Kind.GIVEN.value, "source": str(path), **row}
+        check_keys(row, f"{path}: {name}", _KEYS)
+        stamped = {"kind": SourceKind.GIVEN.value, "source": str(path), **row}
         table[str(name)] = _over(table[str(name)], stamped) if str(name) in table else stamped
     return _catalogue(table, f"{path}: ")
 
@@ -164,13 +156,13 @@ def _over(old: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @functools.cache
 def _shipped() -> Catalogue:
-    return _catalogue(_rows(), "hardware.toml: ")
+    return _catalogue(_rows(), "devices.toml: ")
 
 
-@functools.cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
-    text = resources.files("greentrain.estimate").joinpath("hardware.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    """Return the devices that train; what else the file says of an FPGA card is of its design for frozen passes."""
+    own = {name: row for name, row in device_rows().items() if "family" in row}
+    return {name: {key: row[key] for key in row if key not in ("card", "limits")} for name, row in own.items()}
 
 
 def _catalogue(table: Mapping[str, Mapping[str, Any]], where: str) -> Catalogue:
@@ -181,12 +173,12 @@ def _catalogue(table: Mapping[str, Mapping[str, Any]], where: str) -> Catalogue:
 
 
 def _device(name: str, row: Mapping[str, Any], where: str) -> Accelerator:
-    _check_keys(row, where, _KEYS)
+    check_keys(row, where, _KEYS)
     for key in _NEEDED:
         if key not in row:
             raise ConfigError(f"{where}: {key} is missing, and there is no default for it")
     peaks = row["peak_flop_s"]
-    _check_keys(peaks, f"{where}.peak_flop_s", tuple(gear.value for gear in Gear))
+    check_keys(peaks, f"{where}.peak_flop_s", tuple(gear.value for gear in Gear))
     if not peaks:
         raise ConfigError(f"{where}.peak_flop_s is empty: give the dense peak of one precision at least, as bf16")
     for key, low, high in (("year", 2000, 2100), ("node", 1, 1e6)):
@@ -194,31 +186,19 @@ def _device(name: str, row: Mapping[str, Any], where: str) -> Accelerator:
             raise ConfigError(f"{where}.{key} is {row[key]!r}; it must be a whole number")
         bound(f"{where}.{key}", row[key], low, high)
     kg, server, source = _embodied(row, where)
-    constants = {key: _constant(row[key], row, f"{where}.{key}") for key in _CONSTANTS}
+    constants = {key: sourced(row[key], unit, f"{where}.{key}", row) for key, unit in _CONSTANTS.items()}
     return Accelerator(
         name=name,
         family=str(row["family"]),
         year=row["year"],
-        peak_flop_s={Gear(g): _constant(v, row, f"{where}.peak_flop_s.{g}") for g, v in peaks.items()},
+        peak_flop_s={Gear(g): sourced(v, "FLOP/s", f"{where}.peak_flop_s.{g}", row) for g, v in peaks.items()},
         node=row["node"],
-        idle_w=_constant(row["idle_w"], row, f"{where}.idle_w") if row.get("idle_w") is not None else None,
+        idle_w=sourced(row["idle_w"], "W", f"{where}.idle_w", row) if row.get("idle_w") is not None else None,
         embodied_kg=kg,
         embodied_source=source,
         server_kg=server,
         **constants,
     )
-
-
-def _constant(given: Any, row: Mapping[str, Any], where: str) -> Constant:
-    """Return a figure with its own kind and source, or with those of its device."""
-    fields: Mapping[str, Any] = given if isinstance(given, Mapping) else {"value": given}
-    _check_keys(fields, where, _CONSTANT)
-    kind = fields.get("kind", row.get("kind"))
-    source = fields.get("source", row.get("source"))
-    choice(f"{where}.kind", str(kind), tuple(each.value for each in Kind))
-    if not source:
-        raise ConfigError(f"{where}: no source: say where the figure is from")
-    return Constant(value=_number(fields.get("value"), where), kind=Kind(kind), source=str(source))
 
 
 def _embodied(row: Mapping[str, Any], where: str) -> tuple[Range | None, Range | None, str]:
@@ -243,29 +223,10 @@ def _range(given: Any, where: str) -> Range:
     values = given if isinstance(given, (list, tuple)) else [given] * 3
     if len(values) != 3:
         raise ConfigError(f"{where} is {given!r}; give one number, or low, mid and high (kg)")
-    low, mid, high = (_number(value, where, least=0.0) for value in values)
+    low, mid, high = (number(value, where, least=0.0) for value in values)
     if not low <= mid <= high:
         raise ConfigError(f"{where} is {given!r}; give low, mid and high in this order (kg)")
     return Range(low=low, mid=mid, high=high)
-
-
-def _number(given: Any, where: str, *, least: float = 1e-9) -> float:
-    try:
-        value = float(given) if isinstance(given, (int, float, str)) and not isinstance(given, bool) else None
-    except ValueError:
-        value = None
-    if value is None:
-        raise ConfigError(f"{where} is {given!r}; expected a number")
-    bound(where, value, least, _MOST)
-    return value
-
-
-def _check_keys(given: Any, where: str, allowed: tuple[str, ...]) -> None:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} is {given!r}; it must be a section with keys")
-    for key in given:
-        if key not in allowed:
-            raise ConfigError(f"{where}: unknown key {key}; known here: {', '.join(allowed)}{nearest(key, allowed)}")
 
 
 def _run_in(name: str) -> str:
@@ -339,10 +300,10 @@ def project(device: Accelerator, years: float, rates: GrowthRates | None = None)
     bound("years", years, 0.0, 20.0)
     rates = GrowthRates() if rates is None else rates
 
-    def later(now: Constant, rate: GrowthRate) -> Constant:
+    def later(now: SourcedNumber, rate: GrowthRate) -> SourcedNumber:
         factor = rate.per_year**years
         source = f"{device.name}'s {now.value:g} x {factor:.3g} in {years:g} years ({rate.source})"
-        return Constant(value=now.value * factor, kind=Kind.ASSUMED, source=source)
+        return dataclasses.replace(now, value=now.value * factor, kind=SourceKind.ASSUMED, source=source)
 
     kg = None if device.embodied_kg is None else device.embodied_kg.times(rates.embodied.per_year**years)
     grown = Accelerator(
@@ -377,7 +338,7 @@ def _assumptions(device: Accelerator, years: float, rates: GrowthRates) -> tuple
             name=f"growth of {field.name.replace('_', ' ')}",
             value=f"{getattr(rates, field.name).per_year - 1:+.1%} a year over {years:g} years",
             source=getattr(rates, field.name).source,
-            kind=Kind.ASSUMED,
+            kind=SourceKind.ASSUMED,
         )
         for field in fields(rates)
     ]
@@ -385,7 +346,7 @@ def _assumptions(device: Accelerator, years: float, rates: GrowthRates) -> tuple
         name="projected device",
         value=f"{device.name} of {device.year}, {years:g} years later",
         source="node size, server share and family (and with it the share of the peak that is reached) as today",
-        kind=Kind.ASSUMED,
+        kind=SourceKind.ASSUMED,
     )
     return (same, *grown)
 
@@ -394,38 +355,38 @@ _MEGATRON: Final = "eight step times of Megatron-LM on A100-80GB, 22B to 1T (arX
 _OURS: Final = "no published measurement; benchmarks/estimator_steps.py shows what follows from it"
 
 
-def _fitted(value: float, source: str) -> Constant:
-    return Constant(value=value, kind=Kind.FITTED, source=source)
+def _fitted(value: float, source: str) -> SourcedNumber:
+    return SourcedNumber(value=value, unit="1", kind=SourceKind.FITTED, source=source)
 
 
-def _assumed(value: float, source: str = _OURS) -> Constant:
-    return Constant(value=value, kind=Kind.ASSUMED, source=source)
+def _assumed(value: float, source: str = _OURS, unit: str = "1") -> SourcedNumber:
+    return SourcedNumber(value=value, unit=unit, kind=SourceKind.ASSUMED, source=source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Practice:
     """Constants of the roofline. Shares are of the datasheet's figure; "exposed" is what does not hide behind work."""
 
-    eta: Constant
+    eta: SourcedNumber
     """Of the peak: large matrix products, before tiles, waves and short inner dimensions take theirs."""
-    units: Constant
+    units: SourcedNumber
     """Units that a wave of tiles occupies (multiprocessors, matrix units)."""
-    attention: Constant
+    attention: SourcedNumber
     """Of the peak: the two products of attention."""
-    memory_rate: Constant
-    link_rate: Constant
-    network_rate: Constant
-    exposed_tensor: Constant
-    exposed_pipeline: Constant
+    memory_rate: SourcedNumber
+    link_rate: SourcedNumber
+    network_rate: SourcedNumber
+    exposed_tensor: SourcedNumber
+    exposed_pipeline: SourcedNumber
     """Of the transfers between pipeline stages."""
-    exposed_data: Constant
+    exposed_data: SourcedNumber
     """Of gradient and weight traffic, at least: the first and the last bucket have nothing to hide behind."""
-    exposed_experts: Constant
+    exposed_experts: SourcedNumber
     """Of the traffic to experts."""
-    exposed_experts_pipelined: Constant
-    expert_nodes: Constant
-    memory_share: Constant
-    reserve_bytes: Constant
+    exposed_experts_pipelined: SourcedNumber
+    expert_nodes: SourcedNumber
+    memory_share: SourcedNumber
+    reserve_bytes: SourcedNumber
 
     def assumptions(self) -> tuple[Assumption, ...]:
         """Return every constant with its source."""
@@ -446,13 +407,17 @@ ETA: Final = {
 ETA_OTHER: Final = _assumed(0.60, "a family without any step time to compare with")
 ETA_FP8: Final = _assumed(0.85, "of the 16-bit share: scaling and casting of FP8; recalled from Transformer Engine")
 UNITS: Final = {
-    "v100": Constant(value=80, kind=Kind.DATASHEET, source="V100: 80 multiprocessors"),
-    "a100": Constant(value=108, kind=Kind.DATASHEET, source="A100: 108 multiprocessors"),
-    "h100": Constant(value=132, kind=Kind.DATASHEET, source="H100 SXM: 132 multiprocessors; PCIe has 114"),
-    "b200": Constant(value=148, kind=Kind.DATASHEET, source="B200: 148 multiprocessors"),
-    "tpu": Constant(value=8, kind=Kind.DATASHEET, source="TPU v4: 2 cores of 4 matrix units; recalled"),
+    "v100": SourcedNumber(value=80, unit="units", kind=SourceKind.DATASHEET, source="V100: 80 multiprocessors"),
+    "a100": SourcedNumber(value=108, unit="units", kind=SourceKind.DATASHEET, source="A100: 108 multiprocessors"),
+    "h100": SourcedNumber(
+        value=132, unit="units", kind=SourceKind.DATASHEET, source="H100 SXM: 132 multiprocessors; PCIe has 114"
+    ),
+    "b200": SourcedNumber(value=148, unit="units", kind=SourceKind.DATASHEET, source="B200: 148 multiprocessors"),
+    "tpu": SourcedNumber(
+        value=8, unit="units", kind=SourceKind.DATASHEET, source="TPU v4: 2 cores of 4 matrix units; recalled"
+    ),
 }
-UNITS_OTHER: Final = _assumed(100, "a family without an entry")
+UNITS_OTHER: Final = _assumed(100, "a family without an entry", "units")
 
 _COMMON: Final = {
     "memory_rate": _assumed(0.85, "streaming kernels on GPUs reach 80 to 90 %; recalled"),
@@ -463,9 +428,9 @@ _COMMON: Final = {
     "exposed_data": _assumed(0.08),
     "exposed_experts": _assumed(0.5),
     "exposed_experts_pipelined": _assumed(0.3, "as above; micro-batches of two directions overlap"),
-    "expert_nodes": _assumed(4.0, "DeepSeek-V3 sends a token to 4 nodes at most (arXiv 2412.19437)"),
+    "expert_nodes": _assumed(4.0, "DeepSeek-V3 sends a token to 4 nodes at most (arXiv 2412.19437)", "nodes"),
     "memory_share": _assumed(0.92, "the rest is lost to fragments of the allocator"),
-    "reserve_bytes": _assumed(2.5e9, "context, libraries and buffers of collectives; recalled"),
+    "reserve_bytes": _assumed(2.5e9, "context, libraries and buffers of collectives; recalled", "B"),
 }
 
 
@@ -501,3 +466,6 @@ def peak_flop_s(accelerator: Accelerator, precision: Gear) -> float:
         f"{accelerator.name} has no peak in {precision.value}; known: "
         f"{', '.join(gear.value for gear in accelerator.peak_flop_s)}. Choose one of them as precision"
     )
+
+
+Rates = GrowthRates  # its name until version 0.3

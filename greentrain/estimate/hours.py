@@ -31,9 +31,10 @@ from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
 from greentrain.estimate.pilot import Pilot, forecast, read_pilot
 from greentrain.estimate.power_model import HOST_SHARE, HOST_SOURCE
 from greentrain.estimate.search import Optimum, Takes, search, smallest_count
-from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.values import Assumption, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, DeviceKind, Gear
+from greentrain.utils.quantities import SourceKind
 
 WEIGHT: Final = 0.5
 """Of the search's part; set before it was tried."""
@@ -273,7 +274,7 @@ def by_blend(
         value=f"geometric mean of {table.gpu_hours.mid:.3g} device-hours by the table and"
         f" {best.gpu_hours / share.mid:.3g} by the layout, equal weights",
         source=f"bounds {of.width:.2f} times as wide (log) as the table's: {of.peak.families} families left out",
-        kind=Kind.FITTED,
+        kind=SourceKind.FITTED,
     )
     return Hours(
         method="blend",
@@ -319,14 +320,14 @@ def _beside_optimum(
             name="modelled optimum",
             value=f"{best.gpu_hours:.3g} device-hours, MFU {best.mfu:.2f}: {best.layout}",
             source=f"best of {best.fitting} layouts that fit into memory, of {best.tried}",
-            kind=Kind.FITTED,
+            kind=SourceKind.FITTED,
         ),
         Assumption(
             name="real runs over the modelled optimum",
             value=f"{over.mid:.2f} x ({over.low:.2f} to {over.high:.2f}, 80 % of unseen families)",
             source=f"{of.runs} published runs of {of.families} families over the optimum of this search, {row.runs} of"
             f" them {kind} on {device.family}; table of {of.made}, shifted by size",
-            kind=Kind.FITTED,
+            kind=SourceKind.FITTED,
         ),
     )
 
@@ -356,7 +357,7 @@ def _count(
     while (needed := gpu_hours(count).mid) > count * limit_h:
         count = max(count + node, math.ceil(needed / limit_h / node) * node)
     value = f"{count}, to be done in {limit_h:g} h"
-    said = Assumption(name="devices", value=value, source=f"the middle of the hours, by {node}", kind=Kind.FITTED)
+    said = Assumption(name="devices", value=value, source=f"the middle of the hours, by {node}", kind=SourceKind.FITTED)
     return count, (said,), late(cluster, gpu_hours(count), count)
 
 
@@ -421,7 +422,7 @@ def _pilot_w(pilot: Pilot, device: Accelerator) -> tuple[Range | None, tuple[Ass
         return read_w, (), ("fans, network cards and what else the pilot's meters do not see are in no figure",)
     host_w = HOST_SHARE.times(device.tdp_w.value)
     value = f"{host_w.mid:.0f} W ({host_w.low:.0f} to {host_w.high:.0f}) a device"
-    said = Assumption(name="power of its server", value=value, source=HOST_SOURCE, kind=Kind.ASSUMED)
+    said = Assumption(name="power of its server", value=value, source=HOST_SOURCE, kind=SourceKind.ASSUMED)
     return read_w.plus(host_w), (said,), ()
 
 
@@ -486,5 +487,5 @@ def _instead(by_table: Hours, why: str) -> Hours:
 
 
 def _said(found: Hours, why: str) -> Hours:
-    said = Assumption(name="method", value=found.method, source=why, kind=Kind.ASSUMED)
+    said = Assumption(name="method", value=found.method, source=why, kind=SourceKind.ASSUMED)
     return dataclasses.replace(found, assumptions=(said, *found.assumptions))

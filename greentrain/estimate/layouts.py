@@ -15,9 +15,10 @@ import numpy.typing as npt
 from greentrain.errors import ConfigError
 from greentrain.estimate.hardware import Accelerator, Practice
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.values import Assumption, Kind
+from greentrain.estimate.values import Assumption
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 Ints = npt.NDArray[np.int64]
 WIDEST_TENSOR: Final = 64
@@ -355,7 +356,7 @@ def assumptions() -> tuple[Assumption, ...]:
     """Return the bytes a parameter that are taken for granted."""
     source = "mixed precision as Megatron-LM keeps it: 16-bit weights, FP32 gradients, FP32 weights and two moments"
     value = f"{WEIGHT_BYTES:g} + {GRADIENT_BYTES:g} + {OPTIMIZER_BYTES:g} bytes"
-    return (Assumption(name="memory.bytes_per_parameter", value=value, source=source, kind=Kind.ASSUMED),)
+    return (Assumption(name="memory.bytes_per_parameter", value=value, source=source, kind=SourceKind.ASSUMED),)
 
 
 def _in_flight(layouts: Layouts, workload: Workload) -> Floats:

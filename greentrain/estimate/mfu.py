@@ -17,11 +17,12 @@ from importlib import resources
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.estimate.hardware import Accelerator, Constant
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.model_shape import FLOP_PER_PARAMETER_TOKEN, ModelShape
-from greentrain.estimate.values import Assumption, Kind, Range, product
+from greentrain.estimate.values import Assumption, Range, product
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, Gear
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 REFERENCE_PARAMETERS: Final = 1e10
 """Active parameters that the table is written for."""
@@ -198,7 +199,7 @@ def estimate_mfu(
             name="model FLOP",
             value=f"{flop:.3g} = 6 x {shape.active_parameters:.4g} active parameters x {workload.tokens:.3g} tokens",
             source="Kaplan et al., arXiv 2001.08361, section 2.1; attention's products are not counted",
-            kind=Kind.ASSUMED,
+            kind=SourceKind.ASSUMED,
         ),
         Assumption(name=f"peak, {gear}", value=f"{peak.value / 1e12:.4g} TFLOP/s", source=peak.source, kind=peak.kind),
         Assumption(
@@ -206,7 +207,7 @@ def estimate_mfu(
             value=f"{mfu.mid:.3f} ({mfu.low:.3f} to {mfu.high:.3f}, 80 % of unseen families)",
             source=f"{of.runs} published runs of {of.families} families, {row.runs} of them {kind} on "
             f"{accelerator.family}; table of {of.made}, shifted by size",
-            kind=Kind.FITTED,
+            kind=SourceKind.FITTED,
         ),
     ]
     if workload.precision is Gear.FP8:
@@ -214,7 +215,7 @@ def estimate_mfu(
         hours = product([hours, one_over(gain)])
         text = f"{gain.mid:g} x ({gain.low:g} to {gain.high:g})"
         source = _FP8_SOURCE + ("" if gain == FP8_SPEEDUP else f"; {accelerator.name}'s peaks allow no more")
-        assumptions.append(Assumption(name="FP8 over BF16", value=text, source=source, kind=Kind.ASSUMED))
+        assumptions.append(Assumption(name="FP8 over BF16", value=text, source=source, kind=SourceKind.ASSUMED))
     return MfuEstimate(gpu_hours=hours, mfu=mfu, flop=flop, assumptions=tuple(assumptions), warnings=tuple(warnings))
 
 
@@ -234,7 +235,7 @@ def one_over(share: Range) -> Range:
     return Range(low=1 / share.high, mid=1 / share.mid, high=1 / share.low)
 
 
-def peak_of(accelerator: Accelerator, precision: Gear) -> tuple[Constant, Gear]:
+def peak_of(accelerator: Accelerator, precision: Gear) -> tuple[SourcedNumber, Gear]:
     """Return the peak that utilisation refers to: FP8 counts against 16 bit, as the published runs do.
 
     Raises:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from greentrain.estimate.hardware import Accelerator
-from greentrain.estimate.values import Assumption, Kind, Range, product
+from greentrain.estimate.values import Assumption, Range, product
+from greentrain.utils.quantities import SourceKind
 from greentrain.utils.validation import bound
 
 CURRENCY: Final = "USD"
@@ -72,7 +73,7 @@ def money(device: Accelerator, device_hours: Range, facility_kwh: Range, prices:
     ):
         if price is not None:
             text = f"{price.mid:.2g} {prices.currency}"
-            kind = Kind.ASSUMED if given is None else Kind.GIVEN
+            kind = SourceKind.ASSUMED if given is None else SourceKind.GIVEN
             said.append(Assumption(name=name, value=text + _width(price), source=source, kind=kind))
     return Money(
         currency=prices.currency,

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import ConfigError
-from greentrain.estimate.values import Assumption, Kind, Range, product
+from greentrain.estimate.values import Assumption, Range, product
 from greentrain.ledger.reader import RankRecord, read_run
 from greentrain.types import J_PER_KWH, S_PER_HOUR, DeviceKind, LedgerEntry, Provenance
+from greentrain.utils.quantities import SourceKind
 from greentrain.utils.validation import bound
 
 FAILURE_DEVICE_H: Final = 45_600.0
@@ -250,7 +251,7 @@ def forecast(pilot: Pilot, tokens: float, *, count: int | None = None, good: Ran
 
 
 def _assumptions(pilot: Pilot, share: Range, *, given: bool) -> tuple[Assumption, ...]:
-    kind = Kind.MEASURED if pilot.steps else Kind.GIVEN
+    kind = SourceKind.MEASURED if pilot.steps else SourceKind.GIVEN
     speed = pilot.tokens_per_s
     text = f"{speed.mid:.4g} ({speed.low:.4g} to {speed.high:.4g})"
     over = f", {pilot.steps} steps after {pilot.warmup_steps} of warm-up" if pilot.steps else ""
@@ -263,7 +264,9 @@ def _assumptions(pilot: Pilot, share: Range, *, given: bool) -> tuple[Assumption
         found.append(Assumption(name="power", value=value, source=pilot.source + note, kind=kind))
     text = f"{share.mid:.3f} ({share.low:.3f} to {share.high:.3f})"
     source = "given" if given else _FAILURES + "; power while not progressing is taken as in training"
-    found.append(Assumption(name="goodput", value=text, source=source, kind=Kind.GIVEN if given else Kind.ASSUMED))
+    found.append(
+        Assumption(name="goodput", value=text, source=source, kind=SourceKind.GIVEN if given else SourceKind.ASSUMED)
+    )
     return tuple(found)
 
 

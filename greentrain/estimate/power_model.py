@@ -11,26 +11,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from greentrain.estimate.hardware import Accelerator, Constant
-from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.hardware import Accelerator
+from greentrain.estimate.values import Assumption, Range
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound
 
-GAMMA: Final = Constant(
+GAMMA: Final = SourcedNumber(
+    unit="1",
     value=0.15,
-    kind=Kind.FITTED,
+    kind=SourceKind.FITTED,
     source="one published pair: 37.22 % less utilisation, 5.87 % less power (Fernandez et al., 2024), idle at 10-17 %",
 )
 REFERENCE_MFU: Final = 0.45
 """MFU of a well-tuned run, at which the device draws :data:`BUSY_SHARE` of its TDP."""
-BUSY_SHARE: Final = Constant(
+BUSY_SHARE: Final = SourcedNumber(
+    unit="1",
     value=0.877,
-    kind=Kind.FITTED,
+    kind=SourceKind.FITTED,
     source="H100 in training above 600 W of 700 W (OLMo 2, arXiv 2501.00656); 0.12 of TDP idle and 0.86 of the rest",
 )
 DEVICE_SPREAD: Final = Range(low=0.9, mid=1.0, high=1.1)
 """Of the curve: a model of node power by FLOP is 11 % off on average (arXiv 2506.14551). A device stays below TDP."""
-IDLE_SHARE: Final = Constant(
-    value=0.12, kind=Kind.ASSUMED, source="idle H100 and A100 SXM draw 10 to 17 % of their TDP"
+IDLE_SHARE: Final = SourcedNumber(
+    unit="1", value=0.12, kind=SourceKind.ASSUMED, source="idle H100 and A100 SXM draw 10 to 17 % of their TDP"
 )
 HOST_SHARE: Final = Range(low=0.35, mid=0.42, high=0.55)
 """Server around a GPU (CPUs, memory, fans, network cards), of the GPU's TDP."""
@@ -85,13 +88,15 @@ def watts(device: Accelerator, mfu: float) -> Watts:
     bound("mfu", mfu, 1e-6, 1.0)
     tdp = device.tdp_w
     metered = METERED.get(device.name)
-    if metered is not None and tdp.kind is not Kind.GIVEN:
-        said = Assumption(name="power", value=_w(metered.node_w, "a device"), source=metered.source, kind=Kind.MEASURED)
+    if metered is not None and tdp.kind is not SourceKind.GIVEN:
+        said = Assumption(
+            name="power", value=_w(metered.node_w, "a device"), source=metered.source, kind=SourceKind.MEASURED
+        )
         return Watts(node_w=metered.node_w, device_w=None, assumptions=(said,))
     if device.family == "tpu":
         node_w = TPU_SHARE.times(tdp.value)
         source = f"no system of it was metered: TPUv3 and v4 drew 1.1 and 1.8 x the chip's {tdp.source}"
-        said = Assumption(name="power", value=_w(node_w, "a device"), source=source, kind=Kind.ASSUMED)
+        said = Assumption(name="power", value=_w(node_w, "a device"), source=source, kind=SourceKind.ASSUMED)
         return Watts(node_w=node_w, device_w=None, assumptions=(said,))
     device_w = _curve(device, mfu)
     host_w = HOST_SHARE.times(tdp.value)
@@ -104,13 +109,13 @@ def watts(device: Accelerator, mfu: float) -> Watts:
                 name="power of the device",
                 value=f"{_w(device_w, 'at')} MFU {mfu:.2f}",
                 source=f"curve: {BUSY_SHARE.source}; exponent 0.15 from {GAMMA.source}",
-                kind=Kind.FITTED,
+                kind=SourceKind.FITTED,
             ),
             Assumption(
                 name="power of its server",
                 value=_w(host_w, "a device"),
                 source=HOST_SOURCE + ("" if device.family == "h100" else "; taken for other GPUs too"),
-                kind=Kind.FITTED if device.family == "h100" else Kind.ASSUMED,
+                kind=SourceKind.FITTED if device.family == "h100" else SourceKind.ASSUMED,
             ),
         ),
     )

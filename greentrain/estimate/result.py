@@ -20,11 +20,12 @@ from greentrain.estimate.mfu import fp8_speedup
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money
 from greentrain.estimate.relations import Relation
-from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.values import Assumption, Range
 from greentrain.estimate.workload import Workload
 from greentrain.policy.action_table import ActionTable
 from greentrain.types import S_PER_HOUR, Gear
 from greentrain.utils.display import Displayable, Table, View
+from greentrain.utils.quantities import SourceKind
 from greentrain.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _SCI: Final = {
     "parameter": (1e6, "million parameters"),
     "FLOP": (1e18, "EFLOP"),
 }
-_STYLE: Final = {Kind.ASSUMED: "yellow", Kind.GIVEN: "green"}
+_STYLE: Final = {SourceKind.ASSUMED: "yellow", SourceKind.GIVEN: "green"}
 _WHAT: Final = {"device": "On", "zone": "In", "precision": "With", "start": "Begun at"}
 
 

@@ -14,9 +14,10 @@ import numpy as np
 from greentrain.estimate.hardware import Accelerator, Practice, peak_flop_s
 from greentrain.estimate.layouts import Floats, Held, Layouts, Recompute, held, stage_layers
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.values import Assumption, Kind
+from greentrain.estimate.values import Assumption
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 TILE: Final = 128
 """Rows and columns of an output that one unit computes at a time."""
@@ -307,11 +308,11 @@ def assumptions(shape: ModelShape) -> tuple[Assumption, ...]:
         name="roofline.routing",
         value=f"each of {shape.experts} experts gets as many tokens as any other",
         source="no imbalance is modelled; a layer waits for its fullest expert, so that uneven routing takes longer",
-        kind=Kind.ASSUMED,
+        kind=SourceKind.ASSUMED,
     )
     return (
-        Assumption(name="roofline.kernels", value=kernels, source=counted, kind=Kind.ASSUMED),
-        Assumption(name="roofline.traffic", value=moved, source=counted, kind=Kind.ASSUMED),
+        Assumption(name="roofline.kernels", value=kernels, source=counted, kind=SourceKind.ASSUMED),
+        Assumption(name="roofline.traffic", value=moved, source=counted, kind=SourceKind.ASSUMED),
         *((even,) if shape.is_moe else ()),
     )
 

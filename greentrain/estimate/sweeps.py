@@ -20,14 +20,15 @@ from greentrain.estimate.carbon import (
     signal_of,
 )
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.hardware import Accelerator, Constant
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.mfu import estimate_mfu, one_over
 from greentrain.estimate.model_shape import sized
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.scaling_laws import DenseLaw, ScalingPoint
-from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.values import Assumption, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound
 
 _KUMAR: Final = (
@@ -35,9 +36,9 @@ _KUMAR: Final = (
     " it (the table itself was not read): integers in the forward pass, 30 to 220 million parameters, 1.5 to 26 billion"
     " tokens; its authors call the numbers unlikely to be useful for other architectures and data"
 )
-GAMMA_WEIGHTS: Final = Constant(value=2.6745, kind=Kind.ASSUMED, source=_KUMAR)
-GAMMA_ACTIVATIONS: Final = Constant(value=2.2102, kind=Kind.ASSUMED, source=_KUMAR)
-GAMMA_ATTENTION: Final = Constant(value=0.9578, kind=Kind.ASSUMED, source=_KUMAR)
+GAMMA_WEIGHTS: Final = SourcedNumber(unit="bits", value=2.6745, kind=SourceKind.ASSUMED, source=_KUMAR)
+GAMMA_ACTIVATIONS: Final = SourcedNumber(unit="bits", value=2.2102, kind=SourceKind.ASSUMED, source=_KUMAR)
+GAMMA_ATTENTION: Final = SourcedNumber(unit="bits", value=0.9578, kind=SourceKind.ASSUMED, source=_KUMAR)
 """Of keys and values."""
 
 
@@ -140,7 +141,7 @@ def footprint(
         name="FLOP of the law",
         value=f"{point.flop:.3g}",
         source="6 a parameter that a token meets, without embeddings; routing between experts as its authors count",
-        kind=Kind.ASSUMED,
+        kind=SourceKind.ASSUMED,
     )
     return PointFootprint(
         point=point,
@@ -217,3 +218,6 @@ def as_good(law: DenseLaw, point: ScalingPoint, share: float) -> ScalingPoint:
 
 def _share(even: float, grid: float) -> float:
     return even / (even + grid) if even + grid > 0 else 0.0
+
+
+Footprint = PointFootprint  # its name until version 0.3

@@ -6,24 +6,10 @@ Ranges as people read them: two significant digits, one unit for middle and boun
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from greentrain.errors import ConfigError
-
-
-class Kind(StrEnum):
-    """Where a constant comes from."""
-
-    DATASHEET = "datasheet"
-    MEASURED = "measured"
-    AUDITED = "audited"
-    """A life-cycle assessment that somebody else has reviewed."""
-    FITTED = "fitted"
-    """Fitted to published runs; the source says to which."""
-    ASSUMED = "assumed"
-    GIVEN = "given"
-    """By the user."""
+from greentrain.utils.quantities import SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +62,7 @@ class Assumption:
     value: str
     """As people read it, with its unit."""
     source: str
-    kind: Kind
+    kind: SourceKind
 
 
 UNKNOWN: Final = "unknown"
@@ -131,3 +117,6 @@ def count(value: float) -> str:
 def times(value: float) -> str:
     """Return a ratio: ``0.62 x``."""
     return f"{digits(value)} \N{MULTIPLICATION SIGN}"
+
+
+Kind = SourceKind  # its name until version 0.3

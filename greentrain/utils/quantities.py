@@ -1,7 +1,88 @@
-"""Figures with units for people: three significant digits, the unit that keeps them short, a dash for unknown."""
+"""Numbers with a unit: those that say where they are from, and how figures read for people.
 
+Figures for people have three significant digits, the unit that keeps them short, and a dash or a word for unknown.
+"""
+
+import dataclasses
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
+
+from greentrain.errors import ConfigError
+from greentrain.types import Provenance
+
+
+class SourceKind(StrEnum):
+    """Where a number is from, the surest first."""
+
+    MEASURED = "measured"
+    AUDITED = "audited"
+    """By a life-cycle assessment that somebody else has reviewed."""
+    DATASHEET = "datasheet"
+    MODELLED = "modelled"
+    """Computed from data sheets, or from other numbers."""
+    FITTED = "fitted"
+    """Fitted to published runs; the source says to which."""
+    PUBLISHED = "published"
+    """Somebody's paper says so; nobody repeated it here."""
+    GIVEN = "given"
+    """By the user."""
+    ASSUMED = "assumed"
+
+    @property
+    def provenance(self) -> Provenance:
+        """What the ledger would call it."""
+        return Provenance.MEASURED if self is SourceKind.MEASURED else Provenance.MODELLED
+
+
+def least_sure(kinds: Iterable[SourceKind]) -> SourceKind:
+    """Return the least sure of several kinds."""
+    return max(kinds, key=list(SourceKind).index)
+
+
+def sure_first(kinds: Iterable[SourceKind]) -> tuple[SourceKind, ...]:
+    """Return the different ones among several kinds, the surest first."""
+    found = set(kinds)
+    return tuple(kind for kind in SourceKind if kind in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcedNumber:
+    """A number that says where it is from.
+
+    Raises:
+        ConfigError: The value is not finite, or negative.
+    """
+
+    value: float
+    unit: str
+    """Of the value; ``1`` for shares and ratios."""
+    source: str
+    """The document that states it, or who measured it and how."""
+    kind: SourceKind
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and self.value >= 0):
+            raise ConfigError(f"{self.value!r} {self.unit} ({self.source}): a number is finite and not negative")
+
+    def __str__(self) -> str:
+        """Return value, unit, kind and source in one line."""
+        return f"{self.value:g} {self.unit} ({self.kind}: {self.source})"
+
+    def times(self, factor: float, why: str, kind: SourceKind | None = None) -> "SourcedNumber":
+        """Return a multiple.
+
+        Args:
+            factor: Factor of at least 0.
+            why: Reason that is put behind the source; empty adds nothing.
+            kind: Kind of the factor; the product has the less sure kind of both. None keeps the number's own.
+        """
+        joint = self.kind if kind is None else least_sure((self.kind, kind))
+        source = f"{self.source}, {why}" if why else self.source
+        return dataclasses.replace(self, value=self.value * factor, kind=joint, source=source)
+
 
 UNKNOWN: Final = "unknown"
 _ENERGY: Final = ((3.6e9, "MWh"), (3.6e6, "kWh"), (3600.0, "Wh"), (3.6, "mWh"))

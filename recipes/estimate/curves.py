@@ -23,8 +23,9 @@ from greentrain.estimate.sweeps import (
     footprint,
     in_few_bits,
 )
-from greentrain.estimate.values import Assumption, Kind, Range
+from greentrain.estimate.values import Assumption, Range
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 LAWS: Final[tuple[tuple[str, ScalingLaw, str], ...]] = (
     ("dense", DENSE, DENSE.source),
@@ -116,7 +117,7 @@ def few_bits(count: int, share: float | None, where: Cluster) -> tuple[list[Curv
         name="share for which parameters count in FP8",
         value=f"{taken:.4g}",
         source=GAMMA_WEIGHTS.source if share is None else "--effective-share",
-        kind=GAMMA_WEIGHTS.kind if share is None else Kind.GIVEN,
+        kind=GAMMA_WEIGHTS.kind if share is None else SourceKind.GIVEN,
     )
     curves = [Curve(name="BF16", law=name, law_source=source, samples=tuple(Sample(found=one) for one in bf16))]
     for label, of, assumed in (

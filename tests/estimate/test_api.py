@@ -17,10 +17,10 @@ from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.mfu import of_optimum
 from greentrain.estimate.model_shape import sized
 from greentrain.estimate.result import Estimate, render, render_html
-from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
 from greentrain.report.estimated import _Said
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 LLAMA = shapes.find("llama-3-8b")
 WORK = Workload(tokens=15e12)
@@ -82,14 +82,14 @@ def test_every_default_is_an_assumption(found: Estimate) -> None:
         "price of a kWh",
         "price of a device-hour",
     ):
-        assert said[name] is Kind.ASSUMED, name
+        assert said[name] is SourceKind.ASSUMED, name
     told = estimate(
         LLAMA,
         Workload(tokens=1e12, sequence=8192, batch_tokens=2e6, precision=Gear.FP16),
         dataclasses.replace(CISO, pue=1.3),
     )
     kinds = {each.name: each.kind for each in told.assumptions}
-    assert not {"sequence", "batch tokens", "precision"} & kinds.keys() and kinds["PUE"] is Kind.GIVEN
+    assert not {"sequence", "batch tokens", "precision"} & kinds.keys() and kinds["PUE"] is SourceKind.GIVEN
 
 
 def test_relations_have_two_digits_and_a_basis_and_follow_from_estimates(found: Estimate) -> None:

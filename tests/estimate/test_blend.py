@@ -16,9 +16,10 @@ from greentrain.estimate.hours import by_auto
 from greentrain.estimate.mfu import MfuTable, estimate_mfu, of_optimum, shipped
 from greentrain.estimate.model_shape import sized
 from greentrain.estimate.search import search
-from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.values import Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import S_PER_HOUR, Gear
+from greentrain.utils.quantities import SourceKind
 
 LLAMA = shapes.find("llama-3-8b")
 LARGE = shapes.find("llama-3.1-405b")
@@ -68,12 +69,12 @@ def test_the_middle_lies_between_its_parts_and_inside_its_bounds(
 def test_every_part_of_it_is_said() -> None:
     kinds = {each.name: each.kind for each in hours.by_blend(LLAMA, WORK, HERE, H100).assumptions}
     fitted = ("blend", "MFU", "modelled optimum", "real runs over the modelled optimum")
-    assert all(kinds[name] is Kind.FITTED for name in fitted)
-    assert kinds["roofline.kernels"] is Kind.ASSUMED and "roofline.routing" not in kinds
+    assert all(kinds[name] is SourceKind.FITTED for name in fitted)
+    assert kinds["roofline.kernels"] is SourceKind.ASSUMED and "roofline.routing" not in kinds
     mixture = hours.by_blend(MIXTURE, WORK, dataclasses.replace(HERE, count=1024), H100)
     routing = [each for each in mixture.assumptions if each.name == "roofline.routing"]
     assert [(each.kind, "256 experts" in each.value, bool(each.source)) for each in routing] == [
-        (Kind.ASSUMED, True, True)
+        (SourceKind.ASSUMED, True, True)
     ]
 
 

@@ -15,10 +15,11 @@ from greentrain.estimate.model_shape import sized
 from greentrain.estimate.money import RunPrices, money
 from greentrain.estimate.power_model import watts
 from greentrain.estimate.relations import start_hours
-from greentrain.estimate.values import Kind, Range, product
+from greentrain.estimate.values import Range, product
 from greentrain.estimate.workload import Workload
 from greentrain.ledger.embodied import embodied_rate
 from greentrain.types import J_PER_KWH, Device, DeviceKind, grams
+from greentrain.utils.quantities import SourceKind
 
 H100 = hardware.find("H100-SXM")
 ONE = Range.exactly(1.0)
@@ -52,7 +53,7 @@ def test_power_reproduces_what_was_metered() -> None:
     assert h100.low < 909 < h100.high  # Granite 3.0, W a GPU-hour
     assert watts(H100, 1.0).node_w.high <= 700 + 0.55 * 700
     assert watts(hardware.find("TPUv4"), 0.5).node_w.high == 378.5
-    assert watts(hardware.find("V100"), 0.2).assumptions[0].kind is Kind.MEASURED
+    assert watts(hardware.find("V100"), 0.2).assumptions[0].kind is SourceKind.MEASURED
 
 
 @pytest.mark.parametrize("name", list(hardware.known()))
@@ -74,7 +75,7 @@ def test_operational_grams_are_those_of_the_units() -> None:
     assert _bounds(found.location_g) == pytest.approx((grams(90.0 * J_PER_KWH * 1.3, 100.0),) * 3)
     assert found.market_g is not None and found.market_g.mid == pytest.approx(90.0 * 1.3 * 20.0)
     kinds = {said.name: said.kind for said in found.assumptions}
-    assert kinds["PUE"] is Kind.GIVEN and kinds["intensity"] is Kind.GIVEN
+    assert kinds["PUE"] is SourceKind.GIVEN and kinds["intensity"] is SourceKind.GIVEN
 
 
 def test_the_default_pue_is_a_range_and_networks_are_said_to_be_left_out() -> None:
@@ -98,7 +99,7 @@ def test_a_pue_that_is_given_is_taken_exactly_even_where_it_is_the_defaults_midd
     assert found.pue == Range.exactly(pue)
     assert _bounds(found.facility_kwh) == pytest.approx((pue,) * 3)
     said = next(each for each in found.assumptions if each.name == "PUE")
-    assert (said.value, said.source, said.kind) == (f"{pue:g}", "given", Kind.GIVEN)
+    assert (said.value, said.source, said.kind) == (f"{pue:g}", "given", SourceKind.GIVEN)
     with pytest.raises(ConfigError, match=r"pue is 0\.9; it must be between 1 and 5"):
         _cluster(pue=0.9)
 
@@ -115,7 +116,7 @@ def test_a_zone_is_its_typical_year_or_its_annual_mean_with_a_width_that_is_said
     annual = intensity(signal_of(_cluster(g_per_kwh=None, zone="FRA")), 1.0)
     assert typical.g_per_kwh.mid == pytest.approx(256.2)
     assert 40 < annual.g_per_kwh.mid < 80
-    assert typical.assumption.kind is annual.assumption.kind is Kind.ASSUMED
+    assert typical.assumption.kind is annual.assumption.kind is SourceKind.ASSUMED
     assert annual.g_per_kwh.low < annual.g_per_kwh.mid < annual.g_per_kwh.high
     with pytest.raises(UnknownZoneError, match="nearest"):
         signal_of(_cluster(g_per_kwh=None, zone="Frankreich"))
@@ -183,11 +184,11 @@ def test_money_is_a_default_with_a_source_or_what_is_given_or_unknown() -> None:
     hours, kwh = Range.exactly(100.0), Range.exactly(90.0)
     default = money(H100, hours, kwh, RunPrices())
     assert default.rent is not None and default.rent.low < 300 <= default.rent.mid < default.rent.high
-    assert all(said.kind is Kind.ASSUMED and said.source.startswith("default") for said in default.assumptions)
+    assert all(said.kind is SourceKind.ASSUMED and said.source.startswith("default") for said in default.assumptions)
     given = money(H100, hours, kwh, RunPrices(per_kwh=0.1, per_device_hour=2.0))
     assert _bounds(given.electricity) == pytest.approx((9.0,) * 3)
     assert _bounds(given.rent) == pytest.approx((200.0,) * 3)
-    assert all(said.kind is Kind.GIVEN for said in given.assumptions)
+    assert all(said.kind is SourceKind.GIVEN for said in given.assumptions)
     assert money(hardware.find("V100"), hours, kwh, RunPrices()).rent is None
     francs = money(H100, hours, kwh, RunPrices(per_kwh=0.2, currency="CHF"))
     assert francs.rent is None and francs.electricity is not None

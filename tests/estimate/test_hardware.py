@@ -4,10 +4,11 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
-from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.values import Range
 from greentrain.fpga_backend.roofline.cards import U55C
 from greentrain.ledger.embodied import SERVER_SHARE_KG
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_every_figure_is_a_plausible_number_of_its_unit() -> None:
         assert 100 <= device.tdp_w.value <= 1000, name
         if device.idle_w is not None:
             assert device.idle_w.value < 0.5 * device.tdp_w.value
-            assert device.idle_w.kind is Kind.MEASURED
+            assert device.idle_w.kind is SourceKind.MEASURED
         peaks = {gear: peak.value for gear, peak in device.peak_flop_s.items()}
         half = peaks.get(Gear.FP16, peaks.get(Gear.BF16, 0.0))
         assert half > peaks.get(Gear.FP32, 0.0)
@@ -116,8 +117,8 @@ def test_devices_of_a_file_lie_over_the_table(tmp_path: Path) -> None:
     path = tmp_path / "devices.yaml"
     path.write_text(OWN, encoding="utf-8")
     h100 = hardware.find("h100", path)
-    assert (h100.tdp_w.value, h100.tdp_w.kind, h100.tdp_w.source) == (500.0, Kind.GIVEN, str(path))
-    assert h100.idle_w is not None and h100.idle_w.kind is Kind.MEASURED
+    assert (h100.tdp_w.value, h100.tdp_w.kind, h100.tdp_w.source) == (500.0, SourceKind.GIVEN, str(path))
+    assert h100.idle_w is not None and h100.idle_w.kind is SourceKind.MEASURED
     assert h100.memory_bytes == hardware.find("h100").memory_bytes
     assert h100.peak_flop_s[Gear.BF16] == hardware.find("h100").peak_flop_s[Gear.BF16]
     assert h100.peak_flop_s[Gear.FP8].value == 1.5e15

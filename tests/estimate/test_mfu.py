@@ -11,9 +11,9 @@ from greentrain.errors import ConfigError
 from greentrain.estimate import hardware
 from greentrain.estimate.mfu import FP8_SPEEDUP, OTHER, estimate_mfu, fp8_speedup, of_optimum, shipped, table
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 LLAMA_3_8B = ModelShape(
     name="llama-3-8b",
@@ -40,7 +40,7 @@ def test_hours_are_six_n_active_d_over_what_devices_reach() -> None:
     assert found.mfu.high / found.mfu.low > 1.8, "an interval for unseen families is about x/÷ 1.5"
     assert not found.warnings
     assert {each.name for each in found.assumptions} == {"model FLOP", "peak, bf16", "MFU"}
-    assert [each.kind for each in found.assumptions if each.name == "MFU"] == [Kind.FITTED]
+    assert [each.kind for each in found.assumptions if each.name == "MFU"] == [SourceKind.FITTED]
 
 
 def test_a_mixture_counts_active_parameters_and_reaches_less() -> None:
@@ -68,7 +68,7 @@ def test_fp8_gains_less_than_its_peak_promises_and_widens_the_interval() -> None
     fp8 = estimate_mfu(LLAMA_3_8B, dataclasses.replace(WORK, precision=Gear.FP8), H100)
     assert bf16.gpu_hours.mid / fp8.gpu_hours.mid == pytest.approx(FP8_SPEEDUP.mid)
     assert fp8.gpu_hours.high / fp8.gpu_hours.low > bf16.gpu_hours.high / bf16.gpu_hours.low
-    assert any("FP8" in each.name and each.kind is Kind.ASSUMED for each in fp8.assumptions)
+    assert any("FP8" in each.name and each.kind is SourceKind.ASSUMED for each in fp8.assumptions)
 
 
 def test_precision_that_a_device_lacks_is_refused() -> None:

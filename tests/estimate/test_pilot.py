@@ -17,9 +17,10 @@ from greentrain.estimate import hardware, hours, pilot
 from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.model_shape import sized
-from greentrain.estimate.values import Kind, Range
+from greentrain.estimate.values import Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import DeviceKind, Provenance, Topology
+from greentrain.utils.quantities import SourceKind
 
 
 @pytest.mark.parametrize(("seed", "compile_s", "noise"), [(1, 0.0, 0.0), (2, 20.0, 0.05), (3, 5.0, 0.1)])
@@ -60,7 +61,7 @@ def test_power_is_told_by_device_with_where_it_is_from(tmp_path: Path) -> None:
     assert found.watts.mid == pytest.approx(650.0, rel=1e-3)
     names = {each.name: each for each in pilot.forecast(found, 1e9).assumptions}
     assert names["power"].source.endswith("part of it modelled")
-    assert names["tokens/s"].kind is Kind.MEASURED
+    assert names["tokens/s"].kind is SourceKind.MEASURED
     assert "45,600" in names["goodput"].source
 
 

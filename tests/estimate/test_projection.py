@@ -5,8 +5,8 @@ from greentrain.estimate import hardware
 from greentrain.estimate.carbon import embodied_hour
 from greentrain.estimate.hardware import GrowthRate, GrowthRates, project
 from greentrain.estimate.power_model import watts
-from greentrain.estimate.values import Kind
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 FLAT = GrowthRate(per_year=1.0, source="a test")
 
@@ -18,11 +18,11 @@ def test_a_later_device_grows_by_its_rates_and_is_assumed_throughout() -> None:
     assert project(now, 4.1).device.memory_bytes_s.value == pytest.approx(2 * 3350e9)
     assert project(now, 5).device.year == 2027
     for constant in (*doubled.device.peak_flop_s.values(), doubled.device.tdp_w, doubled.device.link_bytes_s):
-        assert constant.kind is Kind.ASSUMED and "H100-SXM's" in constant.source
+        assert constant.kind is SourceKind.ASSUMED and "H100-SXM's" in constant.source
     assert "assumed" in doubled.device.name and doubled.device.embodied_source.startswith("assumed: ")
     assert now.embodied_kg is not None and doubled.device.embodied_kg is not None
     assert doubled.device.embodied_kg.mid == pytest.approx(now.embodied_kg.mid * 1.1**2.3)
-    assert len(doubled.assumptions) == 8 and all(a.kind is Kind.ASSUMED for a in doubled.assumptions)
+    assert len(doubled.assumptions) == 8 and all(a.kind is SourceKind.ASSUMED for a in doubled.assumptions)
 
 
 def test_two_steps_are_one_step() -> None:
@@ -54,9 +54,9 @@ def test_years_and_rates_have_bounds() -> None:
 @pytest.mark.parametrize("name", ["TPUv4", "V100-32GB"])
 def test_nobody_metered_a_device_of_a_later_year(name: str) -> None:
     now, later = hardware.find(name), project(hardware.find(name), 5).device
-    assert {said.kind for said in watts(now, 0.4).assumptions} == {Kind.MEASURED}
+    assert {said.kind for said in watts(now, 0.4).assumptions} == {SourceKind.MEASURED}
     assert watts(later, 0.4).node_w.mid > later.tdp_w.value > watts(now, 0.4).node_w.mid * 0.7
-    assert Kind.MEASURED not in {said.kind for said in watts(later, 0.4).assumptions}
+    assert SourceKind.MEASURED not in {said.kind for said in watts(later, 0.4).assumptions}
 
 
 def test_the_die_of_a_device_of_a_later_year_is_not_known() -> None:

@@ -12,9 +12,9 @@ from greentrain.estimate import hardware, roofline, shapes
 from greentrain.estimate.hardware import ETA, peak_flop_s, practice_of
 from greentrain.estimate.layouts import Held, Layouts, ParallelLayout, Recompute, enumerate_layouts
 from greentrain.estimate.roofline import Parts, gemm_s, rates, step_parts
-from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 H100 = hardware.find("H100")
 A100 = hardware.find("A100-80GB")
@@ -212,7 +212,7 @@ def test_the_steps_that_the_a100s_share_is_fitted_to_come_out_within_five_percen
     steps = [s for s in estimator_steps.published(read_runs()) if s.group == estimator_steps.FITTED_TO]
     found = estimator_steps.fit(steps)
     assert len(steps) == 8
-    assert ETA["a100"].kind is Kind.FITTED
+    assert ETA["a100"].kind is SourceKind.FITTED
     assert found.eta == pytest.approx(ETA["a100"].value, abs=0.006)
     assert found.mean < 0.05
     assert found.left_out < 0.06

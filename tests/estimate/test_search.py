@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, shapes
-from greentrain.estimate.hardware import Accelerator, Constant
+from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.layouts import Layouts, ParallelLayout, enumerate_layouts
 from greentrain.estimate.search import cost, search, smallest_count, sweep
-from greentrain.estimate.values import Kind
 from greentrain.estimate.workload import Workload
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 H100 = hardware.find("H100")
 LLAMA = shapes.find("llama-3-8b")
@@ -23,7 +23,7 @@ WORK = Workload(tokens=1e12, sequence=4096, batch_tokens=4096 * 1024)
 
 def free_of_traffic(accelerator: Accelerator) -> Accelerator:
     """Return a device whose links and network cost nothing and whose memory holds all: the ideal one."""
-    much = Constant(value=1e30, kind=Kind.ASSUMED, source="the ideal device")
+    much = SourcedNumber(unit="1", value=1e30, kind=SourceKind.ASSUMED, source="the ideal device")
     return dataclasses.replace(accelerator, link_bytes_s=much, network_bytes_s=much, memory_bytes=much)
 
 

@@ -13,10 +13,10 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.claims import Claim, check, claims
 from greentrain.ledger.embodied import DEVICES
 from greentrain.policy.offload.stages import MOVABLE, Stage
-from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.simulate import StepOutcome, amdahl
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 from greentrain.types import G_PER_KG, S_PER_HOUR
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound
 
 NOT_REPRODUCED: Final = "published, not reproduced"
@@ -95,12 +95,12 @@ _POWER: Final = "an H100 of a training node, Morrison et al., arXiv 2503.05804: 
 def published() -> PipelineTable:
     """Return the table: shares and step published, their parts and all watts assumed. It has no card."""
     rows = {
-        Stage.GENERATE: _row(GENERATE * STEP_S, Origin.PUBLISHED, f"{_PAPER}: 43 % of a step of 21 s"),
+        Stage.GENERATE: _row(GENERATE * STEP_S, SourceKind.PUBLISHED, f"{_PAPER}: 43 % of a step of 21 s"),
         **{
-            stage: _row(seconds, Origin.ASSUMED, f"a part of the 21 % that {_PAPER} has for all inference")
+            stage: _row(seconds, SourceKind.ASSUMED, f"a part of the 21 % that {_PAPER} has for all inference")
             for stage, seconds in _PASSES.items()
         },
-        Stage.TRAIN: _row(TRAIN * STEP_S, Origin.PUBLISHED, f"{_PAPER}: 36 % of a step of 21 s"),
+        Stage.TRAIN: _row(TRAIN * STEP_S, SourceKind.PUBLISHED, f"{_PAPER}: 36 % of a step of 21 s"),
     }
     return PipelineTable(
         name="published split 43/21/36 of 21 s",
@@ -108,7 +108,9 @@ def published() -> PipelineTable:
         tokens=256 * 512,
         sequences=256,
         gpu="H100",
-        gpu_idle_w=Figure(value=100, origin=Origin.ASSUMED, source=f"{_POWER}just over 100 W while it waits"),
+        gpu_idle_w=SourcedNumber(
+            value=100, unit="W", kind=SourceKind.ASSUMED, source=f"{_POWER}just over 100 W while it waits"
+        ),
         notes=(
             "Published: the shares 43/21/36 and the 21 s. Assumed: into which passes the 21 % fall, 256 rollouts of "
             "512 tokens, and all watts, of one GPU.",
@@ -116,9 +118,9 @@ def published() -> PipelineTable:
     )
 
 
-def _row(seconds: float, origin: Origin, source: str) -> StageRow:
-    watts = Figure(value=600, origin=Origin.ASSUMED, source=f"{_POWER}over 600 W")
-    return StageRow(gpu_s=Figure(value=seconds, origin=origin, source=source), gpu_w=watts)
+def _row(seconds: float, kind: SourceKind, source: str) -> StageRow:
+    watts = SourcedNumber(value=600, unit="W", kind=SourceKind.ASSUMED, source=f"{_POWER}over 600 W")
+    return StageRow(gpu_s=SourcedNumber(value=seconds, unit="s", kind=kind, source=source), gpu_w=watts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

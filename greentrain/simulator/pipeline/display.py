@@ -167,10 +167,10 @@ def rests(table: PipelineTable) -> list[str]:
         ):  # fmt: skip
             if figure is not None:
                 told = f"{stage}{name} {figure.value:.3g} {unit}"
-                by_source.setdefault((figure.origin, figure.source), []).append(told)
+                by_source.setdefault((figure.kind, figure.source), []).append(told)
     for name, figure in (("GPU waiting", table.gpu_idle_w), ("card waiting", table.card_idle_w)):
         if figure is not None:
-            by_source.setdefault((figure.origin, figure.source), []).append(f"{name} {figure.value:.3g} W")
+            by_source.setdefault((figure.kind, figure.source), []).append(f"{name} {figure.value:.3g} W")
     unknown = [str(stage) for stage, row in table.rows.items() if row.gpu_w is None]
     lines = [f"{origin}, {source}: {', '.join(told)}." for (origin, source), told in by_source.items()]
     if unknown:

@@ -29,12 +29,12 @@ from greentrain.fpga_backend.roofline.latency import check_card, peak_macs_per_s
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.policy.offload.timeline import MOST_PARTS
 from greentrain.simulator.pipeline.bounds import NAME, CardFootprint, footprint, published
-from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.simulate import GridIntensity
-from greentrain.simulator.pipeline.table import PipelineTable
+from greentrain.simulator.pipeline.table import FIGURE_KINDS, PipelineTable
 from greentrain.simulator.pipeline.table_sources import read_table, table_of_run, with_engine
 from greentrain.simulator.pipeline.what_if import batch_sized
 from greentrain.types import S_PER_YEAR
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound, choice
 
 
@@ -69,7 +69,7 @@ class CardBound:
 
 def card_figures(
     subject: Subject, card: CardSpec, work: RolloutBatch, precision: str = "int8"
-) -> tuple[Figure, Figure]:
+) -> tuple[SourcedNumber, SourcedNumber]:
     """Return seconds and watts of a pass on one card, modelled.
 
     Args:
@@ -95,8 +95,8 @@ def card_figures(
     source = f"roofline model of {subject.name}, {precision}, on a {card.name}, bound by {run.bound}"
     source += f"; assumed: {', '.join(assumed)}" if assumed else ""
     return (
-        Figure(value=run.run_s, origin=Origin.MODELLED, source=source),
-        Figure(value=run.energy_j / run.run_s, origin=Origin.MODELLED, source=source),
+        SourcedNumber(value=run.run_s, unit="s", kind=SourceKind.MODELLED, source=source),
+        SourcedNumber(value=run.energy_j / run.run_s, unit="W", kind=SourceKind.MODELLED, source=source),
     )
 
 
@@ -120,7 +120,7 @@ def card_bound(subject: Subject, card: CardSpec, work: RolloutBatch) -> CardBoun
 
 def gpu_figures(
     subject: Subject, gpu: str, gpus: int, work: RolloutBatch, mfu: float | None = None
-) -> tuple[Figure, Figure]:
+) -> tuple[SourcedNumber, SourcedNumber]:
     """Return seconds of all GPUs and watts of one for a pass, by its data sheet.
 
     Raises:
@@ -130,8 +130,8 @@ def gpu_figures(
     source = f"{subject.name} on {row.name}: {row.how}"
     seconds = work.sequences * work.length / row.tokens_per_s / gpus
     return (
-        Figure(value=seconds, origin=Origin.MODELLED, source=source),
-        Figure(value=row.power_w, origin=Origin.MODELLED, source=source),
+        SourcedNumber(value=seconds, unit="s", kind=SourceKind.MODELLED, source=source),
+        SourcedNumber(value=row.power_w, unit="W", kind=SourceKind.MODELLED, source=source),
     )
 
 
@@ -167,14 +167,11 @@ def with_models(
             rows[stage] = dataclasses.replace(rows[stage], gpu_s=gpu_s, gpu_w=gpu_w)
     passes = {stage: card_figures(subject, card, work, precision) for stage, subject in models.items()}
     floors = [_floor(stage, subject, card, work) for stage, subject in models.items()] if precision == "int8" else []
-    kind = card.kind("idle_power_w")
-    idle = Figure(
-        value=card.value("idle_power_w"),
-        origin=Origin.MEASURED if kind == "measured" else Origin.ASSUMED if kind == "assumed" else Origin.MODELLED,
-        source=card.idle_power_w.source if card.idle_power_w is not None else "",
-    )
+    idle_w = card.constant("idle_power_w")
+    if idle_w.kind is SourceKind.DATASHEET:
+        idle_w = dataclasses.replace(idle_w, kind=SourceKind.MODELLED)
     return dataclasses.replace(table, rows=rows).with_card(
-        passes, card=card.name, card_idle_w=idle, notes=(*table.notes, *floors)
+        passes, card=card.name, card_idle_w=idle_w, notes=(*table.notes, *floors)
     )
 
 
@@ -294,7 +291,7 @@ def open_footprint(table: PipelineTable, given: str | None) -> CardFootprint | N
     return footprint(table.card)
 
 
-def watts(option: str, text: str) -> Figure:
+def watts(option: str, text: str) -> SourcedNumber:
     """Return ``75`` or ``75:measured`` as a figure.
 
     Raises:
@@ -306,8 +303,8 @@ def watts(option: str, text: str) -> Figure:
     except ValueError:
         raise ConfigError(f"{option} is {text!r}; write watts, as in 75, or 75:measured") from None
     bound(option, value, 0, 1e6)
-    choice(f"{option}: kind", kind or Origin.ASSUMED, tuple(Origin))
-    return Figure(value=value, origin=Origin(kind or Origin.ASSUMED), source=GIVEN)
+    choice(f"{option}: kind", kind or SourceKind.ASSUMED, FIGURE_KINDS)
+    return SourcedNumber(value=value, unit="W", kind=SourceKind(kind or SourceKind.ASSUMED), source=GIVEN)
 
 
 def _base(wanted: PipelineInputs) -> PipelineTable:

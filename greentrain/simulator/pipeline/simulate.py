@@ -12,9 +12,9 @@ from typing import Any, Final
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Hardware, Plan, Stage, Where, label
 from greentrain.policy.offload.timeline import Late, StepShape, Timeline, timeline
-from greentrain.simulator.pipeline.figure import Origin
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.types import grams
+from greentrain.utils.quantities import SourceKind
 
 CHUNKS: Final = 8
 """Parts in which rollouts finish, where nobody says."""
@@ -119,7 +119,7 @@ class StepOutcome:
     """The most that moving these passes can speed up the step, by Amdahl's law."""
     g: float | None
     """Grams of a step, PUE included; None where nobody knows."""
-    origins: tuple[Origin, ...]
+    origins: tuple[SourceKind, ...]
     """What the figures rest on, the surest first; they themselves are modelled."""
 
     @property

@@ -9,7 +9,6 @@ from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline import display
 from greentrain.simulator.pipeline.bounds import BreakEven, CardFootprint, break_even, caps, published_figures
-from greentrain.simulator.pipeline.figure import Figure
 from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.simulate import (
     CHUNKS,
@@ -32,6 +31,7 @@ from greentrain.simulator.pipeline.what_if import (
     scale,
     waterfall,
 )
+from greentrain.utils.quantities import SourcedNumber
 from greentrain.utils.validation import choice
 
 if TYPE_CHECKING:
@@ -275,8 +275,8 @@ def _physics(table: PipelineTable) -> dict[str, Any]:
     }
 
 
-def _figure(figure: Figure | None) -> dict[str, Any] | None:
-    return None if figure is None else {"value": figure.value, "kind": str(figure.origin), "source": figure.source}
+def _figure(figure: SourcedNumber | None) -> dict[str, Any] | None:
+    return None if figure is None else {"value": figure.value, "kind": str(figure.kind), "source": figure.source}
 
 
 def _scaled(row: Scaled) -> dict[str, Any]:

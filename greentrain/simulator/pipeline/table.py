@@ -6,24 +6,30 @@ from dataclasses import dataclass, field
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import MOVABLE, CostTable, Hardware, Stage, StageCost, Where
-from greentrain.simulator.pipeline.figure import Figure, Origin, least_sure, sure_first
 from greentrain.types import Provenance
+from greentrain.utils.quantities import SourcedNumber, SourceKind, least_sure, sure_first
 
-FORWARD_SHARE = Figure(value=1 / 3, origin=Origin.ASSUMED, source="a backward pass has twice the products of a forward")
-NONE = Figure(value=0.0, origin=Origin.ASSUMED, source="no log-probabilities are computed before the advantages")
+FIGURE_KINDS = (SourceKind.MEASURED, SourceKind.MODELLED, SourceKind.PUBLISHED, SourceKind.ASSUMED)
+"""Kinds of figures that a table of stages may have."""
+FORWARD_SHARE = SourcedNumber(
+    value=1 / 3, unit="1", kind=SourceKind.ASSUMED, source="a backward pass has twice the products of a forward"
+)
+NONE = SourcedNumber(
+    value=0.0, unit="1", kind=SourceKind.ASSUMED, source="no log-probabilities are computed before the advantages"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
     """A stage of one step."""
 
-    gpu_s: Figure
+    gpu_s: SourcedNumber
     """All GPUs at it together (s)."""
-    gpu_w: Figure | None = None
+    gpu_w: SourcedNumber | None = None
     """Draw of one GPU meanwhile (W); None where nobody knows."""
-    card_s: Figure | None = None
+    card_s: SourcedNumber | None = None
     """One card with the whole pass (s); None: it stays on the GPUs."""
-    card_w: Figure | None = None
+    card_w: SourcedNumber | None = None
     """Draw of a card meanwhile, its idle power included (W)."""
 
 
@@ -38,16 +44,16 @@ class PipelineTable:
     sequences: int | None = None
     """Rollouts of a step; None where nobody says."""
     micro_batches: int = 8
-    forward_share: Figure = FORWARD_SHARE
+    forward_share: SourcedNumber = FORWARD_SHARE
     """Share of training, but for the old log-probabilities, that is forward passes."""
-    old_share: Figure = NONE
+    old_share: SourcedNumber = NONE
     """Share of training that is old log-probabilities, before the advantages."""
     gpu: str = "GPU"
     gpus: int = 1
-    gpu_idle_w: Figure | None = None
+    gpu_idle_w: SourcedNumber | None = None
     """Of one GPU that waits."""
     card: str = "card"
-    card_idle_w: Figure | None = None
+    card_idle_w: SourcedNumber | None = None
     """Of one card that waits."""
     embodied_kg: tuple[float, float, float] | None = None
     """Of one card: low, mid, high; None where nobody knows."""
@@ -78,7 +84,9 @@ class PipelineTable:
         """Passes that have a time on the card."""
         return tuple(stage for stage in MOVABLE if stage in self.rows and self.rows[stage].card_s is not None)
 
-    def with_card(self, passes: Mapping[Stage, tuple[Figure, Figure | None]], **card: object) -> "PipelineTable":
+    def with_card(
+        self, passes: Mapping[Stage, tuple[SourcedNumber, SourcedNumber | None]], **card: object
+    ) -> "PipelineTable":
         """Return the table with seconds and watts of passes on a card; other passes lose theirs.
 
         Args:
@@ -99,7 +107,7 @@ class PipelineTable:
         """Return the table with a card that takes so many times the GPUs' time; watts are not touched, but kept."""
         why = f"{factor:g} x the GPUs' time"
         taken = {
-            stage: (self.rows[stage].gpu_s.times(factor, why, Origin.ASSUMED), self.rows[stage].card_w)
+            stage: (self.rows[stage].gpu_s.times(factor, why, SourceKind.ASSUMED), self.rows[stage].card_w)
             for stage in passes
             if stage in self.rows
         }
@@ -146,24 +154,24 @@ class PipelineTable:
             card_stays=card_stays,
         )
 
-    def origins(self, plan: Mapping[Stage, Where]) -> tuple[Origin, ...]:
+    def origins(self, plan: Mapping[Stage, Where]) -> tuple[SourceKind, ...]:
         """Return what the figures of a plan rest on, the surest first."""
-        used: list[Figure | None] = [self.gpu_idle_w]
+        used: list[SourcedNumber | None] = [self.gpu_idle_w]
         for stage, row in self.rows.items():
             away = plan.get(stage, Where.GPU) is not Where.GPU
             used += [row.card_s, row.card_w, self.card_idle_w] if away else [row.gpu_s, row.gpu_w]
-        return sure_first(figure.origin for figure in used if figure is not None)
+        return sure_first(figure.kind for figure in used if figure is not None)
 
 
-def _cost(seconds: Figure, watts: Figure | None, *, number: int = 1, share: int = 1) -> StageCost:
+def _cost(seconds: SourcedNumber, watts: SourcedNumber | None, *, number: int = 1, share: int = 1) -> StageCost:
     if watts is None:
         return StageCost(duration_s=seconds.value / share, energy_j=None, provenance=Provenance.MISSING)
     return StageCost(
         duration_s=seconds.value / share,
         energy_j=number * seconds.value * watts.value,
-        provenance=least_sure((seconds.origin, watts.origin)).provenance,
+        provenance=least_sure((seconds.kind, watts.kind)).provenance,
     )
 
 
-def _provenance(figure: Figure | None) -> Provenance:
-    return Provenance.MISSING if figure is None else figure.origin.provenance
+def _provenance(figure: SourcedNumber | None) -> Provenance:
+    return Provenance.MISSING if figure is None else figure.kind.provenance

@@ -32,9 +32,9 @@ from greentrain.ledger.reader import RankRecord, RunRecord, read_run
 from greentrain.ledger.totals import Totals
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.policy.offload.timeline import MOST_PARTS
-from greentrain.simulator.pipeline.figure import Figure, Origin
-from greentrain.simulator.pipeline.table import FORWARD_SHARE, NONE, PipelineTable, StageRow
+from greentrain.simulator.pipeline.table import FIGURE_KINDS, FORWARD_SHARE, NONE, PipelineTable, StageRow
 from greentrain.types import DeviceKind, Phase, Provenance
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound, choice, nearest
 
 _TOP: Final = (
@@ -48,7 +48,7 @@ _FIGURE: Final = ("value", "kind", "source")
 _COLUMNS: Final = ("stage", "where", "seconds", "watts")
 _MORE: Final = ("kind", "source")
 _IDLE: Final = "idle"
-_KINDS: Final = tuple(Origin)
+_KINDS: Final = FIGURE_KINDS
 MOST: Final = 1e9
 
 
@@ -163,7 +163,7 @@ class _TableReader:
         self._kind = kind
         self._source = source or f"declared in {where}"
 
-    def figure(self, given: Any, key: str) -> Figure | None:
+    def figure(self, given: Any, key: str) -> SourcedNumber | None:
         if given is None:
             return None
         place = f"{self._where}: {key}"
@@ -176,9 +176,11 @@ class _TableReader:
         choice(f"{place}: kind", kind, _KINDS)
         value = _number(told.get("value"), place)
         bound(place, value, 0, MOST)
-        return Figure(value=value, origin=Origin(kind), source=str(told.get("source") or self._source))
+        unit = {"s": "s", "w": "W"}.get(key.rpartition("_")[2], "1")
+        source = str(told.get("source") or self._source)
+        return SourcedNumber(value=value, unit=unit, kind=SourceKind(kind), source=source)
 
-    def share(self, given: Any, key: str) -> Figure | None:
+    def share(self, given: Any, key: str) -> SourcedNumber | None:
         found = self.figure(given, key)
         if found is not None:
             bound(f"{self._where}: {key}", found.value, 0, 1)
@@ -294,13 +296,17 @@ def table_of_run(folder: Path, *, tokens: float | None = None) -> PipelineTable:
     told = {Stage.TRAIN: f"{source}: with the time of {', '.join(others)}"} if others else {}
     rows = {}
     for stage in (stage for stage in Stage if stage in sums):
-        of_step = Figure(value=sums[stage].rank_s / steps, origin=Origin.MEASURED, source=told.get(stage, source))
+        of_step = SourcedNumber(
+            value=sums[stage].rank_s / steps, unit="s", kind=SourceKind.MEASURED, source=told.get(stage, source)
+        )
         rows[stage] = _measured_row(sums[stage], of_step)
     forward_s, backward_s = seconds.get(Phase.FORWARD, 0.0), seconds.get(Phase.BACKWARD, 0.0)
     train_s = sums[Stage.TRAIN].rank_s
     share = FORWARD_SHARE
     if forward_s and backward_s:
-        share = Figure(value=forward_s / train_s, origin=Origin.MEASURED, source=f"{source}: phases in training")
+        share = SourcedNumber(
+            value=forward_s / train_s, unit="1", kind=SourceKind.MEASURED, source=f"{source}: phases in training"
+        )
     return PipelineTable(
         name=record.run_id,
         rows=rows,
@@ -319,7 +325,7 @@ def with_engine(
     stats: Any,
     where: str,
     *,
-    card_w: Mapping[Stage, Figure] | None = None,
+    card_w: Mapping[Stage, SourcedNumber] | None = None,
 ) -> PipelineTable:
     """Return the table with the card's seconds from an engine's statistics.
 
@@ -340,7 +346,7 @@ def with_engine(
     steps = stats["steps"]
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"{where}: steps is {steps!r}; it is a whole number of at least 1")
-    passes: dict[Stage, tuple[Figure, Figure | None]] = {}
+    passes: dict[Stage, tuple[SourcedNumber, SourcedNumber | None]] = {}
     for name, fields in stats["passes"].items():
         if name not in MOVABLE:
             raise ConfigError(f"{where}: pass {name!r} is none of {', '.join(MOVABLE)}")
@@ -351,7 +357,9 @@ def with_engine(
         if not busy_s:
             raise ConfigError(f"{where}: {name} has busy_s 0, so it never ran on the device: leave it away")
         stage = Stage(name)
-        figure = Figure(value=busy_s / steps, origin=Origin.MEASURED, source=f"{where}, {steps} steps")
+        figure = SourcedNumber(
+            value=busy_s / steps, unit="s", kind=SourceKind.MEASURED, source=f"{where}, {steps} steps"
+        )
         passes[stage] = (figure, (card_w or {}).get(stage))
     return table.with_card(passes)
 
@@ -408,15 +416,18 @@ def _metered(rank: RankRecord) -> list[str]:
     return [uid for uid, kind in kinds.items() if kind != DeviceKind.FPGA]
 
 
-def _measured_row(found: _Sum, gpu_s: Figure) -> StageRow:
+def _measured_row(found: _Sum, gpu_s: SourcedNumber) -> StageRow:
     """Return a row: watts of a device are the joules of all over their seconds, where both are known."""
     share = found.known_s / found.device_s if found.device_s else 0.0
     if share < KNOWN:
         return StageRow(gpu_s=gpu_s)
     whole = share == 1 and found.provenances == {Provenance.MEASURED}
     source = gpu_s.source if share == 1 else f"{gpu_s.source}, of the {share:.0%} of its time without gaps"
-    watts = Figure(
-        value=found.energy_j / found.known_s, origin=Origin.MEASURED if whole else Origin.MODELLED, source=source
+    watts = SourcedNumber(
+        value=found.energy_j / found.known_s,
+        unit="W",
+        kind=SourceKind.MEASURED if whole else SourceKind.MODELLED,
+        source=source,
     )
     return StageRow(gpu_s=gpu_s, gpu_w=watts)
 

@@ -20,7 +20,6 @@ from typing import Any, Final
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage, plans
 from greentrain.simulator.pipeline.bounds import BreakEven, CardFootprint, break_even
-from greentrain.simulator.pipeline.figure import Origin
 from greentrain.simulator.pipeline.simulate import (
     ON_POLICY,
     GridIntensity,
@@ -32,6 +31,7 @@ from greentrain.simulator.pipeline.simulate import (
     simulate,
 )
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow
+from greentrain.utils.quantities import SourceKind
 from greentrain.utils.validation import bound
 
 
@@ -101,7 +101,7 @@ def scaled(table: PipelineTable, gpus: int, link: GpuLink) -> PipelineTable:
     grown = now_s / (train.value * ratio) if train.value else 1.0
     for stage, row in rows.items():
         factor = ratio * (grown if stage is Stage.TRAIN else 1.0)
-        rows[stage] = dataclasses.replace(row, gpu_s=row.gpu_s.times(factor, f"on {gpus} GPUs", Origin.MODELLED))
+        rows[stage] = dataclasses.replace(row, gpu_s=row.gpu_s.times(factor, f"on {gpus} GPUs", SourceKind.MODELLED))
     old = table.old_share.value / grown
     forward = table.forward_share.value * (1 - table.old_share.value) / grown / (1 - old) if old < 1 else 0.0
     return dataclasses.replace(
@@ -297,6 +297,6 @@ def over_grids(
 
 
 def _scaled(row: StageRow, factor: float, why: str) -> StageRow:
-    origin = None if factor == 1 else Origin.ASSUMED
+    origin = None if factor == 1 else SourceKind.ASSUMED
     card_s = None if row.card_s is None else row.card_s.times(factor, why, origin)
     return dataclasses.replace(row, gpu_s=row.gpu_s.times(factor, why, origin), card_s=card_s)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from greentrain.cli.fpga import app
-from greentrain.fpga_backend.explore.presets import PRESETS
+from greentrain.fpga_backend.explore.space import PRESETS
 from greentrain.testing.offload_models import decoder
 
 SMALL = ["--cards", "1", "--batch", "4", "--sequence", "32"]

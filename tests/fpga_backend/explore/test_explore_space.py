@@ -6,9 +6,8 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import GpuRow, computed, gpu_named, measured
-from greentrain.fpga_backend.explore.presets import PRESETS
 from greentrain.fpga_backend.explore.report import verdicts
-from greentrain.fpga_backend.explore.space import DesignPoint, explore, most_sequences
+from greentrain.fpga_backend.explore.space import PRESETS, DesignPoint, explore, most_sequences
 from greentrain.fpga_backend.program import with_activation_bits
 from greentrain.fpga_backend.roofline.cards import U55C, V80, assume
 from greentrain.fpga_backend.roofline.counts import BatchLayout, footprint

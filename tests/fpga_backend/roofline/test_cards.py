@@ -13,11 +13,11 @@ from greentrain.fpga_backend.roofline.cards import (
     U55C,
     V80,
     CardSpec,
-    Quantity,
     assume,
     named,
 )
 from greentrain.fpga_backend.roofline.latency import check_card
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 
 def test_the_table_of_constants_is_that_of_the_class() -> None:
@@ -87,7 +87,7 @@ def test_a_constant_that_cannot_be(text: str, says: str) -> None:
 
 def test_a_quantity_of_another_unit() -> None:
     with pytest.raises(ConfigError, match="it is in W"):
-        U55C.with_(idle_power_w=Quantity(value=1.0, unit="mW", source="x", kind="measured"))
+        U55C.with_(idle_power_w=SourcedNumber(value=1.0, unit="mW", source="x", kind=SourceKind.MEASURED))
 
 
 def test_cards_by_name() -> None:

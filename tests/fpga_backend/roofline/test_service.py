@@ -7,13 +7,14 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Batch, pack
-from greentrain.fpga_backend.explore.presets import PRESETS
+from greentrain.fpga_backend.explore.space import PRESETS
 from greentrain.fpga_backend.program import Linear, Program
-from greentrain.fpga_backend.roofline.cards import U55C, U55C_CHIP_DSPS, V80, CardSpec, Quantity, assume
+from greentrain.fpga_backend.roofline.cards import LIMITS, U55C, V80, CardSpec, assume
 from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, WorkCounts, count, exchanged_bytes
 from greentrain.fpga_backend.roofline.latency import peak_macs_per_s, serve, service
 from greentrain.fpga_backend.roofline.shape import program_of
 from greentrain.testing.offload_models import decoder, encoder
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 ROUND = {
     "dsps": 1000.0,
@@ -137,7 +138,7 @@ def test_a_sweep_over_its_weights_takes_15_2_ms() -> None:
 
 def test_all_slices_of_a_u55c_take_25_6_s_for_that_batch() -> None:
     card = U55C.with_(
-        dsps=U55C_CHIP_DSPS,
+        dsps=LIMITS["dsps"],
         dsp_share=1.0,
         clock_hz=250e6,
         array_efficiency=1.0,
@@ -178,5 +179,7 @@ def test_a_packed_batch_in_another_precision() -> None:
 
 
 def test_a_measured_constant_counts_as_known() -> None:
-    card = assume(U55C.with_(idle_power_w=Quantity(value=31.0, unit="W", source="our board", kind="measured")))
+    card = assume(
+        U55C.with_(idle_power_w=SourcedNumber(value=31.0, unit="W", source="our board", kind=SourceKind.MEASURED))
+    )
     assert card.kind("idle_power_w") == "measured"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from greentrain.fpga_backend.errors import UnsupportedModelError
-from greentrain.fpga_backend.explore.presets import PRESETS
+from greentrain.fpga_backend.explore.space import PRESETS
 from greentrain.fpga_backend.program import Embed, Linear, LogProb, Program, Score, widths
 from greentrain.fpga_backend.roofline.shape import program_of
 

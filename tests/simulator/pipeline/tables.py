@@ -1,8 +1,8 @@
 """Tables of steps for the tests."""
 
 from greentrain.policy.offload.stages import Stage
-from greentrain.simulator.pipeline.figure import Figure, Origin
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow
+from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 YAML = """
 name: ours
@@ -23,8 +23,8 @@ stages:
 """10 s on the GPUs, 12 s with both passes on one card one after the other."""
 
 
-def measured(value: float) -> Figure:
-    return Figure(value=value, origin=Origin.MEASURED, source="timers")
+def measured(value: float) -> SourcedNumber:
+    return SourcedNumber(value=value, unit="s", kind=SourceKind.MEASURED, source="timers")
 
 
 def table(

@@ -12,7 +12,6 @@ from greentrain.errors import ConfigError, RunFolderError
 from greentrain.fpga_backend.explore.space import open_subject
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.policy.offload.stages import Stage
-from greentrain.simulator.pipeline.figure import Origin
 from greentrain.simulator.pipeline.inputs import (
     PipelineInputs,
     RolloutBatch,
@@ -27,6 +26,7 @@ from greentrain.simulator.pipeline.inputs import (
 from greentrain.simulator.pipeline.simulate import Mode, simulate
 from greentrain.simulator.pipeline.table_sources import from_csv, from_mapping, read_table, table_of_run, with_engine
 from greentrain.types import LedgerEntry, Provenance
+from greentrain.utils.quantities import SourceKind
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, sensor
 from tests.simulator.pipeline.tables import YAML, measured, table
 
@@ -41,7 +41,7 @@ def test_a_yaml_file_says_what_the_table_of_the_tests_says(tmp_path: Path) -> No
     file.write_text(YAML)
     found = read_table(file)
     idle_w = found.card_idle_w
-    assert idle_w is not None and idle_w.origin is Origin.ASSUMED
+    assert idle_w is not None and idle_w.kind is SourceKind.ASSUMED
     assert found.embodied_kg == (45.0, 57.5, 70.0) and found.gpu == "A100"
     for mode in Mode:
         assert simulate(found, mode).line == dataclasses.replace(
@@ -63,8 +63,8 @@ def test_a_csv_file_says_the_same() -> None:
     found = from_csv(text, "t.csv", tokens=1000)
     assert found.step_s == 10 and found.offloadable == (Stage.REFERENCE,)
     row = found.rows[Stage.REFERENCE]
-    assert row.card_s is not None and (row.card_s.value, row.card_s.origin) == (2, Origin.MODELLED)
-    assert found.gpu_idle_w is not None and found.gpu_idle_w.origin is Origin.ASSUMED
+    assert row.card_s is not None and (row.card_s.value, row.card_s.kind) == (2, SourceKind.MODELLED)
+    assert found.gpu_idle_w is not None and found.gpu_idle_w.kind is SourceKind.ASSUMED
     with pytest.raises(ConfigError, match="give tokens, or --tokens"):
         from_csv(text, "t.csv")
     with pytest.raises(ConfigError, match=r"line 2: where is 'tpu'; known: gpu, card"):
@@ -145,8 +145,10 @@ def test_a_run_with_phases_is_a_table(tmp_path: Path) -> None:
     assert found.tokens == pytest.approx(200)  # of both ranks, in a step of the job
     train = found.rows[Stage.TRAIN]
     assert train.gpu_s.value == pytest.approx(0.8) and "data" in train.gpu_s.source
-    assert found.forward_share.value == pytest.approx(0.25) and found.forward_share.origin is Origin.MEASURED
-    assert train.gpu_w is not None and train.gpu_w.value == pytest.approx(400) and train.gpu_w.origin is Origin.MEASURED
+    assert found.forward_share.value == pytest.approx(0.25) and found.forward_share.kind is SourceKind.MEASURED
+    assert (
+        train.gpu_w is not None and train.gpu_w.value == pytest.approx(400) and train.gpu_w.kind is SourceKind.MEASURED
+    )
     line = simulate(found, Mode.GPU).line
     assert line.energy_j == pytest.approx(8000 / 5)  # the GPUs' joules; the CPU's are not GPU's
 
@@ -154,7 +156,7 @@ def test_a_run_with_phases_is_a_table(tmp_path: Path) -> None:
 def test_a_run_without_gpu_or_with_gaps(tmp_path: Path) -> None:
     home = Folder(tmp_path, "cpu").rank(0, [CPU], [_entry(0, {"cpu": 500.0})]).path
     watt = table_of_run(home).rows[Stage.GENERATE].gpu_w
-    assert watt is not None and watt.value == pytest.approx(50) and watt.origin is Origin.MODELLED
+    assert watt is not None and watt.value == pytest.approx(50) and watt.kind is SourceKind.MODELLED
     gap = Folder(tmp_path, "gap").rank(0, [GPU], [_entry(0, {"GPU-0": 0.0}, Provenance.MISSING)]).path
     assert table_of_run(gap).rows[Stage.GENERATE].gpu_w is None
 
@@ -171,7 +173,7 @@ def test_joules_of_intervals_with_gaps_do_not_make_watts_smaller(tmp_path: Path,
     watt = found.rows[Stage.GENERATE].gpu_w
     assert (watt is not None) is known and found.step_s == pytest.approx(2.0)
     if watt is not None:
-        assert watt.value == pytest.approx(300.0) and watt.origin is Origin.MODELLED
+        assert watt.value == pytest.approx(300.0) and watt.kind is SourceKind.MODELLED
         assert "of the 95% of its time without gaps" in watt.source
 
 
@@ -194,7 +196,7 @@ def test_an_engines_statistics_are_the_cards_seconds() -> None:
     found = with_engine(table(), stats, "e.json", card_w={Stage.REWARD: measured(60)})
     assert found.offloadable == (Stage.REWARD,)
     row = found.rows[Stage.REWARD]
-    assert row.card_s is not None and (row.card_s.value, row.card_s.origin) == (3, Origin.MEASURED)
+    assert row.card_s is not None and (row.card_s.value, row.card_s.kind) == (3, SourceKind.MEASURED)
     wrong: list[tuple[Any, str]] = [
         ({"passes": {}}, "engine statistics are"),
         ({"steps": 0, "passes": {}}, "steps is 0"),
@@ -217,7 +219,7 @@ def test_no_modelled_pass_beats_the_cards_slices_or_memory(model: str) -> None:
     seconds, watt = card_figures(open_subject(model), card, WORK)
     least = card_bound(open_subject(model), card, WORK)
     assert seconds.value > max(least.dsp_s, least.memory_s) and watt.value <= 115
-    assert seconds.origin is Origin.MODELLED and "assumed: dsp_share" in seconds.source
+    assert seconds.kind is SourceKind.MODELLED and "assumed: dsp_share" in seconds.source
     assert least.tokens_per_s < 142_000 or model == "minilm"
 
 
@@ -246,7 +248,7 @@ def test_a_published_table_without_a_card_gets_an_assumed_one() -> None:
     found = open_table(PipelineInputs(table="published"))
     assert found.offloadable == (Stage.REFERENCE, Stage.REWARD) and "assumed" in found.notes[-1]
     card_s = found.rows[Stage.REWARD].card_s
-    assert card_s is not None and card_s.origin is Origin.ASSUMED
+    assert card_s is not None and card_s.kind is SourceKind.ASSUMED
 
 
 def test_a_modelled_card_is_asked_for_the_larger_batch() -> None:
@@ -311,4 +313,4 @@ def test_a_grid_is_a_number_or_a_zone_and_embodied_carbon_has_an_order_of_preced
         assert found is not None and found.low_kg == kg
     with pytest.raises(ConfigError, match="--embodied-kg is 'much'"):
         open_footprint(table(), "much")
-    assert watts("--card-w", "75:measured").origin is Origin.MEASURED
+    assert watts("--card-w", "75:measured").kind is SourceKind.MEASURED

@@ -16,7 +16,6 @@ from greentrain.simulator.pipeline.bounds import (
     published,
     published_figures,
 )
-from greentrain.simulator.pipeline.figure import Figure, Origin, least_sure, sure_first
 from greentrain.simulator.pipeline.simulate import GridIntensity, Mode, Setting, simulate, step_ends
 from greentrain.simulator.pipeline.what_if import (
     SCHEDULER,
@@ -31,6 +30,7 @@ from greentrain.simulator.pipeline.what_if import (
     waterfall,
 )
 from greentrain.types import Provenance
+from greentrain.utils.quantities import SourcedNumber, SourceKind, least_sure, sure_first
 from tests.simulator.pipeline.tables import measured, table
 
 GRID = GridIntensity(g_per_kwh=360, pue=1.25, source="test")
@@ -52,7 +52,7 @@ def test_joules_of_the_gpus_alone_and_with_a_card() -> None:
     assert away.line.useful_j == pytest.approx(2 * (4 * 300 + 4 * 400) + 4 * 60)
     assert away.line.idle_j == {Hardware.GPU: pytest.approx(2 * 50 * 4), Hardware.OFFLOAD: pytest.approx(30 * 8)}
     assert away.line.bubble == pytest.approx(4 / 12)
-    assert away.origins == (Origin.MEASURED,)
+    assert away.origins == (SourceKind.MEASURED,)
 
 
 def test_a_card_that_stays_is_paid_for_even_where_it_does_nothing() -> None:
@@ -73,13 +73,16 @@ def test_what_nobody_knows_is_not_0() -> None:
 
 
 def test_figures_say_what_they_rest_on() -> None:
-    assert least_sure([Origin.MEASURED, Origin.PUBLISHED]) is Origin.PUBLISHED
-    assert sure_first([Origin.ASSUMED, Origin.MEASURED, Origin.ASSUMED]) == (Origin.MEASURED, Origin.ASSUMED)
-    twice = measured(2).times(3, "three times", Origin.ASSUMED)
-    assert (twice.value, twice.origin, twice.source) == (6, Origin.ASSUMED, "timers, three times")
-    assert simulate(published().slowed(1), Mode.LATE).origins == (Origin.PUBLISHED, Origin.ASSUMED)
+    assert least_sure([SourceKind.MEASURED, SourceKind.PUBLISHED]) is SourceKind.PUBLISHED
+    assert sure_first([SourceKind.ASSUMED, SourceKind.MEASURED, SourceKind.ASSUMED]) == (
+        SourceKind.MEASURED,
+        SourceKind.ASSUMED,
+    )
+    twice = measured(2).times(3, "three times", SourceKind.ASSUMED)
+    assert (twice.value, twice.kind, twice.source) == (6, SourceKind.ASSUMED, "timers, three times")
+    assert simulate(published().slowed(1), Mode.LATE).origins == (SourceKind.PUBLISHED, SourceKind.ASSUMED)
     with pytest.raises(ConfigError, match="finite and not negative"):
-        Figure(value=-1, origin=Origin.MEASURED, source="x")
+        SourcedNumber(value=-1, unit="s", kind=SourceKind.MEASURED, source="x")
 
 
 # -- what physics allows -----------------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def test_a_larger_reward_model_and_a_larger_batch() -> None:
     twice = reward_sized(table(), 2)
     assert twice.rows[Stage.REWARD].gpu_s.value == 2 and twice.step_s == 11
     card_s = twice.rows[Stage.REWARD].card_s
-    assert card_s is not None and (card_s.value, card_s.origin) == (4, Origin.ASSUMED)
+    assert card_s is not None and (card_s.value, card_s.kind) == (4, SourceKind.ASSUMED)
     wide = batch_sized(table(), 2)
     assert (wide.step_s, wide.tokens, wide.sequences) == (20, 2000, 20)
     for mode in Mode:
@@ -223,7 +226,7 @@ def test_more_gpus_keep_the_forward_passes_joules() -> None:
     eight = scaled(table(), 8, LINK)
     train_s = eight.rows[Stage.TRAIN].gpu_s.value
     assert train_s * eight.forward_share.value == pytest.approx(4 * 0.5 / 4)
-    assert eight.gpus == 8 and eight.rows[Stage.TRAIN].gpu_s.origin is Origin.MODELLED
+    assert eight.gpus == 8 and eight.rows[Stage.TRAIN].gpu_s.kind is SourceKind.MODELLED
     assert scaled(table(), 2, LINK) == table()
 
 

@@ -1,0 +1,90 @@
+"""The devices of ``devices.toml``: what estimates, the design space of cards and the emulator know of them."""
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, Final
+
+from greentrain.errors import ConfigError
+from greentrain.utils.quantities import SourcedNumber, SourceKind
+from greentrain.utils.validation import bound, choice, nearest
+
+NUMBER_KEYS: Final = ("value", "kind", "source")
+"""Keys of a number that states where it is from itself."""
+MOST: Final = 1e21
+DEVICE_KINDS: Final = (
+    SourceKind.DATASHEET, SourceKind.MEASURED, SourceKind.AUDITED,
+    SourceKind.FITTED, SourceKind.ASSUMED, SourceKind.GIVEN,
+)  # fmt: skip
+"""Kinds of numbers that a device may have."""
+
+
+@functools.cache
+def device_rows() -> Mapping[str, Mapping[str, Any]]:
+    """Return the rows of ``devices.toml`` by the name of the device."""
+    return tomllib.loads(resources.files("greentrain.utils").joinpath("devices.toml").read_text(encoding="utf-8"))
+
+
+def sourced(
+    given: Any, unit: str, where: str, row: Mapping[str, Any], kinds: tuple[SourceKind, ...] = DEVICE_KINDS
+) -> SourcedNumber:
+    """Return a number with its own kind and source, or with those of the row that it stands in.
+
+    Args:
+        given: A plain number, or a mapping with ``value`` and, where the number has its own, ``kind`` and ``source``.
+        unit: Unit of the number.
+        where: Place of the number, for messages.
+        row: The row, whose ``kind`` and ``source`` hold for plain numbers.
+        kinds: Kinds that the number may be of.
+
+    Raises:
+        ConfigError: It is no number, is out of bounds, or nobody says where it is from.
+    """
+    fields: Mapping[str, Any] = given if isinstance(given, Mapping) else {"value": given}
+    check_keys(fields, where, NUMBER_KEYS)
+    kind, source = fields.get("kind", row.get("kind")), fields.get("source", row.get("source"))
+    choice(f"{where}.kind", str(kind), kinds)
+    if not source:
+        raise ConfigError(f"{where}: no source: say where the figure is from")
+    value = number(fields.get("value"), where)
+    return SourcedNumber(value=value, unit=unit, kind=SourceKind(str(kind)), source=str(source))
+
+
+def number(given: Any, where: str, *, least: float = 1e-9) -> float:
+    """Return a number of a device within its bounds.
+
+    Args:
+        given: A number, or the text of one.
+        where: Place of the number, for messages.
+        least: Least value that is allowed.
+
+    Raises:
+        ConfigError: It is no number, or is out of bounds.
+    """
+    try:
+        value = float(given) if isinstance(given, (int, float, str)) and not isinstance(given, bool) else None
+    except ValueError:
+        value = None
+    if value is None:
+        raise ConfigError(f"{where} is {given!r}; expected a number")
+    bound(where, value, least, MOST)
+    return given if type(given) is int else value  # whole numbers stay whole where they are shown
+
+
+def check_keys(given: Any, where: str, allowed: Sequence[str]) -> None:
+    """Check that something is a section with known keys only.
+
+    Args:
+        given: What may be a section.
+        where: Place of it, for messages.
+        allowed: Keys that it may have.
+
+    Raises:
+        ConfigError: It is no section, or has another key.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} is {given!r}; it must be a section with keys")
+    for key in given:
+        if key not in allowed:
+            raise ConfigError(f"{where}: unknown key {key}; known here: {', '.join(allowed)}{nearest(key, allowed)}")
