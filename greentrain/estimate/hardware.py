@@ -466,6 +466,3 @@ def peak_flop_s(accelerator: Accelerator, precision: Gear) -> float:
         f"{accelerator.name} has no peak in {precision.value}; known: "
         f"{', '.join(gear.value for gear in accelerator.peak_flop_s)}. Choose one of them as precision"
     )
-
-
-Rates = GrowthRates  # its name until version 0.3

@@ -218,6 +218,3 @@ def as_good(law: DenseLaw, point: ScalingPoint, share: float) -> ScalingPoint:
 
 def _share(even: float, grid: float) -> float:
     return even / (even + grid) if even + grid > 0 else 0.0
-
-
-Footprint = PointFootprint  # its name until version 0.3
