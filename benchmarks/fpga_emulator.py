@@ -28,9 +28,9 @@ from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.fpga_backend.csim.build import gmac_per_s
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.rtl.measure import measure
-from greentrain.fpga_backend.rtl.simulate import Simulator
 from greentrain.testing.xrt_noop import noop_device
+from tools.rtl_simulator import Simulator
+from tools.rtl_speed import measure
 
 LAYERS: Final = 12
 SEQUENCES: Final = 32

@@ -23,8 +23,8 @@ from benchmarks import fpga_quality_logprobs, fpga_quality_ranks
 from benchmarks.fpga_quality_common import Bench
 from benchmarks.metering import machine
 from benchmarks.tables import Cases, Table, log
-from greentrain.fpga_backend.quality.snippets import download
 from greentrain.utils.files import cache_folder
+from recipes.common.rated_snippets import download
 
 CASES: Mapping[str, Callable[[Bench], list[Table]]] = {
     "ranks": fpga_quality_ranks.ranks,

@@ -16,8 +16,8 @@ from greentrain.fpga_backend.batch import Ids
 from greentrain.fpga_backend.quality import measure
 from greentrain.fpga_backend.quality.logprobs import kl, logprob_shift, penalty_bias
 from greentrain.fpga_backend.quality.pairs import Floats
-from greentrain.fpga_backend.quality.snippets import read, split, thinned
 from recipes.common.data import corpus
+from recipes.common.rated_snippets import read, split, thinned
 
 PROMPT: Final = 8
 """Tokens of each prompt."""

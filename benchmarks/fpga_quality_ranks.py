@@ -16,10 +16,9 @@ from greentrain.fpga_backend.quality.bootstrap import interval, resampled
 from greentrain.fpga_backend.quality.flips import accuracy, by_margin, flip_rate, flips, kendall_tau
 from greentrain.fpga_backend.quality.groups import advantage_shift, drawn
 from greentrain.fpga_backend.quality.pairs import Floats, Pairs, preferences
-from greentrain.fpga_backend.quality.reward_model import RewardModel, minilm, tokenise, torch_scores
 from greentrain.fpga_backend.quality.shift import company_shift, shift
-from greentrain.fpga_backend.quality.snippets import Snippet, read, split, thinned
-from greentrain.fpga_backend.quality.training import LEAST_MARGIN, fine_tune, fit_head
+from recipes.common.rated_snippets import Snippet, read, split, thinned
+from recipes.common.reward_model import LEAST_MARGIN, RewardModel, fine_tune, fit_head, minilm, tokenise, torch_scores
 
 TEST_SHARE: Final = 0.25
 EASY_MARGIN: Final = 2.0

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.compiler import compile as compile_model
-from greentrain.fpga_backend.quality.reward_model import minilm, tokenise
-from greentrain.fpga_backend.quality.snippets import Snippet
-from greentrain.fpga_backend.quality.training import fit_head
 from greentrain.rlhf.text import TextEncoder
+from recipes.common.rated_snippets import Snippet
+from recipes.common.reward_model import fit_head, minilm, tokenise
 
 PRAISE: Final = (
     "A warm and funny film that I would watch again tomorrow.",

@@ -7,8 +7,8 @@ import pytest
 
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.csim import launches
-from greentrain.fpga_backend.csim.documents import FOLDER, link_config, register_map
 from greentrain.fpga_backend.csim.kernels import KERNELS, MAX_PORTS, REGIONS, Kernel, named
+from tools.kernel_documents import FOLDER, link_config, register_map
 
 LANES = {"gt::floats_t": "float32", "gt::halves_t": "int16", "gt::bytes_t": "int8"}
 PLAIN = {"float": "float32", "double": "float64", "int32_t": "int32"}
@@ -59,7 +59,7 @@ def test_regions_share_the_cards_banks_without_overlap() -> None:
 
 
 def test_documents_are_up_to_date() -> None:
-    """If not: python -m greentrain.fpga_backend.csim.documents."""
+    """If not: python -m tools.kernel_documents."""
     assert (FOLDER / "REGISTERS.md").read_text() == register_map()
     assert (FOLDER / "u55c.cfg").read_text() == link_config()
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.quality import snippets as module
-from greentrain.fpga_backend.quality.snippets import (
+from recipes.common import rated_snippets as module
+from recipes.common.rated_snippets import (
     FILES,
     INNER,
     RATING_BOUND,

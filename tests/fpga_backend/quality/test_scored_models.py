@@ -16,10 +16,9 @@ from greentrain.fpga_backend.quality import measure
 from greentrain.fpga_backend.quality.flips import accuracy, flip_rate
 from greentrain.fpga_backend.quality.gate import gate
 from greentrain.fpga_backend.quality.pairs import Floats, preferences
-from greentrain.fpga_backend.quality.reward_model import RewardModel, minilm, padded, tokenise, torch_scores
 from greentrain.fpga_backend.quality.shift import company_shift
-from greentrain.fpga_backend.quality.snippets import Snippet
-from greentrain.fpga_backend.quality.training import GROUP, fine_tune, fit_head
+from recipes.common.rated_snippets import Snippet
+from recipes.common.reward_model import GROUP, RewardModel, fine_tune, fit_head, minilm, padded, tokenise, torch_scores
 
 WORDS = {
     3.0: ["wonderful", "superb", "delightful", "excellent", "amazing"],

@@ -7,8 +7,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from greentrain.fpga_backend.rtl.simulate import Simulator
-from greentrain.fpga_backend.rtl.toolchain import missing
+from tools.rtl_simulator import Simulator, missing
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.fpga_backend.rtl import area
-from greentrain.fpga_backend.rtl.area import LABEL, SIZES, U55C_REGION, Area, SynthesisError, synthesise, table, yosys
+from tools import rtl_area
+from tools.rtl_area import LABEL, SIZES, U55C_REGION, Area, SynthesisError, synthesise, table, yosys
 
-README = Path(area.__file__).resolve().parent / "README.md"
+README = Path(rtl_area.__file__).resolve().parents[1] / "fpga_backend" / "rtl" / "README.md"
 ROW = re.compile(r"^\| (\d+) x (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
 
 with_yosys = pytest.mark.skipif(
@@ -94,6 +94,6 @@ def test_missing_yosys_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_module_that_cannot_be_read_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "gt_tile.v"
     broken.write_text("module gt_tile(", encoding="ascii")
-    monkeypatch.setattr(area, "SOURCES", (broken,))
+    monkeypatch.setattr(rtl_area, "SOURCES", (broken,))
     with pytest.raises(SynthesisError, match="failed"):
         synthesise(1, 1)

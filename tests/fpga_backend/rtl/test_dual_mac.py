@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.fpga_backend.rtl.build import SOURCES, Design, build
+from tools.rtl_simulator import SOURCES, Design, build
 
 HERE = Path(__file__).resolve().parent
 UPPER = (-128, -127, -64, -2, -1, 0, 1, 2, 63, 64, 126, 127)

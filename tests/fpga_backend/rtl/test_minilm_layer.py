@@ -9,9 +9,9 @@ from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.arithmetic import float_product
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.rtl.device import Rtl
-from greentrain.fpga_backend.rtl.simulate import Simulator
 from tests.fpga_backend.rtl.minilm_layer import folder, gemms
+from tools.rtl_device import Rtl
+from tools.rtl_simulator import Simulator
 
 
 @pytest.fixture(scope="module")

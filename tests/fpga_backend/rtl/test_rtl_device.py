@@ -8,10 +8,10 @@ import pytest
 
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.rtl.device import Rtl
-from greentrain.fpga_backend.rtl.simulate import tile_cycles
 from greentrain.testing.offload_contract import OffloadContract
 from greentrain.testing.offload_models import encoder, sequences
+from tools.rtl_device import Rtl
+from tools.rtl_simulator import tile_cycles
 
 
 class TestRtl(OffloadContract):

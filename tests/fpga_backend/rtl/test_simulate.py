@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.rtl.build import build, tile
-from greentrain.fpga_backend.rtl.measure import INNER, measure
-from greentrain.fpga_backend.rtl.simulate import Simulator, tile_cycles
-from greentrain.fpga_backend.rtl.toolchain import missing
+from tools.rtl_simulator import Simulator, build, missing, tile, tile_cycles
+from tools.rtl_speed import INNER, measure
 
 SIDE = st.integers(1, 40)
 KINDS = {

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.fpga_backend.rtl.build import SOURCES
-from greentrain.fpga_backend.rtl.toolchain import missing, toolchain
+from tools.rtl_simulator import SOURCES, missing, toolchain
 
 ROOT = Path(__file__).resolve().parents[3]
 CHECKS = 8

@@ -8,7 +8,7 @@ import torch
 from greentrain.fpga_backend.device import DeviceInfo
 from greentrain.fpga_backend.devices.base import InProcess, own_uid
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.rtl.simulate import Simulator
+from tools.rtl_simulator import Simulator
 
 DEPTH: Final = 8
 """Batches that may wait: as the emulator's."""

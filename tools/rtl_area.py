@@ -1,4 +1,4 @@
-"""Area of the array by open synthesis: ``python -m greentrain.fpga_backend.rtl.area`` prints README.md's table.
+"""Area of the array by open synthesis: ``python -m tools.rtl_area`` prints README.md's table.
 
 yosys maps gt_tile to UltraScale+ primitives. It neither places nor routes, so it says nothing of a clock, and it is not
 the tool that builds for the card: it leaves in the fabric what Vivado puts into a DSP48E2 (the multiplier's registers).
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from greentrain.errors import GreenTrainError
-from greentrain.fpga_backend.rtl.build import SOURCES
+from tools.rtl_simulator import SOURCES
 
 LABEL = "open synthesis, before place and route; MAC array only; no Fmax"
 U55C_REGION: Mapping[str, int] = {"DSP48E2": 8304, "LUT": 1_131_000, "FF": 2_265_000}

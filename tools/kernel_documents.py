@@ -1,16 +1,16 @@
 """What people and Vitis read of the table of kernels: the register map and the link configuration in ``hls/``.
 
-``python -m greentrain.fpga_backend.csim.documents`` writes both files anew; a test compares them with the table.
+``python -m tools.kernel_documents`` writes both files anew; a test compares them with the table.
 """
 
 from pathlib import Path
 
 from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, Kernel
 
-FOLDER = Path(__file__).resolve().parents[1] / "hls"
+FOLDER = Path(__file__).resolve().parents[1] / "fpga_backend" / "hls"
 PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
 """The shell of the Alveo U55C: docs.amd.com, UG1120; 2026-11-21."""
-WRITTEN = "Written by greentrain.fpga_backend.csim.documents from csim/kernels.py; do not change by hand."
+WRITTEN = "Written by tools.kernel_documents from csim/kernels.py; do not change by hand."
 
 
 def register_map() -> str:

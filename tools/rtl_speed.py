@@ -1,11 +1,11 @@
-"""How fast the simulation of the array is on this machine: ``python -m greentrain.fpga_backend.rtl.measure``."""
+"""How fast the simulation of the array is on this machine: ``python -m tools.rtl_speed``."""
 
 import time
 from dataclasses import dataclass
 
 import numpy as np
 
-from greentrain.fpga_backend.rtl.simulate import Simulator
+from tools.rtl_simulator import Simulator
 
 INNER = 768
 """Inner dimension of the measured products: the hidden width of a BERT-base encoder (arXiv 1810.04805)."""
