@@ -1,16 +1,5 @@
 """Every exception that GreenTrain raises on purpose.
 
-* GreenTrainError
-  * ConfigError          a key, value or combination in the configuration is wrong (also a ValueError)
-  * MissingExtraError    an optional dependency is not installed (also an ImportError)
-  * MeterError           a power meter that was asked for cannot be opened
-  * CarbonSignalError    a carbon signal that was asked for cannot be built
-    * UnknownZoneError   the place is not in the tables; the message lists the nearest names
-    * TraceError         a trace file is malformed
-  * RunFolderError       a run folder cannot be created, read or written
-    * NewerFormatError   a newer GreenTrain wrote it; the message says to upgrade
-  * SessionError         the session is used in an order that makes no sense
-
 All of them are raised before training starts or by tools that read a finished run. While training runs,
 faults become labelled gaps and one warning instead (``GreenTrainWarning``).
 """

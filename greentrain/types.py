@@ -26,11 +26,6 @@ def kwh_from_j(energy_j: float) -> float:
     return energy_j / J_PER_KWH
 
 
-def j_from_kwh(energy_kwh: float) -> float:
-    """Convert kilowatt-hours to joules."""
-    return energy_kwh * J_PER_KWH
-
-
 def g_per_kwh_from_lb_per_mwh(lb_per_mwh: float) -> float:
     """Convert a carbon intensity from lb/MWh (EPA eGRID, WattTime) to g/kWh."""
     return lb_per_mwh * G_PER_LB / 1000.0
@@ -114,7 +109,7 @@ class Sensor:
     provenance: Provenance
     """MEASURED or MODELLED; MISSING for a device that is known to exist but cannot be read."""
     method: str
-    """For people: ``NVML energy counter``, ``RAPL package``, ``TDP x load``."""
+    """Method in the words of people: ``NVML energy counter``, ``RAPL package``, ``TDP x load``."""
     period_s: float
     """Reading more often than this gives nothing new (s)."""
     tick_s: float | None = None
@@ -161,7 +156,7 @@ class Counter(NamedTuple):
     read_j: Callable[[], float]
     """Returns the joules now; raises where they cannot be read, and the meter then says why."""
     delay_s: float
-    """From the call to the middle of the read (s)."""
+    """Time from the call to the middle of the read (s)."""
 
 
 @runtime_checkable
@@ -340,7 +335,7 @@ class LedgerEntry:
     t0_unix_s: float
     t1_unix_s: float
     devices: Mapping[str, DeviceEnergy]
-    """By device uid."""
+    """Energy by device uid."""
     phase_s: Mapping[str, float]
     """Exclusive seconds by phase; sums to the interval."""
     phase_inclusive_j: Mapping[str, float]
@@ -358,7 +353,7 @@ class LedgerEntry:
     step_groups: Sequence[tuple[int, float, float, int]] = ()
     """At most 64 runs of consecutive steps: (steps, t_unix_s of the last one's end, energy_j, tokens)."""
     gears: Mapping[str, GearUse] = field(default_factory=dict)
-    """By gear, from the first mark of a gear on; empty in runs without gears."""
+    """Use by gear, from the first mark of a gear on; empty in runs without gears."""
     pue_source: PueSource = PueSource.CONSTANT
 
     @property
@@ -399,7 +394,7 @@ class Decision:
 
     gear: Gear
     reason: str
-    """For the log, in one sentence."""
+    """Why, in one sentence for the log."""
 
 
 @runtime_checkable

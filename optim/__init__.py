@@ -20,12 +20,10 @@ did; its formula as printed made them worse still. :mod:`greentrain.optim.forms`
 the mapping.
 
 * forms        the three forms, gamma, and other numbers in the param groups for the length of a step
-* adapt        which optimizers take an Adam step, and hooks around any of them
-* gear_adamw   the same as a subclass of torch.optim.AdamW
+* adapt        which optimizers take an Adam step, hooks around any of them, and the same as a subclass of torch's AdamW
 """
 
-from greentrain.optim.adapt import Adapted, adapt
+from greentrain.optim.adapt import Adapted, GearAdamW, adapt
 from greentrain.optim.forms import PAPER_GAMMA, Form
-from greentrain.optim.gear_adamw import GearAdamW
 
 __all__ = ["PAPER_GAMMA", "Adapted", "Form", "GearAdamW", "adapt"]

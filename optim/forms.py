@@ -31,7 +31,6 @@ the gradient and so of m and v. There gamma acts on the whole step and lambda' =
 """
 
 import contextlib
-import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,7 @@ from typing import Any, Final, TypeVar
 from torch import Tensor
 
 from greentrain.errors import ConfigError, GreenTrainWarning
+from greentrain.utils.validation import nearest
 
 LR = TypeVar("LR", float, Tensor)
 
@@ -69,9 +69,7 @@ class Form(StrEnum):
         try:
             return cls(name)
         except ValueError:
-            near = difflib.get_close_matches(str(name), list(cls), n=1)
-            hint = f". Did you mean {str(near[0])!r}?" if near else ""
-            raise ConfigError(f"decay is {name!r}; known: {', '.join(cls)}{hint}") from None
+            raise ConfigError(f"decay is {name!r}; known: {', '.join(cls)}{nearest(str(name), cls)}") from None
 
     def leaves_alone(self, gamma: float) -> bool:
         """Return whether a step with this gamma is the stock step. Eq. (11) grows weights at every gamma."""
@@ -86,7 +84,7 @@ class Form(StrEnum):
             lr: eta, a float or a tensor of one element, which is not written to.
             eps: Added to sqrt(v).
             weight_decay: lambda.
-            gamma: Above 0.
+            gamma: How much slower a step is, above 0.
             decoupled: Decay is AdamW's; False: it is Adam's L2 term.
         """
         if self is Form.SCALE:
@@ -157,8 +155,8 @@ class TemporaryParamGroups:
         Args:
             groups: ``optimizer.param_groups``.
             form: How gamma enters.
-            gamma: Above 0; nothing is touched where the form leaves it alone.
-            decoupled: Where a group does not say itself whether its decay is AdamW's.
+            gamma: How much slower a step is, above 0; nothing is touched where the form leaves it alone.
+            decoupled: Whether decay is AdamW's, for a group that does not say so itself.
         """
         if form.leaves_alone(gamma):
             return

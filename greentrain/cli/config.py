@@ -7,21 +7,19 @@ from typing import Annotated
 
 import typer
 
-from greentrain.cli.exit_codes import input_checked
-from greentrain.errors import CarbonSignalError, ConfigError, MissingExtraError, RunFolderError
+from greentrain.cli.terminal import WRONG, OutOption, put, say
+from greentrain.errors import CarbonSignalError, ConfigError, MissingExtraError
 from greentrain.utils import redact
 
 app = typer.Typer(name="config", help="The configuration: its schema, checks and values.", no_args_is_help=True)
-
-OutOption = Annotated[Path | None, typer.Option("--out", help="Write to this file instead of standard output.")]
 
 
 @app.command()
 def schema(out: OutOption = None) -> None:
     """Print the JSON Schema of green.yaml, by which editors complete and check it."""
-    from greentrain.config.json_schema import schema as found
+    from greentrain.config.reference import schema as found
 
-    _put(json.dumps(found(), indent=1), out)
+    put(json.dumps(found(), indent=1) + "\n", out)
 
 
 @app.command()
@@ -42,7 +40,7 @@ def check(
                 open_signal(carbon, key=lambda variable, signal: Secret(variable))
         except (ConfigError, CarbonSignalError) as error:
             found.append({"file": str(path), "ok": False, "error": str(error)})
-            typer.echo(f"greentrain: {error}", err=True)
+            say(f"greentrain: {error}")
         else:
             found.append({"file": str(path), "ok": True, "error": None})
             if not as_json:
@@ -50,7 +48,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     if not all(one["ok"] for one in found):
-        raise typer.Exit(2)
+        raise typer.Exit(WRONG)
 
 
 @app.command()
@@ -59,16 +57,14 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of YAML with comments.")] = False,
 ) -> None:
     """Print every value in use with its meaning, bounds and default, as a green.yaml that can be loaded."""
-    from greentrain.config.json_schema import plain
-    from greentrain.config.reference import commented_yaml
+    from greentrain.config.reference import commented_yaml, plain
     from greentrain.config.schema import GreenConfig
 
-    with input_checked(ConfigError):
-        config = GreenConfig.load(file)
-        shown = GreenConfig.load(redact.settings(plain(config)))
+    config = GreenConfig.load(file)
+    shown = GreenConfig.load(redact.settings(plain(config)))
     if shown != config:
-        typer.echo(f"greentrain: what looks like a secret is shown as {redact.HIDDEN}", err=True)
-    _put(json.dumps(plain(shown), indent=1) if as_json else commented_yaml(shown).rstrip("\n"), None)
+        say(f"greentrain: what looks like a secret is shown as {redact.HIDDEN}")
+    put(json.dumps(plain(shown), indent=1) + "\n" if as_json else commented_yaml(shown), None)
 
 
 @app.command()
@@ -76,15 +72,4 @@ def docs(out: OutOption = None) -> None:
     """Print the reference of every key in Markdown."""
     from greentrain.config.reference import reference
 
-    _put(reference().rstrip("\n"), out)
-
-
-def _put(text: str, out: Path | None) -> None:
-    if out is None:
-        typer.echo(text)
-        return
-    try:
-        out.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunFolderError(f"cannot write {out}: {error.strerror}; name a file in a writable folder") from error
-    typer.echo(f"Written: {out}", err=True)
+    put(reference(), out)

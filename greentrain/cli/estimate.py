@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.exit_codes import WRONG_INPUT, input_checked
+from greentrain.cli.terminal import WRONG_INPUT, input_checked
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def _show(found: "Estimate", as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
         return
-    from greentrain.cli.console import console
+    from greentrain.cli.terminal import console
     from greentrain.estimate.result import render
 
     console().print(render(found))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.console import progress
-from greentrain.cli.exit_codes import input_checked
+from greentrain.cli.terminal import input_checked, progress, whole_numbers_of, words_of
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
 
@@ -88,8 +87,8 @@ def explore(
         choice("--head", head, ("score", "logprob"))
         if plot is not None:
             check_plot(plot)
-        precisions = _words("--precision", precision, tuple(PRECISIONS))
-        batches, numbers = _integers("--batch", batch), _integers("--cards", cards)
+        precisions = words_of("--precision", precision, tuple(PRECISIONS))
+        batches, numbers = whole_numbers_of("--batch", batch), whole_numbers_of("--cards", cards)
         specs = _cards(card, given or [], assume)
         found = open_subject(model, head="logprob" if head == "logprob" else "score")
         sequences = _lengths(sequence, found.program.max_tokens)
@@ -112,7 +111,7 @@ def explore(
         if as_json:
             typer.echo(json.dumps(_document(found, points, gpus, said, specs), indent=1))
         else:
-            from greentrain.cli.console import console
+            from greentrain.cli.terminal import console
             from greentrain.fpga_backend.explore.report import table
 
             console().print(table(found, points, gpus, said, specs))
@@ -138,7 +137,7 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         return
     from rich.table import Table
 
-    from greentrain.cli.console import console as console_of
+    from greentrain.cli.terminal import console as console_of
 
     shown = Table(title="Offload devices", title_justify="left")
     for column in ("name", "", "results", "what it is, or why not"):
@@ -195,7 +194,7 @@ def _cards(names: str, given: Sequence[str], assumed: bool) -> "list[CardSpec]":
     from greentrain.fpga_backend.roofline.cards import CARDS, assume, named
     from greentrain.fpga_backend.roofline.latency import check_card
 
-    specs = {card.name: card for card in (named(name) for name in _words("--card", names))}
+    specs = {card.name: card for card in (named(name) for name in words_of("--card", names))}
     for text in given:
         owner, dot, rest = text.partition(".") if "." in text.partition("=")[0] else ("", "", text)
         chosen = [named(owner).name] if dot else list(specs)
@@ -227,7 +226,7 @@ def _gpus(
         if len(sequences) != 1:
             raise ConfigError(f"one measured GPU, but {len(sequences)} sequence lengths: name the one with --sequence")
         return [measured("your GPU", sequences[0], tokens_per_s, power_w)]
-    specs = [] if names == "none" else [gpu_named(name) for name in _words("--gpu", names)]
+    specs = [] if names == "none" else [gpu_named(name) for name in words_of("--gpu", names)]
     taken = [sequence for sequence in sequences if sequence <= found.program.max_tokens]
     return [computed(spec, found.program, sequence, mfu) for sequence in taken for spec in specs]
 
@@ -274,31 +273,11 @@ def _document(
     }
 
 
-def _words(option: str, text: str, allowed: tuple[str, ...] | None = None) -> list[str]:
-    from greentrain.utils.validation import choice
-
-    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-    if not words:
-        raise ConfigError(f"{option} is empty")
-    for word in words if allowed else ():
-        choice(option, word, allowed or ())
-    return words
-
-
-def _integers(option: str, text: str) -> list[int]:
-    found = []
-    for word in _words(option, text):
-        if not word.isdecimal() or not 1 <= int(word) <= 10**6:
-            raise ConfigError(f"{option} holds {word!r}; it is a list of whole numbers from 1 to 1000000, as in 1,32")
-        found.append(int(word))
-    return found
-
-
 def _lengths(text: str | None, most: int) -> list[int]:
     """Return the sequence lengths that are asked for, at least one of them within the model's longest."""
     if text is None:
         return [length for length in LENGTHS if length <= most] or [most]
-    lengths = _integers("--sequence", text)
+    lengths = whole_numbers_of("--sequence", text)
     if min(lengths) > most:
         raise ConfigError(f"--sequence {text}: the model takes {most} tokens at most")
     return lengths

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.exit_codes import WRONG, WRONG_INPUT
+from greentrain.cli.terminal import say, words_after
 from greentrain.control.launcher_protocol import LauncherFiles
-from greentrain.errors import ConfigError, GreenTrainError
+from greentrain.errors import ConfigError
 from greentrain.types import iso
 from greentrain.utils import redact
 
@@ -82,51 +82,14 @@ def launch(
     as_json: Annotated[bool, typer.Option("--json", help="With --status: print it as JSON alone.")] = False,
 ) -> None:
     """Supervise a training, as in: greentrain launch --width 1:2 -- torchrun train.py."""
-    words = [word for i, word in enumerate(context.args) if not (i == 0 and word == "--")]
+    words = words_after(context)
     if status is not None:
         _show(status, as_json=as_json)
         return
     if as_json:
         raise typer.BadParameter("--json is for --status: a training's output is its own")
-    try:
-        if kubernetes is not None:
-            sys.exit(_follow(kubernetes, words, config, folder, actions))
-        code = _launch(
-            words, config, folder, width, checkpoints, retries, back_off, grace, start, actions, engine, preload
-        )
-    except WRONG_INPUT as error:
-        typer.echo(f"greentrain launch: {error}", err=True)
-        raise typer.Exit(WRONG) from error
-    except GreenTrainError as error:
-        typer.echo(f"greentrain launch: {error}", err=True)
-        raise typer.Exit(1) from error
-    sys.exit(code)
-
-
-def _follow(job: str, words: list[str], config: Path | None, folder: Path | None, actions: str | None) -> int:
-    """Let a Job of Kubernetes follow the plan; it is started by its own manifest."""
-    from greentrain.config.schema import GreenConfig
-    from greentrain.control.launch.kubernetes_run import run_kubernetes
-
-    if words:
-        raise ConfigError(f"--kubernetes {job} takes no command, but {words[0]!r} was given: the Job has its own")
-    return run_kubernetes(GreenConfig.load(config), job, folder=folder, actions=actions, tell=_tell)
-
-
-def _launch(
-    words: list[str],
-    config: Path | None,
-    folder: Path | None,
-    width: str | None,
-    checkpoints: Path | None,
-    retries: int,
-    back_off_s: float,
-    grace_s: float,
-    start: str,
-    actions: str | None,
-    engine: str,
-    preload: str,
-) -> int:
+    if kubernetes is not None:
+        sys.exit(_follow(kubernetes, words, config, folder, actions))
     if sys.platform == "win32":
         raise ConfigError("it needs the signals and locks of POSIX: start the training itself on Windows")
     from greentrain.config.schema import GreenConfig
@@ -140,8 +103,8 @@ def _launch(
     choice("--start", start, ("now", "green"))
     choice("--engine", engine, ("auto", "elastic", "spawn", "command"))
     bound("--retries", retries, 0, 1000)
-    bound("--back-off", back_off_s, 0.0, 3600.0)
-    bound("--grace", grace_s, 0.0, 3600.0)
+    bound("--back-off", back_off, 0.0, 3600.0)
+    bound("--grace", grace, 0.0, 3600.0)
     settings = GreenConfig.load(config)
     command = understand(words)
     low, high = _width(width, settings, command)
@@ -152,7 +115,7 @@ def _launch(
         min_ranks=low,
         max_ranks=high,
         retries=retries,
-        back_off_s=back_off_s,
+        back_off_s=back_off,
         checkpoint_folder=None if checkpoints is None else str(checkpoints.absolute()),
     )
     runs = _engine(engine, preload, command, rules)
@@ -163,7 +126,7 @@ def _launch(
             held,
             runs,
             rules,
-            grace_s=grace_s,
+            grace_s=grace,
             green_start=start == "green",
             waiting=partial(_waiting, settings),
             tell=_tell,
@@ -186,8 +149,18 @@ def _launch(
         code = supervisor.run()
         table = timeline.table(timeline.read(held.path))
     if table:
-        _say(table)
-    return code
+        say(table)
+    sys.exit(code)
+
+
+def _follow(job: str, words: list[str], config: Path | None, folder: Path | None, actions: str | None) -> int:
+    """Let a Job of Kubernetes follow the plan; it is started by its own manifest."""
+    from greentrain.config.schema import GreenConfig
+    from greentrain.control.launch.kubernetes_run import run_kubernetes
+
+    if words:
+        raise ConfigError(f"--kubernetes {job} takes no command, but {words[0]!r} was given: the Job has its own")
+    return run_kubernetes(GreenConfig.load(config), job, folder=folder, actions=actions, tell=_tell)
 
 
 def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Engine":
@@ -257,11 +230,7 @@ def _show(folder: Path, *, as_json: bool) -> None:
     from greentrain.control.launch import timeline
     from greentrain.control.launch.state import read_state
 
-    try:
-        state = read_state(folder)
-    except ConfigError as error:
-        typer.echo(f"greentrain launch: {error}", err=True)
-        raise typer.Exit(2) from error
+    state = read_state(folder)
     if as_json:
         typer.echo(json.dumps(asdict(state), indent=1))
         return
@@ -274,9 +243,4 @@ def _show(folder: Path, *, as_json: bool) -> None:
 
 
 def _tell(text: str) -> None:
-    _say(f"greentrain launch: {text}")
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the disk of a log is full: the job goes on
-        typer.echo(text, err=True)
+    say(f"greentrain launch: {text}")

@@ -1,29 +1,33 @@
-"""``greentrain watch | export | ui``: runs that go on, and many of them."""
+"""``greentrain report | watch | export | audit``: what is read from run folders, of a run that goes on or of many.
 
+``audit`` ends with 1 where something differs from the document or cannot be read.
+"""
+
+import dataclasses
+import itertools
 import json
 import sys
 import time
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.exit_codes import input_checked
-from greentrain.errors import RunFolderError
+from greentrain.cli.terminal import FAILED, JsonOption, OutOption, console, progress, put
+from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from greentrain.report.live.follow import RunFollow, RunNow
+
 
 app = typer.Typer(
     name="export",
     help="What a Prometheus server and Grafana need to show and watch a running job.",
     no_args_is_help=True,
 )
-OutOption = Annotated[Path | None, typer.Option(help="Write to this file in place of standard output.")]
 
 
 @app.command()
@@ -38,6 +42,77 @@ def alerts(out: OutOption = None) -> None:
     _give("alerts.yaml", out)
 
 
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="One run folder, or several to compare.", show_default=False, autocompletion=complete.run_folders
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    root: Annotated[
+        Path | None, typer.Option("--all", help="Totals of all runs under this folder, in place of single runs.")
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            help="With --all: project (the default), user, zone, month (UTC), device, provenance, tag:NAME.",
+            autocompletion=complete.some_of("project", "user", "zone", "month", "device", "provenance", "tag:"),
+        ),
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="With --all: first month or day (UTC), as 2026-01.")] = None,
+    until: Annotated[str | None, typer.Option(help="With --all: last month or day, itself included.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="With --all: NAME=VALUE, as project=demo; all of several must hold.")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="With --all: write the runs as .csv or .parquet.")] = None,
+    export_totals: Annotated[
+        Path | None, typer.Option(help="With --all: write the totals as .csv or .parquet.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="With --all: file of what was read; in your cache folder by default.")
+    ] = None,
+) -> None:
+    """Print a run's table and write report.html, summary.json, emissions.csv, model_card.yaml and boamps.json."""
+    if (root is None) == (not runs):
+        raise typer.BadParameter("give run folders, or --all with a folder that holds them")
+    if root is None:
+        if any(option is not None for option in (by, since, until, where or None, export, export_totals, cache)):
+            raise typer.BadParameter(
+                "--by, --since, --until, --where, --export, --export-totals and --cache need --all"
+            )
+        _report(runs or [], as_json=as_json)
+        return
+    from greentrain.report.fleet import report as fleet
+    from greentrain.report.fleet.totals import Selection, parse_where
+
+    only = Selection(since=since, until=until, where=parse_where(where or []))
+    keys = fleet.DEFAULT_BY if by is None else [key.strip() for key in by.split(",") if key.strip()]
+    asked = fleet.Asked(root=root, by=keys, only=only, runs_file=export, totals_file=export_totals, cache=cache)
+    fleet.report(asked, console(), as_json=as_json)
+
+
+def _report(runs: list[Path], *, as_json: bool) -> None:
+    from greentrain.ledger.reader import read_run
+    from greentrain.report import compare, table, write_report
+    from greentrain.report.summary import summarize
+
+    summaries: list[dict[str, Any]] = [summarize(read_run(folder)) for folder in runs]
+    if len(runs) > 1:
+        comparison = compare.compare(summaries)
+        if as_json:
+            typer.echo(json.dumps(comparison, indent=1))
+        else:
+            console().print(compare.render(comparison))
+        return
+    html = write_report(runs[0])
+    if as_json:
+        typer.echo(json.dumps(summaries[0], indent=1))
+        return
+    console().print(table.render(summaries[0]))
+    console().print(f"Report: {html}", highlight=False, markup=False, soft_wrap=True)
+
+
 def watch(
     run: Annotated[
         Path,
@@ -48,79 +123,119 @@ def watch(
     every_s: Annotated[float, typer.Option("--every-s", help="Time between two looks (s).")] = 2.0,
 ) -> None:
     """Show a run while it goes on, from its files alone; ends when the run has ended."""
-    from greentrain.cli.console import console as console_of
-    from greentrain.errors import ConfigError
+    from greentrain.report.live import follow_view
     from greentrain.report.live.follow import RunFollow, find_run
     from greentrain.utils.validation import bound
 
-    with input_checked(RunFolderError, ConfigError):
-        bound("--every-s", every_s, 0.1, 3600.0)
-        follow = RunFollow(find_run(run))
-        now = follow.look()
-    console = console_of()
-    try:
-        with input_checked(RunFolderError):
-            if as_json:
-                _print_json(follow, now, once, every_s)
-            elif once:
-                _show_once(now, console)
-            else:
-                _show(follow, now, console, every_s)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    bound("--every-s", every_s, 0.1, 3600.0)
+    looks = _looks(RunFollow(find_run(run)), every_s)
+    if as_json:
+        for now in itertools.islice(looks, 1 if once else None):
+            typer.echo(json.dumps(dataclasses.asdict(now), allow_nan=False))
+    elif once:
+        follow_view.show(next(looks), console())
+    elif sys.stdout.isatty():
+        from rich.live import Live
 
-
-def _show_once(now: "RunNow", console: "Console") -> None:
-    from greentrain.report.live import follow_view
-
-    follow_view.show(now, console)
-
-
-def _show(follow: "RunFollow", now: "RunNow", console: "Console", every_s: float) -> None:
-    from rich.live import Live
-
-    from greentrain.report.live import follow_view
-
-    if sys.stdout.isatty():
-        with Live(follow_view.frame(now), console=console, auto_refresh=False, vertical_overflow="crop") as live:
-            while not now.over:
-                time.sleep(every_s)
-                now = follow.look()
+        now = next(looks)
+        with Live(follow_view.frame(now), console=console(), auto_refresh=False, vertical_overflow="crop") as live:
+            for now in looks:
                 live.update(follow_view.frame(now), refresh=True)
+        typer.echo(follow_view.final_line(now))
     else:
-        said = ""
-        while not now.over:
-            said = _say(follow_view.line(now), said)
-            time.sleep(every_s)
-            now = follow.look()
-    typer.echo(follow_view.final_line(now))
+        lines = (follow_view.final_line(now) if now.over else follow_view.line(now) for now in looks)
+        for text, _ in itertools.groupby(lines):  # a line that is as the one before is left out
+            typer.echo(text)
 
 
-def _say(text: str, said: str) -> str:
-    """Print a line unless it is the one before."""
-    if text != said:
-        typer.echo(text)
-    return text
-
-
-def _print_json(follow: "RunFollow", now: "RunNow", once: bool, every_s: float) -> None:
-    import dataclasses
-
-    while True:
-        typer.echo(json.dumps(dataclasses.asdict(now), allow_nan=False))
-        if once or now.over:
-            return
+def _looks(follow: "RunFollow", every_s: float) -> "Iterator[RunNow]":
+    """Yield the run as it is now, and again every so many seconds until it has ended."""
+    while not (now := follow.look()).over:
+        yield now
         time.sleep(every_s)
-        now = follow.look()
+    yield now
 
 
 def _give(name: str, out: Path | None) -> None:
-    text = resources.files("greentrain.report.live").joinpath(name).read_text(encoding="utf-8")
-    if out is None:
-        typer.echo(text, nl=False)
+    put(resources.files("greentrain.report.live").joinpath(name).read_text(encoding="utf-8"), out)
+
+
+def audit(
+    root: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run folder, or a folder of run folders.", show_default=False, autocompletion=complete.run_folders
+        ),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write audit.json into the folder, in place of printing.")] = (
+        False
+    ),
+    check: Annotated[
+        Path | None, typer.Option("--verify", help="Check this document against the files beside it, or in the folder.")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="Secret of at least 16 bytes: sign by HMAC-SHA256, or check the signature.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --verify: print the findings as JSON.")] = False,
+) -> None:
+    """Hash the raw files of runs and derive their totals, as in: greentrain audit runs --write."""
+    if check is None and root is None:
+        raise typer.BadParameter("give a run folder or a folder of them, or --verify with an audit document")
+    if (check is not None and write) or (check is None and as_json):
+        raise typer.BadParameter("--write is for a new document and --json for --verify: leave one out")
+    from greentrain.report.fleet.audit import read_key
+
+    key = None if key_file is None else read_key(key_file)
+    if check is not None:
+        _verify(check, root or check.parent, key, as_json=as_json)
+    elif root is not None:
+        _audit(root, key, write=write)
+
+
+def _audit(root: Path, key: bytes | None, *, write: bool) -> None:
+    from greentrain.report.fleet.audit import AUDIT, audit, sign
+    from greentrain.utils.files import write_atomic
+    from greentrain.utils.quantities import energy
+
+    path = root / AUDIT
+    if write and path.exists():
+        raise ConfigError(f"{path} exists; an audit is kept: check it with --verify {path}, or move it elsewhere first")
+    with progress("reading runs", quiet=not write) as told:
+        document = audit(root, told)
+    if key is not None:
+        document = sign(document, key)
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    if not write:
+        put(text, None)
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        typer.echo(f"greentrain: cannot write {out}: {error.strerror}", err=True)
-        raise typer.Exit(2) from error
+    write_atomic(path, text)
+    files = sum(len(run["files"]) for run in document["runs"])
+    signed = "signed" if key is not None else "not signed"
+    counted = _counted(len(document["runs"]), files)
+    typer.echo(f"{path}: {counted}, {energy(document['totals']['energy_j'])}, {signed}")
+
+
+def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None:
+    from greentrain.report.fleet.audit import read_document, verify
+    from greentrain.report.fleet.report import shown
+
+    document = read_document(path)
+    with progress("checking runs", quiet=as_json) as told:
+        verdict = verify(document, root, key=key, progress=told)
+    word = "as audited" if verdict.ok else "differs"
+    if as_json:
+        findings = [{"kind": str(f.kind), "place": f.place, "text": f.text} for f in verdict.findings]
+        answer: dict[str, Any] = {"ok": verdict.ok, "runs": verdict.runs, "files": verdict.files, "findings": findings}
+        typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+    else:
+        for finding in verdict.findings:
+            typer.echo(f"{finding.kind}: {shown(finding.place)}: {shown(finding.text)}")
+        signed = "" if key is None or not verdict.ok else ", signature valid"
+        when = shown(str(document.get("created_utc")))
+        typer.echo(f"{word}: {_counted(verdict.runs, verdict.files)}, audited {when}{signed}")
+    if not verdict.ok:
+        raise typer.Exit(FAILED)
+
+
+def _counted(runs: int, files: int) -> str:
+    return f"{runs} run{'s' * (runs != 1)}, {files} file{'s' * (files != 1)}"

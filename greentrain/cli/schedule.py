@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.console import console, progress
-from greentrain.cli.exit_codes import WRONG_INPUT, input_checked
+from greentrain.cli.terminal import WRONG_INPUT, console, input_checked, progress
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:

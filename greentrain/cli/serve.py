@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from greentrain.cli.exit_codes import ended_by_signal
+from greentrain.cli.terminal import ended_by_signal
 from greentrain.errors import ConfigError, GreenTrainError
 
 

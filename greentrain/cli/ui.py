@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from greentrain.cli.exit_codes import ended_by_signal, input_checked
+from greentrain.cli.terminal import ended_by_signal, input_checked
 from greentrain.errors import ConfigError, GreenTrainError, RunFolderError
 
 

@@ -1,14 +1,150 @@
-"""The configuration for people: a commented green.yaml with every value in use, and the reference in the docs."""
+"""The keys of the configuration described: as JSON Schema, as a commented green.yaml and as the page in the docs.
 
+All three are derived from the dataclasses: types, bounds, choices and defaults are those of the fields, descriptions
+their docstrings. The JSON Schema (draft 2020-12) is for editors and other readers; rules between keys, and those of the
+form of a text (a name, a time, a URL), are not in it: ``greentrain config check`` knows them.
+"""
+
+import ast
 import dataclasses
+import inspect
+import itertools
 import json
+import math
+import re
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from functools import cache
+from typing import Annotated, Any, Final
 
-from greentrain.config.json_schema import FILE, default_of, describe, plain, schema, section_of
 from greentrain.config.schema import GreenConfig
+from greentrain.utils.validation import UNIONS, Bound, Choice, NotEmpty
+from greentrain.utils.version import __version__
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+ID: Final = f"urn:greentrain:config:{__version__}"
+FILE: Final = "greentrain.schema.json"
+"""Name that the documentation gives the written schema."""
+NOT_IN_IT: Final = (
+    "Rules between keys (such as: policy.name mpc needs policy.tokens) and of the form of names, times and URLs are not"
+    " in this schema; greentrain config check knows them."
+)
+_TYPES: Final[Mapping[Any, str]] = {float: "number", int: "integer", str: "string", bool: "boolean", type(None): "null"}
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema of green.yaml."""
+    return {
+        "$schema": DIALECT,
+        "$id": ID,
+        "title": "GreenTrain configuration",
+        "description": f"{_text(GreenConfig.__doc__)} {NOT_IN_IT}",
+        **_section(GreenConfig),
+        "type": ["object", "null"],  # null: a file without a key
+    }
+
+
+@cache
+def _field_docs(cls: type) -> dict[str, str]:
+    try:
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError):  # an installation without its sources
+        return {}
+    assert isinstance(node, ast.ClassDef)
+    docs = {}
+    for item, after in itertools.pairwise(node.body):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(after, ast.Expr):
+            value = after.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                docs[item.target.id] = _text(value.value)
+    return docs
+
+
+def _text(doc: str | None) -> str:
+    """Return a docstring in one line, in the words of YAML."""
+    return re.sub(r"\bNone\b", "null", " ".join(doc.replace("``", "`").split())) if doc else ""
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
+
+
+def _section(cls: type) -> dict[str, Any]:
+    hints, docs, defaults = typing.get_type_hints(cls, include_extras=True), _field_docs(cls), cls()
+    properties = {}
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        inner = next((option for option in _options(hint) if dataclasses.is_dataclass(option)), None)
+        if isinstance(inner, type):
+            found = {**_section(inner), "type": ["object", "null"]}  # an empty section is YAML's null
+        else:
+            found = {**_key(hint), "default": plain(getattr(defaults, field.name))}
+        description = docs.get(field.name) or _text(inner.__doc__)
+        properties[field.name] = {"description": description, **found}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def plain(value: Any) -> Any:
+    """Return a value in JSON's types."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+
+def _key(hint: Any) -> dict[str, Any]:
+    options = [_leaf(option) for option in _options(hint)]
+    if len(options) == 1:
+        return options[0]
+    (first, *rest) = options
+    simple = rest == [{"type": "null"}] and isinstance(first.get("type"), str) and "enum" not in first
+    return {**first, "type": [first["type"], "null"]} if simple else {"anyOf": options}
+
+
+def _leaf(hint: Any) -> dict[str, Any]:
+    """Return the schema of one kind of value, with the rules of its annotation."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        found = _leaf(args[0])
+        for rule in args[1:]:
+            found |= _rule(rule, found["type"])
+        return found
+    if hint in _TYPES:
+        return {"type": _TYPES[hint]}
+    if origin is tuple and args[1:] == (Ellipsis,):
+        inner = typing.get_args(args[0])
+        return _pairs(inner) if typing.get_origin(args[0]) is tuple else {"type": "array", "items": _leaf(args[0])}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": _leaf(args[1])}
+    raise TypeError(f"{hint!r} is a kind of value that the schema has no word for: teach greentrain.config.reference")
+
+
+def _pairs(kinds: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the schema of pairs of a step and a word, which may also be written as a mapping from step to word."""
+    step, word = (_leaf(kind) for kind in kinds)
+    pair = {"type": "array", "prefixItems": [step, word], "items": False, "minItems": 2}
+    by_step = {"type": "object", "patternProperties": {"^[0-9]+$": word}, "additionalProperties": False}
+    return {"anyOf": [{"type": "array", "items": pair}, by_step]}
+
+
+def _rule(rule: Any, kind: str) -> dict[str, Any]:
+    """Return what JSON Schema calls a rule; nothing for those of a text's form, which are functions."""
+    if isinstance(rule, Bound):
+        ends = {"minimum": rule.low, "maximum": rule.high}
+        whole = kind == "integer"
+        return {
+            word: int(end) if whole or float(end).is_integer() else end
+            for word, end in ends.items()
+            if math.isfinite(end)
+        }
+    if isinstance(rule, Choice):
+        return {"enum": list(rule.allowed)}
+    if isinstance(rule, NotEmpty):
+        return {"minItems" if kind == "array" else "minLength": 1}
+    return {}
+
 
 HEADER: Final = f"# yaml-language-server: $schema={FILE}"
 """First line by which editors with the YAML language server find the schema."""
@@ -27,22 +163,18 @@ def commented_yaml(config: GreenConfig) -> str:
 
 
 def _yaml(section: Any, facts: Mapping[str, Any], indent: str) -> Iterator[str]:
-    docs = describe(type(section))
-    hints = typing.get_type_hints(type(section))
-    for field in dataclasses.fields(section):
-        value, found = getattr(section, field.name), facts["properties"][field.name]
-        default = default_of(field)
-        told = [docs[field.name], *_limits(found)]
-        inner = section_of(hints[field.name])
-        if inner is None and plain(value) != plain(default):
-            told.append(f"Default: {_value(default)}.")
+    for name, found in facts["properties"].items():
+        value, is_section = getattr(section, name), "properties" in found
+        told = [found["description"], *_limits(found)]
+        if not is_section and plain(value) != found["default"]:
+            told.append(f"Default: {_value(found['default'])}.")
         for line in textwrap.wrap(" ".join(filter(None, told)), _WIDTH - len(indent), break_on_hyphens=False):
             yield f"{indent}# {line}"
-        if inner is not None and value is not None:
-            yield f"{indent}{field.name}:"
+        if is_section and value is not None:
+            yield f"{indent}{name}:"
             yield from _yaml(value, found, f"{indent}  ")
         else:
-            yield f"{indent}{field.name}: {_value(value)}"
+            yield f"{indent}{name}: {_value(value)}"
 
 
 def _value(value: Any) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
 from greentrain.utils.http_access import is_loopback
-from greentrain.utils.validation import Bound, Choice, NotEmpty, build, check_fields, folder_name, moment
+from greentrain.utils.validation import Bound, Choice, NotEmpty, check_fields, folder_name, load, moment
 
 OBJECTIVES = ("energy", "carbon", "cost")
 CapFraction = Annotated[float, Bound(0.05, 1.0)]
@@ -337,7 +337,7 @@ class PrecisionConfig:
     """Which gears a run may use. Without gears, precision is left to the framework."""
 
     gears: tuple[GearName, ...] = ()
-    """Of ``fp32``, ``bf16``, ``fp16`` and ``fp8``; the first is where a run starts unless its policy says otherwise."""
+    """Some of ``fp32``, ``bf16``, ``fp16`` and ``fp8``. A run starts in the first unless its policy says otherwise."""
     backend: Annotated[str, Choice(BACKENDS)] = "auto"
     """Who multiplies in FP8: one of BACKENDS."""
     scaling: Annotated[str, Choice(SCALINGS)] = "tensorwise"
@@ -412,7 +412,7 @@ class PolicyConfig:
     prices_csv: str | None = None
     """For ``spot``: columns timestamp_utc, price_per_h; without, prices are synthetic and labelled so."""
     seed: int = 0
-    """Of policies that draw, and of synthetic prices."""
+    """Seed of policies that draw random numbers, and of synthetic prices."""
     budget_g: Annotated[float, Bound(1e-9, 1e15)] | None = None
     """Grams of CO2e that the run may emit, as ``green/emissions_g`` counts them."""
     budget_action: Annotated[str, Choice(BUDGET_ACTIONS)] = "warn"
@@ -471,29 +471,7 @@ class GreenConfig:
         Raises:
             ConfigError: Names the file, key, value, bound and remedy.
         """
-        if source is None:
-            return cls()
-        if isinstance(source, GreenConfig):
-            return source
-        if isinstance(source, Mapping):
-            return build(cls, source, where="")
-        if not isinstance(source, (str, Path)):
-            raise ConfigError(f"configuration is a {type(source).__name__}; pass a path, a mapping or a GreenConfig")
-        return cls._from_file(Path(source))
-
-    @classmethod
-    def _from_file(cls, path: Path) -> "GreenConfig":
-        from greentrain.utils.yaml_file import read  # loads yaml
-
-        data = read(path)
-        if data is None:
-            return cls()
-        if not isinstance(data, Mapping):
-            raise ConfigError(f"{path} holds a {type(data).__name__}; expected sections such as 'carbon:' with keys")
-        try:
-            return build(cls, data, where="")
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+        return load(cls, {} if source is None else source, "configuration", "sections such as 'carbon:' with keys")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain nested dicts, as written to run.json."""

@@ -19,8 +19,7 @@ from typing import Annotated, Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
-from greentrain.utils import yaml_file
-from greentrain.utils.validation import Bound, Choice, build, check_fields, choice, nearest
+from greentrain.utils.validation import Bound, Choice, check_fields, choice, load, nearest
 
 AUTO: Final = "auto"
 SIDES: Final = ("left", "right")
@@ -33,7 +32,8 @@ class DeviceSettings:
     name: str = "emulator"
     """One of ``greentrain fpga devices``."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of its constructor. ``{file: path}`` is the text of a file, ``{env: NAME}`` that of an environment variable."""
+    """Arguments of the device's constructor. ``{file: path}`` is the text of a file, ``{env: NAME}`` that of a variable
+    of the environment."""
 
     def arguments(self, where: str) -> dict[str, Any]:
         """Return the options, with what is in files and variables put in.
@@ -55,11 +55,11 @@ class PassSettings:
     activation_bits: int = 8
     """8 or 16; a compiled model has its own."""
     temperature: Annotated[float, Bound(1e-3, 1e3)] = 1.0
-    """Of a reference: the policy's sampling temperature; of a compiled one, that which it was compiled with."""
+    """Sampling temperature of the policy, for a reference; a compiled one must have been compiled with it."""
     sequences: Annotated[int, Bound(1, 65536)] | str | None = None
     """Sequences a part; ``auto``: what the device is measured to take best; None: the whole batch at once."""
     truncation: Annotated[str, Choice(SIDES)] | None = None
-    """From which side a text that is too long loses tokens, ``left`` or ``right``; None: the tokenizer's own."""
+    """Side from which a text that is too long loses tokens, ``left`` or ``right``; None: the tokenizer's own."""
 
     def check(self, kind: PassKind) -> None:
         """Check each value.
@@ -91,7 +91,7 @@ class OffloadSettings:
 
     device: DeviceSettings = field(default_factory=DeviceSettings)
     home: DeviceSettings | None = None
-    """Where passes are redone if the device fails; None: nowhere, the training then gets the error."""
+    """Device on which passes are redone if the first one fails; None: the training then gets the error."""
     reward: PassSettings | None = None
     reference: PassSettings | None = None
     critic: PassSettings | None = None
@@ -126,19 +126,7 @@ class OffloadSettings:
         Raises:
             ConfigError: A key or value is wrong, or the file cannot be read.
         """
-        if isinstance(source, OffloadSettings):
-            return source
-        if isinstance(source, Mapping):
-            return build(cls, source, where="")
-        if not isinstance(source, str | Path):
-            raise ConfigError(f"{source!r} is a {type(source).__name__}: give a mapping, or the path of a YAML file")
-        found = yaml_file.read(Path(source), "offload settings")
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"{source} holds {type(found).__name__}; write keys such as device, reward, reference")
-        try:
-            return build(cls, found, where="")
-        except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from error
+        return load(cls, source, "offload settings", "keys such as device, reward, reference")
 
 
 def _resolved(value: Any, where: str) -> Any:

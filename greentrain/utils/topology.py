@@ -32,15 +32,9 @@ def topology_from_env(environ: Mapping[str, str] | None = None) -> Topology:
     one_node = env.get("MASTER_ADDR", "") in _LOOPBACK
     local_world = _first(env, _LOCAL_WORLD) or (world if one_node else 1)
     local_rank = _first(env, _LOCAL_RANK)
-    if local_rank is None:
-        local_rank = rank % local_world
-    return Topology(
-        rank=rank,
-        world_size=world,
-        local_rank=local_rank,
-        local_world_size=max(local_world, local_rank + 1),
-        host=host,
-    )
+    local_rank = rank % local_world if local_rank is None else local_rank
+    local_world = max(local_world, local_rank + 1)
+    return Topology(rank=rank, world_size=world, local_rank=local_rank, local_world_size=local_world, host=host)
 
 
 def topology_from_process_group(environ: Mapping[str, str] | None = None) -> Topology | None:

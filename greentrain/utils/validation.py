@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from greentrain.errors import ConfigError
@@ -144,6 +145,35 @@ def nearest(word: str, known: typing.Iterable[str]) -> str:
     """Return a question that names the nearest known word; empty if none is near."""
     near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f". Did you mean {str(near[0])!r}?" if near else ""
+
+
+def load(cls: type[T], source: Any, what: str, keys: str) -> T:
+    """Return settings that are given as a YAML file, a mapping or an object, every key checked.
+
+    Args:
+        cls: Dataclass of the settings.
+        source: Path of a YAML file, a mapping, or settings of this class, which are returned as they are.
+        what: What is loaded, in the words of messages.
+        keys: What a file should hold, for the message where it holds something else.
+
+    Raises:
+        ConfigError: Names the file, key, value, bound and remedy.
+    """
+    if isinstance(source, cls):
+        return source
+    if isinstance(source, Mapping):
+        return build(cls, source, where="")
+    if not isinstance(source, (str, Path)):
+        raise ConfigError(f"{what} is a {type(source).__name__}; pass a path, a mapping or a {cls.__name__}")
+    from greentrain.utils.yaml_file import read  # loads yaml
+
+    data = read(Path(source), what)
+    if data is not None and not isinstance(data, Mapping):
+        raise ConfigError(f"{source} holds {type(data).__name__}; expected {keys}")
+    try:
+        return build(cls, data or {}, where="")
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
 
 
 def build(cls: type[T], data: Mapping[str, Any], where: str) -> T:

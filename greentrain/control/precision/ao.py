@@ -67,12 +67,12 @@ def open_ao(device: torch.device, scaling: str, passed: str = "") -> AoBackend:
     """Return the backend if torchao is installed.
 
     Args:
-        device: Where the model runs.
+        device: The device on which the model runs.
         scaling: ``tensorwise`` or ``rowwise``: torchao's recipe of that name.
         passed: Added to the reason.
 
     Raises:
-        MissingExtraError: It is not installed.
+        MissingExtraError: torchao is not installed.
     """
     _imports.check()
     # Its inner dimensions are padded by itself: in the gradient of the weight that is the number of rows.

@@ -66,7 +66,7 @@ def choose_backend(name: str, device: torch.device, scaling: str) -> Fp8Backend:
 
     Args:
         name: ``auto`` or one of ORDER.
-        device: Where the model runs.
+        device: The device on which the model runs.
         scaling: ``tensorwise`` or ``rowwise``.
 
     Raises:

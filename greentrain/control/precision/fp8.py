@@ -119,7 +119,7 @@ def multiply(left: Operand, right: Operand, scaling: str, dtype: torch.dtype, ge
         left: (rows, summed).
         right: (columns, summed).
         scaling: ``tensorwise`` or ``rowwise``.
-        dtype: Of the result.
+        dtype: The type of the result.
         gemm: What the device needs.
         fast: Sum in the tensor core's own, shorter accumulator: the forward pass can afford it (TE and torchao do so).
 
@@ -150,7 +150,7 @@ class _Fp8Linear(torch.autograd.Function):
         along = ROW if scaling == "rowwise" else WHOLE
         x8, w8 = quantize(x, E4M3, along), quantize(weight, E4M3, along)
         needs_x, needs_weight = ctx.needs_input_grad[:2]
-        kept = (x, None) if scaling == "rowwise" else x8
+        kept = (x, None) if scaling == "rowwise" else x8  # rowwise, backward sums over rows and needs other factors
         ctx.save_for_backward(*(kept if needs_weight else (None, None)), weight if needs_x else None)
         ctx.scaling, ctx.gemm, ctx.x_dtype, ctx.weight_dtype = scaling, gemm, x.dtype, weight.dtype
         return multiply(x8, w8, scaling, x.dtype, gemm, fast=True)
@@ -160,6 +160,8 @@ class _Fp8Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, x_unit, weight = ctx.saved_tensors
         rowwise, gemm = ctx.scaling == "rowwise", ctx.gemm
+        # A factor must not vary along what a product sums over: ``along`` is for a matrix whose columns it sums,
+        # ``across`` for one whose rows it sums.
         along, across = (ROW, COLUMN) if rowwise else (WHOLE, WHOLE)
         grad_x = grad_weight = g8 = None
         if weight is not None:

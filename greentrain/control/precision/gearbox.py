@@ -111,7 +111,7 @@ def check_gears(model: nn.Module, gears: Sequence[Gear], device: torch.device) -
     Args:
         model: The model in all its wrappers.
         gears: Gears of the run.
-        device: Where it will run.
+        device: The device on which the model will run.
 
     Raises:
         ConfigError: Names gear, place and remedy.
@@ -211,7 +211,7 @@ class GearBox:
 
         Args:
             model: The model, also as wrapped by torch.compile, DDP, FSDP or DeepSpeed.
-            device: Where it will run; None: where its parameters are.
+            device: The device on which it will run; None: the one that holds its parameters.
             wrap_forward: Enter the autocast context in the model's forward; False where a framework has a better
                 place and calls :meth:`context` itself.
 
@@ -241,6 +241,8 @@ class GearBox:
             self._attach_layers(inner, device)
         self.model = inner
         if wrap_forward:
+            # Another class, not hooks or a forward on the instance: two hooks would leave the context open where the
+            # forward raises, and an attribute would be copied and pickled with the model.
             inner._green_box = self  # type: ignore[assignment]
             inner.__class__ = _geared(type(inner))
         self._recompiles.prepare()
@@ -279,7 +281,7 @@ class GearBox:
         """Ask for a gear; :meth:`commit` shifts.
 
         Raises:
-            ConfigError: It is not among the gears of the run.
+            ConfigError: The gear is not among those of the run.
         """
         if gear not in self.gears:
             raise ConfigError(
@@ -294,7 +296,7 @@ class GearBox:
             True if the gear has changed.
         """
         gear, self._pending = self._pending, None
-        self._recompiles.prepare()
+        self._recompiles.prepare()  # a model is often compiled after attach, which loads dynamo only then
         if gear is None or gear is self.gear:
             return False
         self._shift(gear)

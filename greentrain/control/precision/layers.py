@@ -208,7 +208,7 @@ def attach_layer(linear: nn.Linear, box: Fp8Switch, backend: Fp8Backend) -> None
         backend: Multiplies in FP8.
 
     Raises:
-        TypeError: It is not a plain ``nn.Linear``, or shifts already.
+        TypeError: The layer is not a plain ``nn.Linear``, or shifts already.
     """
     if type(linear) is not nn.Linear:
         raise TypeError(f"only a plain nn.Linear can shift, and this is a {type(linear).__name__}: leave it out")

@@ -57,9 +57,9 @@ class GradientSpread:
     """Squared norms of differences of gradients, over the probed weights."""
 
     by_gear: Mapping[Gear, float]
-    """From a gear to FP32."""
+    """Squared norm of the difference between a gear's gradient and that of FP32, by gear."""
     samples: float
-    """From one choice of samples to the expected gradient; NaN where a batch of one does not tell."""
+    """The same between one choice of samples and the expected gradient; NaN where a batch of one does not tell."""
     norm: float
     """Squared norm of the FP32 gradient itself."""
 
@@ -69,7 +69,7 @@ def compare_gradients(box: GearBox, recorder: CallRecorder, low: Sequence[Gear],
 
     Args:
         box: The gears, attached to the model.
-        recorder: Has recorded a call of that model.
+        recorder: The recorder that has recorded a call of that model.
         low: Gears to compare with FP32.
         samples: How many of the recorded samples to use; an odd one is left out.
 
@@ -195,7 +195,7 @@ class Noise:
     step: int
     """Optimizer steps done at the last probe."""
     sigma: Mapping[Gear, float]
-    """By gear: norm of its gradient's deviation from FP32."""
+    """Norm of the deviation of a gear's gradient from that of FP32, by gear."""
     sigma_batch: float | None
     """Norm of the deviation from the expected gradient that the choice of samples makes; None: not known."""
     grad_norm: float
@@ -228,10 +228,10 @@ class NoiseProbe:
     """Measures the noise of a model's gears at a small share of the time.
 
     Args:
-        box: The gears; attached to a model before the first step.
-        recorder: On the outermost module that training calls.
+        box: The gears of a model, attached to it before the first step.
+        recorder: The recorder on the outermost module that training calls.
         every: Least number of steps from one probe to the next; 0: no probes.
-        max_share: Largest share of the wall time.
+        max_share: Largest share of the wall time that all probes may take.
         beta: Weight of the past in the means: 0.9 averages over about ten probes.
     """
 
@@ -313,6 +313,8 @@ class NoiseProbe:
         if not self._armed:
             self._arm()
             return None
+        # Every rank must take the same branch, or those in _probe wait for the others for ever. So branches depend only
+        # on minima over all ranks, and on what was decided from such minima at earlier steps.
         mine = [-1.0 if self._why_not() else float(self._recorder.rows), float(self._recorder.batch)]
         ready, batch = (min(column) for column in zip(*_share(mine, device), strict=True))
         first = math.ceil(max(LEAST, PASSES * ready / (batch or 1.0)) / self._max_share)
@@ -350,7 +352,7 @@ class NoiseProbe:
             torch.cuda.synchronize(device)  # the step before is not the probe's
         begin_s = time.perf_counter()
         failure = ""
-        try:
+        try:  # a rank that fails still takes part in _share below: the others are waiting there
             spread = compare_gradients(self._box, self._recorder, self._low, samples)
             measured = [*spread.by_gear.values(), spread.samples, spread.norm]
         except Exception as error:

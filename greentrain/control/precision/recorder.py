@@ -32,21 +32,21 @@ class KeptSamples:
 
     Args:
         tree: Tensors in tuples, lists, mappings and dataclasses.
-        keep: How many samples.
+        keep: How many samples are kept.
     """
 
     def __init__(self, tree: Any, keep: int) -> None:
         self.size = batch_size(tree)
         """Samples in the batch; 0 if no tensor has a dimension."""
         self.kept = min(keep, self.size)
-        """Samples of it that are kept."""
+        """How many samples of it are kept."""
         self._tree = change_leaves(tree, self._keep)
 
     def take(self, rows: range) -> Any:
         """Return the arguments with some of the kept samples in them, for one use.
 
         Args:
-            rows: Consecutive, within ``range(self.kept)``.
+            rows: Which samples: consecutive, within ``range(self.kept)``.
         """
         return change_leaves(self._tree, lambda leaf: leaf.take(rows) if isinstance(leaf, _KeptTensor) else leaf)
 

@@ -85,7 +85,7 @@ def open_te(device: torch.device, scaling: str, passed: str = "") -> TeBackend:
     """Return the backend if Transformer Engine is here and its FP8 runs on the GPU.
 
     Args:
-        device: Where the model runs.
+        device: The device on which the model runs.
         scaling: Only ``tensorwise``, which is what the recipe does.
         passed: Added to the reason.
 
