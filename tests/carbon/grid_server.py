@@ -36,9 +36,16 @@ class GridTime:
 CLOCK = GridTime()
 now = CLOCK.unix_s
 QUICK = Timeouts(
-    connect_s=2.0, silence_s=0.2, answer_s=2.0, tries=2, pause_s=0.01, rest_s=0.15, longest_rest_s=3600.0, poll_s=0.02
+    connect_s=30.0,
+    silence_s=30.0,
+    answer_s=60.0,
+    tries=2,
+    pause_s=0.01,
+    rest_s=0.15,
+    longest_rest_s=3600.0,
+    poll_s=0.02,
 )
-"""Limits for tests."""
+"""Limits for tests: quick where they rest, patient with a server that a busy machine lets wait."""
 
 
 @dataclass(kw_only=True)

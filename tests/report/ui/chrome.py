@@ -103,8 +103,7 @@ class Chrome:
         place = self.wait(
             f"(() => {{ const found = document.querySelector({json.dumps(selector)}); if (!found) return null;"
             " found.scrollIntoView({block: 'center'}); const box = found.getBoundingClientRect();"
-            " return [box.x + box.width / 2, box.y + box.height / 2]; })()",
-            5.0,
+            " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
