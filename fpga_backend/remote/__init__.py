@@ -13,7 +13,6 @@ The server listens on its own machine only, unless told otherwise; the token goe
 Between machines use ``ssh -L 8765:127.0.0.1:8765 machine`` or a proxy that speaks TLS.
 
 * wire    bodies: safetensors and JSON, never pickle; an artifact is a stream
-* models  the server's models, and who uses them
-* server  what is answered, and limits
+* server  what is answered, the models and who uses them, and limits
 * client  RemoteDevice, its requests with patience, and the other machine's joules
 """

@@ -260,7 +260,7 @@ def _note(first: EnergyReading, place: str) -> str:
     return f"{note}; {first.note}" if first.note else note
 
 
-class _Model:
+class _RemoteModel:
     """A model on the server, and the batches that are to run on it."""
 
     def __init__(self, program: Program, number: int) -> None:
@@ -278,8 +278,8 @@ class RemoteDevice:
     Args:
         url: The server, for example ``http://127.0.0.1:8765``.
         token: The one that it printed.
-        depth: How many batches may wait here.
-        patience: How long to wait for what.
+        depth: Number of batches that may wait here.
+        patience: Limits of time.
 
     Raises:
         MissingExtraError: httpx is not installed.
@@ -304,7 +304,7 @@ class RemoteDevice:
         except BaseException:
             self._connection.release()
             raise
-        self._loaded: Loaded[_Model] = Loaded(self._info.uid)
+        self._loaded: Loaded[_RemoteModel] = Loaded(self._info.uid)
         self._lock = threading.Lock()
         self._problem = ""
         self._watch = threading.Thread(target=self._listen, name="greentrain-remote-watch", daemon=True)
@@ -343,7 +343,7 @@ class RemoteDevice:
             number = self._load(asked)
         if number is None:
             raise DeviceError(f"{self._connection.place} took artifact {digest[:12]} and does not know it")
-        return self._loaded.put(_Model(artifact.program, number), digest, replacing)
+        return self._loaded.put(_RemoteModel(artifact.program, number), digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         """Queue a batch here; it is sent when those before it are done.
@@ -429,7 +429,7 @@ class RemoteDevice:
             )
         )
 
-    def _run(self, model: _Model, body: bytes) -> Result:
+    def _run(self, model: _RemoteModel, body: bytes) -> Result:
         """Run a batch, in the lane's thread."""
         try:
             return self._result(model.number, body)

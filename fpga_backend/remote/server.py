@@ -1,6 +1,8 @@
 """Lends a device to other machines over HTTP, with the standard library alone.
 
-Batches run while their client asks again and again for the result: only so many are kept, and none for ever.
+Clients with the same artifact share one copy. A model that nobody uses any more stays, for a client that comes back,
+until another one takes its place: so the device never holds more models than were once in use together. Batches run
+while their client asks again and again for the result: only so many are kept, and none for ever.
 """
 
 import json
@@ -9,27 +11,153 @@ import secrets
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qsl
 from uuid import uuid4
 
+from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Result
-from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, QueueFullError
 from greentrain.fpga_backend.remote import wire
-from greentrain.fpga_backend.remote.models import ServedModels, UnknownArtifactError
 from greentrain.fpga_backend.remote.wire import MalformedError, received
 from greentrain.utils.http_access import Access
 from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen
 
 
+class UnknownArtifactError(LookupError):
+    """The artifact must be uploaded first."""
+
+
 @dataclass(slots=True)
-class _Waiting:
+class _ServedModel:
+    handle: Handle
+    users: Counter[str] = field(default_factory=Counter)
+
+
+class ServedModels:
+    """Loads artifacts for clients. Any thread may call.
+
+    Args:
+        device: Device that the artifacts are loaded to.
+        lease_s: A client that is silent for longer has ended without saying so (s).
+        most_waiting: Uploaded artifacts that are kept until they are loaded.
+        now_s: Monotonic time (s).
+    """
+
+    def __init__(
+        self,
+        device: OffloadDevice,
+        *,
+        lease_s: float,
+        most_waiting: int = 2,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._device = device
+        self._lease_s = lease_s
+        self._most_waiting = most_waiting
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._loading = threading.Lock()
+        self._uploaded: dict[str, Artifact] = {}
+        self._models: dict[int, _ServedModel] = {}
+        self._seen_s: dict[str, float] = {}
+
+    def seen(self, client: str) -> None:
+        """Note that a client lives."""
+        with self._lock:
+            self._seen_s[client] = self._now_s()
+
+    def upload(self, artifact: Artifact) -> None:
+        """Keep an artifact until it is loaded; of too many, the oldest is forgotten."""
+        with self._lock:
+            self._uploaded[artifact.digest] = artifact
+            while len(self._uploaded) > self._most_waiting:
+                del self._uploaded[next(iter(self._uploaded))]
+
+    def load(self, digest: str, client: str, replacing: int | None = None) -> int:
+        """Let a client use an artifact, instead of a model that it used, and return the model's number.
+
+        Raises:
+            UnknownArtifactError: It is not here.
+            ArtifactError: The device cannot run it.
+            DeviceError: The device failed, or ``replacing`` is not the client's.
+        """
+        with self._loading:
+            with self._lock:
+                old = None if replacing is None else self._of(replacing, client)
+                known = next((m for m in self._models.values() if m.handle.digest == digest), None)
+                artifact = self._uploaded.get(digest)
+                victim = None if known is not None else self._victim(old, client)
+            if known is None:
+                if artifact is None:
+                    raise UnknownArtifactError(digest)
+                known = _ServedModel(self._device.load(artifact, replacing=None if victim is None else victim.handle))
+            with self._lock:
+                self._uploaded.pop(digest, None)
+                if victim is not None:
+                    del self._models[victim.handle.number]
+                self._models[known.handle.number] = known
+                known.users[client] += 1
+                if old is not None and old is not victim:
+                    self._drop(old, client)
+            return known.handle.number
+
+    def release(self, number: int, client: str) -> None:
+        """End a client's use of a model.
+
+        Raises:
+            DeviceError: It is not the client's.
+        """
+        with self._lock:
+            self._drop(self._of(number, client), client)
+
+    def end(self, client: str) -> None:
+        """End all that a client uses."""
+        with self._lock:
+            self._forget(client)
+
+    def handle(self, number: int, client: str) -> Handle:
+        """Return the device's handle of a client's model.
+
+        Raises:
+            DeviceError: It is not the client's.
+        """
+        with self._lock:
+            return self._of(number, client).handle
+
+    def _of(self, number: int, client: str) -> _ServedModel:
+        model = self._models.get(number)
+        if model is None or not model.users[client]:
+            raise DeviceError(f"model {number} is not this client's: it was replaced, or the server was restarted")
+        return model
+
+    def _victim(self, old: _ServedModel | None, client: str) -> _ServedModel | None:
+        """Return a model whose place can be taken: the client's old one, or one that nobody uses."""
+        for gone in [c for c, seen_s in self._seen_s.items() if self._now_s() - seen_s > self._lease_s]:
+            self._forget(gone)
+        if old is not None and old.users == Counter({client: 1}):
+            return old
+        return next((model for model in self._models.values() if not model.users.total()), None)
+
+    def _drop(self, model: _ServedModel, client: str) -> None:
+        model.users[client] -= 1
+        model.users += Counter()  # leaves the positive ones
+
+    def _forget(self, client: str) -> None:
+        self._seen_s.pop(client, None)
+        for model in self._models.values():
+            model.users.pop(client, None)
+
+
+@dataclass(slots=True)
+class _PendingBatch:
     future: Future[Result]
     client: str
     asked_s: float
@@ -49,7 +177,7 @@ class PendingBatches:
         self._keep_s = keep_s
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _PendingBatch] = {}
         self._closed = threading.Event()
 
     def add(self, submit: Callable[[], Future[Result]], client: str) -> str:
@@ -60,14 +188,15 @@ class PendingBatches:
             OffloadError: What ``submit`` raises.
         """
         with self._lock:
-            self._sweep()
+            old_s = self._now_s() - self._keep_s
+            self._drop(lambda _, one: one.asked_s < old_s)
             if self._closed.is_set():
                 raise DeviceLostError("the server is closed")
             if len(self._waiting) >= self._most:
                 raise QueueFullError(f"{self._most} batches of this server are not fetched yet")
         future, name = submit(), uuid4().hex
         with self._lock:
-            self._waiting[name] = _Waiting(future, client, self._now_s())
+            self._waiting[name] = _PendingBatch(future, client, self._now_s())
             if self._closed.is_set():
                 future.cancel()
         return name
@@ -87,25 +216,22 @@ class PendingBatches:
             waiting.asked_s = self._now_s() + hold_s
         if not wait([waiting.future], hold_s).done:
             return None
-        self._forget(name)
+        with self._lock:
+            self._waiting.pop(name, None)
         try:
             return waiting.future.result()
         except CancelledError:
             raise DeviceLostError("the server is closing, or the batch was cancelled") from None
 
-    def cancel(self, name: str, client: str) -> None:
-        """Forget a batch; one that has not begun does not."""
-        with self._lock:
-            waiting = self._waiting.get(name)
-            if waiting is not None and waiting.client == client:
-                del self._waiting[name]
-                waiting.future.cancel()
+    def cancel(self, client: str, name: str | None = None) -> None:
+        """Forget a client's batch, or all of them; one that has not begun does not.
 
-    def end(self, client: str) -> None:
-        """Cancel all of a client's."""
+        Args:
+            client: Client whose batches they are.
+            name: Name of the batch; None: all.
+        """
         with self._lock:
-            for name in [name for name, waiting in self._waiting.items() if waiting.client == client]:
-                self._waiting.pop(name).future.cancel()
+            self._drop(lambda key, one: one.client == client and name in (None, key))
 
     def close(self) -> None:
         """Cancel what has not begun, and take no more."""
@@ -114,13 +240,8 @@ class PendingBatches:
             for waiting in self._waiting.values():
                 waiting.future.cancel()
 
-    def _forget(self, name: str) -> None:
-        with self._lock:
-            self._waiting.pop(name, None)
-
-    def _sweep(self) -> None:
-        now_s = self._now_s()
-        for name in [name for name, one in self._waiting.items() if now_s - one.asked_s > self._keep_s]:
+    def _drop(self, is_gone: Callable[[str, _PendingBatch], bool]) -> None:
+        for name in [name for name, one in self._waiting.items() if is_gone(name, one)]:
             self._waiting.pop(name).future.cancel()
 
 
@@ -155,7 +276,7 @@ class RefusedRequest(Exception):
 
     Args:
         status: HTTP status.
-        text: What to do.
+        text: Tells the client what to do.
     """
 
     def __init__(self, status: int, text: str) -> None:
@@ -179,7 +300,7 @@ def serve(
             through the network; ``ssh -L`` or a proxy with TLS does not.
         port: TCP port; 0: any that is free.
         token: Token that clients must send; None: a new one.
-        limits: What is taken.
+        limits: Sizes, numbers and times that the server takes.
 
     Raises:
         OSError: The port is taken.
@@ -278,10 +399,10 @@ class DeviceServer:
             case ("GET", "v1", "batches", name):
                 return self._fetch(name, client, self._hold_s(request))
             case ("DELETE", "v1", "batches", name):
-                self._batches.cancel(name, client)
+                self._batches.cancel(client, name)
                 return _json({})
             case ("DELETE", "v1", "client"):
-                self._batches.end(client)
+                self._batches.cancel(client)
                 self._models.end(client)
                 return _json({})
         raise RefusedRequest(

@@ -48,8 +48,8 @@ class TemporaryError(Exception):
     """No answer that can be used, this time.
 
     Args:
-        text: What happened.
-        rest_s: How long the server asks to be left alone (s); None where it does not say.
+        text: Tells what happened.
+        rest_s: Time for which the server asks to be left alone (s); None where it does not say.
         everywhere: It is the server that fails, not one address of it.
     """
 
@@ -63,7 +63,7 @@ class PermanentError(Exception):
     """The server will not answer this, however often it is asked.
 
     Args:
-        text: What happened.
+        text: Tells what happened.
         status: HTTP status.
     """
 
@@ -120,7 +120,7 @@ class GridClient:
 
     Args:
         base_url: Address of the server.
-        key: What the server wants to see.
+        key: Gives the headers that the server wants to see.
         patience: Limits of time and of tries.
         stop: Set from outside to give up.
 
@@ -181,7 +181,7 @@ class GridClient:
         Args:
             path: Path below the base URL.
             params: Query of the URL.
-            headers: What the server wants to see.
+            headers: Headers that the server wants to see.
 
         Raises:
             TemporaryError: There is none for now.
@@ -249,7 +249,7 @@ def find_key(variable: str, signal: str, environ: Mapping[str, str] | None = Non
 
     Args:
         variable: Name of the environment variable, and of the entry in the keyring.
-        signal: Who needs it, for the error.
+        signal: Name of the signal that needs the key, for the error.
         environ: Environment, os.environ by default.
 
     Raises:

@@ -14,9 +14,9 @@ class ConstantSignal:
     Args:
         g_per_kwh: The intensity (gCO2e/kWh), at least 0.
         zone: Place that it is of.
-        source: Who says so, with year.
+        source: Publication that says so, with year.
         accounting: ``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it.
-        resolution: What the number is an average over.
+        resolution: Period that the number is an average over.
 
     Raises:
         CarbonSignalError: The number is negative, infinite or not a number.

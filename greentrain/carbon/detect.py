@@ -16,7 +16,7 @@ class Fallback:
     """The first of several signals that knows an interval answers for it, under its own name.
 
     Args:
-        signals: In the order in which they are asked.
+        signals: The signals, in the order in which they are asked.
 
     Raises:
         ConfigError: There is none, or they mix average and marginal intensities.
@@ -98,7 +98,7 @@ def open_signal(config: CarbonConfig, *, key: FindKey = find_key) -> CarbonSigna
 
     Args:
         config: Section ``carbon``.
-        key: Where keys of servers are looked up.
+        key: Looks up the keys of servers.
 
     Raises:
         ConfigError: Keys that a signal needs are missing, or average and marginal ones are mixed.

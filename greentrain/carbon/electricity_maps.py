@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from greentrain.carbon.client import HeaderKey, Secret
 from greentrain.carbon.regions import ALPHA_2
-from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
+from greentrain.carbon.source import HISTORY_S, Ask, GridRow, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
 from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind
 
@@ -32,9 +32,9 @@ class ElectricityMaps:
     """One zone of Electricity Maps.
 
     Args:
-        zone: As in https://app.electricitymaps.com: ``DE``, ``US-CAL-CISO``; of a country also the three-letter code.
+        zone: Zone as in https://app.electricitymaps.com: ``DE``, ``US-CAL-CISO``; also a country's three-letter code.
         token: The key.
-        base_url: Where the API is.
+        base_url: Address of the API.
 
     Raises:
         UnknownZoneError: The zone is not of this form.
@@ -85,7 +85,7 @@ class ElectricityMaps:
             end_s, number = start_s, number + 1
         return asks
 
-    def read(self, ask: Ask, answer: Any) -> Sequence[Row]:
+    def read(self, ask: Ask, answer: Any) -> Sequence[GridRow]:
         """Return the hours of an answer.
 
         Raises:
@@ -101,7 +101,7 @@ class ElectricityMaps:
         starts = [unix_s(item["datetime"]) for item in items]
         step_s = _step_s(answer.get("temporalGranularity"), starts)
         return [
-            Row(start_s, start_s + step_s, item["carbonIntensity"], _kind(ask, item), _issued_s(answer, item))
+            GridRow(start_s, start_s + step_s, item["carbonIntensity"], _kind(ask, item), _issued_s(answer, item))
             for start_s, item in zip(starts, items, strict=True)
         ]
 

@@ -72,8 +72,8 @@ def profile_forecast(past_g_per_kwh: Array, hours: int, fades: Fades = FADES) ->
 
     Args:
         past_g_per_kwh: (n, p) hourly, oldest first, NaN where unknown. The last 21 days count, from 8 weeks on all.
-        hours: How many.
-        fades: How today's anomaly fades.
+        hours: Number of hours.
+        fades: Times and shares by which today's anomaly fades.
 
     Returns:
         (n, hours); column 0 is the hour after the last past one. Less than a day of history gives its mean, and what
@@ -109,7 +109,7 @@ class ProfileForecast:
 
         Args:
             t_unix_s: Now (s since the epoch, UTC).
-            hours: How many.
+            hours: Number of hours.
             past_g_per_kwh: (p,) mean of each hour before now, oldest first, NaN where unknown.
 
         Returns:

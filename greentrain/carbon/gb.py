@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from greentrain.carbon.client import Key
-from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
+from greentrain.carbon.source import HISTORY_S, Ask, GridRow, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
 from greentrain.types import CarbonBasis, CarbonKind
 
@@ -46,7 +46,7 @@ class GreatBritain:
 
     Args:
         zone: ``GB``, or ``GB-LONDON``, ``GB-13``: a region by name or number, 1 to 17.
-        base_url: Where the API is.
+        base_url: Address of the API.
 
     Raises:
         UnknownZoneError: The zone is not in Great Britain.
@@ -81,7 +81,7 @@ class GreatBritain:
             end_s, number = start_s, number + 1
         return asks
 
-    def read(self, ask: Ask, answer: Any) -> Sequence[Row]:
+    def read(self, ask: Ask, answer: Any) -> Sequence[GridRow]:
         """Return the half hours of an answer.
 
         Raises:
@@ -103,11 +103,11 @@ class GreatBritain:
         return f"/intensity/{span}" if self._region is None else f"/regional/intensity/{span}/regionid/{self._region}"
 
 
-def _row(item: Any) -> Row:
+def _row(item: Any) -> GridRow:
     values = item["intensity"]
     actual = values.get("actual")
     value, kind = (values["forecast"], CarbonKind.FORECAST) if actual is None else (actual, CarbonKind.ACTUAL)
-    return Row(unix_s(item["from"]), unix_s(item["to"]), value, kind)
+    return GridRow(unix_s(item["from"]), unix_s(item["to"]), value, kind)
 
 
 def _region(zone: str) -> tuple[str, int | None]:

@@ -13,7 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -52,31 +52,21 @@ class CodecarbonData:
             raise CarbonSignalError(f"codecarbon {version} has no folder {folder}: {_REMEDY}")
         return cls(folder=folder, version=version)
 
-    def read_json(self, name: str) -> Mapping[str, Any]:
-        """Return a JSON table.
+    def read(self, name: str) -> Any:
+        """Return a table: the object of a JSON file, or the rows of a CSV file.
 
         Raises:
-            CarbonSignalError: The file is gone or is no JSON object.
+            CarbonSignalError: The file is gone, cannot be decoded or is no JSON object.
         """
-        try:
-            table = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise self.changed(name, str(error)) from error
-        if not isinstance(table, dict):
-            raise self.changed(name, f"it holds a {type(table).__name__}, not an object")
-        return table
-
-    def read_csv(self, name: str) -> Sequence[Mapping[str, str]]:
-        """Return the rows of a CSV table.
-
-        Raises:
-            CarbonSignalError: The file is gone or cannot be decoded.
-        """
+        is_csv = name.endswith(".csv")
         try:
             with (self.folder / name).open(encoding="utf-8-sig", newline="") as file:
-                return list(csv.DictReader(file))
+                table = list(csv.DictReader(file)) if is_csv else json.load(file)
         except (OSError, ValueError, csv.Error) as error:
             raise self.changed(name, str(error)) from error
+        if not (is_csv or isinstance(table, dict)):
+            raise self.changed(name, f"it holds a {type(table).__name__}, not an object")
+        return table
 
     def changed(self, name: str, what: str) -> CarbonSignalError:
         """Return the error that says that a table no longer looks as expected."""
@@ -154,7 +144,7 @@ _CANADA: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PlaceIntensity:
     """The annual average carbon intensity of one place."""
 
     zone: str
@@ -175,7 +165,7 @@ class Place:
         return f"{self.source}, {self.year}" if self.year is not None else f"{self.source}, year not stated"
 
 
-def lookup(zone: str, data: CodecarbonData | None = None) -> Place:
+def lookup(zone: str, data: CodecarbonData | None = None) -> PlaceIntensity:
     """Return the annual carbon intensity of a place.
 
     Case, accents and underscores do not matter. A bare name that means two places is refused.
@@ -207,7 +197,7 @@ def lookup(zone: str, data: CodecarbonData | None = None) -> Place:
     return found[0]
 
 
-def places(data: CodecarbonData) -> Iterator[Place]:
+def places(data: CodecarbonData) -> Iterator[PlaceIntensity]:
     """Yield every place of the tables.
 
     Raises:
@@ -223,11 +213,11 @@ def places(data: CodecarbonData) -> Iterator[Place]:
         (_google, "cloud/impact.csv"),
     ):
         try:
-            yield from read(data, name)
+            yield from read(data.read(name))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise data.changed(name, f"{type(error).__name__}: {error}") from error
     for profile in load_profiles():
-        yield Place(
+        yield PlaceIntensity(
             zone=profile.zone,
             name=profile.name,
             g_per_kwh=profile.mean_g_per_kwh,
@@ -238,15 +228,15 @@ def places(data: CodecarbonData) -> Iterator[Place]:
         )
 
 
-def _world(data: CodecarbonData, name: str) -> Iterator[Place]:
-    value = float(data.read_json(name)["world_average"])
-    yield Place(zone=WORLD, name="World", g_per_kwh=value, year=2019, source=IEA, accounting="production")
+def _world(table: Any) -> Iterator[PlaceIntensity]:
+    value = float(table["world_average"])
+    yield PlaceIntensity(zone=WORLD, name="World", g_per_kwh=value, year=2019, source=IEA, accounting="production")
 
 
-def _countries(data: CodecarbonData, name: str) -> Iterator[Place]:
-    for code, row in data.read_json(name).items():
+def _countries(table: Any) -> Iterator[PlaceIntensity]:
+    for code, row in table.items():
         short = (ALPHA_2[code],) if code in ALPHA_2 else ()
-        yield Place(
+        yield PlaceIntensity(
             zone=code,
             name=row["country_name"],
             g_per_kwh=float(row["carbon_intensity"]),
@@ -257,13 +247,12 @@ def _countries(data: CodecarbonData, name: str) -> Iterator[Place]:
         )
 
 
-def _us_states(data: CodecarbonData, name: str) -> Iterator[Place]:
-    table = data.read_json(name)
+def _us_states(table: Any) -> Iterator[PlaceIntensity]:
     if table["_unit"]["emissions"] != "lbs/MWh":
         raise ValueError(f"the unit is {table['_unit']['emissions']!r}, expected 'lbs/MWh'")
     for state, row in table.items():
         if not state.startswith("_"):
-            yield Place(
+            yield PlaceIntensity(
                 zone=f"US-{row['regionCode']}",
                 name=state.title(),
                 g_per_kwh=g_per_kwh_from_lb_per_mwh(float(row["emissions"])),
@@ -274,10 +263,10 @@ def _us_states(data: CodecarbonData, name: str) -> Iterator[Place]:
             )
 
 
-def _canada(data: CodecarbonData, name: str) -> Iterator[Place]:
-    for province, mix in data.read_json(name).items():
+def _canada(table: Any) -> Iterator[PlaceIntensity]:
+    for province, mix in table.items():
         weighted = sum(float(mix[fuel]) * factor for fuel, factor in _FOSSIL_G_PER_KWH.items())
-        yield Place(
+        yield PlaceIntensity(
             zone=f"CA-{_CANADA[province]}",
             name=province.title(),
             g_per_kwh=weighted / float(mix["total"]),
@@ -288,9 +277,9 @@ def _canada(data: CodecarbonData, name: str) -> Iterator[Place]:
         )
 
 
-def _china(data: CodecarbonData, name: str) -> Iterator[Place]:
-    for code, row in data.read_json(name)["data"].items():
-        yield Place(
+def _china(table: Any) -> Iterator[PlaceIntensity]:
+    for code, row in table["data"].items():
+        yield PlaceIntensity(
             zone=code,
             name=row["description"],
             g_per_kwh=float(row["emission_factor"]),
@@ -301,11 +290,11 @@ def _china(data: CodecarbonData, name: str) -> Iterator[Place]:
         )
 
 
-def _nordic(data: CodecarbonData, name: str) -> Iterator[Place]:
-    for code, row in data.read_json(name)["data"].items():
+def _nordic(table: Any) -> Iterator[PlaceIntensity]:
+    for code, row in table["data"].items():
         if code in ALPHA_2.values():
             continue  # Finland as a whole: the table of countries has it, with a stated source
-        yield Place(
+        yield PlaceIntensity(
             zone=code,
             name=row["description"],
             g_per_kwh=float(row["emission_factor"]),
@@ -316,10 +305,10 @@ def _nordic(data: CodecarbonData, name: str) -> Iterator[Place]:
         )
 
 
-def _google(data: CodecarbonData, name: str) -> Iterator[Place]:
-    for row in data.read_csv(name):
+def _google(table: Any) -> Iterator[PlaceIntensity]:
+    for row in table:
         region = row["region"].replace("cenrtal", "central")  # typing error in codecarbon 3.3.2: me-cenrtal1
-        yield Place(
+        yield PlaceIntensity(
             zone=f"{row['provider']}:{region}",
             name=f"{row['providerName']}, {row['city'] or row['country_name']}",
             g_per_kwh=float(row["impact"]),
@@ -335,7 +324,7 @@ def _key(text: str) -> str:
     return " ".join(plain.casefold().replace("_", " ").split())
 
 
-def _unknown(zone: str, table: Sequence[Place]) -> str:
+def _unknown(zone: str, table: Sequence[PlaceIntensity]) -> str:
     key = _key(zone)
     if key.split(":")[0] in ("aws", "azure"):
         return (

@@ -57,7 +57,7 @@ class ReplayedSignal:
 
     Args:
         signal: The signal in the grid's own time.
-        time: What belongs to what.
+        time: Moment of the grid that belongs to a moment of the machine.
     """
 
     def __init__(self, signal: CarbonSignal, time: GridTime) -> None:

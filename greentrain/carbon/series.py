@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
-from greentrain.carbon.source import Row, intensity
+from greentrain.carbon.source import GridRow, intensity
 from greentrain.types import CarbonKind
 
 HOLD_S: Final = 7200.0
@@ -33,7 +33,7 @@ class Reading(NamedTuple):
     """When it came to this machine."""
 
 
-class Mean(NamedTuple):
+class MeanIntensity(NamedTuple):
     """An average over time."""
 
     g_per_kwh: float | None = None
@@ -72,16 +72,16 @@ class Series:
             [r for r in self.known if r.t1_unix_s > t_unix_s], [r for r in self.ahead if r.t1_unix_s > t_unix_s]
         )
 
-    def mean(self, t0_unix_s: float, t1_unix_s: float) -> Mean:
+    def mean(self, t0_unix_s: float, t1_unix_s: float) -> MeanIntensity:
         """Return the time average, where all of the interval is known, forecast for it, or held from before."""
         i = bisect_right(self._starts, t0_unix_s) - 1
         if not (t0_unix_s <= t1_unix_s) or i < 0 or not (t0_unix_s < self._steps[i].t1_unix_s):
-            return Mean()
+            return MeanIntensity()
         used = [self._steps[i]]
         while used[-1].t1_unix_s < t1_unix_s:
             i += 1
             if i == len(self._steps) or self._steps[i].t0_unix_s > used[-1].t1_unix_s:
-                return Mean()
+                return MeanIntensity()
             used.append(self._steps[i])
         kinds = {step.kind for step in used}
         kind = next(k for k in (CarbonKind.FORECAST, CarbonKind.ESTIMATED, CarbonKind.ACTUAL) if k in kinds)
@@ -90,7 +90,7 @@ class Series:
         if len(used) > 1:
             area = sum(s.g_per_kwh * (min(s.t1_unix_s, t1_unix_s) - max(s.t0_unix_s, t0_unix_s)) for s in used)
             value = area / (t1_unix_s - t0_unix_s)
-        return Mean(value, kind, max(issued) if len(issued) == len(used) else None)
+        return MeanIntensity(value, kind, max(issued) if len(issued) == len(used) else None)
 
     def points(self, t0_unix_s: float, t1_unix_s: float) -> list[Reading]:
         """Return what reaches into an interval, without what is held."""
@@ -105,7 +105,7 @@ class Series:
         ]
 
 
-def checked(rows: Iterable[Row], fetched_unix_s: float) -> tuple[list[Reading], list[str]]:
+def checked(rows: Iterable[GridRow], fetched_unix_s: float) -> tuple[list[Reading], list[str]]:
     """Return the sound readings of an answer, and what is wrong with the others. What is null is neither."""
     readings: dict[tuple[bool, float], Reading] = {}
     odd = []

@@ -30,7 +30,7 @@ class Ask:
     """False: the signal can do without, as where a plan has no forecasts."""
 
 
-class Row(NamedTuple):
+class GridRow(NamedTuple):
     """One value as a server gave it, not checked yet."""
 
     t0_unix_s: float
@@ -87,11 +87,11 @@ class GridSource(Protocol):
         """
         ...
 
-    def read(self, ask: Ask, answer: Any) -> Sequence[Row]:
+    def read(self, ask: Ask, answer: Any) -> Sequence[GridRow]:
         """Return the values in an answer.
 
         Args:
-            ask: What was asked.
+            ask: The question.
             answer: The JSON that came.
 
         Raises:

@@ -7,7 +7,7 @@ interval is the exact integral of that staircase, by prefix sums and bisection. 
 import csv
 import math
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -62,7 +62,7 @@ def read_trace(path: Path | str, column: Column = INTENSITY) -> TraceRows:
 
     Args:
         path: The file.
-        column: What is read from it.
+        column: Name, bounds and unit of the values.
 
     Raises:
         TraceError: The file cannot be read, lacks a column, has fewer than two rows, a time without a zone, times
@@ -134,16 +134,36 @@ def _value(text: str, where: str, column: Column) -> float:
     return value
 
 
+def staircase(rows: TraceRows, fill: Callable[[int], Iterable[tuple[float, float]]]) -> Staircase:
+    """Return the function that a trace is, from 0 on: each value holds to the next row, the last for one step.
+
+    Args:
+        rows: The trace.
+        fill: Gives, for the row before a hole, what stands in the hole: seconds after the row, and values from then on.
+    """
+    start_s, step_s = rows.t_unix_s[0], rows.step_s
+    t_s, values, filled = array("d"), array("d"), array("b")
+    ends = (*rows.t_unix_s[1:], rows.t_unix_s[-1] + step_s)
+    for row, (t0_s, t1_s) in enumerate(zip(rows.t_unix_s, ends, strict=True)):
+        is_hole = t1_s - t0_s > GAP_STEPS * step_s
+        for after_s, value in ((0.0, rows.values[row]), *(fill(row) if is_hole else ())):
+            t_s.append(t0_s + after_s - start_s)
+            values.append(value)
+            filled.append(after_s > 0)
+    t_s.append(ends[-1] - start_s)
+    return Staircase.of(t_s, values, filled)
+
+
 class TraceSignal:
     """The carbon intensity in a CSV file.
 
     Args:
         csv_path: The file; times carry ``Z`` or an offset.
         zone: Place that it is of; None takes the file's name.
-        source: Who says so, with year; None names the file.
+        source: Publication that says so, with year; None names the file.
         max_gap_h: Holes up to this long (h) are bridged by a straight line and marked as estimated; 0 accepts none.
         start_unix_s: Replay: the trace's first point is moved to this time (s since the epoch). None keeps its times.
-        kind: What the values are.
+        kind: Kind of the values.
         basis: Average or marginal.
         accounting: ``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it.
 
@@ -173,7 +193,7 @@ class TraceSignal:
         if start_unix_s is not None:
             self.source += f", replayed from {iso(rows.t_unix_s[0])}"
         self.step_s = rows.step_s
-        self._steps = _staircase(path, rows, max_gap_h)
+        self._steps = staircase(rows, lambda row: self._bridge(path, rows, row, max_gap_h))
         self.start_unix_s = rows.t_unix_s[0] if start_unix_s is None else float(start_unix_s)
         self.end_unix_s = self.start_unix_s + self._steps.t_s[-1]
 
@@ -206,27 +226,17 @@ class TraceSignal:
             "terms": "those of the file's source",
         }
 
-
-def _staircase(path: Path, rows: TraceRows, max_gap_h: float) -> Staircase:
-    start_s, step_s = rows.t_unix_s[0], rows.step_s
-    t_s, g, filled = array("d"), array("d"), array("b")
-    for i, t0 in enumerate(rows.t_unix_s):
-        t_s.append(t0 - start_s)
-        g.append(rows.values[i])
-        filled.append(0)
-        if i + 1 == len(rows.t_unix_s) or rows.t_unix_s[i + 1] - t0 <= GAP_STEPS * step_s:
-            continue
-        t1 = rows.t_unix_s[i + 1]
-        gap_h = (t1 - t0 - step_s) / S_PER_HOUR
+    def _bridge(self, path: Path, rows: TraceRows, row: int, max_gap_h: float) -> Iterator[tuple[float, float]]:
+        """Yield a straight line over the hole behind a row, a step at a time."""
+        t0, t1 = rows.t_unix_s[row : row + 2]
+        gap_h = (t1 - t0 - rows.step_s) / S_PER_HOUR
         if gap_h > max_gap_h:
             raise TraceError(
-                f"{path}:{rows.line[i + 1]}: a gap of {gap_h:g} h from {iso(t0 + step_s)} to {iso(t1)} (the trace's"
-                f" step is {step_s:g} s). Fill it, or accept gaps up to this length, bridged by a straight line and"
-                f" marked as estimated, with max_gap_h={math.ceil(gap_h * 100) / 100:g} (carbon.trace_max_gap_h)"
+                f"{path}:{rows.line[row + 1]}: a gap of {gap_h:g} h from {iso(t0 + rows.step_s)} to {iso(t1)} (the"
+                f" trace's step is {rows.step_s:g} s). Fill it, or accept gaps up to this length, bridged by a straight"
+                f" line and marked as estimated, with max_gap_h={math.ceil(gap_h * 100) / 100:g}"
+                " (carbon.trace_max_gap_h)"
             )
-        for k in range(1, math.ceil((t1 - t0) / step_s - 0.001)):
-            t_s.append(t0 + k * step_s - start_s)
-            g.append(rows.values[i] + (rows.values[i + 1] - rows.values[i]) * k * step_s / (t1 - t0))
-            filled.append(1)
-    t_s.append(rows.t_unix_s[-1] + step_s - start_s)
-    return Staircase.of(t_s, g, filled)
+        rise = rows.values[row + 1] - rows.values[row]
+        for k in range(1, math.ceil((t1 - t0) / rows.step_s - 0.001)):
+            yield k * rows.step_s, rows.values[row] + rise * k * rows.step_s / (t1 - t0)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import Any, Final
+from typing import Final
 
 from greentrain.errors import CarbonSignalError, UnknownZoneError
 from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind, CarbonPoint
@@ -52,22 +52,9 @@ def load_profiles() -> Sequence[Profile]:
     """
     try:
         data = json.loads(files("greentrain.carbon").joinpath("typical.json").read_text(encoding="utf-8"))
-        return [_profile(zone, row, data["year"]) for zone, row in data["zones"].items()]
+        return [Profile(zone=zone, year=data["year"], **row) for zone, row in data["zones"].items()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CarbonSignalError(f"greentrain/carbon/typical.json is damaged ({error}); reinstall GreenTrain") from error
-
-
-def _profile(zone: str, row: Mapping[str, Any], year: int) -> Profile:
-    return Profile(
-        zone=zone,
-        aliases=tuple(row["aliases"]),
-        name=row["name"],
-        year=year,
-        mean_g_per_kwh=row["mean_g_per_kwh"],
-        spread=row["spread"],
-        weekday=row["weekday"],
-        month_hour=row["month_hour"],
-    )
 
 
 class TypicalSignal:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from greentrain.carbon.client import GridClient, Key, Secret, TemporaryError
-from greentrain.carbon.source import HISTORY_S, Ask, Row, SourceFacts, WrongAnswer, iso, unix_s
+from greentrain.carbon.source import HISTORY_S, Ask, GridRow, SourceFacts, WrongAnswer, iso, unix_s
 from greentrain.errors import UnknownZoneError
 from greentrain.types import CarbonBasis, CarbonKind, g_per_kwh_from_lb_per_mwh
 
@@ -34,8 +34,8 @@ class WattTime:
     Args:
         zone: Region, such as ``CAISO_NORTH``.
         user: Name of the account.
-        password: Its password.
-        base_url: Where the API is.
+        password: Password of the account.
+        base_url: Address of the API.
 
     Raises:
         UnknownZoneError: The zone is not of this form.
@@ -84,7 +84,7 @@ class WattTime:
             past("past-1", now_s - HISTORY_S, now_s - _DAY_S, _DAY_S),
         ]
 
-    def read(self, ask: Ask, answer: Any) -> Sequence[Row]:
+    def read(self, ask: Ask, answer: Any) -> Sequence[GridRow]:
         """Return the values of an answer in g/kWh.
 
         Raises:
@@ -102,7 +102,7 @@ class WattTime:
         rows = []
         for item in answer["data"]:
             t0_s = unix_s(item["point_time"])
-            rows.append(Row(t0_s, t0_s + step_s, _g_per_kwh(item["value"]), kind, issued_s))
+            rows.append(GridRow(t0_s, t0_s + step_s, _g_per_kwh(item["value"]), kind, issued_s))
         return rows
 
 
@@ -117,7 +117,7 @@ class Login(Key):
 
     Args:
         user: Name of the account.
-        password: Its password.
+        password: Password of the account.
     """
 
     def __init__(self, user: Secret, password: Secret) -> None:

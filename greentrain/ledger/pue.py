@@ -2,11 +2,9 @@
 
 PUE is facility energy / IT energy (ISO/IEC 30134-2:2016). It comes from the configuration as one number, from a file
 of the facility's own records, or from a Prometheus server. Where the last two know nothing, the configured number
-counts, and the books say so.
-
-One daemon thread asks the server; whoever wants a PUE gets what it last learned. An instant query answers with what was
-scraped up to five minutes before (https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness, read
-2026-11-21).
+counts, and the books say so. One daemon thread asks the server; whoever wants a PUE gets what it last learned. An
+instant query answers with what was scraped up to five minutes before
+(https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness, read 2026-11-21).
 """
 
 import contextlib
@@ -14,7 +12,6 @@ import logging
 import math
 import random
 import threading
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +19,10 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from greentrain.carbon.replayed import GridTime, ReplayedSignal
-from greentrain.carbon.series import GAP_STEPS, Staircase
-from greentrain.carbon.trace import Column, TraceRows, read_trace
+from greentrain.carbon.trace import Column, read_trace, staircase
 from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError
-from greentrain.power.promql import PrometheusClient, Reply, ReplyError
+from greentrain.power.prometheus import PrometheusClient, QueryResult, ReplyError
 from greentrain.types import CarbonSignal, PueSource
 from greentrain.utils import redact
 from greentrain.utils.clock import Clock, SystemClock
@@ -82,19 +78,19 @@ class Facility(Protocol):
 
     def covers(self, t0_unix_s: float, t1_unix_s: float) -> bool:
         """Return True if records say what the PUE is throughout an interval, its future part too."""
-        ...
+        return False
 
     def start(self) -> None:
         """Begin to ask, where there is anybody to be asked. Returns at once."""
-        ...
+        return
 
     def close(self) -> None:
         """End what asks. Idempotent; what was known stays known."""
-        ...
+        return
 
 
-class ConstantPue:
-    """One number for all time.
+class ConstantPue(Facility):
+    """One number for all time, which nobody recorded.
 
     Args:
         value: Facility energy / IT energy.
@@ -107,18 +103,8 @@ class ConstantPue:
         """Return the number."""
         return self._point
 
-    def covers(self, t0_unix_s: float, t1_unix_s: float) -> bool:
-        """Return False: nobody recorded it."""
-        return False
 
-    def start(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class TracePue:
+class TracePue(Facility):
     """The facility's own records: a CSV file with columns ``timestamp_utc`` and ``pue``.
 
     Each value holds until the next row, the last for one regular step. Outside the file, and in holes of more than one
@@ -126,7 +112,7 @@ class TracePue:
 
     Args:
         csv_path: The file; times carry ``Z`` or an offset.
-        constant: What counts where the file says nothing.
+        constant: PUE that counts where the file says nothing.
 
     Raises:
         TraceError: The file is malformed, or a value is outside 1 to 5.
@@ -135,7 +121,7 @@ class TracePue:
     def __init__(self, csv_path: Path | str, constant: float) -> None:
         rows = read_trace(csv_path, COLUMN)
         self._constant = constant
-        self._steps = _staircase(rows, constant)
+        self._steps = staircase(rows, lambda row: [(rows.step_s, constant)])
         self.start_unix_s = rows.t_unix_s[0]
         self.end_unix_s = self.start_unix_s + self._steps.t_s[-1]
 
@@ -156,22 +142,16 @@ class TracePue:
         """Return True if no part of an interval is outside the file or in a hole of it."""
         return self.pue(t0_unix_s, t1_unix_s).source is PueSource.TRACE
 
-    def start(self) -> None:
-        """Do nothing."""
 
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class ReplayedPue:
+class ReplayedPue(Facility):
     """Records that are asked in real time and answer of the grid's: a replayed day has the PUE of that day.
 
     Args:
         facility: The records, in the grid's own time.
-        time: What belongs to what.
+        time: Moment of the grid that belongs to a moment of the machine.
     """
 
-    def __init__(self, facility: Facility, time: GridTime) -> None:
+    def __init__(self, facility: TracePue, time: GridTime) -> None:
         self._facility = facility
         self._time = time
 
@@ -182,14 +162,6 @@ class ReplayedPue:
     def covers(self, t0_unix_s: float, t1_unix_s: float) -> bool:
         """Return what the records cover of the grid's interval."""
         return self._facility.covers(self._time.at(t0_unix_s), self._time.at(t1_unix_s))
-
-    def start(self) -> None:
-        """Start the records."""
-        self._facility.start()
-
-    def close(self) -> None:
-        """Close the records."""
-        self._facility.close()
 
 
 def open_facility(config: CarbonConfig, tell: Callable[[str], None], clock: Clock | None = None) -> Facility:
@@ -218,29 +190,12 @@ def in_run_time(facility: Facility, signal: CarbonSignal) -> Facility:
     """Return a facility to be asked in real time: records follow a grid that is replayed, what is asked live does not.
 
     Args:
-        facility: In the grid's own time.
-        signal: Of the run.
+        facility: The facility, in the grid's own time.
+        signal: Carbon signal of the run.
     """
     if isinstance(facility, TracePue) and isinstance(signal, ReplayedSignal):
         return ReplayedPue(facility, signal.time)
     return facility
-
-
-def _staircase(rows: TraceRows, constant: float) -> Staircase:
-    """Return the rows, with the constant in their holes."""
-    start_s, step_s = rows.t_unix_s[0], rows.step_s
-    t_s, values, filled = array("d"), array("d"), array("b")
-    ends = (*rows.t_unix_s[1:], rows.t_unix_s[-1] + step_s)
-    for t0_s, t1_s, value in zip(rows.t_unix_s, ends, rows.values, strict=True):
-        t_s.append(t0_s - start_s)
-        values.append(value)
-        filled.append(0)
-        if t1_s - t0_s > GAP_STEPS * step_s:
-            t_s.append(t0_s + step_s - start_s)
-            values.append(constant)
-            filled.append(1)
-    t_s.append(ends[-1] - start_s)
-    return Staircase.of(t_s, values, filled)
 
 
 log = logging.getLogger(__name__)
@@ -255,8 +210,8 @@ _JITTER: Final = 0.1
 """Ranks that began together do not ask together for ever."""
 
 
-class PrometheusPue:
-    """Follows one number in a Prometheus server.
+class PrometheusPue(Facility):
+    """Follows one number in a Prometheus server, which does not know what comes.
 
     An answer holds until the next one, and for at most ``stale_s`` while the server is silent. Where the server has no
     data, or says what cannot be a PUE, the constant counts from then on until it says better.
@@ -264,10 +219,10 @@ class PrometheusPue:
     Args:
         url: The server, for example ``http://prometheus:9090``.
         query: PromQL whose result is one number.
-        constant: What counts where the server says nothing.
+        constant: PUE that counts where the server says nothing.
         tell: Takes the one warning of a run, from the thread that asks.
         poll_s: Time between two questions (s).
-        stale_s: How long an answer holds (s).
+        stale_s: Time for which an answer holds (s).
         timeout_s: Longest wait for one answer (s).
         transport: An httpx transport, for tests.
         clock: Time.
@@ -331,10 +286,6 @@ class PrometheusPue:
             source=PueSource.FALLBACK if blind_s > _EDGE_S else PueSource.PROMETHEUS,
         )
 
-    def covers(self, t0_unix_s: float, t1_unix_s: float) -> bool:
-        """Return False: the server does not know what comes."""
-        return False
-
     def start(self) -> None:
         """Begin to ask. Returns at once."""
         if self._thread is None and not self._stop.is_set():
@@ -391,7 +342,7 @@ class _NoPueError(Exception):
     """The server answered, and it is not one PUE."""
 
 
-def _number(reply: Reply) -> float:
+def _number(reply: QueryResult) -> float:
     if reply.kind == "matrix":
         raise _NoPueError("gives a range of values where one number, the PUE now, is wanted")
     if not reply.series:

@@ -1,10 +1,11 @@
-"""Energy counters that a Prometheus server has scraped, by default those of Kepler.
+"""Energy counters that a Prometheus server has scraped, by default those of Kepler, and what any question to it needs.
+
+HTTP API: https://prometheus.io/docs/prometheus/latest/querying/api/ (read 2026-11-21). An instant query of a range
+(``x[60s]``) gives the scraped samples with their own times; one of an instant vector gives the time of the query.
 
 A thread of the meter asks the server about twice a scrape interval; ``read`` returns what it last learned, so
 neither the sampler nor the training ever waits for the network. A sample has the time at which Prometheus scraped
 it, mapped to the monotonic clock through the machine's wall clock.
-
-Kepler's node energy series: what to ask Prometheus for, and which device a series belongs to.
 
 Kepler 0.10 and newer: ``kepler_node_cpu_joules_total{zone, path, node_name}`` and
 ``kepler_node_gpu_joules_total{gpu, gpu_uuid, gpu_name, vendor, node_name}`` (docs/user/metrics.md of
@@ -14,22 +15,128 @@ sustainable-computing-io/kepler at 13944a6, 2026-08-21). Kepler up to 0.9: ``kep
 """
 
 import contextlib
+import json
 import math
 import os
 import re
 import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.errors import MeterError
-from greentrain.power.promql import PrometheusClient, ReplyError, SampleSeries
 from greentrain.power.rapl import UNCERTAINTY
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
+from greentrain.utils.http_client import HttpClient, HttpError
 
 if TYPE_CHECKING:
     import httpx
+
+
+MAX_REPLY_BYTES: Final = 8_000_000
+
+
+class ReplyError(Exception):
+    """The server did not answer, or not as Prometheus does."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSeries:
+    """One series of an answer."""
+
+    labels: Mapping[str, str]
+    points: Sequence[tuple[float, float]]
+    """(unix s, value), oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """An answer."""
+
+    kind: str
+    """``matrix``, ``vector`` or ``scalar``; a scalar is one series without labels."""
+    series: Sequence[SampleSeries]
+
+
+class PrometheusClient:
+    """Asks one server.
+
+    Args:
+        url: The server, for example ``http://prometheus:9090``; a name and password in it go into a header.
+        timeout_s: Longest wait for one answer (s).
+        transport: An httpx transport, for tests.
+        clock: Time.
+
+    Raises:
+        MissingExtraError: httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 2.0,
+        transport: "httpx.BaseTransport | None" = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.timeout_s = timeout_s
+        monotonic_s = (clock or SystemClock()).monotonic_s
+        self._http = HttpClient(
+            url,
+            extra="prometheus",
+            silence_s=timeout_s,
+            most_bytes=MAX_REPLY_BYTES,
+            transport=transport,
+            monotonic_s=monotonic_s,
+        )
+        self.url = self._http.url
+        self.close = self._http.close
+
+    def query(self, promql: str, stop: threading.Event) -> QueryResult:
+        """Return the answer to an instant query.
+
+        Args:
+            promql: The question.
+            stop: Set from outside to give up.
+
+        Raises:
+            ReplyError: There is none that can be used.
+        """
+        try:
+            answer = self._http.ask(
+                "GET", "/api/v1/query", params={"query": promql}, within_s=self.timeout_s, stop=stop
+            )
+        except HttpError as error:
+            if error.kind == "large":
+                raise ReplyError(f"the answer is longer than {MAX_REPLY_BYTES} bytes; narrow the query") from error
+            if error.kind == "late":
+                raise ReplyError(f"no complete answer within {self.timeout_s:g} s") from error
+            raise ReplyError(f"no answer ({error})") from error
+        return _parse(answer.body, answer.status)
+
+
+def _parse(body: bytes, status: int) -> QueryResult:
+    try:
+        reply: Any = json.loads(body)
+        if reply["status"] != "success":
+            raise ReplyError(f"HTTP {status}: {reply.get('error', 'unknown error')}")
+        data = reply["data"]
+        kind, result = str(data["resultType"]), data["result"]
+        if kind == "scalar":
+            result = [{"metric": {}, "value": result}]
+        elif kind not in ("matrix", "vector"):
+            raise ReplyError(f"the query gives a {kind}, not numbers")
+        series = []
+        for item in result:
+            pairs = item["values"] if kind == "matrix" else [item["value"]]
+            points = [(float(t), float(v)) for t, v in pairs]
+            if points:
+                series.append(SampleSeries({str(k): str(v) for k, v in item["metric"].items()}, points))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ReplyError(f"HTTP {status}, and the answer is not that of a Prometheus server") from error
+    return QueryResult(kind, series)
 
 
 QUERY: Final = '{__name__=~"kepler_node_(cpu|gpu|package|dram)_joules_total",zone=~"|package.*|dram.*"}'

@@ -1,8 +1,6 @@
 """Client of ``greentrain serve``, for use inside other frameworks: the standard library only.
 
-Connections stay open between requests. Any thread may call.
-
-Where a server is, and the token that it alone is told: the standard library only.
+Connections stay open between requests. Any thread may call. A token is told to no other server than its own.
 """
 
 import asyncio
@@ -16,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from greentrain.errors import ConfigError, GreenTrainError
+from greentrain.utils.http_client import TRY_AGAIN, HttpAnswer
 
 URL_VARIABLE: Final = "GREENTRAIN_URL"
 TOKEN_VARIABLE: Final = "GREENTRAIN_TOKEN"
@@ -34,7 +32,7 @@ _EXAMPLE: Final = "write one such as http://127.0.0.1:8700"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Of one server."""
+    """Address of one server, with its token."""
 
     name: str
     """The URL without its user part: for messages."""
@@ -51,8 +49,8 @@ class Address:
         """Return the address in a URL.
 
         Args:
-            url: With http or https. A password in it is the token, decoded as browsers encode it.
-            token: In place of the password. None and no password: that of the environment.
+            url: URL with http or https. A password in it is the token, decoded as browsers encode it.
+            token: Token in place of the password. None and no password: that of the environment.
 
         Raises:
             ConfigError: It is no such URL, or the token cannot stand in a header. The message holds no password.
@@ -87,7 +85,7 @@ class Address:
         """Return a connection that is opened by its first request. No proxy, and no redirect is followed.
 
         Args:
-            timeout_s: Of each wait for the server (s).
+            timeout_s: Longest wait for the server, each time (s).
         """
         if self.scheme == "https":
             context = ssl.create_default_context()
@@ -120,8 +118,6 @@ _LONGEST_S = 30.0
 """Of a wait between two tries."""
 _MOST_S = 1e6
 """Of an answer: sockets take no longer time-outs everywhere."""
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers that may be better next time."""
 
 
 class ServeError(GreenTrainError, RuntimeError):
@@ -132,12 +128,12 @@ class ServeClient:
     """Asks for rewards and for log-probabilities of given tokens.
 
     Args:
-        url: Of the server, or several with commas between them: each try goes to the next one. None: the environment's
+        url: URL of the server, or several with commas between them: each try goes to the next. None: the environment's
             ``GREENTRAIN_URL``.
         token: Sent as ``Authorization: Bearer`` to all of them; None: to each the password in its own URL, else the
             environment's ``GREENTRAIN_TOKEN``, else what is in the file that ``GREENTRAIN_TOKEN_FILE`` names.
-        timeout_s: For one answer (s).
-        tries: Before a request is given up.
+        timeout_s: Longest wait for one answer (s).
+        tries: Number of tries before a request is given up.
         back_off_s: Wait after the first failure; it doubles, up to 30 s, less up to half by chance (s).
         batch: Most sequences in a request.
         parallel: Requests at a time of one call.
@@ -290,17 +286,16 @@ class ServeClient:
             server = self._servers[attempt % len(self._servers)]
             wait_s = min(_LONGEST_S, self._back_off_s * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
             try:
-                status, headers, answer = self._send(server, method, route, body)
+                answer = self._send(server, method, route, body)
             except (OSError, http.client.HTTPException) as error:
                 said = f"{type(error).__name__}: {error}"
             else:
-                if status == 200:
-                    return _object(answer, server, route)
-                said = f"HTTP {status}: {answer[:500].decode(errors='replace')}"
-                if status not in _AGAIN:
-                    raise ServeError(f"{method} {server.name}{route} was refused with {said}. {_remedy(status)}")
-                with suppress(KeyError, ValueError):
-                    wait_s = min(_LONGEST_S, max(wait_s, float(headers["retry-after"])))
+                if answer.status == 200:
+                    return _object(answer.body, server, route)
+                said = f"HTTP {answer.status}: {answer.body[:500].decode(errors='replace')}"
+                if answer.status not in TRY_AGAIN:
+                    raise ServeError(f"{method} {server.name}{route} was refused with {said}. {_remedy(answer.status)}")
+                wait_s = min(_LONGEST_S, max(wait_s, answer.rest_s or 0.0))
             if attempt + 1 < self._tries:
                 time.sleep(wait_s)
         where = ", ".join(server.name for server in self._servers)
@@ -310,9 +305,7 @@ class ServeClient:
             "No number was made up in its place"
         )
 
-    def _send(
-        self, server: Address, method: str, route: str, body: bytes | None
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    def _send(self, server: Address, method: str, route: str, body: bytes | None) -> HttpAnswer:
         key = os.getpid(), server.name
         while True:
             with self._lock:
@@ -335,14 +328,15 @@ class ServeClient:
 
 def _exchange(
     connection: http.client.HTTPConnection, server: Address, method: str, route: str, body: bytes | None
-) -> tuple[int, Mapping[str, str], bytes]:
+) -> HttpAnswer:
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     if server.token:
         headers["Authorization"] = f"Bearer {server.token}"
     connection.request(method, server.path + route, body=body, headers=headers)
     answer = connection.getresponse()
     content = answer.read()
-    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
+    headers = {name.title(): value for name, value in answer.getheaders()}
+    return HttpAnswer(status=answer.status, reason=answer.reason, headers=headers, body=content)
 
 
 def _remedy(status: int) -> str:

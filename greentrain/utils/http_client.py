@@ -32,7 +32,7 @@ class HttpError(Exception):
     Args:
         kind: ``large``: more bytes than are taken. ``late``: not whole in time, or given up from outside. ``silent``: a
             connection or a piece took too long. ``unreachable``: no connection. ``broken``: anything else.
-        text: What the system or the client says of it.
+        text: Words of the system, or of the client.
         name: Name of httpx's exception, empty where a limit of the client ended it.
     """
 
@@ -61,7 +61,7 @@ class HttpAnswer:
     def rest_s(self) -> float | None:
         """How long the server asks to be left alone (s): a number, or a date by its own clock; None if it does not."""
         text = self.headers.get("Retry-After")
-        if text is None or text.strip().isdigit():
+        if text is None or text.strip().replace(".", "", 1).isdecimal():
             return None if text is None else float(text)
         until_s, now_s = _date_unix_s(text), self.server_unix_s
         return None if until_s is None else max(0.0, until_s - (time.time() if now_s is None else now_s))
@@ -136,8 +136,8 @@ class HttpClient:
             path: Path behind the address, with its slash.
             params: Query of the URL.
             headers: Sent with this request alone.
-            body: What is sent; with an iterable, give a Content-Length among the headers.
-            read_s: How long the server may be silent, where that is longer than for other requests (s).
+            body: Body that is sent; with an iterable, give a Content-Length among the headers.
+            read_s: Longest silence of the server, where that is longer than for other requests (s).
             within_s: Time within which the whole answer must be there (s), looked at with each piece.
             stop: Gives up when it is set.
 

@@ -82,7 +82,7 @@ def listen_checked(host: str, port: int, *, has_token: bool, option: str = "") -
         host: Name or address of this machine.
         port: TCP port; 0: any that is free.
         has_token: Clients must send a token; without one, only this machine may be able to ask.
-        option: What is put before ``host`` and ``port`` where they are named, such as ``--``.
+        option: Put before ``host`` and ``port`` where they are named, such as ``--``.
 
     Raises:
         ConfigError: The host is no address of this machine, or can be reached by others without a token; the port is
@@ -116,9 +116,9 @@ class AsgiHost:
 
     Args:
         application: The application.
-        listener: Where it listens; closed by the host.
+        listener: Socket that listens; closed by the host.
         name: Name of the thread.
-        limits: What a client can hold.
+        limits: Bounds of what a client can hold.
         lifespan: The application wants to know when it begins and ends.
         grace_s: Time that answers under way get at the end (s).
     """
@@ -192,7 +192,7 @@ def _protocol(limits: HostLimits) -> "type[H11Protocol]":
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Connection(H11Protocol):
+    class TimedProtocol(H11Protocol):
         """uvicorn's, with two clocks. uvicorn itself has one for idle connections only."""
 
         receiving: asyncio.TimerHandle | None = None
@@ -240,7 +240,7 @@ def _protocol(limits: HostLimits) -> "type[H11Protocol]":
         def _start_receiving(self) -> None:
             self.receiving = self.receiving or self.loop.call_later(limits.receive_s + GRACE_S, self.transport.abort)
 
-    return Connection
+    return TimedProtocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,10 +278,10 @@ class ThreadHost:
     """Answers with the standard library, in a thread a connection.
 
     Args:
-        listener: Where it listens; closed by the host.
+        listener: Socket that listens; closed by the host.
         answer: Makes the reply to a request. It may raise OSError of the body, which ends the connection.
         name: Name of the threads.
-        limits: What a client can hold.
+        limits: Bounds of what a client can hold.
         busy: Reply to whom there is no connection for.
         slowest_bytes_per_s: A body that comes slower than this is given up, after ``receive_s``.
         keeps_open: A client may send several requests over one connection.
@@ -369,7 +369,7 @@ class ThreadHost:
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(Exception):  # a connection that broke is its client's business
-            _Connection(connection, None, self)  # type: ignore[arg-type]
+            _RequestHandler(connection, None, self)  # type: ignore[arg-type]
         self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:
@@ -419,7 +419,7 @@ class _Incoming(io.RawIOBase):
         return count
 
 
-class _Connection(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     """One connection."""
 
     server_version = "greentrain"

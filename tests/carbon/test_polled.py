@@ -21,11 +21,10 @@ pytest.importorskip("httpx", reason="the extra 'grid' is not installed")
 
 from greentrain import GreenSession
 from greentrain.carbon import polled
-from greentrain.carbon.cache import GridCache
 from greentrain.carbon.client import Secret, Timeouts
 from greentrain.carbon.electricity_maps import ElectricityMaps
 from greentrain.carbon.gb import GreatBritain
-from greentrain.carbon.polled import PolledSignal
+from greentrain.carbon.polled import GridCache, PolledSignal
 from greentrain.carbon.source import GridSource
 from greentrain.carbon.watttime import WattTime
 from greentrain.testing.signal_contract import SignalContract

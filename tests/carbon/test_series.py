@@ -6,7 +6,7 @@ import random
 import pytest
 
 from greentrain.carbon.series import HOLD_S, LEAD_S, Reading, Series, checked
-from greentrain.carbon.source import Row, intensity, unix_s
+from greentrain.carbon.source import GridRow, intensity, unix_s
 from greentrain.types import CarbonKind
 
 H = 3600.0
@@ -99,8 +99,8 @@ def test_it_is_a_time_average_over_any_cut() -> None:
 
 def test_values_are_checked_and_null_is_nothing() -> None:
     odd: list[object] = [-1, 5001, math.nan, math.inf, "12", True, [1], {}]
-    rows = [Row(h * H, (h + 1) * H, value, A) for h, value in enumerate([0, None, 12.5, *odd])]
-    rows.append(Row(30 * H, 30 * H, 5.0, A))
+    rows = [GridRow(h * H, (h + 1) * H, value, A) for h, value in enumerate([0, None, 12.5, *odd])]
+    rows.append(GridRow(30 * H, 30 * H, 5.0, A))
     readings, wrong = checked(rows, 9.0)
     assert [(r.t0_unix_s / H, r.g_per_kwh, r.fetched_unix_s) for r in readings] == [(0, 0.0, 9.0), (2, 12.5, 9.0)]
     assert len(wrong) == len(odd) + 1

@@ -188,7 +188,7 @@ def test_a_password_in_a_prometheus_url_goes_into_a_header_and_into_no_log(caplo
     httpx = pytest.importorskip("httpx")
     from threading import Event
 
-    from greentrain.power.promql import PrometheusClient
+    from greentrain.power.prometheus import PrometheusClient
 
     asked = []
 

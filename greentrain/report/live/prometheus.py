@@ -26,7 +26,7 @@ _JOB: Final = ("run", "rank")
 _DEVICE: Final = (*_JOB, "device", "kind", "provenance")
 
 
-class Figures:
+class SnapshotMetrics:
     """Makes metrics of the latest snapshot, when asked. A collector of ``prometheus_client``."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Page:
     def __init__(self, config: PrometheusConfig, local_rank: int) -> None:
         _imports.check()
         token = None if config.token_file is None else kept_token(Path(config.token_file))
-        self._figures = Figures()
+        self._figures = SnapshotMetrics()
         registry = CollectorRegistry()
         registry.register(self._figures)
         self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
@@ -208,8 +208,8 @@ class Textfile:
     """A file for node_exporter's textfile collector, gone when the run ends.
 
     Args:
-        folder: Where node_exporter looks; created when missing.
-        name: Of the file, without suffix.
+        folder: Folder that node_exporter reads; created when missing.
+        name: Name of the file, without suffix.
 
     Raises:
         ConfigError: Nothing can be written there.
@@ -228,7 +228,7 @@ class Textfile:
             )
         self.path = folder / f"{name}.prom"
         self._part = folder / f".{name}.{os.getpid()}.part"
-        self._figures = Figures()
+        self._figures = SnapshotMetrics()
         self._registry = CollectorRegistry()
         self._registry.register(self._figures)
         self._next_s = 0.0

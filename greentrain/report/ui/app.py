@@ -1,15 +1,19 @@
 """The routes: the page, its files, and the runs as JSON. All of them only read.
 
-A guard before them turns away what a route should not see, and gives every answer the headers that keep a browser in
-bounds. A run's summary and report are read, or made in memory: nothing is written into a run folder.
+Who may see the runs has a link that opens once, a session that it made, or the token of a file. A guard before the
+routes turns away all others, and gives every answer the headers that keep a browser in bounds. A run's summary and
+report are read, or made in memory: nothing is written into a run folder.
 """
 
 import contextlib
+import hmac
 import json
 import os
+import secrets
 import stat
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -33,10 +37,79 @@ from greentrain.report.fleet.totals import Selection, parse_where
 from greentrain.report.html import render_html
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
-from greentrain.report.ui.link_auth import LinkAuth, is_own
 from greentrain.report.ui.watching import Watching, row_json, total_json
-from greentrain.utils.http_access import HostNames
+from greentrain.utils.http_access import Access, HostNames
 from greentrain.utils.version import __version__
+
+MOST_SESSIONS: Final = 64
+"""Browsers at once; the oldest is forgotten."""
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class LinkAuth:
+    """Lets in who has the link's word, a session or the token.
+
+    A session is a cookie that no script can read and no other site can send. A word is in the fragment of a link,
+    which browsers keep to themselves, and is worth nothing once it was used.
+
+    Args:
+        cookie: Name of the cookie.
+        token: Token of a file, sent as ``Authorization: Bearer TOKEN``; None: the link is the only way in.
+        used: Called with the next word when one was used.
+
+    Raises:
+        ConfigError: The token is too short.
+    """
+
+    def __init__(self, cookie: str, token: str | None = None, used: Callable[[str], None] | None = None) -> None:
+        self.cookie = cookie
+        self._token = None if token is None else Access(token)
+        self._used = used
+        self._lock = threading.Lock()
+        self._sessions: list[str] = []
+        self.word = secrets.token_urlsafe(32)
+        """Of the next link."""
+
+    def enter(self, headers: Headers) -> str | None:
+        """Return a new session for who sends the word or the token as Bearer; None for others."""
+        headers = list(headers)
+        with self._lock:
+            with_word = Access(self.word).allows(headers)
+            if not with_word and not self._has_token(headers):
+                return None
+            if with_word:
+                self.word = secrets.token_urlsafe(32)
+            session = secrets.token_urlsafe(32)
+            self._sessions = [*self._sessions[1 - MOST_SESSIONS :], session]
+        if with_word and self._used is not None:
+            self._used(self.word)
+        return session
+
+    def knows(self, headers: Headers) -> bool:
+        """Return True for a request with a session or the token."""
+        headers = list(headers)
+        given = _cookie(dict(headers).get(b"cookie", b""), self.cookie)
+        with self._lock:
+            known = [hmac.compare_digest(given, session.encode("ascii")) for session in self._sessions]
+        return any(known) or self._has_token(headers)
+
+    def _has_token(self, headers: Headers) -> bool:
+        return self._token is not None and self._token.allows(headers)
+
+
+def is_own(headers: Mapping[bytes, bytes]) -> bool:
+    """Return False for what a page of another origin asks for, be it another port of this machine."""
+    origin = headers.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2] != headers.get(b"host"):
+        return False
+    return headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
+
+
+def _cookie(header: bytes, name: str) -> bytes:
+    wanted = name.encode("ascii")
+    pairs = (part.strip().partition(b"=") for part in header.split(b";"))
+    return next((value for key, _, value in pairs if key == wanted), b"")
+
 
 REPORT: Final = "report.html"
 MOST_BYTES: Final = 32 * 2**20
@@ -131,8 +204,8 @@ class PageGuard:
 
     Args:
         app: The routes.
-        door: Who may come in.
-        names: Under which the server is asked.
+        door: Says who may see the runs.
+        names: Names under which the server is asked.
     """
 
     def __init__(self, app: ASGIApp, door: LinkAuth, names: HostNames) -> None:
@@ -195,8 +268,8 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
 
     Args:
         watching: The runs.
-        door: Who may see them.
-        names: Under which the server is asked.
+        door: Says who may see the runs.
+        names: Names under which the server is asked.
     """
     app = FastAPI(title="GreenTrain runs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     static = _static()
@@ -226,21 +299,7 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
     @app.get("/api/runs")
     async def runs(after: int | None = None, epoch: str | None = None) -> Response:
         """All runs; those that changed after a version of this epoch."""
-        found = watching.changes(after if epoch == watching.epoch else None)
-        return _json(
-            {
-                "format": FORMAT,
-                "epoch": watching.epoch,
-                "version": found.version,
-                "root": watching.root.name or str(watching.root),
-                "every_s": watching.every_s,
-                "whole": found.whole,
-                "reading": None if found.reading is None else {"done": found.reading[0], "of": found.reading[1]},
-                "trouble": found.trouble,
-                "runs": found.runs,
-                "gone": found.gone,
-            }
-        )
+        return _json({"format": FORMAT, **watching.changes(after if epoch == watching.epoch else None)})
 
     @app.get("/api/totals")
     async def totals(

@@ -17,8 +17,7 @@ from greentrain.utils.validation import bound
 with try_import("ui") as _imports:
     import uvicorn  # noqa: F401
 
-    from greentrain.report.ui.app import application
-    from greentrain.report.ui.link_auth import LinkAuth
+    from greentrain.report.ui.app import LinkAuth, application
     from greentrain.report.ui.watching import Watching
 
 
@@ -55,8 +54,8 @@ class PageServer:
 
     Args:
         root: Folder of run folders.
-        at: Where it listens.
-        cache: Of the index.
+        at: Address, and for whom.
+        cache: File of the index; None: in the user's cache folder.
         every_s: Time between two looks at the folders while a page is open (s).
         used: Called with the next link when one was used.
 

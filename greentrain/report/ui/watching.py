@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +37,7 @@ def row_json(row: RunRow, root: Path, now_unix_s: float) -> dict[str, Any]:
 
     Args:
         row: The run.
-        root: Of the index.
+        root: Root of the index.
         now_unix_s: Present time (s since the epoch).
     """
     return {
@@ -81,21 +80,6 @@ CLOSING_S: Final = 3.0
 """Time that a reading under way gets at the end (s): one that waits for a disk, or for a pipe, may never end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """What is new since a version."""
-
-    version: int
-    whole: bool
-    """All runs are here: the asker's version is not known."""
-    runs: Sequence[Mapping[str, Any]]
-    gone: Sequence[str]
-    reading: tuple[int, int] | None
-    """Runs read and to be read, during a refresh that has something to read."""
-    trouble: str | None
-    """Why the rows are old."""
-
-
 class _ClosedError(Exception):
     """Ends a refresh."""
 
@@ -105,7 +89,7 @@ class Watching:
 
     Args:
         root: Folder of run folders.
-        cache: Of the index.
+        cache: File of the index; None: in the user's cache folder.
         every_s: Time between two refreshes while somebody asks (s).
 
     Raises:
@@ -131,21 +115,28 @@ class Watching:
         self._thread = threading.Thread(target=self._run, name="greentrain-ui-index", daemon=True)
         self._thread.start()
 
-    def changes(self, after: int | None = None) -> Changes:
-        """Return the runs that changed after a version; all without one, or with one that never was."""
+    def changes(self, after: int | None = None) -> dict[str, Any]:
+        """Return as JSON what has changed after a version; all runs without one, or with one that never was.
+
+        ``whole``: all runs are here. ``reading``: runs read and to be read, during a refresh that has anything to read.
+        ``trouble``: why the rows are old.
+        """
         with self._wake:
             self._asked_s = time.monotonic()
             self._wake.notify_all()
             whole = after is None or not 0 <= after <= self._version
             first = 0 if after is None or whole else after
-            return Changes(
-                version=self._version,
-                whole=whole,
-                runs=[row for version, row in self._shown.values() if version > first],
-                gone=[] if whole else [key for key, version in self._gone.items() if version > first],
-                reading=self._reading,
-                trouble=self._trouble,
-            )
+            return {
+                "epoch": self.epoch,
+                "version": self._version,
+                "root": self.root.name or str(self.root),
+                "every_s": self.every_s,
+                "whole": whole,
+                "reading": None if self._reading is None else {"done": self._reading[0], "of": self._reading[1]},
+                "trouble": self._trouble,
+                "runs": [row for version, row in self._shown.values() if version > first],
+                "gone": [] if whole else [key for key, version in self._gone.items() if version > first],
+            }
 
     def run(self, key: str) -> RunRow | None:
         """Return a run by its key."""

@@ -2,5 +2,5 @@
 
 * :class:`greentrain.rlhf.serve.server.Server` runs it in a thread; ``greentrain serve`` runs it until a signal.
 * ``coalescer`` makes device batches of what many clients ask for one by one.
-* ``openrlhf``, ``pooling`` and ``completions`` are the dialects; ``guard`` holds clients to the limits.
+* ``dialects`` are the routes; ``app`` puts them behind a guard that holds clients to the limits.
 """

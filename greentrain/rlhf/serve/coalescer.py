@@ -1,23 +1,25 @@
-"""One sequence each from many clients becomes one batch for the device."""
+"""A pass as the dialects ask for it: texts or token ids in, a row of numbers each out, many clients in one batch."""
 
 import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from greentrain.fpga_backend.batch import Batch, Ids
-from greentrain.fpga_backend.errors import DeviceError
+from greentrain.fpga_backend.errors import BatchError, DeviceError
+from greentrain.fpga_backend.program import Program
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.requests import Refusal, busy, refusal_of
+from greentrain.rlhf.text import TextEncoder
 
 _logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ Row = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Entry:
+class _QueuedSequences:
     """Sequences that stay together."""
 
     rows: tuple[Ids, ...]
@@ -41,9 +43,9 @@ class Coalescer:
     its own, so answers cannot be swapped; a future that is cancelled before its batch begins leaves the queue.
 
     Args:
-        engine: What runs the batches.
-        kind: Of the pass.
-        limits: Bounds.
+        engine: Runs the batches.
+        kind: Kind of the pass.
+        limits: Bounds of batches and of the queue.
         seen: Told the sequences of each batch that begins.
     """
 
@@ -55,7 +57,7 @@ class Coalescer:
         self._limits = limits
         self._seen = seen
         self._pool = ThreadPoolExecutor(limits.in_flight, thread_name_prefix=f"greentrain-serve-{kind}")
-        self._queue: dict[int, _Entry] = {}
+        self._queue: dict[int, _QueuedSequences] = {}
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._soon: asyncio.Handle | None = None
@@ -87,7 +89,7 @@ class Coalescer:
             )
         loop = asyncio.get_running_loop()
         entries = [
-            _Entry(rows=part, tokens=sum(map(len, part)), future=loop.create_future(), since_s=loop.time())
+            _QueuedSequences(rows=part, tokens=sum(map(len, part)), future=loop.create_future(), since_s=loop.time())
             for part in self._cut(rows)
         ]
         for entry in entries:
@@ -124,13 +126,13 @@ class Coalescer:
         if part:
             yield tuple(part)
 
-    def _add(self, entry: _Entry) -> None:
+    def _add(self, entry: _QueuedSequences) -> None:
         number = next(self._numbers)
         self._queue[number] = entry
         self.waiting += len(entry.rows)
         entry.future.add_done_callback(lambda _: self._taken(number))
 
-    def _taken(self, number: int) -> _Entry | None:
+    def _taken(self, number: int) -> _QueuedSequences | None:
         """Take an entry out of the queue; None where it is not there any more."""
         entry = self._queue.pop(number, None)
         if entry is not None:
@@ -162,7 +164,7 @@ class Coalescer:
         self._tasks.discard(task)
         self._kick()
 
-    def _next(self) -> Iterator[_Entry]:
+    def _next(self) -> Iterator[_QueuedSequences]:
         sequences = tokens = 0
         for number, entry in list(self._queue.items()):
             sequences += len(entry.rows)
@@ -174,7 +176,7 @@ class Coalescer:
             if not entry.future.done():
                 yield entry
 
-    async def _compute(self, entries: Sequence[_Entry]) -> None:
+    async def _compute(self, entries: Sequence[_QueuedSequences]) -> None:
         rows = tuple(row for entry in entries for row in entry.rows)
         if not rows:
             return
@@ -205,7 +207,116 @@ class Coalescer:
         return found
 
 
-def _fail(entries: Iterable[_Entry], why: Refusal) -> None:
+def _fail(entries: Iterable[_QueuedSequences], why: Refusal) -> None:
     for entry in entries:
         if not entry.future.done():
             entry.future.set_exception(refusal_of(why))
+
+
+TooLong = Literal["refuse", "truncate"]
+"""What is done with a text that has more tokens than the model takes. Token ids are never cut."""
+
+
+class Scorer:
+    """Checks, tokenizes and coalesces. All calls from one event loop.
+
+    Args:
+        engine: Runs the pass.
+        kind: Kind of the pass.
+        coalescer: Queue of this pass.
+        encoder: Reads texts; None: only token ids are taken.
+        tokenizing: One thread, as tokenizers are not safe in several.
+        most: Largest number of sequences in a request.
+        too_long: Says what is done with texts of more tokens than the model takes.
+        truncated: Told how many texts were cut.
+    """
+
+    def __init__(
+        self,
+        engine: OffloadEngine,
+        kind: PassKind,
+        coalescer: Coalescer,
+        *,
+        encoder: TextEncoder | None,
+        tokenizing: Executor,
+        most: int,
+        too_long: TooLong = "refuse",
+        truncated: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.kind = kind
+        self.coalescer = coalescer
+        self._engine = engine
+        self._encoder = encoder
+        self._tokenizing = tokenizing
+        self._most = most
+        self._too_long = too_long
+        self._truncated = truncated
+
+    @property
+    def program(self) -> Program:
+        """What sequences must fit."""
+        return self._engine.of(self.kind).program
+
+    @property
+    def temperature(self) -> float:
+        """With which the pass was compiled."""
+        return self._engine.of(self.kind).temperature
+
+    async def ids(self, given: Sequence[str] | Sequence[list[int]]) -> list[Ids]:
+        """Return texts or lists of token ids as sequences that fit the model.
+
+        Raises:
+            Refusal: One does not fit, there are too many, or there is no tokenizer for texts.
+        """
+        if len(given) > self._most:
+            raise Refusal(400, f"{len(given)} sequences in a request, at most {self._most}: send them in several")
+        texts = [one for one in given if isinstance(one, str)]
+        rows: Any = await self._tokenized(texts) if texts else given
+        try:
+            batch = Batch.of(rows)
+            batch.check(self.program)
+        except (BatchError, OverflowError) as error:
+            raise Refusal(400, str(error)) from error
+        return list(batch.ids)
+
+    async def rows(self, ids: Sequence[Ids]) -> list[Row]:
+        """Return the numbers of each sequence: scores [labels], or log-probabilities [tokens - 1].
+
+        Raises:
+            Refusal: As :meth:`Coalescer.run`; or a score is no number, which JSON cannot say.
+        """
+        found = await self.coalescer.run(ids)
+        if any(np.isnan(row).any() for row in found) or (self.program.labels and not all(map(_finite, found))):
+            raise Refusal(500, f"the {self.kind} pass gave a value that is no finite number: its weights overflow")
+        return found
+
+    async def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
+        encoder = self._encoder
+        if encoder is None:
+            raise Refusal(400, f"the {self.kind} model's folder holds no tokenizer: send token ids")
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._tokenizing, _uncut, encoder, texts)
+        limit = min(encoder.max_tokens, self.program.max_tokens)
+        long = [i for i, row in enumerate(rows) if len(row) > limit]
+        if long and self._too_long == "refuse":
+            raise Refusal(
+                400,
+                f"text {long[0]} has {len(rows[long[0]])} tokens, the {self.kind} model was compiled for {limit}: "
+                "shorten it, compile with a larger max_tokens, or start the server with --too-long truncate",
+            )
+        if long:
+            self._truncated(len(long))
+            cut = await loop.run_in_executor(self._tokenizing, encoder.ids, [texts[i] for i in long])
+            for i, row in zip(long, cut, strict=True):
+                rows[i] = row
+        return rows
+
+
+def _uncut(encoder: TextEncoder, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each text, however many; of an empty one, what the encoder makes of it."""
+    rows = encoder.tokenizer(list(texts), add_special_tokens=encoder.special_tokens)["input_ids"]
+    return [row or encoder.ids([text])[0] for row, text in zip(rows, texts, strict=True)]
+
+
+def _finite(row: Row) -> bool:
+    return bool(np.isfinite(row).all())

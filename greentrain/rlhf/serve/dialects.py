@@ -15,7 +15,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,24 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from greentrain.fpga_backend.batch import Ids
-from greentrain.rlhf.serve.coalescer import Row
+from greentrain.rlhf.serve.coalescer import Row, Scorer
 from greentrain.rlhf.serve.requests import Body, Refusal, Sequences, Texts, body_of, documented, listed, request_body
-from greentrain.rlhf.serve.scorer import Scorer
+
+
+class RewardRequest(Body):
+    """Texts to be rewarded."""
+
+    query: Texts = Field(description="Each prompt with its answer.")
+    prompts: Any = Field(default=None, description="Not read: the query has the prompt in it.")
+    labels: Any = Field(default=None, description="Not read.")
+
+
+class RewardResponse(BaseModel):
+    """A reward each, in the order of the query."""
+
+    rewards: list[float]
+    scores: list[float]
+    extra_logs: dict[str, list[float]]
 
 
 class PoolingRequest(Body):
@@ -89,17 +104,20 @@ class EmbeddingsResponse(BaseModel):
     usage: Usage
 
 
-def pooling_routes(reward: Scorer) -> APIRouter:
-    """Return ``POST /classify`` and ``POST /v1/embeddings``."""
+def reward_routes(reward: Scorer) -> APIRouter:
+    """Return ``POST /get_reward``, ``POST /classify`` and ``POST /v1/embeddings``."""
     router = APIRouter()
-    told = documented(400)
 
-    @router.post(
-        "/classify",
-        response_model=ClassifyResponse,
-        responses=told,
-        openapi_extra=request_body(ClassifyRequest),
-    )
+    @_post(router, "/get_reward", RewardRequest, RewardResponse)
+    async def get_reward(request: Request) -> JSONResponse:
+        """OpenRLHF's remote reward model."""
+        asked = await body_of(RewardRequest, request)
+        if reward.program.labels != 1:
+            raise Refusal(400, f"the model gives {reward.program.labels} scores a text, not one reward: ask /classify")
+        found = [float(row[0]) for row in await reward.rows(await reward.ids(asked.query))]
+        return JSONResponse({"rewards": found, "scores": found, "extra_logs": {}})
+
+    @_post(router, "/classify", ClassifyRequest, ClassifyResponse)
     async def classify(request: Request) -> JSONResponse:
         """Classification of sequences, as of vLLM."""
         asked = await body_of(ClassifyRequest, request)
@@ -120,12 +138,7 @@ def pooling_routes(reward: Scorer) -> APIRouter:
             }
         )
 
-    @router.post(
-        "/v1/embeddings",
-        response_model=EmbeddingsResponse,
-        responses=told,
-        openapi_extra=request_body(PoolingRequest),
-    )
+    @_post(router, "/v1/embeddings", PoolingRequest, EmbeddingsResponse)
     async def embeddings(request: Request) -> JSONResponse:
         """SGLang's way to ask a reward model: its scores in the place of an embedding."""
         asked = await body_of(PoolingRequest, request)
@@ -135,6 +148,11 @@ def pooling_routes(reward: Scorer) -> APIRouter:
         return JSONResponse({"object": "list", "model": str(reward.kind), "data": data, "usage": usage(ids)})
 
     return router
+
+
+def _post(router: APIRouter, path: str, asked: type[Body], answered: type[BaseModel]) -> Callable[[Any], Any]:
+    """Return the decorator of a route that reads its body itself, with what OpenAPI says of body and answer."""
+    return router.post(path, response_model=answered, responses=documented(400), openapi_extra=request_body(asked))
 
 
 def usage(ids: Sequence[Ids]) -> dict[str, int]:
@@ -185,7 +203,7 @@ class TokenLogprob(BaseModel):
     decoded_token: str | None
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     """Of one sequence."""
 
     index: int
@@ -202,20 +220,15 @@ class CompletionResponse(BaseModel):
     object: str
     created: int
     model: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: Usage
 
 
-def completion_routes(reference: Scorer) -> APIRouter:
+def reference_routes(reference: Scorer) -> APIRouter:
     """Return ``POST /v1/completions``."""
     router = APIRouter()
 
-    @router.post(
-        "/v1/completions",
-        response_model=CompletionResponse,
-        responses=documented(400),
-        openapi_extra=request_body(CompletionRequest),
-    )
+    @_post(router, "/v1/completions", CompletionRequest, CompletionResponse)
     async def completions(request: Request) -> Response:
         """Log-probabilities of the tokens of prompts, as of vLLM."""
         asked = await body_of(CompletionRequest, request)
@@ -273,40 +286,3 @@ def _choice(index: int, row: Ids, logprobs: Row) -> str:
     ]
     head = {"index": index, "text": "", "logprobs": None, "finish_reason": "length"}
     return f'{json.dumps(head)[:-1]}, "prompt_logprobs": [{",".join(["null", *entries])}]}}'
-
-
-class RewardRequest(Body):
-    """Texts to be rewarded."""
-
-    query: Texts = Field(description="Each prompt with its answer.")
-    prompts: Any = Field(default=None, description="Not read: the query has the prompt in it.")
-    labels: Any = Field(default=None, description="Not read.")
-
-
-class RewardResponse(BaseModel):
-    """A reward each, in the order of the query."""
-
-    rewards: list[float]
-    scores: list[float]
-    extra_logs: dict[str, list[float]]
-
-
-def openrlhf_routes(reward: Scorer) -> APIRouter:
-    """Return ``POST /get_reward``."""
-    router = APIRouter()
-
-    @router.post(
-        "/get_reward",
-        response_model=RewardResponse,
-        responses=documented(400),
-        openapi_extra=request_body(RewardRequest),
-    )
-    async def get_reward(request: Request) -> JSONResponse:
-        """OpenRLHF's remote reward model."""
-        asked = await body_of(RewardRequest, request)
-        if reward.program.labels != 1:
-            raise Refusal(400, f"the model gives {reward.program.labels} scores a text, not one reward: ask /classify")
-        found = [float(row[0]) for row in await reward.rows(await reward.ids(asked.query))]
-        return JSONResponse({"rewards": found, "scores": found, "extra_logs": {}})
-
-    return router

@@ -37,9 +37,9 @@ class Refusal(Exception):
     """Ends a request with a status and a reason.
 
     Args:
-        status: Of HTTP.
-        message: What is wrong, with value, bound and remedy.
-        headers: Of the answer.
+        status: HTTP status.
+        message: Tells what is wrong, with value, bound and remedy.
+        headers: Headers of the answer.
     """
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:

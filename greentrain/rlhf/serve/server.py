@@ -15,19 +15,19 @@ with try_import("serve") as _imports:
     import uvicorn  # noqa: F401
 
     from greentrain.rlhf.serve.app import application
-    from greentrain.rlhf.serve.scorer import TooLong
+    from greentrain.rlhf.serve.coalescer import TooLong
 
 
 class Server:
     """Answers until it is closed. A context manager; the engine and its devices are the caller's to close.
 
     Args:
-        engine: What runs the passes; its reward and reference are served.
-        text: How each pass reads texts; without it only token ids are taken.
+        engine: Runs the passes; its reward and reference are served.
+        text: Encoder of texts for each pass; without it only token ids are taken.
         host: Address to listen at.
-        port: Of TCP; 0: any that is free.
-        token: That clients must have. None: everybody on this machine, and only there, may ask.
-        limits: Bounds.
+        port: TCP port; 0: any that is free.
+        token: Token that clients must have. None: everybody on this machine, and only there, may ask.
+        limits: Bounds of what clients may ask for.
         too_long: ``refuse`` texts of more tokens than the model takes, or ``truncate`` them.
 
     Raises:

@@ -17,14 +17,14 @@ def test_an_encoding_that_nobody_asked_for_ends_nothing(monkeypatch: pytest.Monk
         device = RemoteDevice(server.url, token=server.token, patience=patience)
         try:
             handle = device.load(artifact)
-            send = http_server._Connection.send_header
+            send = http_server._RequestHandler.send_header
 
-            def lying(handler: http_server._Connection, name: str, value: str) -> None:
+            def lying(handler: http_server._RequestHandler, name: str, value: str) -> None:
                 send(handler, name, value)
                 if name == "Content-Type":
                     send(handler, "Content-Encoding", "gzip")
 
-            monkeypatch.setattr(http_server._Connection, "send_header", lying)
+            monkeypatch.setattr(http_server._RequestHandler, "send_header", lying)
             assert device.submit(handle, sequences(artifact)).result(10).scores is not None
         finally:
             device.close()

@@ -20,7 +20,7 @@ pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 import httpx
 
 from greentrain.config.schema import PrometheusConfig
-from greentrain.report.live.prometheus import Figures, Page
+from greentrain.report.live.prometheus import Page, SnapshotMetrics
 from greentrain.report.live.rank_state import Saved
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot
 from tests.report.live.shown import free_port, planned, until
@@ -47,7 +47,7 @@ FULL = Snapshot(
 
 def exported() -> set[str]:
     """Return the names of all metrics."""
-    figures = Figures()
+    figures = SnapshotMetrics()
     figures.update(FULL)
     return {sample.name for family in figures.collect() for sample in family.samples}
 

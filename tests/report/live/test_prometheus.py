@@ -20,7 +20,7 @@ pytest.importorskip("prometheus_client", reason="the extra 'export' is not insta
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.report.live.exporting import Exporter, Exporting
-from greentrain.report.live.prometheus import Figures, Page, Textfile
+from greentrain.report.live.prometheus import Page, SnapshotMetrics, Textfile
 from greentrain.report.live.rank_state import RankState
 from greentrain.report.live.snapshot import DeviceNow, Snapshot, snapshot_of
 from greentrain.types import CarbonPoint, Topology
@@ -125,7 +125,7 @@ def test_counters_go_on_where_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_time_that_a_late_reading_takes_back_stays_counted() -> None:
-    figures = Figures()
+    figures = SnapshotMetrics()
     gpu = DeviceNow(uid="g", name="G", kind="gpu", provenance="measured", energy_j=1.0)
     for missing_s in (7.0, 2.0):
         figures.update(replaced(devices=[DeviceNow(**{**fields_of(gpu), "missing_s": missing_s})]))
@@ -327,7 +327,7 @@ def test_a_power_limit_is_shown_where_the_run_sets_one() -> None:
     assert [(d.limit_share, d.limit_w) for d in one.devices] == [(0.8, pytest.approx(560.0)), (None, None)]
     both = snapshot_of(rank, {}, t_unix_s=0.0, caps=SetTo(("GPU-a", "GPU-b"), 0.8, 1400.0))
     assert [(d.limit_share, d.limit_w) for d in both.devices] == [(0.8, None)] * 2, "whose watts is not known"
-    figures = Figures()
+    figures = SnapshotMetrics()
     figures.update(one)
     found = {f.name: {s.labels.get("device", ""): s.value for s in f.samples} for f in figures.collect()}
     assert found["greentrain_power_limit_ratio"] == {"GPU-a": 0.8}

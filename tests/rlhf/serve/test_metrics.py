@@ -7,7 +7,7 @@ from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.serve.metrics import Metrics
+from greentrain.rlhf.serve.app import Metrics
 from greentrain.rlhf.serve.server import Server
 from greentrain.testing.offload_models import encoder
 from tests.rlhf.serve.serving import LONGEST, TOKEN, Parts, client
