@@ -1,11 +1,14 @@
 """GreenTrain: measure, lower and plan the energy and carbon of PyTorch training.
 
-* ``GreenSession``              any training loop, from one ``with`` line (``greentrain.session.session``)
-* ``greentrain.callbacks``      Lightning, Accelerate and Hugging Face Trainer
-* ``greentrain.power``          meters, the energy curve and its sampler
-* ``greentrain.carbon``         carbon-intensity signals
-* ``greentrain.report``         reports from run folders
-* ``greentrain.testing``        conformance suites for your own meters and signals
+* ``GreenSession``              any training loop, from one ``with`` line
+* ``GreenConfig``               green.yaml, checked
+* ``greentrain.callbacks``      Lightning, Accelerate, Hugging Face Trainer and Ray Train
+* ``greentrain.ledger``         what a run folder says, read back: ``read_run``
+* ``greentrain.rlhf``           frozen passes of RLHF on a second device
+* ``greentrain.estimate``       a run before it starts
+* ``greentrain.testing``        conformance suites for your own meters, signals, policies and devices
+
+docs/architecture.md shows all rooms.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from greentrain.ledger.reader import read_run
+from greentrain.ledger import read_run
 
 
 def gear_lines(folder: Path) -> list[str]:
