@@ -5,12 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from greentrain.fpga_backend.batch import Result
-
-joined = Result.joined
-rows_of = Result.some
-"""Names of version 0.1 for what results do themselves now; they go with the old paths in version 0.3."""
-
 
 def unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
     """Return the tokens of each row [sequences, tokens] that the mask keeps, on whichever side the padding is."""

@@ -15,8 +15,13 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.elastic": "greentrain.control.elastic",
     "greentrain.estimate.projection": "greentrain.estimate.hardware",
     "greentrain.fleet": "greentrain.report.fleet",
+    "greentrain.fpga_backend.csim.documents": "tools.kernel_documents",
     "greentrain.fpga_backend.devices.unmetered": "greentrain.fpga_backend.devices.base",
     "greentrain.fpga_backend.in_process": "greentrain.fpga_backend.devices.base",
+    "greentrain.fpga_backend.quality.reward_model": "recipes.common.reward_model",
+    "greentrain.fpga_backend.quality.snippets": "recipes.common.rated_snippets",
+    "greentrain.fpga_backend.quality.training": "recipes.common.reward_model",
+    "greentrain.fpga_backend.rtl.area": "tools.rtl_area",
     "greentrain.precision": "greentrain.control.precision",
     "greentrain.report.units_text": "greentrain.utils.quantities",
     "greentrain.rlhf.opening": "greentrain.rlhf.offload",
@@ -25,7 +30,8 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.simulator.palette": "greentrain.simulator.picture",
     "greentrain.units": "greentrain.types",
 }
-"""Old path and new path; the modules below an old path moved with it. Kept until version 0.3 (docs/architecture.md)."""
+"""Old path and new path; the modules below an old path moved with it. What recipes alone showed is in ``recipes`` and
+``tools`` now, which a clone has and an installation has not. Kept until version 0.3 (docs/architecture.md)."""
 
 
 def new_path(name: str) -> str | None:
