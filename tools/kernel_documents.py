@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, Kernel
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, KernelSpec
 
 FOLDER = Path(__file__).resolve().parents[1] / "fpga_backend" / "hls"
 PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
@@ -68,7 +68,7 @@ def write(folder: Path = FOLDER) -> None:
     (folder / "u55c.cfg").write_text(link_config(), encoding="utf-8")
 
 
-def _table(kernel: Kernel) -> list[str]:
+def _table(kernel: KernelSpec) -> list[str]:
     lines = ["| address | argument | type | port | region |", "|---|---|---|---|---|"]
     for address, argument in zip(kernel.offsets(), kernel.arguments, strict=True):
         kind = argument.ctype if argument.written or argument.kind == "scalar" else f"const {argument.ctype}"

@@ -10,13 +10,23 @@ from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.compiler import values as masks
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.recipe import Part
-from greentrain.fpga_backend.compiler.values import Ids, Place, Repeated, Rows, Term, Weight, heads, matrix, scalar
+from greentrain.fpga_backend.compiler.values import (
+    GraphNode,
+    Ids,
+    Repeated,
+    RowsValue,
+    Term,
+    Weight,
+    heads,
+    matrix,
+    scalar,
+)
 from greentrain.fpga_backend.program import Add, Attention, Columns, Embed, Gate, Linear, Norm, Rotary
 
 Table = Literal["gelu", "gelu_tanh", "silu", "tanh", "relu"]
 
 
-def columns(draft: Draft, value: Any, place: Place) -> tuple[Columns, bool]:
+def columns(draft: Draft, value: Any, place: GraphNode) -> tuple[Columns, bool]:
     """Return what an operator reads, and whether that is a row a sequence.
 
     Raises:
@@ -24,7 +34,7 @@ def columns(draft: Draft, value: Any, place: Place) -> tuple[Columns, bool]:
     """
     if isinstance(value, Term):
         refuse_term(value)
-    if not isinstance(value, Rows):
+    if not isinstance(value, RowsValue):
         place.refuse("needs what the tokens became; here are parameters, constants or ids")
     found = matrix(value)
     if found is None:
@@ -39,7 +49,7 @@ def refuse_term(term: Term) -> NoReturn:
     term.place.refuse(f"this '{term.op}' is no part of an operator that is compiled: keep the model on the GPU")
 
 
-def linear(draft: Draft, x: Any, weight: Any, bias: Any, shape: tuple[int, ...], place: Place) -> Rows:
+def linear(draft: Draft, x: Any, weight: Any, bias: Any, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
     """Return x times a parameter [outputs, inputs], plus a bias."""
     if not isinstance(weight, Weight) or not (bias is None or isinstance(bias, Weight)):
         place.refuse("a product with something else than a parameter")
@@ -63,8 +73,8 @@ def norm(
     eps: float,
     kind: Literal["layer", "rms"],
     shape: tuple[int, ...],
-    place: Place,
-) -> Rows:
+    place: GraphNode,
+) -> RowsValue:
     """Layer or RMS norm over the columns."""
     read, pooled = columns(draft, x, place)
     if not isinstance(gain, Weight) or not (bias is None or isinstance(bias, Weight)):
@@ -79,7 +89,7 @@ def norm(
     return draft.add(op, out, read.width, shape, per_sequence=pooled)
 
 
-def embed(draft: Draft, weight: Any, index: Any, shape: tuple[int, ...], place: Place) -> Rows:
+def embed(draft: Draft, weight: Any, index: Any, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
     """Rows of a table by token, position or type."""
     if not isinstance(weight, Weight):
         place.refuse("looks up something else than a parameter")
@@ -95,7 +105,9 @@ def embed(draft: Draft, weight: Any, index: Any, shape: tuple[int, ...], place: 
     return draft.add(Embed(out=out, weight=stem, index=which, width=width, offset=offset), out, width, shape)
 
 
-def _constant_index(index: Any, draft: Draft, entries: int, place: Place) -> tuple[Literal["position", "type"], int]:
+def _constant_index(
+    index: Any, draft: Draft, entries: int, place: GraphNode
+) -> tuple[Literal["position", "type"], int]:
     tokens = draft.tokens
     if not isinstance(index, torch.Tensor) or index.numel() != tokens:
         place.refuse("looks up neither tokens nor positions nor token types")
@@ -114,7 +126,7 @@ def _constant_index(index: Any, draft: Draft, entries: int, place: Place) -> tup
     return "position", offset
 
 
-def scaled(draft: Draft, rows: Rows, factor: float) -> Rows | None:
+def scaled(draft: Draft, rows: RowsValue, factor: float) -> RowsValue | None:
     """A whole embedding or linear layer times a number; None where the register is neither."""
     op = draft.producer(rows.register)
     if not isinstance(op, Embed | Linear) or rows.view.numel() != rows.tokens * rows.width:
@@ -134,12 +146,12 @@ def settled(draft: Draft, value: Any) -> Any:
     if isinstance(value, Term) and value.op == "mul":
         for one, other in (value.args, value.args[::-1]):
             factor = scalar(other)
-            if isinstance(one, Rows) and factor is not None and one.shape == value.shape:
+            if isinstance(one, RowsValue) and factor is not None and one.shape == value.shape:
                 return scaled(draft, one, factor) or value
     return value
 
 
-def add(draft: Draft, x: Any, y: Any, shape: tuple[int, ...], place: Place) -> Rows:
+def add(draft: Draft, x: Any, y: Any, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
     """Sum of two registers."""
     (a, pooled), (b, also) = columns(draft, x, place), columns(draft, y, place)
     if pooled != also or a.width != b.width:
@@ -148,14 +160,14 @@ def add(draft: Draft, x: Any, y: Any, shape: tuple[int, ...], place: Place) -> R
     return draft.add(Add(out=out, x=a, y=b), out, a.width, shape, per_sequence=pooled)
 
 
-def gate(draft: Draft, x: Any, table: Table, shape: tuple[int, ...], place: Place) -> Rows:
+def gate(draft: Draft, x: Any, table: Table, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
     """An activation."""
     read, pooled = columns(draft, x, place)
     out = draft.number()
     return draft.add(Gate(out=out, x=read, table=table), out, read.width, shape, per_sequence=pooled)
 
 
-def gated(draft: Draft, x: Rows, y: Rows, shape: tuple[int, ...], place: Place) -> Rows | None:
+def gated(draft: Draft, x: RowsValue, y: RowsValue, shape: tuple[int, ...], place: GraphNode) -> RowsValue | None:
     """An activation times something; None where neither factor is a whole activation."""
     for one, other in ((x, y), (y, x)):
         op = draft.producer(one.register)
@@ -169,16 +181,16 @@ def gated(draft: Draft, x: Rows, y: Rows, shape: tuple[int, ...], place: Place) 
     return None
 
 
-def rotary(draft: Draft, x: Rows, high: Any, low: Any, cos: Any, sin: Any, place: Place) -> Rows | None:
+def rotary(draft: Draft, x: RowsValue, high: Any, low: Any, cos: Any, sin: Any, place: GraphNode) -> RowsValue | None:
     """Heads rotated by their position's angle; None where the terms are something else."""
     found = heads(x)
     width = x.shape[-1]
     half = width // 2
     if found is None or width % 2 or not all(isinstance(v, torch.Tensor) for v in (cos, sin)):
         return None
-    if not (isinstance(high, Rows) and high.same(x.seen_as(x.view[..., half:]))):
+    if not (isinstance(high, RowsValue) and high.same(x.seen_as(x.view[..., half:]))):
         return None
-    if not (isinstance(low, Rows) and low.same(x.seen_as(x.view[..., :half]))):
+    if not (isinstance(low, RowsValue) and low.same(x.seen_as(x.view[..., :half]))):
         return None
     tables = []
     for table in (cos, sin):
@@ -207,8 +219,8 @@ def attention(
     causal: bool,
     scale: float | None,
     shape: tuple[int, ...],
-    place: Place,
-) -> Rows:
+    place: GraphNode,
+) -> RowsValue:
     """Scaled dot-product attention of values [..., heads, tokens, head width]."""
     query = _heads(q, place, "query")
     keys, values = _shared(k), _shared(v)
@@ -250,10 +262,10 @@ def attention(
     return rows.seen_as(view)
 
 
-def _heads(value: Any, place: Place, what: str) -> Any:
+def _heads(value: Any, place: GraphNode, what: str) -> Any:
     if isinstance(value, Term):
         refuse_term(value)
-    found = heads(value) if isinstance(value, Rows) else None
+    found = heads(value) if isinstance(value, RowsValue) else None
     if found is None:
         place.refuse(f"its {what} is not laid out in heads of one register")
     if found.axis >= 0 and (found.axis, found.token_axis) != (len(value.shape) - 3, len(value.shape) - 2):
@@ -265,6 +277,6 @@ def _shared(value: Any) -> Any:
     """Return what one key head stands for several query heads, as Repeated."""
     if isinstance(value, Repeated):
         return value
-    if isinstance(value, Rows) and len(value.shape) >= 3 and value.view.stride()[-3] == 0 and value.shape[-3] > 1:
+    if isinstance(value, RowsValue) and len(value.shape) >= 3 and value.view.stride()[-3] == 0 and value.shape[-3] > 1:
         return Repeated(rows=value.seen_as(value.view.narrow(-3, 0, 1)), times=value.shape[-3])
     return Repeated(rows=value, times=1)

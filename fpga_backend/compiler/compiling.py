@@ -24,10 +24,10 @@ from greentrain.fpga_backend.compiler.finish import Head, finish
 from greentrain.fpga_backend.compiler.floating import FloatEngine
 from greentrain.fpga_backend.compiler.lower import Lowering
 from greentrain.fpga_backend.compiler.quantize import tensors_of
-from greentrain.fpga_backend.compiler.recipe import Entry, Part, Recipe, Source
+from greentrain.fpga_backend.compiler.recipe import ParameterSource, Part, Recipe, TensorRecipe
 from greentrain.fpga_backend.compiler.smooth import SmoothQuant
-from greentrain.fpga_backend.compiler.trace import Call, Trace, trace
-from greentrain.fpga_backend.compiler.values import Place
+from greentrain.fpga_backend.compiler.trace import OperatorCall, Trace, trace
+from greentrain.fpga_backend.compiler.values import GraphNode
 from greentrain.fpga_backend.errors import ArtifactError, UnsupportedModelError
 from greentrain.fpga_backend.program import (
     ActivationBits,
@@ -137,7 +137,7 @@ TOLERANCE = 1e-3
 
 
 def verify(
-    model: nn.Module, call: Call, program: Program, tensors: Mapping[str, torch.Tensor], avoid: set[int]
+    model: nn.Module, call: OperatorCall, program: Program, tensors: Mapping[str, torch.Tensor], avoid: set[int]
 ) -> None:
     """Compare a program with the model from which it was made.
 
@@ -187,7 +187,7 @@ def _batch(program: Program, avoid: set[int]) -> Batch:
 
 @torch.inference_mode()
 def _model(
-    model: nn.Module, call: Call, program: Program, batch: Batch
+    model: nn.Module, call: OperatorCall, program: Program, batch: Batch
 ) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
     found = []
     for i, row in enumerate(batch.ids):
@@ -336,7 +336,7 @@ def _check(max_tokens: int, head: str, precision: str, activations: str, activat
 
 def _verified(model: nn.Module, head: Head, max_tokens: int) -> tuple[Program, Recipe, dict[str, torch.Tensor]]:
     """Lower a model and compare; the copy's weights are gone when this returns."""
-    call = Call.of(model)
+    call = OperatorCall.of(model)
     shadow = meta_copy(model)
     traced = trace(shadow, call, max_tokens)
     program, recipe, tables = _lowered(traced, head, max_tokens, type(model).__name__, call)
@@ -354,7 +354,7 @@ def _tempered(program: Program, recipe: Recipe, temperature: float) -> Recipe:
             f"temperature={temperature:g}, but {recipe.model} is compiled to scores: it is of log-probabilities"
         )
 
-    def divided(source: Source) -> Source:
+    def divided(source: ParameterSource) -> ParameterSource:
         return source.then("multiply", 1.0 / temperature)
 
     entries = dict(recipe.entries)
@@ -368,11 +368,11 @@ def _tempered(program: Program, recipe: Recipe, temperature: float) -> Recipe:
 
 
 def _lowered(
-    traced: Trace, head: Head, max_tokens: int, model: str, call: Call
+    traced: Trace, head: Head, max_tokens: int, model: str, call: OperatorCall
 ) -> tuple[Program, Recipe, dict[str, torch.Tensor]]:
     draft = Draft(max_tokens, types=call.types)
     outputs = Lowering(draft).run(traced.exported.graph_module, traced.inputs)
-    place = Place(path="", module=model, op="output")
+    place = GraphNode(path="", module=model, op="output")
     kept = [value for value in outputs if value is not None]
     finished = finish(draft, kept[0] if kept else None, head, traced.shapes, place)
     recipe = Recipe(
@@ -410,7 +410,7 @@ def _entries(op: Embed, recipe: Recipe) -> int:
     return recipe.shapes[recipe.entries[op.weight].parts[0].weight.parameter][0]
 
 
-def _read_by(entries: Iterable[Entry]) -> list[str]:
+def _read_by(entries: Iterable[TensorRecipe]) -> list[str]:
     sources = [s for entry in entries for part in entry.parts for s in (part.weight, part.bias) if s is not None]
     return sorted({source.parameter for source in sources})
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 import torch
 
-from greentrain.fpga_backend.compiler.recipe import Entry, Kind, Part
-from greentrain.fpga_backend.compiler.values import Rows
+from greentrain.fpga_backend.compiler.recipe import Kind, Part, TensorRecipe
+from greentrain.fpga_backend.compiler.values import RowsValue
 from greentrain.fpga_backend.program import Columns, Op, Pool
 
 
@@ -21,7 +21,7 @@ class Draft:
         self.tokens = tokens
         self.types = types
         self.ops: list[Op] = []
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorRecipe] = {}
         self.tables: dict[str, torch.Tensor] = {}
         """Tensors that no parameter enters: cosines and sines."""
         self._producers: dict[int, Op] = {}
@@ -34,13 +34,13 @@ class Draft:
         self._next += 1
         return self._next - 1
 
-    def add(self, op: Op, out: int, width: int, shape: tuple[int, ...], *, per_sequence: bool = False) -> Rows:
+    def add(self, op: Op, out: int, width: int, shape: tuple[int, ...], *, per_sequence: bool = False) -> RowsValue:
         """Append an operator and return its register in the shape that the graph gives it."""
         self.ops.append(op)
         self._producers[out] = op
         if per_sequence:
             self._per_sequence.add(out)
-        rows = Rows.of(out, 1 if per_sequence else self.tokens, width)
+        rows = RowsValue.of(out, 1 if per_sequence else self.tokens, width)
         return rows.seen_as(rows.view.view(shape))
 
     def producer(self, register: int) -> Op:
@@ -62,7 +62,7 @@ class Draft:
 
     def entry(self, kind: Kind, *parts: Part) -> str:
         """Note what a weight is made of and return its stem, named after the parameter's module."""
-        made = Entry(kind=kind, parts=parts, bias=any(part.bias is not None for part in parts))
+        made = TensorRecipe(kind=kind, parts=parts, bias=any(part.bias is not None for part in parts))
         return self._stem(kind, parts[0].weight.parameter.rpartition(".")[0] or parts[0].weight.parameter, made)
 
     def table(self, cos: torch.Tensor, sin: torch.Tensor) -> str:
@@ -76,7 +76,7 @@ class Draft:
         self.tables.update({f"{stem}.cos": cos.contiguous(), f"{stem}.sin": sin.contiguous()})
         return stem
 
-    def _stem(self, kind: Kind, wanted: str, entry: Entry) -> str:
+    def _stem(self, kind: Kind, wanted: str, entry: TensorRecipe) -> str:
         stem, count = wanted, 1
         while self.entries.get(stem, entry) != entry:
             count += 1

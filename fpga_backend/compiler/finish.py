@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from greentrain.fpga_backend.compiler.blocks import columns, refuse_term
 from greentrain.fpga_backend.compiler.draft import Draft
-from greentrain.fpga_backend.compiler.recipe import Entry
-from greentrain.fpga_backend.compiler.values import Place, Rows, Term
+from greentrain.fpga_backend.compiler.recipe import TensorRecipe
+from greentrain.fpga_backend.compiler.values import GraphNode, RowsValue, Term
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Norm, Op, Pool, Score, read_by
 
 Head = Literal["auto", "score", "logprob"]
@@ -18,10 +18,10 @@ class Finished:
     """Operators and what their weights are made of."""
 
     ops: tuple[Op, ...]
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorRecipe]
 
 
-def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int, ...]], place: Place) -> Finished:
+def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int, ...]], place: GraphNode) -> Finished:
     """Close a draft.
 
     Args:
@@ -38,7 +38,7 @@ def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int
     ops = list(draft.ops)
     if isinstance(output, Term):
         refuse_term(output)
-    if not isinstance(output, Rows):
+    if not isinstance(output, RowsValue):
         place.refuse("the model returns no scores or logits that come from its tokens")
     end, pooled = columns(draft, output, place)
     ops = list(draft.ops)
@@ -56,7 +56,7 @@ def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int
     return Finished(ops=tuple(renumbered(ops)), entries={s: entries[s] for s in _stems(ops)})
 
 
-def _score(draft: Draft, ops: list[Op], end: Columns, entries: dict[str, Entry], place: Place) -> list[Op]:
+def _score(draft: Draft, ops: list[Op], end: Columns, entries: dict[str, TensorRecipe], place: GraphNode) -> list[Op]:
     """End in a score head: a pooling behind the last linear layer goes before it, which gives the same."""
     last = draft.producer(end.register)
     if isinstance(last, Pool):
@@ -79,9 +79,9 @@ def _logprob(
     draft: Draft,
     ops: list[Op],
     end: Columns,
-    entries: dict[str, Entry],
+    entries: dict[str, TensorRecipe],
     shapes: Mapping[str, tuple[int, ...]],
-    place: Place,
+    place: GraphNode,
 ) -> list[Op]:
     last = draft.producer(end.register)
     if not isinstance(last, Linear) or end.width != last.outputs:
@@ -102,7 +102,7 @@ def _logprob(
     return [*ops, LogProb(x=last.x, weight=stem, vocabulary=vocabulary, bias=last.bias)]
 
 
-def _as_kind(entries: dict[str, Entry], stem: str, kind: Literal["score", "logprob"]) -> str:
+def _as_kind(entries: dict[str, TensorRecipe], stem: str, kind: Literal["score", "logprob"]) -> str:
     """Return the stem of the same weight as a head: a name of its own if the weight is used elsewhere, too."""
     name = f"{stem}.{kind}" if kind not in stem.split(".") else stem
     entries[name] = replace(entries[stem], kind=kind)
@@ -120,7 +120,7 @@ def _alive(ops: Sequence[Op]) -> list[Op]:
     return kept[::-1]
 
 
-def _fused(ops: Sequence[Op], entries: dict[str, Entry]) -> tuple[list[Op], dict[str, Entry]]:
+def _fused(ops: Sequence[Op], entries: dict[str, TensorRecipe]) -> tuple[list[Op], dict[str, TensorRecipe]]:
     """Join linear layers that read the same columns: one product, one pass over the rows."""
     groups: dict[Columns, list[Linear]] = {}
     for op in ops:
@@ -136,7 +136,7 @@ def _fused(ops: Sequence[Op], entries: dict[str, Entry]) -> tuple[list[Op], dict
         bias = any(op.bias for op in group)
         while stem in entries:
             stem += "+"
-        entries[stem] = Entry(kind="linear", parts=tuple(p for e in parts for p in e.parts), bias=bias)
+        entries[stem] = TensorRecipe(kind="linear", parts=tuple(p for e in parts for p in e.parts), bias=bias)
         start = 0
         for op in group:
             moved[op.out] = (first.out, start)

@@ -19,10 +19,10 @@ from torch.fx import GraphModule, Node
 from greentrain.fpga_backend.compiler import blocks
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.values import (
+    GraphNode,
     Ids,
-    Place,
     Repeated,
-    Rows,
+    RowsValue,
     Term,
     Weight,
     is_symbolic,
@@ -93,7 +93,7 @@ def _all(patterns: tuple[Pattern, ...], values: tuple[Any, ...], found: Found) -
 
 
 def _same(a: Any, b: Any) -> bool:
-    return a is b or (isinstance(a, Rows) and a.same(b))
+    return a is b or (isinstance(a, RowsValue) and a.same(b))
 
 
 _PLAIN = {"mul", "add", "div", "rsqrt", "sqrt", "neg", "erf", "sigmoid", "tanh"}
@@ -102,7 +102,7 @@ _POWERS = {2.0: "square", 3.0: "cube"}
 
 
 def arithmetic(
-    draft: Draft, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], shape: tuple[int, ...], place: Place
+    draft: Draft, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], shape: tuple[int, ...], place: GraphNode
 ) -> Any:
     """Return what an arithmetic node stands for: a register where it completes an operator, else a term.
 
@@ -119,7 +119,7 @@ def arithmetic(
         return kept
     if name == "add":
         args = tuple(_whole_table(draft, a, shape, place) for a in args)
-    if name == "add" and all(isinstance(a, Rows) for a in args[:2]):
+    if name == "add" and all(isinstance(a, RowsValue) for a in args[:2]):
         return blocks.add(draft, args[0], args[1], shape, place)
     term = Term(op=_operation(name, args, kwargs, place), args=_operands(name, args), shape=shape, place=place)
     for complete in (_rms_norm, _gate, _rotary, _mean, _gated, _scaled_embed):
@@ -128,15 +128,15 @@ def arithmetic(
     return term
 
 
-def _whole_table(draft: Draft, value: Any, shape: tuple[int, ...], place: Place) -> Any:
+def _whole_table(draft: Draft, value: Any, shape: tuple[int, ...], place: GraphNode) -> Any:
     """Return the rows of a table of as many positions as the sequence has, where such a parameter is added to rows."""
     if isinstance(value, Weight) and value.shape == (draft.tokens, *shape[-1:]) == shape[-2:]:
         return blocks.embed(draft, value, torch.arange(draft.tokens), value.shape, place)
     return value
 
 
-def _operation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: Place) -> str:
-    if name == "mul" and isinstance(args[0], Rows) and args[0].same(args[1]):
+def _operation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], place: GraphNode) -> str:
+    if name == "mul" and isinstance(args[0], RowsValue) and args[0].same(args[1]):
         return "square"
     if name in _PLAIN:
         return "mul" if _by_number(name, args) else name
@@ -166,7 +166,7 @@ def _operands(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(args[0])
     if _by_number(name, args):
         return args[0], 1.0 / (scalar(args[1]) or 1.0)
-    if name == "mul" and isinstance(args[0], Rows) and args[0].same(args[1]):
+    if name == "mul" and isinstance(args[0], RowsValue) and args[0].same(args[1]):
         return (args[0],)
     return tuple(args[:2]) if name in ("mul", "add", "div") else (args[0],)
 
@@ -186,34 +186,34 @@ def _unchanged(name: str, x: Any, y: Any, shape: tuple[int, ...]) -> Any:
     return None
 
 
-def _rms_norm(draft: Draft, term: Term) -> Rows | None:
+def _rms_norm(draft: Draft, term: Term) -> RowsValue | None:
     for pattern in RMS_NORMS:
         found = match(pattern, term)
-        if found and isinstance(found["gain"], Weight) and isinstance(found["x"], Rows):
+        if found and isinstance(found["gain"], Weight) and isinstance(found["x"], RowsValue):
             eps = scalar(found["eps"])
             if eps is not None:
                 return blocks.norm(draft, found["x"], found["gain"], None, eps, "rms", term.shape, term.place)
     return None
 
 
-def _gate(draft: Draft, term: Term) -> Rows | None:
+def _gate(draft: Draft, term: Term) -> RowsValue | None:
     tables: Mapping[blocks.Table, Any] = {"gelu_tanh": GATES["gelu_tanh"], "gelu": GATES["gelu"], "silu": GATES["silu"]}
     for table, patterns in tables.items():
         for pattern in patterns:
             found = match(pattern, term)
-            if found and isinstance(found["x"], Rows):
+            if found and isinstance(found["x"], RowsValue):
                 return blocks.gate(draft, found["x"], table, term.shape, term.place)
     return None
 
 
-def _rotary(draft: Draft, term: Term) -> Rows | None:
+def _rotary(draft: Draft, term: Term) -> RowsValue | None:
     found = match(ROTARY, term)
-    if found and isinstance(found["x"], Rows):
+    if found and isinstance(found["x"], RowsValue):
         return blocks.rotary(draft, found["x"], found["high"], found["low"], found["cos"], found["sin"], term.place)
     return None
 
 
-def _mean(draft: Draft, term: Term) -> Rows | None:
+def _mean(draft: Draft, term: Term) -> RowsValue | None:
     """A mean over the tokens, or a sum that is divided by their number."""
     summed = term
     if term.op == "div" and isinstance(term.args[0], Term) and scalar(term.args[1]) == draft.tokens:
@@ -221,29 +221,29 @@ def _mean(draft: Draft, term: Term) -> Rows | None:
     elif not term.op.startswith("mean over"):
         return None
     x = summed.args[0]
-    if not summed.op.startswith(("sum over", "mean over")) or not isinstance(x, Rows):
+    if not summed.op.startswith(("sum over", "mean over")) or not isinstance(x, RowsValue):
         return None
     axis = int(summed.op.rpartition(" ")[2])
     found = matrix(x)
     if found is None or found.row != "all" or (x.shape[axis], x.view.stride()[axis]) != (x.tokens, x.width):
         return None
     pooled = draft.pool(found.columns, "mean")
-    rows = Rows.of(pooled.register, 1, pooled.width)
+    rows = RowsValue.of(pooled.register, 1, pooled.width)
     return rows.seen_as(rows.view.view(term.shape))
 
 
-def _gated(draft: Draft, term: Term) -> Rows | None:
-    if term.op == "mul" and all(isinstance(a, Rows) for a in term.args):
+def _gated(draft: Draft, term: Term) -> RowsValue | None:
+    if term.op == "mul" and all(isinstance(a, RowsValue) for a in term.args):
         return blocks.gated(draft, term.args[0], term.args[1], term.shape, term.place)
     return None
 
 
-def _scaled_embed(draft: Draft, term: Term) -> Rows | None:
+def _scaled_embed(draft: Draft, term: Term) -> RowsValue | None:
     """An embedding times a number, at once: sums follow."""
-    rows = next((a for a in term.args if isinstance(a, Rows)), None)
+    rows = next((a for a in term.args if isinstance(a, RowsValue)), None)
     if rows is not None and isinstance(draft.producer(rows.register), Embed):
         found = blocks.settled(draft, term)
-        return found if isinstance(found, Rows) else None
+        return found if isinstance(found, RowsValue) else None
     return None
 
 
@@ -334,7 +334,7 @@ class Lowering:
         if not is_symbolic(args) and not is_symbolic(tuple(kwargs.values())):
             with torch.no_grad():
                 return target(*args, **kwargs)
-        place = Place.of(node)
+        place = GraphNode.of(node)
         shape = tuple(getattr(node.meta.get("val"), "shape", ()))
         if name in _SAME:
             return args[0]
@@ -352,40 +352,44 @@ class Lowering:
             return parts[0]
         if name in _VIEWS or name in self._handlers:
             args = tuple(blocks.settled(self._draft, value) for value in args)
-        if isinstance(args[0], Rows) and name in _VIEWS:
+        if isinstance(args[0], RowsValue) and name in _VIEWS:
             return _view(args[0], target, args[1:], kwargs, shape, place)
-        if name in _ACTIVATIONS and isinstance(args[0], Rows):
+        if name in _ACTIVATIONS and isinstance(args[0], RowsValue):
             return blocks.gate(self._draft, args[0], _ACTIVATIONS[name], shape, place)
         if handler := self._handlers.get(name):
             return handler(place, shape, *args, **kwargs)
         return arithmetic(self._draft, name, args, kwargs, shape, place)
 
-    def _positions(self, args: tuple[Any, ...], shape: tuple[int, ...], place: Place) -> Rows | None:
+    def _positions(self, args: tuple[Any, ...], shape: tuple[int, ...], place: GraphNode) -> RowsValue | None:
         """Return the rows of a table of positions that is cut to the sequence's length instead of looked up."""
         weight, dim, start = args[0], *(*args[1:3], 0, 0)[:2]
         if dim != 0 or shape != (self._draft.tokens, *weight.shape[1:]) or len(shape) != 2:
             return None
         return blocks.embed(self._draft, weight, torch.arange(start or 0, (start or 0) + shape[0]), shape, place)
 
-    def _linear(self, place: Place, shape: tuple[int, ...], x: Any, weight: Any, bias: Any = None) -> Rows:
+    def _linear(self, place: GraphNode, shape: tuple[int, ...], x: Any, weight: Any, bias: Any = None) -> RowsValue:
         return blocks.linear(self._draft, x, weight, bias, shape, place)
 
-    def _matmul(self, place: Place, shape: tuple[int, ...], x: Any, weight: Any) -> Rows:
+    def _matmul(self, place: GraphNode, shape: tuple[int, ...], x: Any, weight: Any) -> RowsValue:
         if not isinstance(weight, Weight):
             place.refuse("a product of two things the tokens became: write attention as scaled_dot_product_attention")
         return blocks.linear(self._draft, x, _transposed(weight), None, shape, place)
 
-    def _addmm(self, place: Place, shape: tuple[int, ...], bias: Any, x: Any, weight: Any, **factors: Any) -> Rows:
+    def _addmm(
+        self, place: GraphNode, shape: tuple[int, ...], bias: Any, x: Any, weight: Any, **factors: Any
+    ) -> RowsValue:
         if not isinstance(weight, Weight) or factors:
             place.refuse("a product with something else than a parameter")
         return blocks.linear(self._draft, x, _transposed(weight), bias, shape, place)
 
-    def _embedding(self, place: Place, shape: tuple[int, ...], weight: Any, index: Any, *_: Any, **__: Any) -> Rows:
+    def _embedding(
+        self, place: GraphNode, shape: tuple[int, ...], weight: Any, index: Any, *_: Any, **__: Any
+    ) -> RowsValue:
         return blocks.embed(self._draft, weight, index, shape, place)
 
     def _layer_norm(
         self,
-        place: Place,
+        place: GraphNode,
         shape: tuple[int, ...],
         x: Any,
         over: Sequence[int],
@@ -393,21 +397,21 @@ class Lowering:
         bias: Any = None,
         eps: float = 1e-5,
         *_: Any,
-    ) -> Rows:
+    ) -> RowsValue:
         return blocks.norm(self._draft, x, gain, bias, eps, "layer", shape, place)
 
     def _rms_norm(
-        self, place: Place, shape: tuple[int, ...], x: Any, over: Sequence[int], gain: Any = None, eps: Any = None
-    ) -> Rows:
+        self, place: GraphNode, shape: tuple[int, ...], x: Any, over: Sequence[int], gain: Any = None, eps: Any = None
+    ) -> RowsValue:
         smallest = torch.finfo(torch.float32).eps  # what torch takes where none is given
         return blocks.norm(self._draft, x, gain, None, smallest if eps is None else eps, "rms", shape, place)
 
-    def _gelu(self, place: Place, shape: tuple[int, ...], x: Any, *, approximate: str = "none") -> Rows:
+    def _gelu(self, place: GraphNode, shape: tuple[int, ...], x: Any, *, approximate: str = "none") -> RowsValue:
         return blocks.gate(self._draft, x, "gelu_tanh" if approximate == "tanh" else "gelu", shape, place)
 
     def _attention(
         self,
-        place: Place,
+        place: GraphNode,
         shape: tuple[int, ...],
         q: Any,
         k: Any,
@@ -419,30 +423,30 @@ class Lowering:
         scale: float | None = None,
         enable_gqa: bool = False,
         attn_mask: Any = None,
-    ) -> Rows:
+    ) -> RowsValue:
         mask = attn_mask if mask is None else mask
         return blocks.attention(self._draft, q, k, v, mask, causal=is_causal, scale=scale, shape=shape, place=place)
 
-    def _index(self, place: Place, shape: tuple[int, ...], x: Any, indices: Sequence[Any]) -> Rows:
+    def _index(self, place: GraphNode, shape: tuple[int, ...], x: Any, indices: Sequence[Any]) -> RowsValue:
         chosen = [scalar(index) for index in indices]
-        if not isinstance(x, Rows) or any(number is None for number in chosen):
+        if not isinstance(x, RowsValue) or any(number is None for number in chosen):
             place.refuse("takes rows that depend on the tokens: compiled are the first row, the last, and the mean")
         view = x.view
         for number in chosen:
             view = view.select(0, int(number or 0))
         return x.seen_as(view.view(shape))
 
-    def _gather(self, place: Place, shape: tuple[int, ...], x: Any, dim: int, index: Any, **_: Any) -> Rows:
+    def _gather(self, place: GraphNode, shape: tuple[int, ...], x: Any, dim: int, index: Any, **_: Any) -> RowsValue:
         row = scalar(index)
-        if not isinstance(x, Rows) or row is None or shape != (*x.shape[:dim], 1, *x.shape[dim + 1 :]):
+        if not isinstance(x, RowsValue) or row is None or shape != (*x.shape[:dim], 1, *x.shape[dim + 1 :]):
             place.refuse("takes rows that depend on the tokens: compiled are the first row, the last, and the mean")
         return x.seen_as(x.view.narrow(dim, int(row), 1))
 
     def _repeat(
-        self, place: Place, shape: tuple[int, ...], x: Any, times: Any, dim: int | None = None, **_: Any
+        self, place: GraphNode, shape: tuple[int, ...], x: Any, times: Any, dim: int | None = None, **_: Any
     ) -> Repeated:
         if (
-            not isinstance(x, Rows)
+            not isinstance(x, RowsValue)
             or not isinstance(times, int)
             or dim is None
             or dim % len(x.shape) != len(x.shape) - 3
@@ -450,12 +454,12 @@ class Lowering:
             place.refuse("repeats something else than key and value heads")
         return Repeated(rows=x, times=times)
 
-    def _masked_fill(self, place: Place, shape: tuple[int, ...], x: Any, mask: Any, value: Any) -> Any:
+    def _masked_fill(self, place: GraphNode, shape: tuple[int, ...], x: Any, mask: Any, value: Any) -> Any:
         if isinstance(mask, torch.Tensor) and not bool(mask.any()):
             return x
         place.refuse("fills in places that are no padding")
 
-    def _is_padding(self, place: Place, shape: tuple[int, ...], ids: Any, padding: Any) -> Any:
+    def _is_padding(self, place: GraphNode, shape: tuple[int, ...], ids: Any, padding: Any) -> Any:
         if not isinstance(ids, Ids) or ids.kind != "token" or scalar(padding) is None:
             place.refuse("compares what the tokens became")
         return torch.full(shape, place.op.startswith("aten.ne"))  # a packed batch has no padding
@@ -481,7 +485,7 @@ def _transposed(weight: Weight) -> Weight:
     return Weight(source=source, shape=weight.shape[::-1])
 
 
-def _of_weight(weight: Weight, name: str, args: tuple[Any, ...], shape: tuple[int, ...], place: Place) -> Weight:
+def _of_weight(weight: Weight, name: str, args: tuple[Any, ...], shape: tuple[int, ...], place: GraphNode) -> Weight:
     number = scalar(args[0]) if args else None
     if name in _SCALINGS and number is not None and shape == weight.shape:
         return Weight(source=weight.source.then(_SCALINGS[name], number), shape=shape)
@@ -493,7 +497,12 @@ def _of_weight(weight: Weight, name: str, args: tuple[Any, ...], shape: tuple[in
 
 
 def _view(
-    rows: Rows, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], place: Place
+    rows: RowsValue,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shape: tuple[int, ...],
+    place: GraphNode,
 ) -> Any:
     asked = torch.ops.aten.view.default if "view" in str(target) or "reshape" in str(target) else target
     try:
@@ -507,7 +516,7 @@ def _view(
     return tuple(rows.seen_as(piece) for piece in seen)
 
 
-def _merged(rows: Rows, shape: tuple[int, ...]) -> Repeated | None:
+def _merged(rows: RowsValue, shape: tuple[int, ...]) -> Repeated | None:
     """Key heads, each expanded for several query heads, merged into one dimension of heads."""
     old, strides = rows.shape, rows.view.stride()
     for axis in range(1, len(old)):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from greentrain.fpga_backend import contract
-from greentrain.fpga_backend.compiler.recipe import Entry, Recipe, Source
+from greentrain.fpga_backend.compiler.recipe import ParameterSource, Recipe, TensorRecipe
 from greentrain.fpga_backend.emulator.arithmetic import quantise
 from greentrain.fpga_backend.errors import ArtifactError
 from greentrain.fpga_backend.program import Precision
@@ -57,7 +57,7 @@ def weight_of(tensors: Mapping[str, torch.Tensor], stem: str) -> torch.Tensor:
     return tensors[f"{stem}.q"].to(torch.float32) * tensors[f"{stem}.s"][:, None]
 
 
-def _bias(entry: Entry, recipe: Recipe, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _bias(entry: TensorRecipe, recipe: Recipe, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
     rows = []
     for part in entry.parts:
         if part.bias is not None:
@@ -72,7 +72,7 @@ def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _approximated(weight: torch.Tensor, entry: Entry, precision: Precision, stem: str) -> torch.Tensor:
+def _approximated(weight: torch.Tensor, entry: TensorRecipe, precision: Precision, stem: str) -> torch.Tensor:
     if entry.kind in ("linear", "logprob"):
         if precision == "w8a16":
             q, s = quantise(weight, contract.Q8)
@@ -103,7 +103,7 @@ def _rounded(value: torch.Tensor, precision: Precision, stem: str) -> torch.Tens
     return rounded
 
 
-def _read(source: Source, recipe: Recipe, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _read(source: ParameterSource, recipe: Recipe, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
     found = parameters.get(source.parameter)
     expected = recipe.shapes[source.parameter]
     if found is None:

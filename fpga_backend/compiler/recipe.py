@@ -27,13 +27,13 @@ Step = tuple[str, float | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ParameterSource:
     """A parameter and what happens to it."""
 
     parameter: str
     steps: tuple[Step, ...] = ()
 
-    def then(self, name: str, argument: float | str = 0.0) -> "Source":
+    def then(self, name: str, argument: float | str = 0.0) -> "ParameterSource":
         """Return the source with a further step."""
         return dataclasses.replace(self, steps=(*self.steps, (name, argument)))
 
@@ -42,12 +42,12 @@ class Source:
 class Part:
     """Consecutive rows of a weight, and of its bias."""
 
-    weight: Source
-    bias: Source | None = None
+    weight: ParameterSource
+    bias: ParameterSource | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class TensorRecipe:
     """One stem of the program: parts, one below the other."""
 
     kind: Kind
@@ -61,7 +61,7 @@ class Recipe:
 
     model: str
     """Class of the model that was compiled."""
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorRecipe]
     shapes: Mapping[str, tuple[int, ...]]
     """Of every parameter that is read."""
     buffers: Mapping[str, str] = field(default_factory=dict)
@@ -102,13 +102,13 @@ class Recipe:
             raise ArtifactError(f"the artifact's recipe cannot be read ({error!r}): compile the model again") from error
 
 
-def _entry(item: dict[str, Any]) -> Entry:
+def _entry(item: dict[str, Any]) -> TensorRecipe:
     parts = tuple(Part(weight=_source(p["weight"]), bias=p["bias"] and _source(p["bias"])) for p in item["parts"])
-    return Entry(kind=item["kind"], parts=parts, bias=item["bias"])
+    return TensorRecipe(kind=item["kind"], parts=parts, bias=item["bias"])
 
 
-def _source(item: dict[str, Any]) -> Source:
-    return Source(parameter=item["parameter"], steps=tuple((str(n), a) for n, a in item["steps"]))
+def _source(item: dict[str, Any]) -> ParameterSource:
+    return ParameterSource(parameter=item["parameter"], steps=tuple((str(n), a) for n, a in item["steps"]))
 
 
 def _text(vector: torch.Tensor) -> str:

@@ -17,7 +17,7 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler.finish import renumbered
 from greentrain.fpga_backend.compiler.floating import FloatEngine
 from greentrain.fpga_backend.compiler.quantize import weight_of
-from greentrain.fpga_backend.compiler.recipe import Entry, Part, Recipe
+from greentrain.fpga_backend.compiler.recipe import Part, Recipe, TensorRecipe
 from greentrain.fpga_backend.program import Columns, Gate, Linear, LogProb, Norm, Op, Program, read_by
 
 Product = Linear | LogProb
@@ -56,7 +56,7 @@ class SmoothQuant:
             BatchError: A batch does not fit the program.
         """
         peaks = self._peaks(program, tensors)
-        work = _Work(program, recipe, tensors)
+        work = _SmoothingWork(program, recipe, tensors)
         for op in program.ops:
             if isinstance(op, Norm):
                 work.behind_norm(op, peaks, self.alpha)
@@ -80,7 +80,7 @@ class SmoothQuant:
         return found
 
 
-class _Work:
+class _SmoothingWork:
     """Operators and recipe while scales move."""
 
     def __init__(self, program: Program, recipe: Recipe, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -91,7 +91,7 @@ class _Work:
         self._tensors = tensors
         self._next = len(program.ops)
 
-    def used_entries(self) -> dict[str, Entry]:
+    def used_entries(self) -> dict[str, TensorRecipe]:
         """Return the entries that operators still name."""
         used = {op.weight for op in self.ops if hasattr(op, "weight")}
         return {stem: entry for stem, entry in self._entries.items() if stem in used}
@@ -170,7 +170,7 @@ class _Work:
             stem = self._fresh(op.weight, replace(entry, parts=parts), copy=False)
             self.ops[self.ops.index(op)] = replace(op, weight=stem, x=where)
 
-    def _fresh(self, stem: str, entry: Entry, *, copy: bool) -> str:
+    def _fresh(self, stem: str, entry: TensorRecipe, *, copy: bool) -> str:
         """Put an entry in a stem's place, or beside it where others still need the old one."""
         users = sum(getattr(op, "weight", None) == stem for op in self.ops)
         if copy or users > 1:

@@ -17,13 +17,13 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from greentrain.fpga_backend.artifact import checksum
-from greentrain.fpga_backend.compiler.recipe import Source
+from greentrain.fpga_backend.compiler.recipe import ParameterSource
 from greentrain.fpga_backend.compiler.values import Ids, Weight
 from greentrain.fpga_backend.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class OperatorCall:
     """How a model is called: what its forward takes."""
 
     ids: str
@@ -35,7 +35,7 @@ class Call:
     """True if it takes ``use_cache``, which is turned off."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Call":
+    def of(cls, model: nn.Module) -> "OperatorCall":
         """Read a model's signature.
 
         Raises:
@@ -84,7 +84,7 @@ class Trace:
     """Checksums of the buffers that are used."""
 
 
-def trace(model: nn.Module, call: Call, max_tokens: int) -> Trace:
+def trace(model: nn.Module, call: OperatorCall, max_tokens: int) -> Trace:
     """Trace a model.
 
     Raises:
@@ -106,7 +106,7 @@ def trace(model: nn.Module, call: Call, max_tokens: int) -> Trace:
     return _read(exported, call, arguments)
 
 
-def _read(exported: ExportedProgram, call: Call, arguments: dict[str, Any]) -> Trace:
+def _read(exported: ExportedProgram, call: OperatorCall, arguments: dict[str, Any]) -> Trace:
     inputs: list[Any] = []
     shapes: dict[str, tuple[int, ...]] = {}
     buffers: dict[str, str] = {}
@@ -115,7 +115,7 @@ def _read(exported: ExportedProgram, call: Call, arguments: dict[str, Any]) -> T
         name, target = spec.arg.name, spec.target or ""
         if spec.kind is InputKind.PARAMETER:
             shapes[target] = tuple(exported.state_dict[target].shape)
-            inputs.append(Weight(source=Source(parameter=target), shape=shapes[target]))
+            inputs.append(Weight(source=ParameterSource(parameter=target), shape=shapes[target]))
         elif spec.kind is InputKind.USER_INPUT:
             inputs.append(_argument(name, call, arguments))
         else:
@@ -127,7 +127,7 @@ def _read(exported: ExportedProgram, call: Call, arguments: dict[str, Any]) -> T
     return Trace(exported=exported, inputs=tuple(inputs), shapes=shapes, buffers=buffers)
 
 
-def _argument(name: str, call: Call, arguments: dict[str, Any]) -> Any:
+def _argument(name: str, call: OperatorCall, arguments: dict[str, Any]) -> Any:
     shape = tuple(arguments[call.ids].shape)
     if name == call.ids:
         return Ids(kind="token", shape=shape)

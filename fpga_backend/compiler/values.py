@@ -14,13 +14,13 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch.fx import Node
 
-from greentrain.fpga_backend.compiler.recipe import Source
+from greentrain.fpga_backend.compiler.recipe import ParameterSource
 from greentrain.fpga_backend.errors import UnsupportedModelError
 from greentrain.fpga_backend.program import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GraphNode:
     """A node of a traced graph, in words."""
 
     path: str
@@ -31,7 +31,7 @@ class Place:
     """ATen operator, as ``aten.topk.default``."""
 
     @classmethod
-    def of(cls, node: Node) -> "Place":
+    def of(cls, node: Node) -> "GraphNode":
         """Return the place of a node."""
         stack: dict[str, Any] = node.meta.get("nn_module_stack") or {}
         path, kind = list(stack.values())[-1] if stack else ("", "")
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class RowsValue:
     """A view of a register.
 
     Args:
@@ -66,14 +66,14 @@ class Rows:
     width: int
 
     @classmethod
-    def of(cls, register: int, tokens: int, width: int) -> "Rows":
+    def of(cls, register: int, tokens: int, width: int) -> "RowsValue":
         """Return a whole register, as [1, tokens, width], or [1, width] with one row a sequence."""
         base = torch.empty(tokens, width, device="meta")
         return cls(register=register, view=base[None] if tokens > 1 else base, tokens=tokens, width=width)
 
-    def seen_as(self, view: torch.Tensor) -> "Rows":
+    def seen_as(self, view: torch.Tensor) -> "RowsValue":
         """Return another view of the same register."""
-        return Rows(register=self.register, view=view, tokens=self.tokens, width=self.width)
+        return RowsValue(register=self.register, view=view, tokens=self.tokens, width=self.width)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class Rows:
 
     def same(self, other: object) -> bool:
         """Return True for the same view of the same register."""
-        return isinstance(other, Rows) and self._key() == other._key()
+        return isinstance(other, RowsValue) and self._key() == other._key()
 
     def _key(self) -> tuple[Any, ...]:
         return self.register, self.shape, self.view.stride(), self.view.storage_offset()
@@ -107,7 +107,7 @@ class HeadsView:
     token_axis: int
 
 
-def matrix(rows: Rows) -> Matrix | None:
+def matrix(rows: RowsValue) -> Matrix | None:
     """Read a view as [tokens, columns], dimensions of size 1 left aside; None where it is something else."""
     dims = _dims(rows)
     features = list(dims)
@@ -132,7 +132,7 @@ def matrix(rows: Rows) -> Matrix | None:
     return Matrix(columns=Columns(register=rows.register, start=start, width=expected), row=row)
 
 
-def heads(rows: Rows) -> HeadsView | None:
+def heads(rows: RowsValue) -> HeadsView | None:
     """Read a view as heads of width d, all tokens; None where it is something else."""
     width = rows.shape[-1] if rows.shape else 0
     tokens: list[tuple[int, int, int]] = []
@@ -152,7 +152,7 @@ def heads(rows: Rows) -> HeadsView | None:
     return HeadsView(columns=columns, heads=count, axis=axis, token_axis=tokens[0][0])
 
 
-def _dims(rows: Rows) -> list[tuple[int, int, int]]:
+def _dims(rows: RowsValue) -> list[tuple[int, int, int]]:
     """Return (axis, size, stride) of the dimensions that are more than 1 long."""
     shape, strides = rows.shape, rows.view.stride()
     return [(i, n, s) for i, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1]
@@ -162,7 +162,7 @@ def _dims(rows: Rows) -> list[tuple[int, int, int]]:
 class Repeated:
     """Key or value heads, each of which several query heads read: heads ``rows``, every one ``times`` times in turn."""
 
-    rows: Rows
+    rows: RowsValue
     times: int
 
 
@@ -170,7 +170,7 @@ class Repeated:
 class Weight:
     """Something of a parameter alone."""
 
-    source: Source
+    source: ParameterSource
     shape: tuple[int, ...]
 
 
@@ -189,7 +189,7 @@ class Term:
     op: str
     args: tuple[Any, ...]
     shape: tuple[int, ...]
-    place: Place
+    place: GraphNode
 
 
 def scalar(value: Any) -> float | None:
@@ -217,7 +217,7 @@ def is_symbolic(value: Any) -> bool:
     """Return True for what depends on tokens or parameters, or holds such a thing."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         return any(is_symbolic(item) for item in value)
-    return isinstance(value, Rows | Repeated | Weight | Ids | Term)
+    return isinstance(value, RowsValue | Repeated | Weight | Ids | Term)
 
 
 _FORBIDDEN = -1e4

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from greentrain.fpga_backend.card import Buffer
-from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, Kernel
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, KernelSpec
 from greentrain.fpga_backend.errors import DeviceError
 
 Bytes = Mapping[str, int]
@@ -280,7 +280,7 @@ class CsimCard:
             raise DeviceError(f"buffer {buffer.number} is not of this card, or was freed")
         return memory
 
-    def _checked(self, spec: Kernel, arguments: Sequence[Buffer | int]) -> list[int]:
+    def _checked(self, spec: KernelSpec, arguments: Sequence[Buffer | int]) -> list[int]:
         if len(arguments) != len(spec.arguments):
             raise DeviceError(f"{spec.name} takes {len(spec.arguments)} arguments, not {len(arguments)}")
         raw: list[int] = []

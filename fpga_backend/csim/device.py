@@ -6,7 +6,7 @@ from typing import Final
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.card import CsimCard, functions
-from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, Schedule
+from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, BatchSchedule
 from greentrain.fpga_backend.device import DeviceInfo
 from greentrain.fpga_backend.devices.base import InProcess, own_uid
 
@@ -42,7 +42,7 @@ class Csim(InProcess):
             details={"library": library.name},
         )
 
-        def opened(artifact: Artifact) -> Schedule:
-            return Schedule(artifact, CsimCard(library), activation_bytes=activation_bytes)
+        def opened(artifact: Artifact) -> BatchSchedule:
+            return BatchSchedule(artifact, CsimCard(library), activation_bytes=activation_bytes)
 
         super().__init__(uid, depth, opened, info=info, note=ON_THE_CPU)

@@ -24,7 +24,7 @@ SCALAR_STRIDE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
+class MemoryRegion:
     """Banks of the card's memory that one kind of data lies in: number ``bank`` in :meth:`Card.allocate`."""
 
     bank: int
@@ -39,10 +39,10 @@ class Region:
         return f"HBM[{self.first}]" if self.first == self.last else f"HBM[{self.first}:{self.last}]"
 
 
-ACTIVATIONS = Region(bank=0, name="activations", first=0, last=7)
-ROWS = Region(bank=1, name="rows", first=8, last=9)
-WEIGHTS = Region(bank=2, name="weights", first=10, last=30)
-TABLES = Region(bank=3, name="tables", first=31, last=31)
+ACTIVATIONS = MemoryRegion(bank=0, name="activations", first=0, last=7)
+ROWS = MemoryRegion(bank=1, name="rows", first=8, last=9)
+WEIGHTS = MemoryRegion(bank=2, name="weights", first=10, last=30)
+TABLES = MemoryRegion(bank=3, name="tables", first=31, last=31)
 REGIONS = (ACTIVATIONS, ROWS, WEIGHTS, TABLES)
 """A port reaches every bank of its region, so that what one kernel wrote can be read by each other. The card has 32
 pseudo channels of 512 MB: UG1393, "HBM Configuration and Use"; 2026-11-21."""
@@ -58,7 +58,7 @@ class Argument:
     name: str
     kind: Literal["pointer", "scalar"]
     dtype: DType
-    region: Region | None = None
+    region: MemoryRegion | None = None
     """Where a pointer's buffer lies; None for a scalar."""
     bundle: str = ""
     """The m_axi port of a pointer."""
@@ -79,7 +79,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class KernelSpec:
     """A kernel: its name, and its arguments in order."""
 
     name: str
@@ -110,16 +110,16 @@ class Kernel:
         raise KeyError(f"{self.name} has no argument {argument}")
 
 
-def _kernel(name: str, pointers: tuple[Argument, ...], scalars: str) -> Kernel:
+def _kernel(name: str, pointers: tuple[Argument, ...], scalars: str) -> KernelSpec:
     ints = tuple(Argument(name=scalar, kind="scalar", dtype="int32") for scalar in scalars.split())
-    return Kernel(name=name, arguments=(*pointers, *ints))
+    return KernelSpec(name=name, arguments=(*pointers, *ints))
 
 
-def _in(name: str, dtype: DType, region: Region, bundle: int) -> Argument:
+def _in(name: str, dtype: DType, region: MemoryRegion, bundle: int) -> Argument:
     return Argument(name=name, kind="pointer", dtype=dtype, region=region, bundle=f"gmem{bundle}")
 
 
-def _out(name: str, dtype: DType, region: Region, bundle: int) -> Argument:
+def _out(name: str, dtype: DType, region: MemoryRegion, bundle: int) -> Argument:
     return Argument(name=name, kind="pointer", dtype=dtype, region=region, bundle=f"gmem{bundle}", written=True)
 
 
@@ -246,7 +246,7 @@ KERNELS = (
 """All kernels of the card, in the order in which a program first needs them."""
 
 
-def named(name: str) -> Kernel:
+def named(name: str) -> KernelSpec:
     """Return a kernel.
 
     Raises:

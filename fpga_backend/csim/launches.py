@@ -52,7 +52,7 @@ MAX_HEAD = 512
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
-class Model(Protocol):
+class FittedModel(Protocol):
     """What a schedule needs of an artifact."""
 
     @property
@@ -96,10 +96,10 @@ def fit(program: Program, tensors: Tensors) -> None:
         )
     if not isinstance(program.ops[-1], Score | LogProb):
         raise ArtifactError("the program ends in neither a score nor a log-probability head: compile it with one")
-    _Check(program, tensors).all()
+    _FitCheck(program, tensors).all()
 
 
-class _Check:
+class _FitCheck:
     def __init__(self, program: Program, tensors: Tensors) -> None:
         self.program = program
         self.tensors = tensors
@@ -279,11 +279,11 @@ def launches(program: Program) -> tuple[Launch, ...]:
 
 def by_operator(program: Program) -> tuple[tuple[Launch, ...], ...]:
     """Return the launches of each operator."""
-    made = _Maker(program)
+    made = _LaunchMaker(program)
     return tuple(tuple(made.of(op)) for op in program.ops)
 
 
-class _Maker:
+class _LaunchMaker:
     def __init__(self, program: Program) -> None:
         self.widths = widths(program)
         self.pooled = by_sequence(program)

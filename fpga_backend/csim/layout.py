@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend import tables
 from greentrain.fpga_backend.card import Buffer, Card
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, TABLES, WEIGHTS, Region
+from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, TABLES, WEIGHTS, MemoryRegion
 from greentrain.fpga_backend.csim.launches import BYTES, beats, by_sequence
 from greentrain.fpga_backend.program import Attention, Gate, Linear, LogProb, Program, digits, read_by, widths
 
@@ -25,26 +25,26 @@ INDEX_INTS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class BatchSize:
     """What a batch, or a buffer for batches, has room for."""
 
     rows: int
     sequences: int
     targets: int
 
-    def holds(self, other: "Size") -> bool:
+    def holds(self, other: "BatchSize") -> bool:
         """Return whether a batch of another size fits."""
         return self.rows >= other.rows and self.sequences >= other.sequences and self.targets >= other.targets
 
 
 @dataclass(slots=True)
-class _Slot:
+class _BufferSlot:
     by_sequence: bool
     beats: int
     register: int | None
 
 
-class Layout:
+class CardLayout:
     """The buffers of a program.
 
     Args:
@@ -63,11 +63,11 @@ class Layout:
         slots = sum(slot.beats for slot in self._slots if not slot.by_sequence)
         return BYTES * (slots + sum(self._rows_beats)) + 4 * sum(self._groups) + 4 * INDEX_INTS
 
-    def buffers(self, size: Size) -> Mapping[str, tuple[int, Region]]:
+    def buffers(self, size: BatchSize) -> Mapping[str, tuple[int, MemoryRegion]]:
         """Return bytes and region of each buffer that depends on the batch, by name; slots as ``slot:i``."""
         chunk = min(self.chunk, size.targets) if self._vocabulary else 0
         tall = max(size.rows, size.sequences, chunk)
-        found: dict[str, tuple[int, Region]] = {}
+        found: dict[str, tuple[int, MemoryRegion]] = {}
         for i, slot in enumerate(self._slots):
             rows = size.sequences if slot.by_sequence else size.rows
             found[f"slot:{i}"] = (BYTES * slot.beats * rows, ACTIVATIONS)
@@ -87,11 +87,11 @@ class Layout:
         return found
 
 
-def _slots(program: Program) -> tuple[list[_Slot], dict[int, int]]:
+def _slots(program: Program) -> tuple[list[_BufferSlot], dict[int, int]]:
     """Give registers that are not alive at the same time the same buffer."""
     wide, pooled = widths(program), by_sequence(program)
     last = {columns.register: i for i, op in enumerate(program.ops) for columns in read_by(op)}
-    slots: list[_Slot] = []
+    slots: list[_BufferSlot] = []
     slot_of: dict[int, int] = {}
     for i, op in enumerate(program.ops):
         if isinstance(op, LogProb):
@@ -101,7 +101,7 @@ def _slots(program: Program) -> tuple[list[_Slot], dict[int, int]]:
         if free:  # the tightest that is wide enough, else the widest
             chosen = min(free, key=lambda s: (slots[s].beats < need, abs(slots[s].beats - need)))
         else:
-            slots.append(_Slot(kind, need, None))
+            slots.append(_BufferSlot(kind, need, None))
             chosen = len(slots) - 1
         slots[chosen].beats = max(slots[chosen].beats, need)
         slots[chosen].register = op.out
@@ -140,7 +140,7 @@ def write_weights(card: Card, program: Program, tensors: Mapping[str, Array]) ->
     Raises:
         DeviceError: The card has no room; what was written is freed.
     """
-    wanted: dict[str, tuple[Array, Region]] = {
+    wanted: dict[str, tuple[Array, MemoryRegion]] = {
         f"weights:{name}": (padded(tensor), WEIGHTS) for name, tensor in tensors.items()
     }
     wanted["table:exp2"] = (tables.exp2(), TABLES)

@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend.batch import Batch, Packed, Result, pack
 from greentrain.fpga_backend.card import Buffer, Card
-from greentrain.fpga_backend.csim.launches import FLOATS, Count, Launch, Model, beats, fit, launches
-from greentrain.fpga_backend.csim.layout import Layout, Size, write_weights
+from greentrain.fpga_backend.csim.launches import FLOATS, Count, FittedModel, Launch, beats, fit, launches
+from greentrain.fpga_backend.csim.layout import BatchSize, CardLayout, write_weights
 from greentrain.fpga_backend.program import Score
 
 ACTIVATION_BYTES = 2**30
@@ -21,7 +21,7 @@ ROUND_ROWS = 64
 Floats = npt.NDArray[np.float32]
 
 
-class Schedule:
+class BatchSchedule:
     """A model on a card. Used from one thread.
 
     Args:
@@ -35,15 +35,15 @@ class Schedule:
         DeviceError: The card has no room for it, or fails.
     """
 
-    def __init__(self, model: Model, card: Card, *, activation_bytes: int = ACTIVATION_BYTES) -> None:
+    def __init__(self, model: FittedModel, card: Card, *, activation_bytes: int = ACTIVATION_BYTES) -> None:
         self.program = model.program
         tensors = {name: np.asarray(tensor) for name, tensor in model.tensors.items()}
         fit(self.program, tensors)
         self._card = card
         self._launches = launches(self.program)
-        self._layout = Layout(self.program)
+        self._layout = CardLayout(self.program)
         self._most_rows = max(activation_bytes // self._layout.row_bytes, self.program.max_tokens)
-        self._capacity = Size(rows=0, sequences=0, targets=0)
+        self._capacity = BatchSize(rows=0, sequences=0, targets=0)
         self._work: dict[str, Buffer] = {}
         self._fixed = write_weights(card, self.program, tensors)
 
@@ -79,7 +79,7 @@ class Schedule:
         yield pack(batch.some(range(first, len(batch.ids))), self.program)
 
     def _wave(self, packed: Packed) -> Result:
-        size = Size(rows=packed.rows, sequences=len(packed.sequences), targets=len(packed.target_ids))
+        size = BatchSize(rows=packed.rows, sequences=len(packed.sequences), targets=len(packed.target_ids))
         self._reserve(size)
         self._write(packed)
         counts = {
@@ -124,7 +124,7 @@ class Schedule:
         for name, column in columns.items():
             self._card.write(self._work[f"index:{name}"], np.ascontiguousarray(column))
 
-    def _read(self, size: Size) -> Floats:
+    def _read(self, size: BatchSize) -> Floats:
         last = self.program.ops[-1]
         if isinstance(last, Score):
             padded = np.empty((size.sequences, beats(last.labels) * FLOATS), dtype=np.float32)
@@ -135,11 +135,11 @@ class Schedule:
             self._card.read(self._work["logprobs"], found)
         return found
 
-    def _reserve(self, size: Size) -> None:
+    def _reserve(self, size: BatchSize) -> None:
         if self._capacity.holds(size):
             return
         held = self._capacity
-        wanted = Size(
+        wanted = BatchSize(
             rows=max(held.rows, -(-size.rows // ROUND_ROWS) * ROUND_ROWS),
             sequences=max(held.sequences, size.sequences),
             targets=max(held.targets, size.targets),
@@ -156,7 +156,7 @@ class Schedule:
         self._capacity = wanted
 
     def _release(self) -> None:
-        self._capacity = Size(rows=0, sequences=0, targets=0)
+        self._capacity = BatchSize(rows=0, sequences=0, targets=0)
         for buffer in {buffer.number: buffer for buffer in self._work.values()}.values():
             self._card.free(buffer)
         self._work.clear()

@@ -24,7 +24,7 @@ from greentrain.types import PowerMeter, PowerSample, Provenance, Sensor
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _QueuedBatch:
     run: Callable[[], Result]
     future: Future[Result]
 
@@ -41,7 +41,7 @@ class WorkQueue:
         if depth < 1:
             raise ValueError(f"depth={depth}: a queue has room for at least 1")
         self._depth = depth
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_QueuedBatch] = deque()
         self._changed = threading.Condition()
         self._reason: str | None = None
         self._owner_pid = os.getpid()
@@ -68,7 +68,7 @@ class WorkQueue:
                 )
             if self._reason is not None:
                 raise DeviceLostError(self._reason)
-            self._waiting.append(_Job(run, future))
+            self._waiting.append(_QueuedBatch(run, future))
             self._changed.notify_all()
         return future
 

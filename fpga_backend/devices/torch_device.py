@@ -47,7 +47,7 @@ Registers = dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Heads:
+class _FloatHeads:
     """A bucket on the device."""
 
     queries: torch.Tensor
@@ -58,12 +58,12 @@ class _Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _BatchPlan:
     """A packed batch on the device."""
 
     index: Mapping[str, torch.Tensor]
     """By table of an Embed, the entry of each row."""
-    heads: tuple[_Heads, ...]
+    heads: tuple[_FloatHeads, ...]
     order: torch.Tensor | None
     """Where each row is among the buckets' queries, or None: in this order."""
     pool_rows: torch.Tensor | None
@@ -120,7 +120,7 @@ class TorchEngine:
         return registers[max(registers)]
 
     def _value(
-        self, op: Op, registers: Registers, plan: _Plan, rotations: dict[str, tuple[torch.Tensor, torch.Tensor]]
+        self, op: Op, registers: Registers, plan: _BatchPlan, rotations: dict[str, tuple[torch.Tensor, torch.Tensor]]
     ) -> torch.Tensor:
         match op:
             case Embed():
@@ -161,7 +161,7 @@ class TorchEngine:
         y = functional.rms_norm(x, (x.shape[-1],), weight, op.eps)
         return y if bias is None else y + bias
 
-    def _logprobs(self, op: LogProb, registers: Registers, plan: _Plan) -> torch.Tensor:
+    def _logprobs(self, op: LogProb, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
         rows = _read(registers, op.x)[plan.target_rows]
         weight, bias = self._weights[f"{op.weight}.w"], self._weights.get(f"{op.weight}.b")
         parts = []
@@ -172,7 +172,7 @@ class TorchEngine:
             parts.append(logits.gather(1, wanted)[:, 0] - logits.logsumexp(1))
         return torch.cat(parts).clamp(max=0.0)
 
-    def _plan(self, packed: Packed) -> _Plan:
+    def _plan(self, packed: Packed) -> _BatchPlan:
         parts = buckets(packed)
         flat = np.concatenate([bucket.queries[_real(bucket)] for bucket in parts])
         places = np.concatenate([np.flatnonzero(_real(bucket)) + start for start, bucket in _starts(parts)])
@@ -184,7 +184,7 @@ class TorchEngine:
             for segment in packed.sequences
         ]
         every = np.concatenate(by_sequence)
-        return _Plan(
+        return _BatchPlan(
             index={
                 "token": self._sent(packed.ids),
                 "position": self._sent(packed.positions),
@@ -200,9 +200,9 @@ class TorchEngine:
             target_ids=self._sent(packed.target_ids),
         )
 
-    def _heads(self, bucket: Bucket) -> _Heads:
+    def _heads(self, bucket: Bucket) -> _FloatHeads:
         masks = {causal: bucket.mask(causal) for causal in self._kinds}
-        return _Heads(
+        return _FloatHeads(
             queries=self._sent(bucket.queries),
             keys=self._sent(bucket.keys),
             masks={causal: None if mask is None else self._sent(mask) for causal, mask in masks.items()},
@@ -243,7 +243,7 @@ def _rotated(x: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor) 
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(1)
 
 
-def _attention(op: Attention, registers: Registers, plan: _Plan) -> torch.Tensor:
+def _attention(op: Attention, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
     q = _by_head(_read(registers, op.q), op.heads)
     k = _by_head(_read(registers, op.k), op.kv_heads)
     v = _by_head(_read(registers, op.v), op.kv_heads)
@@ -275,7 +275,7 @@ def _by_head(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.view(len(x), heads, x.shape[1] // heads)
 
 
-def _pool(op: Pool, x: torch.Tensor, plan: _Plan) -> torch.Tensor:
+def _pool(op: Pool, x: torch.Tensor, plan: _BatchPlan) -> torch.Tensor:
     match op.how:
         case "first":
             return x[plan.firsts]

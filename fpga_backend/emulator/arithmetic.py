@@ -186,35 +186,37 @@ def int_mm_is_exact() -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
+class QuantisedHeads:
     """Quantised heads of some rows: integers as binary32 [heads, rows, width] and scales [heads, rows, 1]."""
 
     n: torch.Tensor
     scale: torch.Tensor
 
     @classmethod
-    def of(cls, x: torch.Tensor, heads: int) -> "Heads":
+    def of(cls, x: torch.Tensor, heads: int) -> "QuantisedHeads":
         """Quantise rows [rows, heads * width] head by head."""
         n, scale = quantise(x.reshape(len(x), heads, -1), contract.Q8)
         return cls(n=n.transpose(0, 1).contiguous(), scale=scale.transpose(0, 1).contiguous())
 
-    def some(self, first: int, count: int) -> "Heads":
+    def some(self, first: int, count: int) -> "QuantisedHeads":
         """Return ``count`` heads from ``first`` on."""
-        return Heads(n=self.n[first : first + count], scale=self.scale[first : first + count])
+        return QuantisedHeads(n=self.n[first : first + count], scale=self.scale[first : first + count])
 
-    def then(self, later: "Heads") -> "Heads":
+    def then(self, later: "QuantisedHeads") -> "QuantisedHeads":
         """Return these rows and ``later`` behind them."""
-        return Heads(n=torch.cat((self.n, later.n), dim=1), scale=torch.cat((self.scale, later.scale), dim=1))
+        return QuantisedHeads(n=torch.cat((self.n, later.n), dim=1), scale=torch.cat((self.scale, later.scale), dim=1))
 
-    def repeated(self, times: int) -> "Heads":
+    def repeated(self, times: int) -> "QuantisedHeads":
         """Return each head ``times`` times, for the query heads that share it."""
         if times == 1:
             return self
-        return Heads(n=self.n.repeat_interleave(times, dim=0), scale=self.scale.repeat_interleave(times, dim=0))
+        return QuantisedHeads(
+            n=self.n.repeat_interleave(times, dim=0), scale=self.scale.repeat_interleave(times, dim=0)
+        )
 
-    def whole(self) -> "Heads":
+    def whole(self) -> "QuantisedHeads":
         """Return the same with 0 for integers that are none; the scales still say that something was not finite."""
-        return Heads(n=self.n.nan_to_num(0.0), scale=self.scale)
+        return QuantisedHeads(n=self.n.nan_to_num(0.0), scale=self.scale)
 
 
 def weights_table(exp2: torch.Tensor) -> torch.Tensor:
@@ -226,7 +228,16 @@ def weights_table(exp2: torch.Tensor) -> torch.Tensor:
     return torch.cat((shifted.to(torch.float32), torch.zeros(1, dtype=torch.float32)))
 
 
-def attend(q: Heads, k: Heads, v: Heads, out: torch.Tensor, *, scale: float, causal: bool, table: torch.Tensor) -> None:
+def attend(
+    q: QuantisedHeads,
+    k: QuantisedHeads,
+    v: QuantisedHeads,
+    out: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    table: torch.Tensor,
+) -> None:
     """Attend from the last rows of a sequence to all of them.
 
     Args:
@@ -251,7 +262,13 @@ def attend(q: Heads, k: Heads, v: Heads, out: torch.Tensor, *, scale: float, cau
 
 
 def _attend_finite(
-    q: Heads, k: Heads, v: Heads, factor: float, hidden: torch.Tensor | None, table: torch.Tensor, out: torch.Tensor
+    q: QuantisedHeads,
+    k: QuantisedHeads,
+    v: QuantisedHeads,
+    factor: float,
+    hidden: torch.Tensor | None,
+    table: torch.Tensor,
+    out: torch.Tensor,
 ) -> None:
     t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
     if hidden is not None:
@@ -267,7 +284,12 @@ def _attend_finite(
 
 
 def _attend_broken(
-    q: Heads, k: Heads, v: Heads, factor: float, hidden: torch.Tensor | None, table: torch.Tensor
+    q: QuantisedHeads,
+    k: QuantisedHeads,
+    v: QuantisedHeads,
+    factor: float,
+    hidden: torch.Tensor | None,
+    table: torch.Tensor,
 ) -> torch.Tensor:
     """Attend where a logit or a weight may not be finite: a query that sees such a one gets NaN, others their bits."""
     t = torch.bmm(q.n, k.n.transpose(1, 2)).mul_(q.scale * factor).mul_(k.scale.transpose(1, 2)).round_()
@@ -286,7 +308,7 @@ def _attend_broken(
     return _weighted(p, v.n).mul_(p_scale.div_(total)).masked_fill_(lost, float("nan"))
 
 
-def _finite(q: Heads, k: Heads, v: Heads, factor: float) -> bool:
+def _finite(q: QuantisedHeads, k: QuantisedHeads, v: QuantisedHeads, factor: float) -> bool:
     """Return whether no logit or weight can leave binary32, by the scales alone; False also where one is NaN."""
     most = contract.Q8**2 * q.n.shape[-1] * float(q.scale.amax()) * abs(factor)
     bound = torch.finfo(torch.float32).max / 2**15

@@ -27,9 +27,9 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Packed, Result, pack
 from greentrain.fpga_backend.emulator import arithmetic
 from greentrain.fpga_backend.emulator.arithmetic import (
-    Heads,
     LogProbTables,
     Product,
+    QuantisedHeads,
     attend,
     exact_product,
     logprobs,
@@ -63,7 +63,7 @@ Joint = Attention | Pool | LogProb
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class EmulatorStage:
     """Operators on single rows, in canonical form: registers numbered from 0, the inputs first; weights are slots."""
 
     ops: tuple[Op, ...]
@@ -77,9 +77,9 @@ class Stage:
     """Stems of the tensors in the slots."""
 
 
-def cut(program: Program) -> tuple[Stage | Joint, ...]:
+def cut(program: Program) -> tuple[EmulatorStage | Joint, ...]:
     """Return the program's stages and the operators between them, in order."""
-    parts: list[Stage | Joint] = []
+    parts: list[EmulatorStage | Joint] = []
     run: list[Op] = []
     for i, op in enumerate(program.ops):
         if isinstance(op, Joint):
@@ -95,7 +95,7 @@ def cut(program: Program) -> tuple[Stage | Joint, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class PoolingStart:
     """Where a program begins to need one row a sequence: behind its last attention, where a pool picks one."""
 
     attention: int
@@ -103,14 +103,16 @@ class Ends:
     how: str
 
     @classmethod
-    def of(cls, parts: Sequence[Stage | Joint]) -> "Ends | None":
+    def of(cls, parts: Sequence[EmulatorStage | Joint]) -> "PoolingStart | None":
         """Return it, or None where every row is needed to the end."""
         attention = max((i for i, part in enumerate(parts) if isinstance(part, Attention)), default=None)
         if attention is None:
             return None
         later = parts[attention + 1 :]
         pools = [part for part in later if isinstance(part, Pool)]
-        looks = any(isinstance(op, Embed | Rotary) for part in later if isinstance(part, Stage) for op in part.ops)
+        looks = any(
+            isinstance(op, Embed | Rotary) for part in later if isinstance(part, EmulatorStage) for op in part.ops
+        )
         if len(pools) != 1 or looks or any(isinstance(part, LogProb) for part in later):
             return None
         (pool,), last = pools, parts[attention]
@@ -119,7 +121,7 @@ class Ends:
         return cls(attention, pool.how)
 
 
-def _stage(ops: Sequence[Op], later: Sequence[Op]) -> Stage:
+def _stage(ops: Sequence[Op], later: Sequence[Op]) -> EmulatorStage:
     written = [op.out for op in ops if not isinstance(op, LogProb)]
     wanted = {columns.register for op in later for columns in read_by(op)}
     outputs = tuple(r for r in written if r in wanted) or (written[-1],)
@@ -143,7 +145,7 @@ def _stage(ops: Sequence[Op], later: Sequence[Op]) -> Stage:
             elif field.name == "out":
                 changes["out"] = number[value]
         renamed.append(dataclasses.replace(op, **changes))  # type: ignore[arg-type]
-    return Stage(
+    return EmulatorStage(
         ops=tuple(renamed),
         inputs=tuple(inputs),
         outputs=outputs,
@@ -153,7 +155,7 @@ def _stage(ops: Sequence[Op], later: Sequence[Op]) -> Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class RowIds:
     """What embeddings and rotations ask of a block of rows."""
 
     ids: torch.Tensor
@@ -161,9 +163,9 @@ class Rows:
     positions: torch.Tensor
     types: torch.Tensor
 
-    def block(self, start: int, stop: int) -> "Rows":
+    def block(self, start: int, stop: int) -> "RowIds":
         """Return some of the rows."""
-        return Rows(ids=self.ids[start:stop], positions=self.positions[start:stop], types=self.types[start:stop])
+        return RowIds(ids=self.ids[start:stop], positions=self.positions[start:stop], types=self.types[start:stop])
 
 
 Weights = dict[str, torch.Tensor | None]
@@ -171,7 +173,7 @@ Weights = dict[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class StageKernel:
     """What a stage is run with."""
 
     product: Product
@@ -182,10 +184,10 @@ class Kernel:
 
     def run(
         self,
-        stage: Stage,
+        stage: EmulatorStage,
         inputs: Sequence[torch.Tensor],
         weights: Sequence[Weights],
-        rows: Rows,
+        rows: RowIds,
         into: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
         """Run a stage on a block of rows and return the registers it keeps: in ``into``, where that is given."""
@@ -210,7 +212,7 @@ class Kernel:
             acc = self.product(q.to(torch.int8), _of(weight, "q"))
         return arithmetic.dequantise(acc, scale, _of(weight, "s"), weight["b"])
 
-    def _apply(self, op: Op, registers: dict[int, torch.Tensor], weight: Weights, rows: Rows) -> torch.Tensor:
+    def _apply(self, op: Op, registers: dict[int, torch.Tensor], weight: Weights, rows: RowIds) -> torch.Tensor:
         def columns(where: Columns) -> torch.Tensor:
             held = registers[where.register]
             return held[:, where.start : where.start + where.width]
@@ -251,14 +253,14 @@ def _of(weight: Weights, suffix: str) -> torch.Tensor:
     return tensor
 
 
-class _Run(Protocol):
+class _CompiledStage(Protocol):
     """Runs a stage on a whole block; with ``into`` it writes there, in the pass that computes it."""
 
     def __call__(
         self,
         inputs: Sequence[torch.Tensor],
         weights: Sequence[Weights],
-        rows: Rows,
+        rows: RowIds,
         into: Sequence[torch.Tensor] | None,
     ) -> list[torch.Tensor] | None: ...
 
@@ -271,20 +273,20 @@ class CompiledStages:
         rows: Rows of a block.
     """
 
-    def __init__(self, kernel: Kernel, rows: int) -> None:
+    def __init__(self, kernel: StageKernel, rows: int) -> None:
         self._kernel = kernel
         self._rows = rows
-        self._runs: dict[tuple[Op, ...], _Run] = {}
+        self._runs: dict[tuple[Op, ...], _CompiledStage] = {}
 
     def run(
         self,
-        stage: Stage,
+        stage: EmulatorStage,
         inputs: Sequence[torch.Tensor],
         weights: Sequence[Weights],
-        rows: Rows,
+        rows: RowIds,
         into: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """Run a stage on at most ``rows`` rows; see ``Kernel.run``."""
+        """Run a stage on at most ``rows`` rows; see ``StageKernel.run``."""
         if not any(isinstance(op, Linear) for op in stage.ops):
             return self._kernel.run(stage, inputs, weights, rows, into)
         count = len(inputs[0]) if inputs else len(rows.ids)
@@ -295,7 +297,7 @@ class CompiledStages:
         made = self._of(stage)([self._filled(x) for x in inputs], weights, about, None)
         return kept_in([value[:count] for value in made or ()], into)
 
-    def _of(self, stage: Stage) -> _Run:
+    def _of(self, stage: EmulatorStage) -> _CompiledStage:
         if stage.ops not in self._runs:
             self._runs[stage.ops] = torch.compile(_own(self._kernel, stage), dynamic=False)
         return self._runs[stage.ops]
@@ -304,20 +306,22 @@ class CompiledStages:
         missing = self._rows - len(x)
         return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
-    def _filled_rows(self, rows: Rows) -> Rows:
-        return Rows(ids=self._filled(rows.ids), positions=self._filled(rows.positions), types=self._filled(rows.types))
+    def _filled_rows(self, rows: RowIds) -> RowIds:
+        return RowIds(
+            ids=self._filled(rows.ids), positions=self._filled(rows.positions), types=self._filled(rows.types)
+        )
 
 
-def _own(kernel: Kernel, stage: Stage) -> _Run:
+def _own(kernel: StageKernel, stage: EmulatorStage) -> _CompiledStage:
     """Return a function of a stage with a code object of its own, as torch.compile counts recompilations by these."""
 
     def run(
-        inputs: Sequence[torch.Tensor], weights: Sequence[Weights], rows: Rows, into: Sequence[torch.Tensor] | None
+        inputs: Sequence[torch.Tensor], weights: Sequence[Weights], rows: RowIds, into: Sequence[torch.Tensor] | None
     ) -> list[torch.Tensor] | None:
         made = kernel.run(stage, inputs, weights, rows, into)
         return made if into is None else None  # a graph that returns what it was given would copy it
 
-    own: _Run = types.FunctionType(run.__code__.replace(), globals(), "run", None, run.__closure__)
+    own: _CompiledStage = types.FunctionType(run.__code__.replace(), globals(), "run", None, run.__closure__)
     return own
 
 
@@ -362,17 +366,17 @@ LOGITS = 2**22
 
 
 class StageRunner(Protocol):
-    """Runs a stage: ``Kernel.run`` or ``CompiledStages.run``."""
+    """Runs a stage: ``StageKernel.run`` or ``CompiledStages.run``."""
 
     def __call__(
         self,
-        stage: Stage,
+        stage: EmulatorStage,
         inputs: Sequence[torch.Tensor],
         weights: Sequence[Weights],
-        rows: Rows,
+        rows: RowIds,
         into: Sequence[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """As ``Kernel.run``."""
+        """As ``StageKernel.run``."""
         ...
 
 
@@ -413,10 +417,10 @@ class Engine:
         self._block_rows = block_rows or (COMPILED_BLOCK_ROWS if compiled else BLOCK_ROWS)
         self._parts = cut(program)
         self._widths = widths(program)
-        self._ends = None if self._whole else Ends.of(self._parts)
+        self._ends = None if self._whole else PoolingStart.of(self._parts)
         self._weights = _by_stem(artifact)
         with torch.device("cpu"):  # whatever the caller's default device is
-            self._kernel = Kernel(
+            self._kernel = StageKernel(
                 product=product or exact_product(),
                 tables={
                     name: torch.from_numpy(tables.gate(name).copy()).to(torch.float32) / contract.GATE_ONE
@@ -441,7 +445,7 @@ class Engine:
         """
         begun_s = time.perf_counter()
         packed = pack(batch, self.program)
-        rows = Rows(ids=_long(packed.ids), positions=_long(packed.positions), types=_long(packed.types))
+        rows = RowIds(ids=_long(packed.ids), positions=_long(packed.positions), types=_long(packed.types))
         registers: dict[int, torch.Tensor] = {}
         last, ends = _last_reads(self._parts), self._ends
         found: torch.Tensor | None = None
@@ -457,7 +461,7 @@ class Engine:
                     registers[part.out] = pool(_columns(registers, part.x), part.how, packed)
                 case LogProb():
                     found = self._logprobs(part, registers, packed)
-                case Stage():
+                case EmulatorStage():
                     registers.update(self._stage(part, registers, rows))
             for register in last[i]:
                 registers.pop(register, None)
@@ -469,7 +473,7 @@ class Engine:
         run_s = time.perf_counter() - begun_s
         return Result.of(found.numpy(), packed.targets, labels=self.program.labels, rows=packed.rows, run_s=run_s)
 
-    def _stage(self, stage: Stage, registers: dict[int, torch.Tensor], rows: Rows) -> dict[int, torch.Tensor]:
+    def _stage(self, stage: EmulatorStage, registers: dict[int, torch.Tensor], rows: RowIds) -> dict[int, torch.Tensor]:
         held = [registers[r] for r in stage.inputs]
         weights = [self._weights[stem] for stem in stage.weights]
         count = len(held[0]) if held else len(rows.ids)
@@ -487,7 +491,7 @@ class Engine:
         rows = len(registers[op.q.register])
         out = torch.empty(rows, self._widths[op.out], dtype=torch.float32)
         shared = {segment.parent for segment in packed.segments}
-        prompts: dict[int, tuple[Heads, Heads]] = {}
+        prompts: dict[int, tuple[QuantisedHeads, QuantisedHeads]] = {}
         for number, segment in enumerate(packed.segments):
             own = slice(segment.start, segment.start + segment.rows)
             query, keys, values = _heads(op, registers, own)
@@ -507,9 +511,9 @@ class Engine:
         times = op.heads // op.kv_heads
         for i, end in enumerate(packed.sequences):
             row, spans = pooled_row(packed, end, how), packed.spans(end)
-            query = Heads.of(_columns(registers, op.q)[row : row + 1], op.heads)
+            query = QuantisedHeads.of(_columns(registers, op.q)[row : row + 1], op.heads)
             seen = [torch.cat([_columns(registers, x)[s : s + n] for s, n in spans]) for x in (op.k, op.v)]
-            keys, values = (Heads.of(x, op.kv_heads).repeated(times) for x in seen)
+            keys, values = (QuantisedHeads.of(x, op.kv_heads).repeated(times) for x in seen)
             attend(query, keys, values, out[i : i + 1], scale=op.scale, causal=False, table=self._attention_table)
         return out
 
@@ -539,13 +543,15 @@ def _last_reads(parts: Sequence[Any]) -> list[list[int]]:
     seen: set[int] = set()
     frees: list[list[int]] = []
     for part in reversed(parts):
-        read = set(part.inputs) if isinstance(part, Stage) else {c.register for c in _reads(part)}
+        read = set(part.inputs) if isinstance(part, EmulatorStage) else {c.register for c in _reads(part)}
         frees.append(sorted(read - seen))
         seen |= read
     return frees[::-1]
 
 
-def _heads(op: Attention, registers: dict[int, torch.Tensor], own: slice) -> tuple[Heads, Heads, Heads]:
+def _heads(
+    op: Attention, registers: dict[int, torch.Tensor], own: slice
+) -> tuple[QuantisedHeads, QuantisedHeads, QuantisedHeads]:
     """Quantise queries, keys and values of some rows, in one piece where they lie side by side."""
     q, k, v = op.q, op.k, op.v
     times = op.heads // op.kv_heads
@@ -558,11 +564,11 @@ def _heads(op: Attention, registers: dict[int, torch.Tensor], own: slice) -> tup
     )
     if beside and k.width == v.width == width * op.kv_heads:
         whole = Columns(register=q.register, start=q.start, width=q.width + k.width + v.width)
-        found = Heads.of(_columns(registers, whole)[own], op.heads + 2 * op.kv_heads)
+        found = QuantisedHeads.of(_columns(registers, whole)[own], op.heads + 2 * op.kv_heads)
         keys, values = (found.some(op.heads + i * op.kv_heads, op.kv_heads) for i in (0, 1))
         return found.some(0, op.heads), keys.repeated(times), values.repeated(times)
-    keys, values = (Heads.of(_columns(registers, x)[own], op.kv_heads).repeated(times) for x in (k, v))
-    return Heads.of(_columns(registers, q)[own], op.heads), keys, values
+    keys, values = (QuantisedHeads.of(_columns(registers, x)[own], op.kv_heads).repeated(times) for x in (k, v))
+    return QuantisedHeads.of(_columns(registers, q)[own], op.heads), keys, values
 
 
 def _reads(op: Attention | Pool | LogProb) -> tuple[Columns, ...]:

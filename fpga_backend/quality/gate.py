@@ -10,7 +10,7 @@ from greentrain.fpga_backend.quality.pairs import Pairs, every, scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class GateVerdict:
     """Whether to offload, and why."""
 
     offload: bool
@@ -32,7 +32,7 @@ def gate(
     pairs: Pairs | None = None,
     *,
     k: float,
-) -> Verdict:
+) -> GateVerdict:
     """Decide on scores of a calibration set: offload if the candidate flips at most k times as often as BF16.
 
     A set can resolve one pair. Where BF16 flips none, one is taken instead, so that a small set is not a strict one.
@@ -62,7 +62,9 @@ def gate(
     try:
         own = float(np.nansum(flips(first, candidate, chosen)))
     except ValueError as error:
-        return Verdict(offload=False, reason=str(error), rate=None, floor=least, limit=limit, pairs=ordered)
+        return GateVerdict(offload=False, reason=str(error), rate=None, floor=least, limit=limit, pairs=ordered)
     base = "that" if lost >= 1 else "the one pair that the set can resolve"
     reason = f"{own / ordered:.3%} of {ordered:,} pairs flip, BF16 flips {least:.3%}; {k:g} times {base} is {limit:.3%}"
-    return Verdict(offload=own <= allowed, reason=reason, rate=own / ordered, floor=least, limit=limit, pairs=ordered)
+    return GateVerdict(
+        offload=own <= allowed, reason=reason, rate=own / ordered, floor=least, limit=limit, pairs=ordered
+    )

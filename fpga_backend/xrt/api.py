@@ -44,7 +44,7 @@ STATES = {
 """``enum ert_cmd_state``: ert.h of XRT 2.13.466."""
 
 
-class Memory(Protocol):
+class BufferObject(Protocol):
     """A buffer object."""
 
     def write(self, data: npt.NDArray[Any], offset: int) -> None:
@@ -64,7 +64,7 @@ class Memory(Protocol):
         ...
 
 
-class Run(Protocol):
+class XrtRun(Protocol):
     """One execution of a kernel."""
 
     def state(self) -> int:
@@ -76,31 +76,31 @@ class Run(Protocol):
         ...
 
 
-class Kernel(Protocol):
+class XrtKernel(Protocol):
     """A kernel of the loaded design."""
 
     def group(self, argument: int) -> int:
         """Return the memory that a pointer argument is connected to."""
         ...
 
-    def start(self, arguments: "Sequence[Memory | int]") -> Run:
+    def start(self, arguments: "Sequence[BufferObject | int]") -> XrtRun:
         """Start the kernel and return at once."""
         ...
 
 
-class Api(Protocol):
+class XrtApi(Protocol):
     """One opened card. Methods raise DeviceError where XRT fails."""
 
     def load(self, xclbin: Path) -> str:
         """Program the card; return the UUID that it reports."""
         ...
 
-    def kernel(self, name: str) -> Kernel:
+    def kernel(self, name: str) -> XrtKernel:
         """Open a kernel of the loaded design."""
         ...
 
-    def allocate(self, nbytes: int, group: int) -> Memory:
-        """Reserve memory, in the memory that :meth:`Kernel.group` has named."""
+    def allocate(self, nbytes: int, group: int) -> BufferObject:
+        """Reserve memory, in the memory that :meth:`XrtKernel.group` has named."""
         ...
 
     def close(self) -> None:
@@ -288,7 +288,7 @@ class CtypesKernel:
             raise DeviceError(f"XRT knows no memory of argument {argument} of {self._name} (error {found})")
         return found
 
-    def start(self, arguments: Sequence[Memory | int]) -> "CtypesRun":
+    def start(self, arguments: Sequence[BufferObject | int]) -> "CtypesRun":
         """Start it."""
         run = CtypesRun(self._library, _valid(self._library.xrtRunOpen(self._handle), f"preparing {self._name}"))
         try:
@@ -323,7 +323,7 @@ class CtypesRun:
         self._library.xrtRunClose(self.handle)
 
 
-def _handle(memory: Memory) -> int:
+def _handle(memory: BufferObject) -> int:
     if not isinstance(memory, CtypesMemory) or memory.handle is None:
         raise DeviceError("a buffer was freed, or is of another card")
     return memory.handle
@@ -461,7 +461,7 @@ class PyxrtKernel:
         with _told(f"asking for the memory of argument {argument} of {self._name}"):
             return int(self._kernel.group_id(argument))
 
-    def start(self, arguments: Sequence[Memory | int]) -> "PyxrtRun":
+    def start(self, arguments: Sequence[BufferObject | int]) -> "PyxrtRun":
         """Start it."""
         with _told(f"starting {self._name}"):
             return PyxrtRun(self._kernel(*(value if isinstance(value, int) else _bo(value) for value in arguments)))
@@ -483,7 +483,7 @@ class PyxrtRun:
         self._run = None
 
 
-def _bo(memory: Memory) -> Any:
+def _bo(memory: BufferObject) -> Any:
     if not isinstance(memory, PyxrtMemory) or memory.bo is None:
         raise DeviceError("a buffer was freed, or is of another card")
     return memory.bo

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.card import functions
-from greentrain.fpga_backend.csim.kernels import KERNELS, Kernel
+from greentrain.fpga_backend.csim.kernels import KERNELS, KernelSpec
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import api, xclbin
 
@@ -22,7 +22,7 @@ PAGE_BYTES = 4096
 SPINS = 200
 """How often the state is asked for before the first sleep: short kernels take microseconds."""
 LONGEST_SLEEP_S = 0.0005
-Silicon = Callable[[str, Sequence[int]], None]
+SimulatedKernels = Callable[[str, Sequence[int]], None]
 """Does a kernel's work on mapped buffers, given its name and arguments; for emulations that have no kernels."""
 
 
@@ -50,11 +50,11 @@ class XrtCard:
 
     def __init__(
         self,
-        opened: api.Api,
+        opened: api.XrtApi,
         design: Path,
         *,
-        silicon: Silicon | None = None,
-        kernels: Sequence[Kernel] = KERNELS,
+        silicon: SimulatedKernels | None = None,
+        kernels: Sequence[KernelSpec] = KERNELS,
         memory_bytes: int | None = None,
     ) -> None:
         self._api = opened
@@ -75,7 +75,7 @@ class XrtCard:
         self.memory_bytes = sum(bank.nbytes for bank in self._banks.values())
         if memory_bytes is not None:
             self.memory_bytes = min(self.memory_bytes, memory_bytes)
-        self._held: dict[int, tuple[api.Memory, int, _Bank]] = {}
+        self._held: dict[int, tuple[api.BufferObject, int, _Bank]] = {}
         self._number = 0
         self._closed = False
 
@@ -156,20 +156,20 @@ class XrtCard:
         """Bytes that are reserved."""
         return sum(bank.used for bank in self._banks.values())
 
-    def _group(self, bank: int, kernels: Sequence[Kernel]) -> int:
+    def _group(self, bank: int, kernels: Sequence[KernelSpec]) -> int:
         for kernel in kernels:
             for i, argument in enumerate(kernel.arguments):
                 if argument.bank == bank:
                     return self._opened[kernel.name].group(i)
         raise KeyError(bank)
 
-    def _memory(self, buffer: Buffer) -> tuple[api.Memory, int, _Bank]:
+    def _memory(self, buffer: Buffer) -> tuple[api.BufferObject, int, _Bank]:
         self._alive()
         if buffer.number not in self._held:
             raise DeviceError(f"buffer {buffer.number} is not on this card: it was freed, or is another card's")
         return self._held[buffer.number]
 
-    def _bounded(self, buffer: Buffer, data: npt.NDArray[Any], offset: int) -> tuple[api.Memory, int, _Bank]:
+    def _bounded(self, buffer: Buffer, data: npt.NDArray[Any], offset: int) -> tuple[api.BufferObject, int, _Bank]:
         if offset < 0 or offset + data.nbytes > buffer.nbytes:
             raise DeviceError(
                 f"bytes {offset} to {offset + data.nbytes} lie outside buffer {buffer.number} of {buffer.nbytes} bytes"
@@ -230,7 +230,7 @@ def signed(value: int) -> int:
     return value - 2**32 if value >= 2**31 else value
 
 
-def _finish(run: api.Run, kernel: str) -> None:
+def _finish(run: api.XrtRun, kernel: str) -> None:
     spins, sleep_s = 0, 0.00001
     while (state := run.state()) in api.PENDING:
         spins += 1
@@ -243,7 +243,7 @@ def _finish(run: api.Run, kernel: str) -> None:
         )
 
 
-def compiled(library: Path) -> Silicon:
+def simulated_kernels(library: Path) -> SimulatedKernels:
     """Return what runs a kernel of a library that :mod:`greentrain.fpga_backend.csim.build` has made.
 
     Raises:

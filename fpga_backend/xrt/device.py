@@ -18,7 +18,7 @@ from greentrain.fpga_backend.devices.base import Loaded, WorkQueue
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import pci, xclbin
 from greentrain.fpga_backend.xrt.sensors import CardMeters, meter_of
-from greentrain.fpga_backend.xrt.worker_client import Model, WorkerClient
+from greentrain.fpga_backend.xrt.worker_client import CardModel, WorkerClient
 from greentrain.types import PowerMeter
 from greentrain.utils.never_raise import warn_experimental
 
@@ -106,7 +106,7 @@ class XrtDevice:
         )
         if cards:
             warn_experimental("the XRT device", "it ran in XRT's no-op emulation, never on a card")
-        self._loaded: Loaded[Model] = Loaded(uid)
+        self._loaded: Loaded[CardModel] = Loaded(uid)
         self._meter = CardMeters([meter_of(card) for card in cards or (None,)])
         self._lane = WorkQueue(f"greentrain {uid}", depth)
         self._ending = weakref.finalize(self, _end, self._owner_pid, self._lane, self._keeper, self._meter)
@@ -137,7 +137,7 @@ class XrtDevice:
             self._number += 1
             number = self._number
         kept = artifact if self._keep_artifacts else None
-        model = Model(program=program, number=number, digest=artifact.digest, artifact=kept)
+        model = CardModel(program=program, number=number, digest=artifact.digest, artifact=kept)
         self._queued(lambda: self._keeper.put(model, artifact, old), None).result()
         handle = self._loaded.put(model, model.digest, replacing)
         if old is not None:  # after whatever was queued for it until now

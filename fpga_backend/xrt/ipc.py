@@ -25,7 +25,7 @@ ALIGNMENT = 64
 """Arrays begin at multiples of this: a beat of the card's memory."""
 
 
-class Region:
+class SharedRegion:
     """Shared memory.
 
     Args:
@@ -38,7 +38,7 @@ class Region:
         self._map: mmap.mmap | None = mmap.mmap(fd, self.nbytes)
 
     @classmethod
-    def of(cls, nbytes: int) -> "Region":
+    def of(cls, nbytes: int) -> "SharedRegion":
         """Return new memory, zeros."""
         fd = os.memfd_create("greentrain-xrt", os.MFD_CLOEXEC)
         try:
@@ -83,7 +83,7 @@ class Weights:
     digest: str
 
 
-def put_model(program: Program, tensors: Mapping[str, npt.NDArray[Any]], digest: str) -> Region:
+def put_model(program: Program, tensors: Mapping[str, npt.NDArray[Any]], digest: str) -> SharedRegion:
     """Return shared memory that holds a model."""
     table, offset = {}, 0
     for name, tensor in tensors.items():
@@ -91,7 +91,7 @@ def put_model(program: Program, tensors: Mapping[str, npt.NDArray[Any]], digest:
         offset += aligned(tensor.nbytes)
     text = json.dumps({"program": program.to_json(), "tensors": table, "digest": digest}).encode()
     start = aligned(HEAD_BYTES + len(text))
-    region = Region.of(start + offset)
+    region = SharedRegion.of(start + offset)
     region.array(np.int64, 1, 0)[0] = len(text)
     region.array(np.uint8, len(text), HEAD_BYTES)[:] = np.frombuffer(text, np.uint8)
     for name, tensor in tensors.items():
@@ -99,7 +99,7 @@ def put_model(program: Program, tensors: Mapping[str, npt.NDArray[Any]], digest:
     return region
 
 
-def get_model(region: Region) -> Weights:
+def get_model(region: SharedRegion) -> Weights:
     """Return the model in shared memory; its tensors are views."""
     size = int(region.array(np.int64, 1, 0)[0])
     found = json.loads(region.array(np.uint8, size, HEAD_BYTES).tobytes())
@@ -112,7 +112,7 @@ def get_model(region: Region) -> Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class BatchShape:
     """Where a batch and its answer lie in a region."""
 
     sequences: int
@@ -123,7 +123,7 @@ class Shape:
     """Numbers of the answer."""
 
     @classmethod
-    def of(cls, batch: Batch, program: Program) -> "Shape":
+    def of(cls, batch: Batch, program: Program) -> "BatchShape":
         """Return the shape of a batch."""
         return cls(
             sequences=len(batch.ids),
@@ -160,7 +160,7 @@ def targets(batch: Batch) -> list[int]:
     return [len(ids) - max(prompt, 1) if len(ids) else 0 for ids, prompt in zip(batch.ids, prompts, strict=True)]
 
 
-def put_batch(batch: Batch, shape: Shape, region: Region) -> None:
+def put_batch(batch: Batch, shape: BatchShape, region: SharedRegion) -> None:
     """Write a batch."""
     lengths, prompts, ids, types = _views(shape, region)
     lengths[:] = [len(row) for row in batch.ids]
@@ -171,7 +171,7 @@ def put_batch(batch: Batch, shape: Shape, region: Region) -> None:
         np.concatenate(batch.types, out=types)
 
 
-def get_batch(shape: Shape, region: Region) -> Batch:
+def get_batch(shape: BatchShape, region: SharedRegion) -> Batch:
     """Return the batch, copied."""
     lengths, prompts, ids, types = _views(shape, region)
     cuts = np.cumsum(lengths)[:-1]
@@ -182,7 +182,7 @@ def get_batch(shape: Shape, region: Region) -> Batch:
     )
 
 
-def put_result(result: Result, shape: Shape, region: Region) -> None:
+def put_result(result: Result, shape: BatchShape, region: SharedRegion) -> None:
     """Write the numbers of an answer.
 
     Raises:
@@ -195,7 +195,9 @@ def put_result(result: Result, shape: Shape, region: Region) -> None:
     region.array(np.float32, shape.values, shape.answer)[:] = found
 
 
-def get_result(batch: Batch, program: Program, shape: Shape, region: Region, reply: Mapping[str, Any]) -> Result:
+def get_result(
+    batch: Batch, program: Program, shape: BatchShape, region: SharedRegion, reply: Mapping[str, Any]
+) -> Result:
     """Return the answer, copied."""
     values = region.array(np.float32, shape.values, shape.answer).copy()
     if program.labels:
@@ -204,7 +206,7 @@ def get_result(batch: Batch, program: Program, shape: Shape, region: Region, rep
     return replace(made, notes=tuple(reply["notes"]))
 
 
-def _views(shape: Shape, region: Region) -> list[npt.NDArray[np.int32]]:
+def _views(shape: BatchShape, region: SharedRegion) -> list[npt.NDArray[np.int32]]:
     found, offset = [], 0
     for count in shape.rows:
         found.append(region.array(np.int32, count, offset))
@@ -224,7 +226,7 @@ _KINDS: dict[str, type[errors.OffloadError]] = {
 }
 
 
-class Link:
+class WorkerLink:
     """One end of a pair of sockets that keep the borders of messages (``SOCK_SEQPACKET``)."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -263,10 +265,10 @@ class Link:
         self.socket.close()
 
 
-def pair() -> tuple[Link, Link]:
+def pair() -> tuple[WorkerLink, WorkerLink]:
     """Return two ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Link(ours), Link(theirs)
+    return WorkerLink(ours), WorkerLink(theirs)
 
 
 def from_error(error: BaseException) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, Of
 from greentrain.fpga_backend.devices.base import Loaded
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Program
-from greentrain.fpga_backend.xrt.sensors import Meters, total
+from greentrain.fpga_backend.xrt.sensors import JoinedMeter, total
 from greentrain.types import PowerMeter
 from greentrain.utils.never_raise import warn
 
@@ -62,18 +62,18 @@ TRIES = 3
 
 
 @dataclass(slots=True)
-class _Model:
+class _ReplicatedModel:
     program: Program
     handles: dict[int, Handle]
     """By the device's position; a device that is lost is not in it."""
 
 
 @dataclass(slots=True)
-class _Group:
+class _BatchInParts:
     """A batch on its way."""
 
     batch: Batch
-    model: _Model
+    model: _ReplicatedModel
     future: Future[Result]
     missing: int
     tries: int
@@ -108,8 +108,8 @@ class DataParallel:
         self._waiting = [0] * len(devices)
         self._closed = False
         self._threads: list[threading.Thread] = []
-        self._loaded: Loaded[_Model] = Loaded(self._uid)
-        self._meter = Meters([device.meter for device in devices])
+        self._loaded: Loaded[_ReplicatedModel] = Loaded(self._uid)
+        self._meter = JoinedMeter([device.meter for device in devices])
         memory = [info.memory_bytes for info in infos if info.memory_bytes is not None]
         self._info = DeviceInfo(
             uid=self._uid,
@@ -158,7 +158,7 @@ class DataParallel:
             except DeviceLostError as error:
                 self._lose(i, error)
         self._left()
-        model = _Model(program=artifact.program, handles=handles)
+        model = _ReplicatedModel(program=artifact.program, handles=handles)
         return self._loaded.put(model, artifact.digest, replacing)
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
@@ -174,7 +174,7 @@ class DataParallel:
         left = self._left()
         ways = 1 if batch.tokens < self._whole_tokens else len(left)
         parts = split(batch, model.program, ways)
-        group = _Group(batch, model, Future(), len(parts), TRIES * len(parts))
+        group = _BatchInParts(batch, model, Future(), len(parts), TRIES * len(parts))
         try:
             for part in parts:
                 self._send(group, part, wait_s)
@@ -217,7 +217,7 @@ class DataParallel:
                 raise DeviceLostError(f"all devices are lost: {'; '.join(self._lost.values())}")
             return sorted(left, key=lambda i: self._waiting[i])
 
-    def _send(self, group: _Group, part: tuple[int, ...], wait_s: float | None) -> None:
+    def _send(self, group: _BatchInParts, part: tuple[int, ...], wait_s: float | None) -> None:
         """Give a part to the device with the shortest queue, or the next one where that is lost."""
         batch = group.batch.some(part)
         tokens = batch.tokens
@@ -240,7 +240,7 @@ class DataParallel:
             future.add_done_callback(partial(self._done, group, part, chosen, tokens))
             return
 
-    def _done(self, group: _Group, part: tuple[int, ...], i: int, tokens: int, future: Future[Result]) -> None:
+    def _done(self, group: _BatchInParts, part: tuple[int, ...], i: int, tokens: int, future: Future[Result]) -> None:
         with self._lock:
             self._waiting[i] -= tokens
         if future.cancelled():
@@ -263,7 +263,7 @@ class DataParallel:
             if whole:
                 self._end(group, None)
 
-    def _again(self, group: _Group, part: tuple[int, ...], error: BaseException) -> None:
+    def _again(self, group: _BatchInParts, part: tuple[int, ...], error: BaseException) -> None:
         group.tries -= 1
         if group.tries < 0:
             self._end(group, error)
@@ -273,7 +273,7 @@ class DataParallel:
         except Exception as last:
             self._end(group, last)
 
-    def _end(self, group: _Group, error: BaseException | None) -> None:
+    def _end(self, group: _BatchInParts, error: BaseException | None) -> None:
         with self._lock:
             if group.ended:
                 return
@@ -297,6 +297,6 @@ class DataParallel:
             warn(f"device {uid} is lost ({error}); its batches go to the {left} that are left")
 
 
-def _cancel(group: _Group) -> None:
+def _cancel(group: _BatchInParts) -> None:
     for future in group.parts:
         future.cancel()

@@ -192,7 +192,7 @@ FIRST_S = 2.0
 """Longest wait for the first reading (s)."""
 
 
-class Source(Protocol):
+class PowerSource(Protocol):
     """One way to a card's watts."""
 
     method: str
@@ -217,7 +217,7 @@ class CardMeter:
     def __init__(
         self,
         device: Device | None,
-        source: Source | None,
+        source: PowerSource | None,
         *,
         note: str = "",
         clock: Clock | None = None,
@@ -332,14 +332,14 @@ def meter_of(card: PciFunction | None) -> CardMeter:
     if card is None:
         return CardMeter(None, None, note="an emulation draws no power of a card; what it computes is the CPU's energy")
     device = Device(uid=card.uid, kind=DeviceKind.FPGA, name=card.name)
-    sources: tuple[Callable[[], Source], ...] = (lambda: Hwmon(card.folder), lambda: XrtSmi(card.address))
+    sources: tuple[Callable[[], PowerSource], ...] = (lambda: Hwmon(card.folder), lambda: XrtSmi(card.address))
     for source in sources:
         with contextlib.suppress(MeterError):
             return CardMeter(device, source())
     return CardMeter(device, None, note="neither the driver nor xrt-smi shows this card's power: source XRT's setup.sh")
 
 
-class Meters:
+class JoinedMeter:
     """Several meters as one: each device keeps its own sensor.
 
     Args:
@@ -364,7 +364,7 @@ class Meters:
             meter.close()
 
 
-class CardMeters(Meters):
+class CardMeters(JoinedMeter):
     """The meters of several cards that hold one model.
 
     Args:

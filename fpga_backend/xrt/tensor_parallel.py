@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend.batch import Batch, Packed, Result
 from greentrain.fpga_backend.card import Card
-from greentrain.fpga_backend.csim.launches import Count, Launch, Model, by_operator, by_sequence, fit
-from greentrain.fpga_backend.csim.layout import Layout, Size, write_weights
-from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, Schedule
+from greentrain.fpga_backend.csim.launches import Count, FittedModel, Launch, by_operator, by_sequence, fit
+from greentrain.fpga_backend.csim.layout import BatchSize, CardLayout, write_weights
+from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, BatchSchedule
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, LogProb, Op, Program, widths
 
@@ -37,7 +37,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CardStep:
     """What happens between two meetings of the cards."""
 
     ops: tuple[tuple[int, ...], ...]
@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class CardShare:
     """What one card has."""
 
     program: Program
@@ -56,14 +56,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class DividedProgram:
     """A divided program."""
 
-    shares: tuple[Share, ...]
-    steps: tuple[Step, ...]
+    shares: tuple[CardShare, ...]
+    steps: tuple[CardStep, ...]
 
 
-def split(program: Program, tensors: Tensors, cards: int) -> Split:
+def split(program: Program, tensors: Tensors, cards: int) -> DividedProgram:
     """Divide a program.
 
     Args:
@@ -71,20 +71,20 @@ def split(program: Program, tensors: Tensors, cards: int) -> Split:
         tensors: Arrays by name; not copied.
         cards: At least 2.
     """
-    made = _Maker(program, tensors, cards)
+    made = _ProgramDivider(program, tensors, cards)
     for op in program.ops:
         made.add(op)
     made.step(None)
-    return Split(
+    return DividedProgram(
         shares=tuple(
-            Share(program=replace(program, ops=tuple(ops)), tensors=held)
+            CardShare(program=replace(program, ops=tuple(ops)), tensors=held)
             for ops, held in zip(made.ops, made.held, strict=True)
         ),
         steps=tuple(made.steps),
     )
 
 
-class _Maker:
+class _ProgramDivider:
     def __init__(self, program: Program, tensors: Tensors, cards: int) -> None:
         self.cards = range(cards)
         self.tensors = tensors
@@ -94,7 +94,7 @@ class _Maker:
         self.ops: list[list[Op]] = [[] for _ in self.cards]
         self.held: list[dict[str, npt.NDArray[Any]]] = [{} for _ in self.cards]
         self.launched: list[list[int]] = [[] for _ in self.cards]
-        self.steps: list[Step] = []
+        self.steps: list[CardStep] = []
 
     def add(self, op: Op) -> None:
         match op:
@@ -145,7 +145,7 @@ class _Maker:
         self.ops[card].append(Embed(out=register, weight="", index="token", width=width))
 
     def step(self, exchange: Exchange | None) -> None:
-        self.steps.append(Step(ops=tuple(tuple(ops) for ops in self.launched), exchange=exchange))
+        self.steps.append(CardStep(ops=tuple(tuple(ops) for ops in self.launched), exchange=exchange))
         self.launched = [[] for _ in self.cards]
 
     def cuts(self, count: int) -> list[tuple[int, int]]:
@@ -191,7 +191,7 @@ Each = Callable[[Callable[["_Shard"], Answer]], list[Answer]]
 
 
 class TensorParallelSchedule:
-    """A model on several cards, used like a :class:`~greentrain.fpga_backend.csim.schedule.Schedule`.
+    """A model on several cards, used like a :class:`~greentrain.fpga_backend.csim.schedule.BatchSchedule`.
 
     Between two divided operators the cards meet on the host, which is what this costs: two transfers of a layer's
     activations an operator, over PCI Express.
@@ -206,7 +206,7 @@ class TensorParallelSchedule:
         DeviceError: A card has no room for its share, or fails.
     """
 
-    def __init__(self, model: Model, cards: Sequence[Card], *, activation_bytes: int = ACTIVATION_BYTES) -> None:
+    def __init__(self, model: FittedModel, cards: Sequence[Card], *, activation_bytes: int = ACTIVATION_BYTES) -> None:
         if len(cards) < 2:
             raise DeviceError(f"{len(cards)} cards: a model is divided over at least 2; one card takes a Schedule")
         self.program = model.program
@@ -249,7 +249,7 @@ class TensorParallelSchedule:
             shard.close()
 
     def _wave(self, packed: Packed, each: "Each[Floats | None]") -> Floats:
-        size = Size(rows=packed.rows, sequences=len(packed.sequences), targets=len(packed.target_ids))
+        size = BatchSize(rows=packed.rows, sequences=len(packed.sequences), targets=len(packed.target_ids))
         each(lambda shard: shard.begin(packed, size))
         gathered: tuple[Exchange, Floats] | None = None
         for i, step in enumerate(self._steps):
@@ -276,7 +276,7 @@ class TensorParallelSchedule:
             raise DeviceError("the result is not finite: the model's values leave binary32")
         return found
 
-    def _logprobs(self, size: Size, each: "Each[Floats | None]") -> None:
+    def _logprobs(self, size: BatchSize, each: "Each[Floats | None]") -> None:
         chunk = self._shards[0].chunk
         for start in range(0, size.targets, chunk):
             rows = min(chunk, size.targets - start)
@@ -290,7 +290,7 @@ class TensorParallelSchedule:
             self._shards[0].logprobs(start, whole)
 
 
-class _Shard(Schedule):
+class _Shard(BatchSchedule):
     """One card's share: its buffers and launches, a few at a time.
 
     Args:
@@ -301,7 +301,7 @@ class _Shard(Schedule):
         vocabulary: Of the whole head, for the card that ends it; 0 for the others.
     """
 
-    def __init__(self, number: int, share: Share, card: Card, activation_bytes: int, vocabulary: int) -> None:
+    def __init__(self, number: int, share: CardShare, card: Card, activation_bytes: int, vocabulary: int) -> None:
         self.number = number
         self.program = share.program
         self._card = card
@@ -310,9 +310,9 @@ class _Shard(Schedule):
         self._part = logits_columns(share.program)
         whole = _with_vocabulary(share.program, vocabulary) if vocabulary else share.program
         self._last = by_operator(whole)[-1]
-        self._layout = Layout(whole)
+        self._layout = CardLayout(whole)
         self.most_rows = self._most_rows = max(activation_bytes // self._layout.row_bytes, share.program.max_tokens)
-        self._size = self._capacity = Size(rows=0, sequences=0, targets=0)
+        self._size = self._capacity = BatchSize(rows=0, sequences=0, targets=0)
         self._counts: dict[Count, int] = {}
         self._work = {}
         self._fixed = write_weights(card, share.program, share.tensors)
@@ -322,9 +322,9 @@ class _Shard(Schedule):
         """Targets whose logits are computed at a time."""
         return self._layout.chunk
 
-    waves = Schedule._waves
+    waves = BatchSchedule._waves
 
-    def begin(self, packed: Packed, size: Size) -> None:
+    def begin(self, packed: Packed, size: BatchSize) -> None:
         """Make room for a batch and write its tables."""
         self._reserve(size)
         self._write(packed)
@@ -367,7 +367,7 @@ class _Shard(Schedule):
         self._card.write(self._work["logits"], logits)
         self._chunk(self._last[-1:], start, len(logits))
 
-    def result(self, size: Size) -> Floats:
+    def result(self, size: BatchSize) -> Floats:
         """Return what the program ends in."""
         return self._read(size)
 

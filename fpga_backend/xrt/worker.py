@@ -27,19 +27,19 @@ import numpy as np
 
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.csim.kernels import WEIGHTS
-from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import ipc
-from greentrain.fpga_backend.xrt.api import Api, CtypesApi, PyxrtApi, load_pyxrt
-from greentrain.fpga_backend.xrt.card import Tenant, XrtCard, compiled
-from greentrain.fpga_backend.xrt.ipc import Region
+from greentrain.fpga_backend.xrt.api import CtypesApi, PyxrtApi, XrtApi, load_pyxrt
+from greentrain.fpga_backend.xrt.card import Tenant, XrtCard, simulated_kernels
+from greentrain.fpga_backend.xrt.ipc import SharedRegion
 from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule
 
 WATCH_S = 0.5
 """How often the worker looks whether its parent is alive while a kernel runs (s); between batches it knows at once."""
 
 
-class Model:
+class LoadedModel:
     """A model on one card or divided over several, with a mark in each card's memory by which it is known again.
 
     Args:
@@ -57,9 +57,9 @@ class Model:
         self._mark = np.frombuffer(hashlib.sha256(weights.digest.encode()).digest(), np.uint8)
         self._tenants = [Tenant(card) for card in cards]
         try:
-            self._schedule: Schedule | TensorParallelSchedule
+            self._schedule: BatchSchedule | TensorParallelSchedule
             if len(cards) == 1:
-                self._schedule = Schedule(weights, self._tenants[0], activation_bytes=activation_bytes)
+                self._schedule = BatchSchedule(weights, self._tenants[0], activation_bytes=activation_bytes)
             else:
                 self._schedule = TensorParallelSchedule(weights, self._tenants, activation_bytes=activation_bytes)
             self._marked = [tenant.allocate(self._mark.nbytes, WEIGHTS.bank) for tenant in self._tenants]
@@ -97,8 +97,8 @@ class Worker:
     def __init__(self) -> None:
         self._cards: list[XrtCard] = []
         self._activation_bytes = 0
-        self._models: dict[int, Model] = {}
-        self._region: Region | None = None
+        self._models: dict[int, LoadedModel] = {}
+        self._region: SharedRegion | None = None
 
     def answer(self, message: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Do what a message asks for.
@@ -117,10 +117,10 @@ class Worker:
             case "region":
                 if self._region is not None:
                     self._region.close()
-                self._region = Region(fds[0])
+                self._region = SharedRegion(fds[0])
                 return {}
             case "run":
-                return self._run(message["model"], message["digest"], ipc.Shape(**message["shape"]))
+                return self._run(message["model"], message["digest"], ipc.BatchShape(**message["shape"]))
             case "ping":
                 return self._ping(message["nbytes"])
             case other:
@@ -142,7 +142,7 @@ class Worker:
         activation_bytes: int,
     ) -> dict[str, Any]:
         self._activation_bytes = activation_bytes
-        fabric = None if silicon is None else compiled(Path(silicon))
+        fabric = None if silicon is None else simulated_kernels(Path(silicon))
         try:
             for address in addresses:
                 opened = open_api(api, address)
@@ -157,16 +157,16 @@ class Worker:
         return {"memory_bytes": sum(card.memory_bytes for card in self._cards), "api": type(opened).__name__}
 
     def _load(self, number: int, fd: int) -> dict[str, Any]:
-        region = Region(fd)
+        region = SharedRegion(fd)
         try:
             if not self._cards:
                 raise DeviceError("the worker has no card yet")
-            self._models[number] = Model(self._cards, ipc.get_model(region), self._activation_bytes)
+            self._models[number] = LoadedModel(self._cards, ipc.get_model(region), self._activation_bytes)
         finally:
             region.close()
         return self._used()
 
-    def _run(self, number: int, digest: str, shape: ipc.Shape) -> dict[str, Any]:
+    def _run(self, number: int, digest: str, shape: ipc.BatchShape) -> dict[str, Any]:
         model = self._models.get(number)
         if model is None or model.digest != digest or self._region is None:
             held = "nothing" if model is None else model.digest[:12]
@@ -187,7 +187,7 @@ class Worker:
         return {"used_bytes": sum(card.used_bytes for card in self._cards)}
 
 
-def open_api(name: str, address: str | int) -> Api:
+def open_api(name: str, address: str | int) -> XrtApi:
     """Open a card through ``pyxrt`` or ``ctypes``, or through whichever is there (``auto``).
 
     Raises:
@@ -212,7 +212,7 @@ def _check_room(cards: Sequence[XrtCard], weights: ipc.Weights) -> None:
         )
 
 
-def serve(link: ipc.Link, worker: Worker) -> None:
+def serve(link: ipc.WorkerLink, worker: Worker) -> None:
     """Answer messages until the other side is gone."""
     while (received := link.receive()) is not None:
         message, fds = received
@@ -237,7 +237,7 @@ def main(fd: int, parent: int) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     worker = Worker()
     try:
-        serve(ipc.Link(socket.socket(fileno=fd)), worker)
+        serve(ipc.WorkerLink(socket.socket(fileno=fd)), worker)
     finally:
         worker.close()
 

@@ -29,7 +29,7 @@ from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.xrt import ipc
-from greentrain.fpga_backend.xrt.ipc import Region
+from greentrain.fpga_backend.xrt.ipc import SharedRegion
 
 BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[3]); "
@@ -201,7 +201,7 @@ SMALLEST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class CardModel:
     """A model that is on the card."""
 
     program: Program
@@ -229,8 +229,8 @@ class WorkerClient:
     ) -> None:
         self._settings, self._environ = dict(settings), dict(environ)
         self._timeout_s, self._left = timeout_s, restarts
-        self._models: dict[int, Model] = {}
-        self._region: Region | None = None
+        self._models: dict[int, CardModel] = {}
+        self._region: SharedRegion | None = None
         self._region_sent = False
         self._closed = ""
         self._process = Process(self._environ)
@@ -246,7 +246,7 @@ class WorkerClient:
         """Of the worker."""
         return self._process.pid
 
-    def put(self, model: Model, artifact: Artifact, old: Model | None) -> None:
+    def put(self, model: CardModel, artifact: Artifact, old: CardModel | None) -> None:
         """Copy a model to the card. The one that it is to replace is freed only where there is no room for both.
 
         Raises:
@@ -264,7 +264,7 @@ class WorkerClient:
             self._load(model, artifact)
         self._models[model.number] = model
 
-    def drop(self, model: Model) -> None:
+    def drop(self, model: CardModel) -> None:
         """Free a model, if it is there.
 
         Raises:
@@ -273,7 +273,7 @@ class WorkerClient:
         if self._models.pop(model.number, None) is not None and not self._process.lost:
             self._call({"do": "unload", "model": model.number}, timeout_s=LOAD_S)
 
-    def run(self, model: Model, batch: Batch) -> Result:
+    def run(self, model: CardModel, batch: Batch) -> Result:
         """Run a batch.
 
         Raises:
@@ -281,7 +281,7 @@ class WorkerClient:
             DeviceError: The batch failed.
         """
         self._ready()
-        shape = ipc.Shape.of(batch, model.program)
+        shape = ipc.BatchShape.of(batch, model.program)
         region = self._room(shape.nbytes)
         ipc.put_batch(batch, shape, region)
         message = {"do": "run", "model": model.number, "digest": model.digest, "shape": asdict(shape)}
@@ -340,7 +340,7 @@ class WorkerClient:
             self._process.kill(f"the card could not be opened again: {error}")
             raise DeviceLostError(self._process.lost) from error
 
-    def _load(self, model: Model, artifact: Artifact) -> None:
+    def _load(self, model: CardModel, artifact: Artifact) -> None:
         arrays = {name: tensor.numpy() for name, tensor in artifact.tensors.items()}
         region = ipc.put_model(model.program, arrays, model.digest)
         try:
@@ -348,12 +348,12 @@ class WorkerClient:
         finally:
             region.close()
 
-    def _room(self, nbytes: int) -> Region:
+    def _room(self, nbytes: int) -> SharedRegion:
         """Return shared memory of at least this size, known to the worker."""
         if self._region is None or self._region.nbytes < nbytes:
             if self._region is not None:
                 self._region.close()
-            self._region = Region.of(max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length()))
+            self._region = SharedRegion.of(max(SMALLEST_BYTES, 1 << (nbytes - 1).bit_length()))
             self._region_sent = False
         if not self._region_sent:
             self._call({"do": "region"}, (self._region.fd,), timeout_s=LOAD_S)

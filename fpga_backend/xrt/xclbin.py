@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from greentrain.fpga_backend.csim.kernels import Kernel, Region
+from greentrain.fpga_backend.csim.kernels import KernelSpec, MemoryRegion
 from greentrain.fpga_backend.errors import DeviceError
 
 MAGIC = b"xclbin2\0"
@@ -142,7 +142,7 @@ class LinkedKernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryBank:
     """Memory that pointers can lie in."""
 
     tag: str
@@ -157,7 +157,7 @@ class Xclbin:
     uuid: str
     platform: str
     kernels: tuple[LinkedKernel, ...]
-    memories: tuple[Memory, ...]
+    memories: tuple[MemoryBank, ...]
 
 
 def read(path: Path) -> Xclbin:
@@ -179,7 +179,7 @@ def read(path: Path) -> Xclbin:
     return Xclbin(path=path, uuid=found.uuid, platform=found.platform, kernels=kernels, memories=memories)
 
 
-def check(found: Xclbin, wanted: Sequence[Kernel]) -> dict[int, Memory]:
+def check(found: Xclbin, wanted: Sequence[KernelSpec]) -> dict[int, MemoryBank]:
     """Compare an xclbin with the kernels that the host will launch.
 
     Returns:
@@ -215,7 +215,7 @@ def check(found: Xclbin, wanted: Sequence[Kernel]) -> dict[int, Memory]:
 
 
 def write(
-    path: Path, kernels: Sequence[Kernel], regions: Sequence[Region], *, channel_bytes: int = CHANNEL_BYTES
+    path: Path, kernels: Sequence[KernelSpec], regions: Sequence[MemoryRegion], *, channel_bytes: int = CHANNEL_BYTES
 ) -> None:
     """Write an xclbin of metadata only, with one unit a kernel and one memory a region.
 
@@ -252,7 +252,7 @@ def write(
     )
 
 
-def _compare(found: Xclbin, kernel: Kernel, linked: LinkedKernel) -> None:
+def _compare(found: Xclbin, kernel: KernelSpec, linked: LinkedKernel) -> None:
     if len(kernel.arguments) != len(linked.arguments):
         raise DeviceError(
             f"{found.path}: {kernel.name} has {len(linked.arguments)} arguments, this version passes "
@@ -268,13 +268,13 @@ def _compare(found: Xclbin, kernel: Kernel, linked: LinkedKernel) -> None:
             )
 
 
-def _memories(found: Container) -> tuple[Memory, ...]:
+def _memories(found: Container) -> tuple[MemoryBank, ...]:
     data = found.sections.get(GROUP_TOPOLOGY) or found.sections[MEM_TOPOLOGY]
     (count,) = COUNT.unpack_from(data)
     memories = []
     for i in range(count):
         _, used, size, _, tag = BANK.unpack_from(data, 8 + i * BANK.size)
-        memories.append(Memory(tag=tag.split(b"\0", 1)[0].decode("utf-8", "replace"), nbytes=used and size * KIB))
+        memories.append(MemoryBank(tag=tag.split(b"\0", 1)[0].decode("utf-8", "replace"), nbytes=used and size * KIB))
     return tuple(memories)
 
 
@@ -312,7 +312,7 @@ def _kernels(metadata: bytes, links: dict[tuple[str, int], int]) -> Iterator[Lin
         )
 
 
-def _xml(kernels: Sequence[Kernel]) -> bytes:
+def _xml(kernels: Sequence[KernelSpec]) -> bytes:
     project = ET.Element("project", name="greentrain")
     platform = ET.SubElement(
         project, "platform", vendor="xilinx", boardid="u55c", name="gen3x16_xdma", featureRomTime="0"

@@ -106,7 +106,7 @@ class SessionEnergy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class StepWindow:
     """A stretch of the training thread."""
 
     stage: Stage
@@ -124,7 +124,7 @@ class StepRecord:
     t1_s: float
     tokens: float
     """Output tokens."""
-    windows: Sequence[Window]
+    windows: Sequence[StepWindow]
     """In the order in which they ended; a window lies in another one, or beside it."""
     offload_s: Mapping[Stage, float] = field(default_factory=dict)
     """Time that offload devices computed each stage (s)."""
@@ -146,8 +146,8 @@ class EdiMeter:
         self._cards = cards
         self._source = source
         self._pending: deque[StepRecord] = deque(maxlen=1024)
-        self._gpu_idle = _Watts()
-        self._card_idle = _Watts()
+        self._gpu_idle = _MeanPower()
+        self._card_idle = _MeanPower()
 
     def add(self, record: StepRecord) -> None:
         """Take a step, and book those whose joules are known by now."""
@@ -198,7 +198,7 @@ class EdiMeter:
         self, record: StepRecord, stage: Stage, own_s: float, busy_s: float, card: Joules, spans: "_Spans"
     ) -> None:
         idle_w, idle_from = self.card_idle
-        wait = spans.waited.get(stage, _Span())
+        wait = spans.waited.get(stage, _PassSpan())
         gpu_idle_w, gpu_from = self.gpu_idle
         active_j = idle_j = None
         if card.energy_j is not None and idle_w is not None:
@@ -227,48 +227,48 @@ class EdiMeter:
 
 
 @dataclass(slots=True)
-class _Span:
+class _PassSpan:
     seconds: float = 0.0
     joules: Joules = Joules(energy_j=0.0, provenance=Provenance.MEASURED)
 
-    def plus(self, seconds: float, joules: Joules) -> "_Span":
-        return _Span(self.seconds + seconds, _sum([self.joules, joules]))
+    def plus(self, seconds: float, joules: Joules) -> "_PassSpan":
+        return _PassSpan(self.seconds + seconds, _sum([self.joules, joules]))
 
-    def less(self, other: "_Span") -> "_Span":
+    def less(self, other: "_PassSpan") -> "_PassSpan":
         mine, theirs = self.joules.energy_j, other.joules.energy_j
         left = None if mine is None or theirs is None else max(0.0, mine - theirs)
         origin = worst(self.joules.provenance, other.joules.provenance)
-        return _Span(max(0.0, self.seconds - other.seconds), Joules(energy_j=left, provenance=origin))
+        return _PassSpan(max(0.0, self.seconds - other.seconds), Joules(energy_j=left, provenance=origin))
 
 
 @dataclass(slots=True)
 class _Spans:
-    computed: dict[Stage, _Span]
-    waited: dict[Stage, _Span]
+    computed: dict[Stage, _PassSpan]
+    waited: dict[Stage, _PassSpan]
 
 
 def _exclusive(
     record: StepRecord, between: Callable[[float, float], Mapping[Hardware, Joules] | None]
 ) -> _Spans | None:
     """Return time and GPU joules of each stage without what lies within its windows; None if not known yet."""
-    whole = Window(stage=Stage.GENERATE, t0_s=record.t0_s, t1_s=record.t1_s)
+    whole = StepWindow(stage=Stage.GENERATE, t0_s=record.t0_s, t1_s=record.t1_s)
     spans = _Spans({}, {})
-    inner: list[tuple[Window, _Span]] = []  # ended, and not yet inside another one
+    inner: list[tuple[StepWindow, _PassSpan]] = []  # ended, and not yet inside another one
     for window in (*record.windows, whole):
         found = between(window.t0_s, window.t1_s)
         if found is None:
             return None
-        full = _Span().plus(window.t1_s - window.t0_s, found[Hardware.GPU])
+        full = _PassSpan().plus(window.t1_s - window.t0_s, found[Hardware.GPU])
         own = full
         while inner and inner[-1][0].t0_s >= window.t0_s:
             own = own.less(inner.pop()[1])
         inner.append((window, full))
         into = spans.waited if window.waits else spans.computed
-        into[window.stage] = into.get(window.stage, _Span()).plus(own.seconds, own.joules)
+        into[window.stage] = into.get(window.stage, _PassSpan()).plus(own.seconds, own.joules)
     return spans
 
 
-class _Watts:
+class _MeanPower:
     """Mean power over all the time that was seen."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from greentrain.fpga_backend.batch import Batch, Result, fitting
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, DeviceError, DeviceLostError, QueueFullError
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
-from greentrain.rlhf.frozen_pass import FrozenPass, Placement
+from greentrain.rlhf.frozen_pass import FrozenPass, LoadedPass
 from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.utils.never_raise import warn
 
@@ -35,7 +35,7 @@ LONGEST_REST: Final = 4096
 """A rest is counted in parts that run elsewhere, and doubles with each further failure."""
 
 
-class Health:
+class DeviceHealth:
     """Decides whether a device is asked. Any thread may call.
 
     Lost is for ever; that a worker which died may be replaced is the device's affair, and while it says that it is
@@ -138,7 +138,7 @@ class PassStats:
         return self.hidden_s / self.busy_s if self.busy_s else None
 
 
-class Counts:
+class PassCounts:
     """Adds up, from any thread."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ class BackgroundQueue:
             del job  # and the batch that it holds
 
 
-class UnderWay(Protocol):
+class PartUnderWay(Protocol):
     """A part that was submitted and is not done."""
 
     kind: PassKind
@@ -253,7 +253,7 @@ class EngineState:
 
     def __init__(self, passes: dict[PassKind, FrozenPass], depth: int, timeout_s: float | None) -> None:
         self.passes = passes
-        self.counts = Counts()
+        self.counts = PassCounts()
         self.timeout_s = timeout_s
         self.stale: set[tuple[PassKind, Place]] = set()
         """Where a pass has weights that it should not have any more."""
@@ -262,14 +262,14 @@ class EngineState:
         self._depth = depth
         self._room = threading.BoundedSemaphore(depth)
         self._lock = threading.Lock()
-        self._under_way: set[UnderWay] = set()
-        self._health: dict[int, Health] = {}
+        self._under_way: set[PartUnderWay] = set()
+        self._health: dict[int, DeviceHealth] = {}
         self._told: set[str] = set()
         self._here = threading.local()
         self._handover = BackgroundQueue()
         for one in passes.values():
             for placement in (one.device, *([one.home] if one.home else [])):
-                self._health.setdefault(id(placement.device), Health(placement.device))
+                self._health.setdefault(id(placement.device), DeviceHealth(placement.device))
 
     def of(self, kind: PassKind) -> FrozenPass:
         """Return the pass of a kind.
@@ -304,7 +304,7 @@ class EngineState:
 
     # Where
 
-    def health(self, device: OffloadDevice) -> Health:
+    def health(self, device: OffloadDevice) -> DeviceHealth:
         """Return what is known of a device of a pass."""
         return self._health[id(device)]
 
@@ -326,7 +326,7 @@ class EngineState:
 
     # Room
 
-    def enter(self, part: UnderWay) -> None:
+    def enter(self, part: PartUnderWay) -> None:
         """Wait for room and take it.
 
         Raises:
@@ -349,7 +349,7 @@ class EngineState:
         with self._lock:
             self._under_way.add(part)
 
-    def leave(self, part: UnderWay) -> None:
+    def leave(self, part: PartUnderWay) -> None:
         """Give the room of a part back. Once, or not at all if it never entered."""
         with self._lock:
             if part not in self._under_way:
@@ -357,12 +357,12 @@ class EngineState:
             self._under_way.remove(part)
         self._room.release()
 
-    def under_way(self, kind: PassKind) -> list[UnderWay]:
+    def under_way(self, kind: PassKind) -> list[PartUnderWay]:
         """Return the parts of a kind that are not done."""
         with self._lock:
             return [part for part in self._under_way if part.kind is kind]
 
-    def late(self, some: Iterable[UnderWay], limit_s: float) -> bool:
+    def late(self, some: Iterable[PartUnderWay], limit_s: float) -> bool:
         """Give parts that take too long to their other place, and with them what waits behind them.
 
         Returns:
@@ -440,7 +440,7 @@ class EngineState:
         except Exception as error:
             self.tell("part size", f"the size of parts is not measured on: {error!r}")
 
-    def _older_than(self, age_s: float) -> list[UnderWay]:
+    def _older_than(self, age_s: float) -> list[PartUnderWay]:
         now_s = time.monotonic()
         with self._lock:
             return [part for part in self._under_way if now_s - part.begun_s >= age_s]
@@ -668,7 +668,7 @@ class PassTask:
         return 0 if self._batch is None else len(self._batch.ids)
 
 
-def _submitted(placement: Placement, batch: Batch, patience_s: float | None) -> "Future[Result]":
+def _submitted(placement: LoadedPass, batch: Batch, patience_s: float | None) -> "Future[Result]":
     return placement.device.submit(placement.handle, batch, wait_s=patience_s)
 
 
@@ -755,7 +755,7 @@ MOMENT_S: Final = 2e-5
 """Shorter waits are the call itself (s)."""
 
 
-class Watched(Ticket):
+class TimedTicket(Ticket):
     """The ticket of a scheduler.
 
     Args:
@@ -939,7 +939,7 @@ class OffloadEngine:
     def _replaced(self, kind: PassKind, place: Place, artifact: Artifact) -> None:
         desk, what = self._desk, self._desk.of(kind)
         old = what.at(place)
-        new = Placement(device=old.device, handle=old.device.load(artifact, replacing=old.handle))
+        new = LoadedPass(device=old.device, handle=old.device.load(artifact, replacing=old.handle))
         if place is Place.DEVICE:
             desk.passes[kind] = replace(what, program=artifact.program, device=new)
         else:

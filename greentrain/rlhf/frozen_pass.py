@@ -142,7 +142,7 @@ class BestPartSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class LoadedPass:
     """A model on a device."""
 
     device: OffloadDevice
@@ -156,8 +156,8 @@ class FrozenPass:
     kind: PassKind
     program: Program
     """What a batch must fit: ``Batch.check(program)`` before it waits in somebody's queue."""
-    device: Placement
-    home: Placement | None = None
+    device: LoadedPass
+    home: LoadedPass | None = None
     """Where the pass is redone if the device fails, and where a scheduler may keep it."""
     sequences: int | None = None
     """Sequences that the device takes best at a time; None: all."""
@@ -172,7 +172,7 @@ class FrozenPass:
         if self.sequences is not None and self.part_size is not None:
             raise ConfigError(f"the {self.kind} pass has sequences={self.sequences} and a part_size: give one of them")
 
-    def at(self, place: Place) -> Placement:
+    def at(self, place: Place) -> LoadedPass:
         """Return the placement.
 
         Raises:
@@ -234,8 +234,8 @@ def place(
     return FrozenPass(
         kind=kind,
         program=artifact.program,
-        device=Placement(device=device, handle=device.load(artifact)),
-        home=None if home is None else Placement(device=home, handle=home.load(artifact)),
+        device=LoadedPass(device=device, handle=device.load(artifact)),
+        home=None if home is None else LoadedPass(device=home, handle=home.load(artifact)),
         sequences=sequences,
         part_size=part_size,
         temperature=temperature,

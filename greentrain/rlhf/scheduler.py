@@ -33,8 +33,8 @@ from greentrain.policy.offload.rule import EdiRule
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Plan, Stage, StageCost, Where, all_gpu, label
 from greentrain.policy.offload.timeline import StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, View
-from greentrain.rlhf.edi_meter import EdiMeter, EnergySource, SessionEnergy, StepRecord, Window
-from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket, Watched
+from greentrain.rlhf.edi_meter import EdiMeter, EnergySource, SessionEnergy, StepRecord, StepWindow
+from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket, TimedTicket
 from greentrain.rlhf.frozen_pass import FrozenPass
 from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.session.session import GreenSession
@@ -185,7 +185,7 @@ class Placements:
                 f"steps, in which {len(self.trials)} placements are to be tried: give at least {2 * len(self.trials)}, "
                 "or refresh_decisions=0"
             )
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _MeanTime] = {}
 
     def trial(self, step: int) -> Plan | None:
         """Return what a step tries, counted from 0; None where the decision is in force."""
@@ -208,7 +208,7 @@ class Placements:
 
     def ran(self, plan: Plan, step_s: float, tokens: float) -> None:
         """Take how long a step took."""
-        seen = self._seen.setdefault(label(plan), _Seen())
+        seen = self._seen.setdefault(label(plan), _MeanTime())
         seen.add(step_s / tokens, self.settings.alpha)
 
     def decide(self, current: Plan, tokens: float, meter: EdiMeter) -> Placement:
@@ -276,7 +276,7 @@ class Placements:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _MeanTime:
     s_per_token: float = 0.0
     count: int = 0
 
@@ -372,7 +372,7 @@ class StageScheduler(OffloadEngine):
         self._placement = Placement(plan=self._placements.gpu, reason="nothing was measured yet")
         self._steps = 0
         self._plan = self._placements.trial(0) or self._placement.plan
-        self._windows: list[Window] = []
+        self._windows: list[StepWindow] = []
         self.restart()
         self._sent_home: set[PassKind] = set()
         self._tokens = 0.0
@@ -429,7 +429,7 @@ class StageScheduler(OffloadEngine):
         ticket = self._engine.submit(kind, batch, at=place, sequential=waits)
         self._window(STAGE_OF[kind], begun_s, waits=not home)
         times = self._times[kind, place]
-        return Watched(
+        return TimedTicket(
             ticket,
             waited=lambda t0_s: self._window(STAGE_OF[kind], t0_s, waits=True),
             ran=lambda run_s: times.add(batch, run_s),
@@ -501,7 +501,7 @@ class StageScheduler(OffloadEngine):
     # Inside
 
     def _window(self, stage: Stage, begun_s: float, *, waits: bool) -> None:
-        self._windows.append(Window(stage=stage, t0_s=begun_s, t1_s=time.monotonic(), waits=waits))
+        self._windows.append(StepWindow(stage=stage, t0_s=begun_s, t1_s=time.monotonic(), waits=waits))
 
     @never_raises
     def _book(self, tokens: float) -> None:
@@ -515,7 +515,7 @@ class StageScheduler(OffloadEngine):
             return
         self._placements.ran(self._plan, now_s - self._begun_s, tokens)
         if not any(window.stage is Stage.TRAIN for window in self._windows):
-            self._windows.append(Window(stage=Stage.TRAIN, t0_s=now_s, t1_s=now_s))
+            self._windows.append(StepWindow(stage=Stage.TRAIN, t0_s=now_s, t1_s=now_s))
         self._meter.add(
             StepRecord(t0_s=self._begun_s, t1_s=now_s, tokens=tokens, windows=tuple(self._windows), offload_s=offload_s)
         )

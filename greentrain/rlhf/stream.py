@@ -37,7 +37,7 @@ class Stream:
         self._at = at
         self._lock = threading.Lock()
         self._open = self._group()
-        self._known: dict[Hashable, tuple[_Group, int]] = {}
+        self._known: dict[Hashable, tuple[_HandIn, int]] = {}
 
     def add(self, key: Hashable, ids: Any, *, prompt_tokens: int | None = None) -> None:
         """Take a finished rollout; one that is known already is not run again.
@@ -119,11 +119,11 @@ class Stream:
         for group in groups.values():
             group.cancel()
 
-    def _group(self) -> "_Group":
-        return _Group(self._engine, self._kind, self._at)
+    def _group(self) -> "_HandIn":
+        return _HandIn(self._engine, self._kind, self._at)
 
 
-class _Group:
+class _HandIn:
     """Rollouts that are handed in together."""
 
     def __init__(self, engine: OffloadEngine, kind: PassKind, at: Place) -> None:

@@ -72,7 +72,7 @@ def encoder(
         bias: Whether layers have biases.
         activation_bits: Of what linear layers multiply.
     """
-    made = _Maker(seed, activation_bits)
+    made = _ModelMaker(seed, activation_bits)
     tokens = made.embed("token", hidden, vocabulary)
     x = made.add(tokens, made.embed("position", hidden, max_tokens))
     if types:
@@ -125,7 +125,7 @@ def decoder(
         bias: Whether the projections to queries, keys and values have biases, as in Qwen2.
         activation_bits: Of what linear layers and the vocabulary head multiply.
     """
-    made = _Maker(seed, activation_bits)
+    made = _ModelMaker(seed, activation_bits)
     width = head_width or hidden // heads
     angles = made.rotary_tables(max_tokens, width // 2)
     x = made.embed("token", hidden, vocabulary)
@@ -183,7 +183,7 @@ def quantised(weights: Floats, largest: int) -> tuple[npt.NDArray[np.int32], Flo
     return integers, most * np.float32(1 / largest)
 
 
-class _Maker:
+class _ModelMaker:
     """Writes operators and their random tensors one after the other."""
 
     def __init__(self, seed: int, activation_bits: ActivationBits) -> None:

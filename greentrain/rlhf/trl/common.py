@@ -19,14 +19,14 @@ from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.trl.attach import check_reference, known_prompts, refuse_sync
-from greentrain.rlhf.trl.reference import IGNORED, Pending, key_of
+from greentrain.rlhf.trl.reference import IGNORED, PendingLogprobs, key_of
 from greentrain.rlhf.trl.reward import OffloadedReward
 from greentrain.rlhf.trl.versions import check_contract
 from greentrain.types import Phase
 from greentrain.utils.never_raise import never_raises
 
 
-class Figures:
+class OffloadMetrics:
     """Averages of an engine's statistics over the steps of a log, of this process.
 
     Args:
@@ -206,8 +206,8 @@ class Offloading:
         for prompt in known_prompts(trainer, 1):  # what cannot be read is said before training
             for reward in self._rewards:
                 reward.ids([prompt], ["" if isinstance(prompt, str) else [{"role": "assistant", "content": ""}]])
-        self._figures = [Figures(engine, [PassKind.REFERENCE])] if beta else []
-        self._figures += [Figures(one.engine, [PassKind.REWARD]) for one in self._rewards[:1]]
+        self._figures = [OffloadMetrics(engine, [PassKind.REFERENCE])] if beta else []
+        self._figures += [OffloadMetrics(one.engine, [PassKind.REWARD]) for one in self._rewards[:1]]
 
     # -- what TRL calls ----------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Offloading:
         assert self.ref_model is not None
         labels = ids.masked_fill(mask == 0, IGNORED)
         labels[:, :-keep] = IGNORED
-        pending: Pending = self.ref_model.submit(ids, mask, labels, stream=self._stream)
+        pending: PendingLogprobs = self.ref_model.submit(ids, mask, labels, stream=self._stream)
 
         def wait() -> torch.Tensor:
             with self._phase(Phase.REFERENCE):

@@ -24,7 +24,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class LabelledRows:
     """The sequences of a padded matrix that hold at least one label."""
 
     ids: tuple[npt.NDArray[np.int32], ...]
@@ -39,7 +39,7 @@ class Rows:
     """[sequences, tokens] of the matrix."""
 
     @classmethod
-    def of(cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> "Rows":
+    def of(cls, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> "LabelledRows":
         """Read a padded batch.
 
         Args:
@@ -112,10 +112,12 @@ class ReferenceOutput:
     aux_loss: None = None
 
 
-class Pending:
+class PendingLogprobs:
     """Log-probabilities that are under way."""
 
-    def __init__(self, rows: Rows, get: Callable[[], Sequence[npt.NDArray[np.float32]]], device: torch.device) -> None:
+    def __init__(
+        self, rows: LabelledRows, get: Callable[[], Sequence[npt.NDArray[np.float32]]], device: torch.device
+    ) -> None:
         self._rows = rows
         self._get = get
         self._device = device
@@ -167,7 +169,7 @@ class OffloadedReference(torch.nn.Module):
         labels: torch.Tensor,
         *,
         stream: Stream | None = None,
-    ) -> Pending:
+    ) -> PendingLogprobs:
         """Hand in a padded batch.
 
         Args:
@@ -179,7 +181,7 @@ class OffloadedReference(torch.nn.Module):
         Raises:
             BatchError: A sequence does not fit the model.
         """
-        rows = Rows.of(input_ids, attention_mask, labels)
+        rows = LabelledRows.of(input_ids, attention_mask, labels)
         keys = rows.keys
         known = [i for i, key in enumerate(keys) if stream is not None and key in stream]
         fresh = sorted(set(range(len(keys))) - set(known))
@@ -198,7 +200,7 @@ class OffloadedReference(torch.nn.Module):
             )
             return [found[i] for i in range(len(keys))]
 
-        return Pending(rows, get, input_ids.device)
+        return PendingLogprobs(rows, get, input_ids.device)
 
     def forward(
         self,

@@ -30,7 +30,7 @@ LABEL = "GREENTRAIN_OFFLOAD_LABEL"
 """Environment variable that says which score is the reward, where a model has several."""
 
 
-class _Opened:
+class _OpenedOffload:
     """The device and model of this process, from the first reward to the end."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class _Opened:
             self._offload = self._reward = None
 
 
-_opened = _Opened()
+_opened = _OpenedOffload()
 
 
 def settings() -> OffloadSettings:

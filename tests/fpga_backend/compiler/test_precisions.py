@@ -13,14 +13,14 @@ from greentrain.fpga_backend.compiler import SmoothQuant, compile
 from greentrain.fpga_backend.compiler.compiling import named_parameters
 from greentrain.fpga_backend.compiler.floating import FloatEngine
 from greentrain.fpga_backend.compiler.quantize import tensors_of, weight_of
-from greentrain.fpga_backend.compiler.recipe import Entry, Part, Recipe, Source
+from greentrain.fpga_backend.compiler.recipe import ParameterSource, Part, Recipe, TensorRecipe
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import Linear, LogProb, Precision
 from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, sequences
 
 
 def recipe_of(weight: torch.Tensor, kind: str = "linear") -> Recipe:
-    entry = Entry(kind=kind, parts=(Part(weight=Source(parameter="w")),))  # type: ignore[arg-type]
+    entry = TensorRecipe(kind=kind, parts=(Part(weight=ParameterSource(parameter="w")),))  # type: ignore[arg-type]
     return Recipe(model="", entries={"x": entry}, shapes={"w": tuple(weight.shape)})
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.csim import launches
-from greentrain.fpga_backend.csim.kernels import KERNELS, MAX_PORTS, REGIONS, Kernel, named
+from greentrain.fpga_backend.csim.kernels import KERNELS, MAX_PORTS, REGIONS, KernelSpec, named
 from tools.kernel_documents import FOLDER, link_config, register_map
 
 LANES = {"gt::floats_t": "float32", "gt::halves_t": "int16", "gt::bytes_t": "int8"}
@@ -15,7 +15,7 @@ PLAIN = {"float": "float32", "double": "float64", "int32_t": "int32"}
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_the_source_has_the_tables_arguments(kernel: Kernel) -> None:
+def test_the_source_has_the_tables_arguments(kernel: KernelSpec) -> None:
     text = (FOLDER / kernel.source).read_text()
     found = re.search(rf'extern "C" void {kernel.name}\(([^)]*)\)', text)
     assert found is not None

@@ -14,7 +14,7 @@ from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.csim import layout
 from greentrain.fpga_backend.csim.build import FLAGS, ap_types, build
 from greentrain.fpga_backend.csim.card import CsimCard
-from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import ActivationBits, Linear, LogProb, Op
 from greentrain.testing.offload_models import decoder, encoder, sequences
@@ -33,7 +33,7 @@ def by_sequence(result: Result) -> list[npt.NDArray[np.float32]]:
 
 
 def run(library: Path, artifact: Artifact, batch: Batch, **options: int) -> Result:
-    schedule = Schedule(artifact, CsimCard(library, poison=True), **options)
+    schedule = BatchSchedule(artifact, CsimCard(library, poison=True), **options)
     try:
         return schedule.run(batch)
     finally:

@@ -13,8 +13,8 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.card import CsimCard
 from greentrain.fpga_backend.csim.launches import launches
-from greentrain.fpga_backend.csim.layout import Layout, Size
-from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.csim.layout import BatchSize, CardLayout
+from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, DeviceError
 from greentrain.fpga_backend.program import (
     Attention,
@@ -88,13 +88,13 @@ QKV = Columns(register=0, start=0, width=30)
 def test_what_the_kernels_cannot_run_is_refused_at_load(library: Path, artifact: Artifact, said: str) -> None:
     card = CsimCard(library)
     with pytest.raises(ArtifactError, match=said):
-        Schedule(artifact, card)
+        BatchSchedule(artifact, card)
     assert card.nbytes == 0
 
 
 def test_registers_of_one_buffer_are_never_alive_together() -> None:
     for program in (BERT.program, LLAMA.program, encoder(pooler=True, layers=3).program):
-        layout = Layout(program)
+        layout = CardLayout(program)
         last = {c.register: i for i, op in enumerate(program.ops) for c in read_by(op)}
         owner: dict[int, int] = {}
         for i, op in enumerate(program.ops):
@@ -109,8 +109,8 @@ def test_registers_of_one_buffer_are_never_alive_together() -> None:
 
 def test_buffers_hold_the_widest_register_they_are_given() -> None:
     for program in (BERT.program, LLAMA.program):
-        layout = Layout(program)
-        held = layout.buffers(Size(rows=10, sequences=3, targets=5))
+        layout = CardLayout(program)
+        held = layout.buffers(BatchSize(rows=10, sequences=3, targets=5))
         for register, width in widths(program).items():
             rows = 3 if register >= min((op.out for op in program.ops if isinstance(op, Pool)), default=10**9) else 10
             assert held[f"slot:{layout.slot_of[register]}"][0] >= rows * width * 4
@@ -119,7 +119,7 @@ def test_buffers_hold_the_widest_register_they_are_given() -> None:
 def test_memory_is_reused_and_given_back(library: Path) -> None:
     """Batches of the same size allocate nothing; a larger one replaces; close frees all."""
     card = CsimCard(library)
-    schedule = Schedule(LLAMA, card)
+    schedule = BatchSchedule(LLAMA, card)
     empty = card.nbytes
     schedule.run(sequences(LLAMA, lengths=(30, 20)))
     held = card.nbytes
@@ -138,7 +138,7 @@ def test_a_long_batch_stays_within_its_bound(library: Path) -> None:
     """Forty times the tokens in waves: the memory is that of the bound."""
     card = CsimCard(library)
     bound = 2**20
-    schedule = Schedule(BERT, card, activation_bytes=bound)
+    schedule = BatchSchedule(BERT, card, activation_bytes=bound)
     empty = card.nbytes
     schedule.run(sequences(BERT, lengths=(64,) * 200))
     assert card.nbytes - empty < 1.3 * bound
@@ -147,17 +147,17 @@ def test_a_long_batch_stays_within_its_bound(library: Path) -> None:
 def test_a_card_without_room_keeps_nothing(library: Path) -> None:
     """The first batch fails for want of memory; a smaller one runs, and gives the right answer."""
     card = Small(library)
-    schedule = Schedule(BERT, card)
+    schedule = BatchSchedule(BERT, card)
     card.room = card.nbytes + 200_000
     with pytest.raises(DeviceError, match="no room"):
         schedule.run(sequences(BERT, lengths=(64,) * 20))
     batch = sequences(BERT, lengths=(9,))
-    expected = Schedule(BERT, CsimCard(library)).run(batch).scores
+    expected = BatchSchedule(BERT, CsimCard(library)).run(batch).scores
     assert np.array_equal(expected, schedule.run(batch).scores)  # type: ignore[arg-type]
     full = Small(library)
     full.room = 5000
     with pytest.raises(DeviceError, match="no room"):
-        Schedule(BERT, full)
+        BatchSchedule(BERT, full)
     assert full.nbytes == 0
 
 
@@ -174,7 +174,7 @@ class Small(CsimCard):
 
 def test_wrong_batches_are_refused(library: Path) -> None:
     with pytest.raises(BatchError, match="token id"):
-        Schedule(BERT, CsimCard(library)).run(Batch.of([[1, 2, 101]]))
+        BatchSchedule(BERT, CsimCard(library)).run(Batch.of([[1, 2, 101]]))
 
 
 @pytest.mark.parametrize("where", ["embed0.s", "norm5.g", "linear6.s", "linear6.b", "score-1.s"])
@@ -185,7 +185,7 @@ def test_what_overflows_fails_the_batch(library: Path, where: str, how: str) -> 
     name = next(n for n in artifact.tensors if n.startswith(where.split("-")[0]) and n.endswith(where[-2:]))
     huge = artifact.with_tensors({**artifact.tensors, name: torch.full_like(artifact.tensors[name], 3e38)})
     with pytest.raises(DeviceError, match="not finite"):
-        Schedule(huge, CsimCard(library)).run(sequences(artifact, lengths=(5, 9)))
+        BatchSchedule(huge, CsimCard(library)).run(sequences(artifact, lengths=(5, 9)))
 
 
 @pytest.mark.parametrize("program", [BERT.program, LLAMA.program], ids=["encoder", "decoder"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from greentrain.fpga_backend import contract, tables
 from greentrain.fpga_backend.emulator import arithmetic
-from greentrain.fpga_backend.emulator.arithmetic import Heads, LogProbTables, attend, logprobs, weights_table
+from greentrain.fpga_backend.emulator.arithmetic import LogProbTables, QuantisedHeads, attend, logprobs, weights_table
 
 f32 = np.float32
 
@@ -63,7 +63,15 @@ def attended(
 ) -> torch.Tensor:
     out = torch.empty(len(q), v.shape[1])
     table = weights_table(torch.from_numpy(tables.exp2().copy()))
-    attend(Heads.of(q, heads), Heads.of(k, heads), Heads.of(v, heads), out, scale=scale, causal=causal, table=table)
+    attend(
+        QuantisedHeads.of(q, heads),
+        QuantisedHeads.of(k, heads),
+        QuantisedHeads.of(v, heads),
+        out,
+        scale=scale,
+        causal=causal,
+        table=table,
+    )
     return out
 
 

@@ -13,7 +13,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.card import CsimCard
-from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.emulator import arithmetic
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
@@ -190,7 +190,7 @@ def bits(result: Result) -> bytes:
 def ends_as_on_a_card(artifact: Artifact, batch: Batch) -> None:
     """The emulator and the kernels return the same bits, or both say that the result is not finite."""
     ends: list[bytes | str] = []
-    for runner in (Engine(artifact), Schedule(artifact, CsimCard(build()))):
+    for runner in (Engine(artifact), BatchSchedule(artifact, CsimCard(build()))):
         try:
             ends.append(bits(runner.run(batch)))
         except DeviceError as error:

@@ -10,7 +10,7 @@ import pytest
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.card import Buffer
-from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.roofline.counts import count
 from greentrain.testing.offload_models import decoder, encoder
 
@@ -55,7 +55,7 @@ def test_launches_and_copies(artifact: Artifact) -> None:
     ids[2][:5] = ids[0][:5]
     repeated = Batch.of(ids * 16, prompt_tokens=[5, 0, 5, 0] * 16)
     card = _CountingCard()
-    schedule = Schedule(artifact, card)
+    schedule = BatchSchedule(artifact, card)
     card.launches = card.written = 0
     schedule.run(repeated)
     counts = count(artifact.program, pack(repeated, artifact.program))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, REGIONS, WEIGHTS, Argument, Kernel
+from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, REGIONS, WEIGHTS, Argument, KernelSpec
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.xrt import xclbin
 from greentrain.fpga_backend.xrt import xclbin as axlf
@@ -77,7 +77,7 @@ def test_a_design_without_metadata_or_kernels(tmp_path: Path, design: Path) -> N
         xclbin.read(path)
 
 
-def _changed(kernel: Kernel, i: int, **changes: object) -> Kernel:
+def _changed(kernel: KernelSpec, i: int, **changes: object) -> KernelSpec:
     arguments = list(kernel.arguments)
     arguments[i] = dataclasses.replace(arguments[i], **changes)  # type: ignore[arg-type]
     return dataclasses.replace(kernel, arguments=tuple(arguments))
@@ -96,7 +96,7 @@ def _changed(kernel: Kernel, i: int, **changes: object) -> Kernel:
         ((_changed(KERNELS[0], 0, region=ACTIVATIONS), *KERNELS[1:]), "link with connectivity.cfg"),
     ],
 )
-def test_a_design_of_other_kernels_is_refused(tmp_path: Path, linked: tuple[Kernel, ...], message: str) -> None:
+def test_a_design_of_other_kernels_is_refused(tmp_path: Path, linked: tuple[KernelSpec, ...], message: str) -> None:
     path = tmp_path / "other.xclbin"
     xclbin.write(path, linked, REGIONS)
     with pytest.raises(DeviceError, match=message):
@@ -105,7 +105,7 @@ def test_a_design_of_other_kernels_is_refused(tmp_path: Path, linked: tuple[Kern
 
 def test_an_argument_that_reaches_several_memories_lies_in_the_group(tmp_path: Path) -> None:
     """As v++ links it: the single banks first, the groups that they form behind them; XRT takes the highest."""
-    kernel = Kernel(
+    kernel = KernelSpec(
         name="gt_one",
         arguments=(Argument(name="x", kind="pointer", dtype="float32", region=ACTIVATIONS, bundle="gmem0"),),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.csim.card import CsimCard
-from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
@@ -58,7 +58,7 @@ def test_bits_are_those_of_the_kernels_on_a_csim_card(shared: XrtDevice, library
         batch = sequences(artifact, seed=seed, lengths=lengths, prompt=8 if seed % 2 else 0)
         got = shared.submit(shared.load(artifact), batch).result(60)
         card = CsimCard(library)
-        wanted = Schedule(artifact, card).run(batch)
+        wanted = BatchSchedule(artifact, card).run(batch)
         card.close()
         assert got.rows == wanted.rows
         if wanted.scores is not None:
@@ -120,7 +120,7 @@ def test_memory_does_not_grow_with_batches(shared: XrtDevice) -> None:
     assert worker.num_fds() == before[1]
     assert len(os.listdir("/proc/self/fd")) == files
     many = Batch.of([np.full(2, 7, np.int32)] * 6000)
-    shape = ipc.Shape.of(many, artifact.program)
+    shape = ipc.BatchShape.of(many, artifact.program)
     assert shape.nbytes > worker_client.SMALLEST_BYTES
     assert len(shared.submit(handle, many).result(60).logprobs or ()) == 6000
     assert worker.num_fds() == before[1]

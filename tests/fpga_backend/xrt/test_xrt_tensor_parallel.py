@@ -12,7 +12,7 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.card import CsimCard
-from greentrain.fpga_backend.csim.schedule import Schedule
+from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Attention, Linear, LogProb
 from greentrain.fpga_backend.xrt.device import XrtDevice
@@ -52,7 +52,7 @@ def bits(result: Result) -> list[bytes]:
 def alone(library: Path, artifact: Artifact, batch: Batch) -> Result:
     card = CsimCard(library)
     try:
-        return Schedule(artifact, card).run(batch)
+        return BatchSchedule(artifact, card).run(batch)
     finally:
         card.close()
 
@@ -94,11 +94,11 @@ def test_a_model_too_large_for_one_card_runs_on_two(library: Path) -> None:
     artifact = deep()
     batch = sequences(artifact, lengths=(20, 20, 9), prompt=8)
     whole = CsimCard(library)
-    schedule = Schedule(artifact, whole)
+    schedule = BatchSchedule(artifact, whole)
     wanted = schedule.run(batch)
     limit_bytes = int(whole.nbytes * 0.8)
     with pytest.raises(DeviceError, match="do not fit"):
-        Schedule(artifact, Limited(library, limit_bytes)).run(batch)
+        BatchSchedule(artifact, Limited(library, limit_bytes)).run(batch)
     cards = [Limited(library, limit_bytes) for _ in range(2)]
     assert bits(TensorParallelSchedule(artifact, cards).run(batch)) == bits(wanted)
     for card in cards:

@@ -15,7 +15,7 @@ from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import ipc, worker
 from greentrain.fpga_backend.xrt.api import PyxrtApi
-from greentrain.fpga_backend.xrt.ipc import Region
+from greentrain.fpga_backend.xrt.ipc import SharedRegion
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
 
@@ -48,8 +48,8 @@ class Bench:
             region.close()
 
     def run(self, artifact: Artifact, batch: Batch, number: int = 1) -> Any:
-        shape = ipc.Shape.of(batch, artifact.program)
-        region = Region.of(shape.nbytes)
+        shape = ipc.BatchShape.of(batch, artifact.program)
+        region = SharedRegion.of(shape.nbytes)
         try:
             self.worker.answer({"do": "region"}, (os.dup(region.fd),))
             ipc.put_batch(batch, shape, region)
@@ -181,8 +181,8 @@ def test_batches_travel_whole(open_files: None) -> None:
         Batch.of([[9]], prompt_tokens=[1]),
     )
     for batch in batches:
-        shape = ipc.Shape.of(batch, program)
-        region = Region.of(shape.nbytes)
+        shape = ipc.BatchShape.of(batch, program)
+        region = SharedRegion.of(shape.nbytes)
         ipc.put_batch(batch, shape, region)
         got = ipc.get_batch(shape, region)
         assert [row.tolist() for row in got.ids] == [row.tolist() for row in batch.ids]

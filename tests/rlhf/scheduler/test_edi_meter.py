@@ -12,7 +12,7 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.policy.offload.edi import Basis, EdiMatrix
 from greentrain.policy.offload.stages import Hardware, Stage
-from greentrain.rlhf.edi_meter import UNKNOWN, EdiMeter, Joules, SessionEnergy, StepRecord, Window
+from greentrain.rlhf.edi_meter import UNKNOWN, EdiMeter, Joules, SessionEnergy, StepRecord, StepWindow
 from greentrain.types import Provenance
 from tests.helpers.flat_meter import FlatMeter
 
@@ -36,12 +36,12 @@ class Ramp:
         pass
 
 
-def record(*windows: Window, offload_s: Mapping[Stage, float] | None = None, t0_s: float = 0.0) -> StepRecord:
+def record(*windows: StepWindow, offload_s: Mapping[Stage, float] | None = None, t0_s: float = 0.0) -> StepRecord:
     return StepRecord(t0_s=t0_s, t1_s=t0_s + 10.0, tokens=100.0, windows=windows, offload_s=offload_s or {})
 
 
-def window(stage: Stage, t0_s: float, t1_s: float, waits: bool = False) -> Window:
-    return Window(stage=stage, t0_s=t0_s, t1_s=t1_s, waits=waits)
+def window(stage: Stage, t0_s: float, t1_s: float, waits: bool = False) -> StepWindow:
+    return StepWindow(stage=stage, t0_s=t0_s, t1_s=t1_s, waits=waits)
 
 
 def test_nested_windows_are_counted_once_and_the_rest_is_generation() -> None:

@@ -34,11 +34,11 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.text import TextEncoder
 from greentrain.rlhf.trl import versions, yaml_reward
 from greentrain.rlhf.trl.attach import offload_reference
-from greentrain.rlhf.trl.common import EndedRows, Figures, observed
+from greentrain.rlhf.trl.common import EndedRows, OffloadMetrics, observed
 from greentrain.rlhf.trl.grpo import OffloadGRPOTrainer
 from greentrain.rlhf.trl.late_values import DeferredTensor, LateBatch
 from greentrain.rlhf.trl.precompute import OffloadDPOTrainer, OffloadKTOTrainer
-from greentrain.rlhf.trl.reference import OffloadedReference, Rows
+from greentrain.rlhf.trl.reference import LabelledRows, OffloadedReference
 from greentrain.rlhf.trl.reward import OffloadedReward
 from tests.rlhf.trl import tiny
 
@@ -146,7 +146,7 @@ def test_what_the_reference_cannot_read_is_refused(engine: OffloadEngine, compil
     mask[1] = ids[1] = 0
     mask[1, 3:], ids[1, 3:], labels[1, 3:] = 1, 5, 5
     with pytest.raises(BatchError, match="sequence 1 has no prompt"):
-        Rows.of(ids, mask, labels)
+        LabelledRows.of(ids, mask, labels)
 
 
 def test_learnt_positions_are_warned_of(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_generate_of_the_users_own_is_put_back() -> None:
 
 
 def test_figures_of_a_resumed_run_are_a_step_of_its_own(engine: OffloadEngine) -> None:
-    figures = Figures(engine, [PassKind.REWARD])
+    figures = OffloadMetrics(engine, [PassKind.REWARD])
     for step in (100, 0):  # resumed there; and trained again from the beginning
         figures.begin(step)
         tiny.reward(engine)(prompts=["why not "], completions=["yes"])
