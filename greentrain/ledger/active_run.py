@@ -82,6 +82,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         self._topology = topology
         self._node = [sensor.device for sensor in sensors]
         self._node_rates = embodied_rates(self._node, carbon)
+        self._rate_records = {uid: rate.to_dict() for uid, rate in self._node_rates.items()}
         self._on_event = on_event
         self._t0_s = 0.0
         positions: dict[DeviceKind, int] = {}
@@ -164,8 +165,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
             for item in dataclasses.fields(sensor):
                 if item.name not in ("device", "shared", "tick_edge_s"):
                     record[item.name] = getattr(sensor, item.name)
-            rate = self.rates.get(device.uid)
-            record["embodied_g_per_h"] = None if rate is None else rate.to_dict()
+            record["embodied_g_per_h"] = self._rate_records[device.uid] if device.uid in self.rates else None
             if device.uid not in self._node_rates:
                 record["embodied_note"] = why_unknown(device, self._node)
             records.append(record)

@@ -81,28 +81,6 @@ def sci_scores(
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope2:
-    """Emissions of purchased electricity by both methods of the GHG Protocol (Scope 2 Guidance, 2015).
-
-    For whoever runs the hardware; to a tenant of a cloud the same grams are scope 3.
-    """
-
-    scope2_location_g: float | None
-    """With the grid's average factor (gCO2e); None where no intensity was known."""
-    scope2_market_g: float | None
-    """With the contracted factor (gCO2e); None where there is no contract. Offsets never count."""
-    factor_source: str
-    factor_kind: str
-    """``average`` or ``marginal``. The location-based method asks for an average."""
-    time_resolution: str
-    """What the factor is an average over."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dict for JSON."""
-        return dataclasses.asdict(self)
-
-
 def scope2(
     *,
     energy_j: float,
@@ -112,8 +90,12 @@ def scope2(
     factor_source: str,
     factor_kind: str,
     time_resolution: str,
-) -> Scope2:
-    """Return the scope-2 figures of a run.
+) -> dict[str, Any]:
+    """Return the emissions of purchased electricity by both methods of the GHG Protocol (Scope 2 Guidance, 2015).
+
+    They are for whoever runs the hardware; to a tenant of a cloud the same grams are scope 3. ``scope2_location_g`` is
+    by the grid's average factor, None where no intensity was known; ``scope2_market_g`` by the contracted one, None
+    where there is no contract. Offsets never count.
 
     Args:
         energy_j: Energy of the IT equipment (J).
@@ -121,13 +103,13 @@ def scope2(
         operational_g: Location-based emissions as booked, interval by interval (gCO2e), or None.
         market_g_per_kwh: Contracted intensity (g/kWh), or None.
         factor_source: Who states the location-based factor.
-        factor_kind: ``average`` or ``marginal``.
+        factor_kind: ``average`` or ``marginal``. The location-based method asks for an average.
         time_resolution: What the factor is an average over.
     """
-    return Scope2(
-        scope2_location_g=operational_g,
-        scope2_market_g=None if market_g_per_kwh is None else grams(energy_j * pue, market_g_per_kwh),
-        factor_source=factor_source,
-        factor_kind=factor_kind,
-        time_resolution=time_resolution,
-    )
+    return {
+        "scope2_location_g": operational_g,
+        "scope2_market_g": None if market_g_per_kwh is None else grams(energy_j * pue, market_g_per_kwh),
+        "factor_source": factor_source,
+        "factor_kind": factor_kind,
+        "time_resolution": time_resolution,
+    }

@@ -154,18 +154,10 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
         tip={
             "span_s": _span_s(series),
             "rows": [
-                {
-                    "name": "Measured",
-                    "unit": unit,
-                    "css": "measured",
-                    "values": svg.numbers(series.measured_j / unit_j),
-                },
-                {
-                    "name": "Modelled",
-                    "unit": unit,
-                    "css": "modelled",
-                    "values": svg.numbers(series.modelled_j / unit_j),
-                },
+                *(
+                    {"name": name, "unit": unit, "css": name.lower(), "values": svg.numbers(values_j / unit_j)}
+                    for name, values_j in (("Measured", series.measured_j), ("Modelled", series.modelled_j))
+                ),
                 _grid_row(series),
             ],
         },

@@ -632,7 +632,7 @@ def scope2_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     if energy["energy_j"] is None:
         return None
     sources = carbon["sources"]
-    fields = scope2(
+    return scope2(
         energy_j=energy["energy_j"],
         pue=energy["pue"],
         operational_g=carbon["operational_location_g"],
@@ -641,7 +641,6 @@ def scope2_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
         factor_kind=", ".join(dict.fromkeys(s["basis"] for s in sources)) or "unknown",
         time_resolution=carbon["signal"].get("resolution") or "not stated",
     )
-    return fields.to_dict()
 
 
 def comparisons(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

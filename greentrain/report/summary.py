@@ -41,6 +41,7 @@ from typing import Any, Final
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import RankRecord, RunRecord
+from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
 from greentrain.report import figures
 from greentrain.report.estimated import estimated
@@ -121,17 +122,19 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "layers": layer_figures(record.run),
         "gear_shifts": len(shifts),
         "action_table": record.run.get("action_table"),
-        "plan": plan_figures(record, totals, energy=energy, carbon=carbon, devices=devices, word=state["word"]),
+        "plan": None,
         "headline": {"device": _largest(devices, "name"), "phase": _largest(phases, "name")},
         "gaps": sums.gaps,
         "gap_count": sums.gap_count,
         "events": sorted([*events["other"][:MAX_EVENTS], *shifts[:MAX_SHIFTS], *decisions[:MAX_SHIFTS]], key=_when),
     }
+    if record.run.get("plan"):
+        out["plan"] = plan_figures(record, totals, energy=energy, carbon=carbon, devices=devices, word=state["word"])
     out["sci"] = figures.sci_fields(out)
     out["scope2"] = figures.scope2_fields(out)
     out["equivalents"] = figures.comparisons(out)
     out["assumptions"] = assumptions(out, record.run)
-    out["estimate"] = estimated(record.folder, out)
+    out["estimate"] = estimated(record.folder, out) if (record.folder / ESTIMATE).exists() else None
     return out
 
 

@@ -1,6 +1,6 @@
 """A summary as a table for the terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from greentrain.report import estimated
@@ -73,13 +73,22 @@ def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
     return table
 
 
+def _table(title: str, *columns: str, left: Sequence[str] = (), **more: Any) -> "Table":
+    """Return an empty table under a title; its columns but those of ``left`` are aligned to the right."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, **more)
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table
+
+
 def _plan(plan: Mapping[str, Any]) -> "Table":
     from rich.markup import escape
-    from rich.table import Table
 
     style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(plan["provenance"], "red")
     title = f"Plan: {escape(plan['policy'])}, deadline {plan['deadline']} ([{style}]{plan['label']}[/])"
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, show_header=False)
+    table = _table(title, show_header=False)
     table.add_column(style="dim")
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -90,11 +99,8 @@ def _plan(plan: Mapping[str, Any]) -> "Table":
 
 
 def _estimated(summary: Mapping[str, Any]) -> "Table":
-    from rich.table import Table
-
-    table = Table(title="Estimated before", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("", "Estimated", "Measured", ""):
-        table.add_column(name)
+    columns = ("", "Estimated", "Measured", "")
+    table = _table("Estimated before", *columns, left=columns)
     for row in estimated.rows(summary):
         table.add_row(*row)
     return table
@@ -102,12 +108,9 @@ def _estimated(summary: Mapping[str, Any]) -> "Table":
 
 def _devices(summary: Mapping[str, Any]) -> "Table":
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title="Energy by device", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name, right in (("Device", False), ("Source", False), ("Energy", True), ("Share", True), ("Mean", True)):
-        table.add_column(name, justify="right" if right else "left")
-    table.add_column("Missing", justify="right")
+    columns = ("Device", "Source", "Energy", "Share", "Mean", "Missing")
+    table = _table("Energy by device", *columns, left=columns[:2])
     for device in summary["devices"]:
         provenance = device["provenance"]
         style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(provenance, "red")
@@ -124,11 +127,8 @@ def _devices(summary: Mapping[str, Any]) -> "Table":
 
 def _phases(summary: Mapping[str, Any]) -> "Table":
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table(title="Energy by phase", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("Phase", "Exclusive", "Share", "Inclusive"):
-        table.add_column(name, justify="left" if name == "Phase" else "right")
+    table = _table("Energy by phase", "Phase", "Exclusive", "Share", "Inclusive", left=("Phase",))
     for phase in summary["phases"]:
         table.add_row(
             escape(phase["name"]),

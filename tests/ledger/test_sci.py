@@ -51,7 +51,7 @@ def test_scope2_reports_both_methods() -> None:
         factor_source="EIA",
         factor_kind="average",
         time_resolution="hour",
-    ).to_dict()
+    )
     assert figures == {
         "scope2_location_g": 600.0,
         "scope2_market_g": pytest.approx(15.0),
@@ -71,4 +71,4 @@ def test_no_contract_is_null_not_zero() -> None:
         factor_kind="average",
         time_resolution="",
     )
-    assert figures.scope2_market_g is None and figures.scope2_location_g is None
+    assert figures["scope2_market_g"] is None and figures["scope2_location_g"] is None

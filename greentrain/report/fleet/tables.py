@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.reading import RunReading
@@ -36,14 +36,10 @@ NAMES: Final = ("runs", "tags", "cells", "work")
 _TEXT, _REAL, _COUNT = "VARCHAR", "DOUBLE", "BIGINT"
 _MAPS: Final = ("tags", "gears")
 _LISTS: Final = ("devices", "frameworks")
-_COUNTS: Final = ("world_size", "missing_ranks", "steps", "tokens", "samples")
-_REALS: Final = (
-    "created_unix_s", "end_unix_s", "wall_s", "energy_j", "measured_j", "modelled_j", "missing_s", "device_s",
-    "facility_j", "unpriced_j", "operational_g", "market_g", "embodied_g", "total_g", "saved_g", "g_per_token",
-    "j_per_token", "tokens_per_s", "estimate_ratio",
-)  # fmt: skip
+_KINDS: Final = {"int": _COUNT, "int | None": _COUNT, "float | None": _REAL}
 _ROW: Final = {
-    item.name: _COUNT if item.name in _COUNTS else _REAL if item.name in _REALS else _TEXT for item in fields(RunRow)
+    name: _KINDS.get(getattr(kind, "__name__", None) or str(kind), _TEXT)
+    for name, kind in get_type_hints(RunRow).items()
 }
 _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "runs": {**_ROW, "fingerprint": _TEXT, "ranks": _TEXT, "starts": _TEXT, "carried": "BOOLEAN"},

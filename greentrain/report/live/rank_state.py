@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.ledger.journal import WRONG_DATA
+from greentrain.ledger.journal import WRONG_DATA, entry_from_json
 from greentrain.ledger.reader import RankBooks, RankRecord, RunRecord
 from greentrain.ledger.totals import Totals
 from greentrain.report.plan import PlanRecord
-from greentrain.types import S_PER_HOUR, CarbonPoint, DeviceEnergy, LedgerEntry, Provenance
+from greentrain.types import S_PER_HOUR, DeviceEnergy, LedgerEntry, Provenance
 
 MIXED: Final = "mixed"
 """Provenance of joules that a checkpoint has summed over measured and modelled ones."""
@@ -20,61 +20,23 @@ RECENT_S: Final = 60.0
 _PLAN_EVENTS: Final = ("decision", "leave")
 LATEST_S: Final = 253_402_300_800.0
 """End of the year 9999, after which Python has no date (s since the epoch, UTC)."""
-_ADDED: Final = ("seconds", "energy_j", "steps", "tokens", "samples", "operational_g", "weighted")
 
 
-@dataclass(slots=True)
-class HourOfEntries:
-    """Entries of one process and one hour, added up."""
-
-    t0_s: float
-    t1_s: float
-    process: int
-    priced: bool
-    pue: float
-    seconds: float = 0.0
-    energy_j: float = 0.0
-    steps: int = 0
-    tokens: int = 0
-    samples: int = 0
-    operational_g: float = 0.0
-    weighted: float = 0.0
-    """Intensity times seconds."""
-
-    def joins(self, other: "HourOfEntries") -> bool:
-        """Return True if another one can be added."""
-        same = (self.process, self.priced, self.pue, self.t0_s // S_PER_HOUR)
-        return same == (other.process, other.priced, other.pue, other.t0_s // S_PER_HOUR)
-
-    def add(self, other: "HourOfEntries") -> None:
-        """Add the one that follows."""
-        self.t1_s = other.t1_s
-        for name in _ADDED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    def entry(self) -> LedgerEntry:
-        """Return it as the books would have it, devices and phases left out."""
-        whole = DeviceEnergy(energy_j=self.energy_j, provenance=Provenance.MODELLED, phases={})
-        return LedgerEntry(
-            t0_unix_s=self.t0_s,
-            t1_unix_s=self.t1_s,
-            devices={"": whole},
-            phase_s={},
-            phase_inclusive_j={},
-            carbon=CarbonPoint(
-                t0_unix_s=self.t0_s,
-                t1_unix_s=self.t1_s,
-                g_per_kwh=self.weighted / self.seconds if self.priced and self.seconds > 0 else None,
-                zone="",
-                source="",
-            ),
-            pue=self.pue,
-            operational_g=self.operational_g if self.priced else None,
-            embodied_g=None,
-            steps=self.steps,
-            tokens=self.tokens,
-            samples=self.samples,
-        )
+def _joined(a: LedgerEntry, b: LedgerEntry) -> LedgerEntry:
+    """Return two entries that follow each other as one, with the mean intensity by time; their devices are one."""
+    t0_s, t1_s, old, new = a.t0_unix_s, b.t1_unix_s, a.carbon.g_per_kwh, b.carbon.g_per_kwh
+    share = (b.t1_unix_s - b.t0_unix_s) / (t1_s - t0_s) if t1_s > t0_s else 0.0
+    energy = DeviceEnergy(energy_j=a.energy_j + b.energy_j, provenance=Provenance.MODELLED, phases={})
+    mean = None if old is None or new is None else old + (new - old) * share
+    return replace(
+        a,
+        t1_unix_s=t1_s,
+        devices={"": energy},
+        carbon=replace(a.carbon, t1_unix_s=t1_s, g_per_kwh=mean),
+        steps=a.steps + b.steps,
+        tokens=a.tokens + b.tokens,
+        samples=a.samples + b.samples,
+    )
 
 
 class RankState:
@@ -101,9 +63,10 @@ class RankState:
         self.events: deque[Mapping[str, Any]] = deque(maxlen=LAST_EVENTS)
         self.decisions: list[Mapping[str, Any]] = []
         """Events of the plan, its leaves among them."""
-        self.recent: deque[HourOfEntries] = deque()
+        self.recent: deque[LedgerEntry] = deque()
         """Entries of the last minute."""
-        self._hours: list[HourOfEntries] = []
+        self._hours: dict[tuple[Any, ...], LedgerEntry] = {}
+        """Entries of one process, hour and PUE, added up."""
         self._totals: Totals | None = None
 
     @property
@@ -179,14 +142,13 @@ class RankState:
             opens=self.opens,
             sensors={},
             excluded=(),
-            entries=[hour.entry() for hour in self._hours],
+            entries=list(self._hours.values()),
             events=self.decisions,
             close=self.close,
             carried=Totals(),
         )
 
     def _entry(self, record: Mapping[str, Any]) -> None:
-        interval_s = record["t1"] - record["t0"]
         self.power_w = self.books.sums.power_w
         self.carbon, self.booked_unix_s = record["carbon"], record["t1"]
         self.pue = (record["pue"], str(record.get("pue_from", "constant")))
@@ -195,31 +157,13 @@ class RankState:
             self.gear = gears[-1]
         elif len(gears) == 1:
             self.gear = gears[0]
-        self._remember(
-            HourOfEntries(
-                t0_s=record["t0"],
-                t1_s=record["t1"],
-                process=len(self.opens),
-                priced=record["op_g"] is not None,
-                pue=record["pue"],
-                seconds=interval_s,
-                energy_j=sum(device["j"] for device in record["devices"].values()),
-                steps=record["steps"],
-                tokens=record["tokens"],
-                samples=record["samples"],
-                operational_g=record["op_g"] or 0.0,
-                weighted=(record["carbon"]["g_per_kwh"] or 0.0) * interval_s,
-            )
-        )
-
-    def _remember(self, entry: HourOfEntries) -> None:
+        entry = entry_from_json(record)
         self.recent.append(entry)
-        while self.recent and self.recent[0].t1_s < entry.t1_s - RECENT_S:
+        while self.recent and self.recent[0].t1_unix_s < entry.t1_unix_s - RECENT_S:
             self.recent.popleft()
-        if self._hours and self._hours[-1].joins(entry):
-            self._hours[-1].add(entry)
-        else:
-            self._hours.append(replace(entry))
+        key = (len(self.opens), entry.t0_unix_s // S_PER_HOUR, entry.pue, entry.carbon.g_per_kwh is None)
+        held = self._hours.get(key)
+        self._hours[key] = entry if held is None else _joined(held, entry)
 
     def _event(self, record: Mapping[str, Any]) -> None:
         name = str(record["name"])
@@ -236,14 +180,14 @@ class RankState:
             self.cap = float(record["action"]["cap"])
 
 
-def rate_per_s(entries: Sequence[HourOfEntries], what: str) -> float | None:
+def rate_per_s(entries: Sequence[LedgerEntry], what: str) -> float | None:
     """Return steps, tokens, samples or joules a second over the last entries; None where there are none.
 
     Args:
         entries: The entries.
-        what: Name of a field of :class:`HourOfEntries`.
+        what: Name of an attribute of :class:`LedgerEntry`.
     """
-    seconds = sum(entry.seconds for entry in entries)
+    seconds = sum(entry.t1_unix_s - entry.t0_unix_s for entry in entries)
     return sum(getattr(entry, what) for entry in entries) / seconds if seconds > 0 else None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ CARBON = {"g_per_kwh": 1.0, "zone": "x", "kind": "actual", "basis": "average", "
 ENTRY = {
     "kind": "entry", "t0": 0.0, "t1": 10.0, "steps": 1, "tokens": 1, "samples": 0, "pue": 1.0, "op_g": 1.0,
     "emb_g": 1.0, "devices": {"a": DEVICE, "b": DEVICE}, "carbon": CARBON,
-    "phase_s": {}, "phase_incl_j": {},
+    "phase_s": {}, "phase_incl_j": {}, "step_groups": [],
 }  # fmt: skip
 
 
@@ -191,6 +192,6 @@ def test_saved_grams_are_those_of_the_report(tmp_path: Path) -> None:
     assert saved_so_far({}, live) is None
     unknown = json.loads(json.dumps({**facts, "plan": {**facts["plan"], "hourly_g_per_kwh": [None] * 2}}))
     blind = followed(folder / "rank-00000.jsonl")
-    for span in blind._hours:
-        span.priced = False
+    for key, entry in blind._hours.items():
+        blind._hours[key] = replace(entry, carbon=replace(entry.carbon, g_per_kwh=None))
     assert saved_so_far(unknown, blind) is None, "an hour that nobody knows is not 0 g"
