@@ -84,11 +84,13 @@ def report(
         _report(runs or [], as_json=as_json)
         return
     from greentrain.report.fleet import report as fleet
-    from greentrain.report.fleet.totals import Selection, parse_where
+    from greentrain.report.fleet.totals import RunSelection, parse_where
 
-    only = Selection(since=since, until=until, where=parse_where(where or []))
+    only = RunSelection(since=since, until=until, where=parse_where(where or []))
     keys = fleet.DEFAULT_BY if by is None else [key.strip() for key in by.split(",") if key.strip()]
-    asked = fleet.Asked(root=root, by=keys, only=only, runs_file=export, totals_file=export_totals, cache=cache)
+    asked = fleet.FleetReportRequest(
+        root=root, by=keys, only=only, runs_file=export, totals_file=export_totals, cache=cache
+    )
     fleet.report(asked, console(), as_json=as_json)
 
 

@@ -51,7 +51,7 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class PhaseSlice:
     """The segments of one ledger interval."""
 
     bounds_s: Floats
@@ -70,7 +70,7 @@ class Slice:
     """Index into ``gears`` of each of ``steps``: the gear they ended in."""
 
 
-class Timeline:
+class PhaseTimeline:
     """Turns marks into slices, keeping what is open from one slice to the next.
 
     Args:
@@ -96,7 +96,7 @@ class Timeline:
         """Add marks, roughly in order of time. Of marks at the same time, the one added first counts first."""
         self._pending.extend(marks)
 
-    def cut(self, t1_s: float) -> Slice:
+    def cut(self, t1_s: float) -> PhaseSlice:
         """Return the slice from the end of the last one to ``t1_s`` and drop its marks."""
         marks = sorted(self._pending, key=_time)
         bounds = [self._t_s]
@@ -134,7 +134,7 @@ class Timeline:
             intervals.append((name, since_s, bounds[-1]))
             self._since[name] = bounds[-1]
         self._t_s = bounds[-1]
-        return Slice(
+        return PhaseSlice(
             bounds_s=np.array(bounds),
             phase=np.array(phases, dtype=np.intp),
             names=tuple(self._names),
@@ -211,7 +211,7 @@ class Bookkeeper:
         self._offset_s = unix_offset_s
         self._signal = signal
         self._facility = facility
-        self.timeline = Timeline(t0_s)
+        self.timeline = PhaseTimeline(t0_s)
         self._step_j = 0.0
         self._booked_j = 0.0
 
@@ -307,7 +307,7 @@ def _steps(marks: Sequence[Mark]) -> int:
     return sum(mark.kind == "step" for mark in marks)
 
 
-def _by_gear(cut: Slice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int) -> dict[str, GearUse]:
+def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int) -> dict[str, GearUse]:
     """Sum a slice by gear.
 
     Args:
@@ -349,7 +349,7 @@ def _by_gear(cut: Slice, spent: Sequence[tuple[Provenance, Floats, Floats]], unr
     }
 
 
-def _opened(cut: Slice) -> dict[str, Floats]:
+def _opened(cut: PhaseSlice) -> dict[str, Floats]:
     times: dict[str, list[tuple[float, float]]] = {}
     for name, start_s, end_s in cut.open_s:
         times.setdefault(name, []).append((start_s, end_s))

@@ -54,7 +54,7 @@ def report_at_close(run: "ActiveRun", *, wait: bool) -> Path | None:
     Returns:
         report.html; None where it could not be written, which is a warning.
     """
-    from greentrain.report.plan_text import plan_line
+    from greentrain.report.plan import plan_line
 
     if run.topology.world_size > 1 and wait:
         wait_for_ranks(run.folder, run.topology.world_size, CLOSE_WAIT_S)

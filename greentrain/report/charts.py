@@ -28,7 +28,7 @@ KIND_ORDER: Final = ("node", "gpu", "fpga", "cpu", "dram", "other")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ChartPath:
     """One path."""
 
     d: str
@@ -38,7 +38,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class ChartBand:
     """A stretch of time that is marked over the whole height."""
 
     left: float
@@ -58,18 +58,18 @@ class Chart:
     """What a reader who cannot see it should know."""
     height: int
     unit: str
-    shapes: Sequence[Shape]
+    shapes: Sequence[ChartPath]
     y_ticks: Sequence[tuple[float, str]]
     """(percent from the bottom, label)."""
     x_ticks: Sequence[tuple[float, str]]
     y2_unit: str = ""
     y2_ticks: Sequence[tuple[float, str]] = ()
-    bands: Sequence[Band] = ()
+    bands: Sequence[ChartBand] = ()
     marks: Sequence[tuple[float, str]] = ()
     """(percent of the width, label) of events."""
     notes: Sequence[tuple[float, str]] = ()
     """Labels that are written beside their mark."""
-    legend: Sequence[Shape] = ()
+    legend: Sequence[ChartPath] = ()
     tip: Mapping[str, Any] = field(default_factory=dict)
     """For the script: span_s and rows of name, unit, css, values."""
 
@@ -92,7 +92,7 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
         value = np.nan_to_num(group["power_w"]) / unit_w
         upper = base + value
         area = svg.area(series.booked, base / top * height, upper / top * height, height)
-        shapes.append(Shape(d=area, css=group["css"], label=group["label"], hatch=group["modelled"]))
+        shapes.append(ChartPath(d=area, css=group["css"], label=group["label"], hatch=group["modelled"]))
         known = np.where(np.isfinite(group["power_w"]), value, np.nan)
         rows.append({"name": group["label"], "unit": unit, "css": group["css"], "values": svg.numbers(known)})
         base = upper
@@ -101,7 +101,7 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
     legend = list(shapes)
     if fine is not None:
         line = svg.steps(np.minimum(fine, top) / top * height, height)
-        shapes.append(Shape(d=line, css="fine", label="All devices, step by step"))
+        shapes.append(ChartPath(d=line, css="fine", label="All devices, step by step"))
         legend.append(shapes[-1])
     return Chart(
         key="power",
@@ -132,12 +132,12 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
 
     measured, both = series.measured_j / unit_j / top * height, total / unit_j / top * height
     parts = [
-        Shape(d=svg.ramp(np.zeros_like(measured), measured, height), css="measured", label="Measured"),
-        Shape(d=svg.ramp(measured, both, height), css="modelled", label="Modelled", hatch=True),
+        ChartPath(d=svg.ramp(np.zeros_like(measured), measured, height), css="measured", label="Measured"),
+        ChartPath(d=svg.ramp(measured, both, height), css="modelled", label="Modelled", hatch=True),
     ]
     used = [shape for shape, energy in zip(parts, (series.measured_j, series.modelled_j), strict=True) if energy[-1]]
     background, y2 = _intensity(series, height)
-    line = Shape(d=svg.ramp_line(both, height), css="line", label="Energy")
+    line = ChartPath(d=svg.ramp_line(both, height), css="line", label="Energy")
     text = f"Energy adds up to {significant(float(total[-1]) / unit_j)} {unit}"
     return Chart(
         key="energy",
@@ -175,7 +175,7 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
 
     heights = grams / unit_g / top * height
     background, y2 = _intensity(series, height)
-    line = Shape(d=svg.ramp_line(heights, height), css="gramline", label="Emissions of electricity")
+    line = ChartPath(d=svg.ramp_line(heights, height), css="gramline", label="Emissions of electricity")
     return Chart(
         key="emissions",
         title="Emissions of electricity so far",
@@ -274,7 +274,7 @@ def _grid_row(series: RunSeries) -> dict[str, Any]:
     return {"name": "Grid", "unit": "g/kWh", "css": "grid", "values": svg.numbers(series.intensity_g_per_kwh)}
 
 
-def _intensity(series: RunSeries, height: int) -> tuple[list[Shape], list[tuple[float, str]]]:
+def _intensity(series: RunSeries, height: int) -> tuple[list[ChartPath], list[tuple[float, str]]]:
     import numpy as np
 
     values = series.intensity_g_per_kwh
@@ -283,17 +283,17 @@ def _intensity(series: RunSeries, height: int) -> tuple[list[Shape], list[tuple[
         return [], []
     ticks = value_ticks(float(np.nanmax(values)) * 1.05, most=3)
     area = svg.area(known, np.zeros_like(values), np.nan_to_num(values) / ticks[-1] * height, height)
-    return [Shape(d=area, css="grid", label="Grid intensity (right axis)")], svg.at_percent(ticks)
+    return [ChartPath(d=area, css="grid", label="Grid intensity (right axis)")], svg.at_percent(ticks)
 
 
-def _bands(summary: Mapping[str, Any], series: RunSeries) -> list[Band]:
+def _bands(summary: Mapping[str, Any], series: RunSeries) -> list[ChartBand]:
     start_s, span_s = float(series.edges_unix_s[0]), _span_s(series)
     names = {(d["host"], d["uid"]): d for d in summary["devices"]}
     bands = []
     for first, last in svg.runs(~series.booked):
         count = len(series.booked)
         bands.append(
-            Band(left=100 * first / count, width=100 * (last - first) / count, css="paused", label="not running")
+            ChartBand(left=100 * first / count, width=100 * (last - first) / count, css="paused", label="not running")
         )
     for gap in summary["gaps"][:MAX_BANDS]:
         device = names.get((gap["host"], gap["uid"]))
@@ -302,7 +302,7 @@ def _bands(summary: Mapping[str, Any], series: RunSeries) -> list[Band]:
         left = 100 * (gap["start_unix_s"] - start_s) / span_s
         width = max(100 * (gap["end_unix_s"] - gap["start_unix_s"]) / span_s, 0.2)
         name = short_name(device, summary["devices"])
-        bands.append(Band(left=left, width=width, css="missing", label=f"no reading: {name}"))
+        bands.append(ChartBand(left=left, width=width, css="missing", label=f"no reading: {name}"))
     return bands
 
 

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from greentrain.report import charts, estimated, svg
 from greentrain.report.figures import gear_table, profiled, pue_text
-from greentrain.report.plan import DECISION
+from greentrain.report.plan import DECISION, plan_texts
 from greentrain.report.plan_chart import plan_chart
-from greentrain.report.plan_text import plan_texts
 from greentrain.report.series import RunSeries
 from greentrain.utils import quantities
 from greentrain.utils.files import write_atomic

@@ -10,6 +10,7 @@ them, or, where the plan counted the recorded PUE of each hour, in all of them. 
 table, but as fast and as hungry as the run was on average against it (``speed_of_table``, ``power_of_table``): a
 machine that is warmer, or has other work, is so for any plan. Where somebody declared the table, the run's own joules
 say nothing of it: what was decided is then weighed with the table, too, and every number is labelled ``assumed``.
+``plan_texts`` and ``plan_line`` say all this to people: what the numbers rest on, what happened, one line for the log.
 """
 
 import math
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.ledger.reader import RankRecord, RunRecord
@@ -42,7 +43,7 @@ _ENOUGH: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class PlanDecision:
     """One decision of rank 0."""
 
     grid_s: float
@@ -56,7 +57,7 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class PlanStretch:
     """A time in which one row was in use."""
 
     t0_s: float
@@ -76,9 +77,9 @@ class PlanRecord:
     facts: Mapping[str, Any]
     """What rank 0 wrote into run.json."""
     time: GridTime
-    decisions: Sequence[Decided]
+    decisions: Sequence[PlanDecision]
     """By time."""
-    stretches: Sequence[Stretch]
+    stretches: Sequence[PlanStretch]
     """By time, until the plan's end; not in them: the time before the first decision, and that of no process, unless
     the plan had asked for it."""
     g_per_kwh: Sequence[float | None]
@@ -196,10 +197,10 @@ class PlanRecord:
         return total
 
 
-def _decisions(first: RankRecord) -> Iterator[Decided]:
+def _decisions(first: RankRecord) -> Iterator[PlanDecision]:
     for event in first.events:
         if event["name"] == DECISION:
-            yield Decided(
+            yield PlanDecision(
                 grid_s=float(event["grid_s"]),
                 row=int(event["row"]),
                 tokens=float(event["tokens"]),
@@ -222,7 +223,7 @@ def _processes(rank: RankRecord) -> Iterator[tuple[float, float]]:
 
 
 def _away(
-    rank: RankRecord, time: GridTime, decisions: Sequence[Decided], end_s: float
+    rank: RankRecord, time: GridTime, decisions: Sequence[PlanDecision], end_s: float
 ) -> Iterator[tuple[float, float]]:
     """Yield the pauses that were spent outside of any process, as the plan had asked for (s, grid time)."""
     left_s = [time.at(float(event["t"])) for event in rank.events if event["name"] == LEAVE]
@@ -240,9 +241,11 @@ def _steps(rank: RankRecord) -> Iterator[float]:
             yield entry.step_groups[-1][1] if entry.step_groups else entry.t1_unix_s
 
 
-def _stretches(decisions: Sequence[Decided], spans: Sequence[tuple[float, float]], end_s: float) -> Iterator[Stretch]:
+def _stretches(
+    decisions: Sequence[PlanDecision], spans: Sequence[tuple[float, float]], end_s: float
+) -> Iterator[PlanStretch]:
     """Yield when each row was in use; stretches of one row that follow each other are one."""
-    held: Stretch | None = None
+    held: PlanStretch | None = None
     for i, decided in enumerate(decisions):
         until_s = decisions[i + 1].grid_s if i + 1 < len(decisions) else end_s
         for t0_s, t1_s in sorted(spans):
@@ -252,11 +255,11 @@ def _stretches(decisions: Sequence[Decided], spans: Sequence[tuple[float, float]
             if stop_s <= start_s or decided.done:
                 continue
             if held is not None and held.row == decided.row and start_s - held.t1_s <= _EDGE_S:
-                held = Stretch(t0_s=held.t0_s, t1_s=stop_s, row=held.row)
+                held = PlanStretch(t0_s=held.t0_s, t1_s=stop_s, row=held.row)
                 continue
             if held is not None:
                 yield held
-            held = Stretch(t0_s=start_s, t1_s=stop_s, row=decided.row)
+            held = PlanStretch(t0_s=start_s, t1_s=stop_s, row=decided.row)
     if held is not None:
         yield held
 
@@ -302,7 +305,7 @@ def _overlaps(t0_s: float, t1_s: float) -> Iterator[tuple[int, float]]:
             yield hour, length_s
 
 
-def _tokens(record: RunRecord, time: GridTime, facts: Mapping[str, Any], decisions: Sequence[Decided]) -> float:
+def _tokens(record: RunRecord, time: GridTime, facts: Mapping[str, Any], decisions: Sequence[PlanDecision]) -> float:
     """Return what was trained in the end. A process that was killed did not tell: the books know what came last."""
     told = float(facts["tokens_done"])
     if not decisions or told > decisions[-1].tokens:
@@ -318,23 +321,20 @@ def _tokens(record: RunRecord, time: GridTime, facts: Mapping[str, Any], decisio
     return decisions[-1].tokens + more
 
 
-if TYPE_CHECKING:
-    pass
-
 MOST_LEFT: Final = 0.05
 """A job that stops early with a larger share of its tokens left is not held against plans that had until the deadline.
 Below that it is, for the tokens it did: those plans then have it easier, so the numbers are none too good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grams:
+class KnownGrams:
     """Grams of what ran, or why nobody knows them."""
 
     grams: float | None = None
     reason: str = ""
 
 
-def three_numbers(plan: PlanRecord, actual: Grams, word: str, fp8_max_share: float) -> dict[str, Any]:
+def three_numbers(plan: PlanRecord, actual: KnownGrams, word: str, fp8_max_share: float) -> dict[str, Any]:
     """Return the saving against static and against carbon-blind, the regret, and the grams of those plans.
 
     Args:
@@ -348,7 +348,7 @@ def three_numbers(plan: PlanRecord, actual: Grams, word: str, fp8_max_share: flo
     from greentrain.policy.hindsight import BLIND, REGRET, judge
 
     if word == "running":
-        actual = Grams(reason="the run is still going")
+        actual = KnownGrams(reason="the run is still going")
     hours = plan.hours(plan.horizon_s)
     verdict = judge(
         np.array([math.nan if value is None else value for value, _ in hours]),
@@ -480,7 +480,7 @@ def _rows(plan: PlanRecord) -> list[dict[str, Any]]:
     return [{**row, "hours": length_s / S_PER_HOUR} for row, length_s in zip(plan.facts["rows"], seconds, strict=True)]
 
 
-def _change(plan: PlanRecord, decided: Decided) -> dict[str, Any]:
+def _change(plan: PlanRecord, decided: PlanDecision) -> dict[str, Any]:
     return {
         "grid_s": decided.grid_s,
         "grid_utc": _utc(decided.grid_s),
@@ -493,7 +493,7 @@ def _change(plan: PlanRecord, decided: Decided) -> dict[str, Any]:
     }
 
 
-def _ends(changed: Sequence[Decided]) -> Sequence[Decided]:
+def _ends(changed: Sequence[PlanDecision]) -> Sequence[PlanDecision]:
     if len(changed) <= MAX_CHANGES:
         return changed
     return [*changed[: MAX_CHANGES // 2], *changed[-MAX_CHANGES // 2 :]]
@@ -502,12 +502,12 @@ def _ends(changed: Sequence[Decided]) -> Sequence[Decided]:
 # -- grams -----------------------------------------------------------------------------------------------------------
 
 
-def _decided_grams(plan: PlanRecord, record: RunRecord) -> Grams:
+def _decided_grams(plan: PlanRecord, record: RunRecord) -> KnownGrams:
     """Return what the table says of what was decided; before the first decision the usual training ran."""
     if not plan.stretches:
-        return Grams(reason="nothing was decided")
+        return KnownGrams(reason="nothing was decided")
     if any(rank.carried.duration_s > 0 for rank in record.ranks):
-        return Grams(reason="what was decided in earlier parts of the run is not in this folder")
+        return KnownGrams(reason="what was decided in earlier parts of the run is not in this folder")
     rows = plan.facts["rows"]
     parts = [(int(plan.facts["static"]), plan.start_s, plan.stretches[0].t0_s)]
     parts += [(stretch.row, stretch.t0_s, stretch.t1_s) for stretch in plan.stretches]
@@ -515,9 +515,9 @@ def _decided_grams(plan: PlanRecord, record: RunRecord) -> Grams:
     for row, t0_s, t1_s in parts:
         grams = plan.grams(float(rows[row]["power_w"]), t0_s, t1_s)
         if grams is None:
-            return Grams(reason=plan.unknown(plan.end_s))
+            return KnownGrams(reason=plan.unknown(plan.end_s))
         total += grams
-    return Grams(grams=total)
+    return KnownGrams(grams=total)
 
 
 def _run_grams(
@@ -526,19 +526,19 @@ def _run_grams(
     energy: Mapping[str, Any],
     carbon: Mapping[str, Any],
     devices: Sequence[Mapping[str, Any]],
-) -> Grams:
+) -> KnownGrams:
     """Return what the run itself emitted until the plan was over, of all ranks, with PUE if the plan counted it."""
     read = [device for device in devices if device["energy_j"] is not None]
     unread_s = sum(device["missing_s"] for device in read)
     if energy["energy_j"] is None:
-        return Grams(reason="no energy of this run is known")
+        return KnownGrams(reason="no energy of this run is known")
     if not carbon["complete"]:
         blind = quantities.energy(carbon["unpriced_j"])
-        return Grams(reason=f"the carbon intensity of {blind} of the run's energy is unknown")
+        return KnownGrams(reason=f"the carbon intensity of {blind} of the run's energy is unknown")
     if len(record.ranks) < (record.run.get("world_size") or 1):
-        return Grams(reason="the files of some ranks are not in this folder")
+        return KnownGrams(reason="the files of some ranks are not in this folder")
     if unread_s > MOST_UNREAD * sum(device["booked_s"] for device in read):
-        return Grams(reason=f"for {quantities.duration(unread_s)} of device time there is no reading")
+        return KnownGrams(reason=f"for {quantities.duration(unread_s)} of device time there is no reading")
     until_s = plan.time.real(plan.end_s)
     pue = energy["pue"]
     total = sum(c.operational_g if plan.with_pue else it_grams(c, pue) for c in (rank.carried for rank in record.ranks))
@@ -547,7 +547,7 @@ def _run_grams(
             length_s = entry.t1_unix_s - entry.t0_unix_s
             share = 1.0 if entry.t1_unix_s <= until_s else (until_s - entry.t0_unix_s) / length_s
             total += max(0.0, share) * ((entry.operational_g if plan.with_pue else entry.it_g) or 0.0)
-    return Grams(grams=total)
+    return KnownGrams(grams=total)
 
 
 def _provenance(plan: PlanRecord, energy: Mapping[str, Any]) -> str:
@@ -567,3 +567,146 @@ def _fp8_max_share(record: RunRecord) -> float:
 
 def _utc(grid_s: float) -> str:
     return datetime.fromtimestamp(grid_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+MAX_ROWS: Final = 8
+"""Changes that are listed from either end; summary.json has more."""
+_RESTS_ON: Final = {
+    "measured": "watts measured",
+    "modelled": "watts modelled",
+    "mixed": "watts partly modelled",
+    "assumed": "watts and speeds assumed (declared action table)",
+}
+
+
+def plan_line(summary: Mapping[str, Any]) -> str | None:
+    """Return the plan's outcome in one line, for the log; None where the run had no plan."""
+    plan = summary["plan"]
+    if plan is None:
+        return None
+    rows = three_rows(plan)
+    parts = [f"{row['value']} than {row['other']}" for row in rows if row["known"]]
+    unknown: dict[str, list[str]] = {}
+    for row in rows:
+        if not row["known"]:
+            unknown.setdefault(row["detail"], []).append(row["other"])
+    parts += [f"against {' and '.join(others)} unknown: {reason}" for reason, others in unknown.items()]
+    return f"{plan['policy']}: {outcome(plan)}. CO2e: {', '.join(parts)} ({rests_on(plan)})"
+
+
+def outcome(plan: Mapping[str, Any]) -> str:
+    """Return how far the job came, and whether in time."""
+    return f"{progress(plan)}, {plan['deadline_text']}"
+
+
+def progress(plan: Mapping[str, Any]) -> str:
+    """Return how far the job came."""
+    done, asked = quantities.count(plan["tokens_done"]), quantities.count(plan["tokens"])
+    share = plan["tokens_done"] / plan["tokens"]
+    if done == asked:
+        return f"{done} {plan['unit']}" + (f" ({quantities.percent(share)})" if share < 1 else "")
+    return f"{done} of {asked} {plan['unit']}"
+
+
+def label(plan: Mapping[str, Any]) -> str:
+    """Return where the numbers come from, in few words."""
+    return str(plan["provenance"]) + (", replayed grid" if plan["replayed"] else "")
+
+
+def rests_on(plan: Mapping[str, Any]) -> str:
+    """Return where the numbers come from."""
+    return _RESTS_ON[plan["provenance"]] + (", replayed grid" if plan["replayed"] else "")
+
+
+def grams_of(plan: Mapping[str, Any]) -> str:
+    """Return what the compared grams are of."""
+    return "with the PUE of each hour, as the plan counted it" if plan["with_pue"] else "without PUE"
+
+
+def three_rows(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the three numbers as texts: title, value, the other plan, and the grams behind or why it is not known."""
+    static = f"static {plan['static_name']}"
+    rows = []
+    for key, title, other, grams in (
+        ("saving_vs_static", f"Against {static}", static, "static_g"),
+        ("saving_vs_blind", "Against carbon-blind", "the best carbon-blind plan", "blind_g"),
+        ("regret", "Regret", "the best plan in hindsight", "oracle_g"),
+    ):
+        value = plan[key]
+        row = {"key": key, "title": title, "other": other, "known": value is not None}
+        if value is None:
+            rows.append({**row, "value": quantities.UNKNOWN, "detail": plan["unknown"].get(key, "it is not known")})
+            continue
+        more = value > 0 if key == "regret" else value < 0
+        text = f"{quantities.percent(abs(value))} {'more' if more else 'less'}"
+        detail = f"{quantities.mass(plan['actual_g'])}; {other}: {quantities.mass(plan[grams])}"
+        if key == "regret" and value < 0:
+            detail += ", by the table: the run drew less than that says"
+        rows.append({**row, "value": text, "detail": detail})
+    return rows
+
+
+def plan_texts(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the page shows of a plan beside its chart; None where there is none."""
+    plan = summary["plan"]
+    if plan is None:
+        return None
+    first, last, between = changes(plan)
+    met = {True: "met", False: "missed", None: "open"}[plan["met"]]
+    return {
+        "policy": plan["policy"],
+        "deadline": met,
+        "detail": plan["deadline_text"].partition(": ")[2] or plan["deadline_text"],
+        "progress": progress(plan),
+        "numbers": three_rows(plan),
+        "provenance": plan["provenance"],
+        "label": label(plan),
+        "rests_on": rests_on(plan),
+        "grams_of": grams_of(plan),
+        "with_pue": plan["with_pue"],
+        "span": span(plan),
+        "facts": facts(plan),
+        "forecast": plan["forecast"],
+        "first": first,
+        "last": last,
+        "between": between,
+    }
+
+
+def facts(plan: Mapping[str, Any]) -> str:
+    """Return in a sentence what was decided, and how long each row ran."""
+    counts = [_count(plan["decisions"], "decision"), _count(plan["changes"], "change"), _count(plan["pauses"], "pause")]
+    if plan["shielded"]:
+        counts.append(f"{plan['shielded']} by the deadline's shield")
+    used = [row for row in plan["rows"] if row["hours"] > 0]
+    used.sort(key=lambda row: -float(row["hours"]))
+    hours = [f"{row['name']} {quantities.duration(row['hours'] * 3600)}" for row in used[:6]]
+    before_s = plan["stretches"][0][0] - plan["start_s"] if plan["stretches"] else 0.0
+    if before_s > 0.02 * (plan["end_s"] - plan["start_s"]):
+        hours.append(f"{quantities.duration(before_s)} before the first decision")
+    return f"{', '.join(counts)}; {', '.join(hours)}" if hours else ", ".join(counts)
+
+
+def changes(plan: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    """Return the first changes to list, the last ones, and how many are left out between them."""
+    rows = [{**row, "when": _when(row["grid_s"])} for row in plan["changed"]]
+    if len(rows) <= 2 * MAX_ROWS:
+        return rows, [], 0
+    total = plan["changes"] + 1 + sum(row["name"] == END for row in rows)
+    return rows[:MAX_ROWS], rows[-MAX_ROWS:], total - 2 * MAX_ROWS
+
+
+def span(plan: Mapping[str, Any]) -> str:
+    """Return from when to when the plan goes, in the grid's time."""
+    start = datetime.fromtimestamp(plan["start_s"], UTC).strftime("%d %b %Y %H:%M")
+    text = f"{start} to {_when(plan['deadline_s'])} UTC"
+    speed = plan["grid"]["speed"]
+    return text + (f", replayed {speed:g} times as fast" if speed != 1 else ", replayed" if plan["replayed"] else "")
+
+
+def _when(grid_s: float) -> str:
+    return datetime.fromtimestamp(grid_s, UTC).strftime("%d %b %H:%M")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{quantities.count(number)} {what}{'' if number == 1 else 's'}"

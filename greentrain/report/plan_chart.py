@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.report import svg
-from greentrain.report.charts import Band, Chart, Shape, device_css
-from greentrain.report.plan_text import span
+from greentrain.report.charts import Chart, ChartBand, ChartPath, device_css
+from greentrain.report.plan import span
 from greentrain.report.series import BINS, RunSeries
 from greentrain.report.svg import value_ticks
 from greentrain.types import J_PER_KWH, S_PER_HOUR
@@ -54,7 +54,7 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
     y2 = value_ticks(top_g / unit_g) if top_g > 0 else ()
     names = {"static": f"static {plan['static_name']}", "run": "this run"}
     lines = {
-        key: Shape(
+        key: ChartPath(
             d=svg.line(line / unit_g / y2[-1] * HEIGHT, HEIGHT),
             css=f"{key}line",
             label=f"grams so far: {names[key]} (right axis)",
@@ -89,7 +89,7 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
     )
 
 
-def _areas(plan: Mapping[str, Any], edges: "Floats", grid: "Floats", rows: "Rows", top: float) -> list[Shape]:
+def _areas(plan: Mapping[str, Any], edges: "Floats", grid: "Floats", rows: "Rows", top: float) -> list[ChartPath]:
     """Return the area under the intensity, in the colours of what ran; the row with most time first."""
     import numpy as np
 
@@ -103,7 +103,7 @@ def _areas(plan: Mapping[str, Any], edges: "Floats", grid: "Floats", rows: "Rows
     parts.append(((rows == _NONE) & ~early, "grid", "grid, job not at work"))
     known, heights = np.isfinite(grid), np.nan_to_num(grid) / top * HEIGHT
     shapes = [
-        Shape(d=svg.area(known & mask, np.zeros_like(heights), heights, HEIGHT), css=css, label=label)
+        ChartPath(d=svg.area(known & mask, np.zeros_like(heights), heights, HEIGHT), css=css, label=label)
         for mask, css, label in parts
     ]
     return [shape for shape in shapes if shape.d]
@@ -229,7 +229,7 @@ def _clock(edges: "Floats") -> list[tuple[float, str]]:
     return out
 
 
-def _bands(plan: Mapping[str, Any], edges: "Floats", rows: "Rows") -> list[Band]:
+def _bands(plan: Mapping[str, Any], edges: "Floats", rows: "Rows") -> list[ChartBand]:
     """Return when no process was there, between the first decision and the end."""
     if not plan["stretches"]:
         return []
@@ -237,7 +237,7 @@ def _bands(plan: Mapping[str, Any], edges: "Floats", rows: "Rows") -> list[Band]
     idle = (rows == _NONE) & (middle > plan["stretches"][0][0]) & (middle < plan["end_s"])
     count = len(rows)
     return [
-        Band(left=100 * a / count, width=100 * (b - a) / count, css="paused", label="not running")
+        ChartBand(left=100 * a / count, width=100 * (b - a) / count, css="paused", label="not running")
         for a, b in svg.runs(idle)
     ]
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.ledger.bookkeeper import MAX_OPEN, Mark, Slice, Timeline
+from greentrain.ledger.bookkeeper import MAX_OPEN, Mark, PhaseSlice, PhaseTimeline
 
 
-def _seconds(cut: Slice) -> dict[str, float]:
+def _seconds(cut: PhaseSlice) -> dict[str, float]:
     out: dict[str, float] = {}
     for i, seconds in zip(cut.phase, np.diff(cut.bounds_s), strict=True):
         out[cut.names[i]] = out.get(cut.names[i], 0.0) + float(seconds)
@@ -16,7 +16,7 @@ def _seconds(cut: Slice) -> dict[str, float]:
 
 
 def test_nested_phases() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add(
         [
             Mark(1.0, "begin", "forward", 1),
@@ -31,7 +31,7 @@ def test_nested_phases() -> None:
 
 
 def test_overlapping_phases_give_the_instant_to_the_last_entered() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add(
         [
             Mark(0.0, "begin", "generate", 1),
@@ -44,7 +44,7 @@ def test_overlapping_phases_give_the_instant_to_the_last_entered() -> None:
 
 
 def test_a_phase_over_two_slices_is_continued() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add([Mark(1.0, "begin", "eval", 1), Mark(9.0, "end", "eval", 1), Mark(9.5, "step", tokens=7)])
     first, second = timeline.cut(4.0), timeline.cut(10.0)
     assert _seconds(first) == {"other": 1.0, "eval": 3.0}
@@ -54,7 +54,7 @@ def test_a_phase_over_two_slices_is_continued() -> None:
 
 
 def test_an_end_without_begin_and_a_late_mark_change_nothing() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add([Mark(1.0, "end", "forward", 3)])
     assert _seconds(timeline.cut(2.0)) == {"other": 2.0}
     timeline.add([Mark(1.5, "begin", "data", 4), Mark(3.0, "end", "data", 4)])
@@ -62,20 +62,20 @@ def test_an_end_without_begin_and_a_late_mark_change_nothing() -> None:
 
 
 def test_forgotten_ends_do_not_grow_without_bound() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add(Mark(i * 1e-3, "begin", f"p{i}", i + 1) for i in range(1000))
     cut = timeline.cut(2.0)
     assert len(timeline._stack) == MAX_OPEN
     assert sum(_seconds(cut).values()) == pytest.approx(2.0)
 
 
-def _gear_seconds(cut: Slice) -> dict[str, float]:
+def _gear_seconds(cut: PhaseSlice) -> dict[str, float]:
     seconds = np.bincount(cut.gear, weights=np.diff(cut.bounds_s), minlength=len(cut.gears))
     return {name: float(s) for name, s in zip(cut.gears, seconds, strict=True) if s > 0}
 
 
 def test_gears_label_the_same_time_as_phases() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add(
         [
             Mark(1.0, "gear", "bf16"),
@@ -92,7 +92,7 @@ def test_gears_label_the_same_time_as_phases() -> None:
 
 
 def test_a_gear_goes_on_in_the_next_slice_and_may_come_back() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add([Mark(0.0, "gear", "bf16"), Mark(5.0, "gear", "fp8"), Mark(7.0, "gear", "bf16")])
     assert [_gear_seconds(timeline.cut(t_s)) for t_s in (4.0, 6.0, 10.0)] == [
         {"bf16": 4.0},
@@ -102,7 +102,7 @@ def test_a_gear_goes_on_in_the_next_slice_and_may_come_back() -> None:
 
 
 def test_a_step_belongs_to_the_gear_it_ended_in() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add([Mark(0.5, "step", tokens=1), Mark(1.0, "gear", "bf16"), Mark(2.0, "step", tokens=2)])
     timeline.add([Mark(2.0, "gear", "fp8"), Mark(2.0, "count", tokens=4), Mark(3.0, "step", tokens=8)])
     cut = timeline.cut(4.0)
@@ -115,7 +115,7 @@ def test_a_step_belongs_to_the_gear_it_ended_in() -> None:
 
 
 def test_without_marks_there_is_no_gear() -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add([Mark(1.0, "begin", "forward", 1), Mark(1.0, "step")])
     cut = timeline.cut(2.0)
     assert (cut.gears, cut.step_gear, cut.gear.tolist()) == (("",), [0], [0, 0])
@@ -128,7 +128,7 @@ _marks = st.lists(
 
 @given(_marks, st.lists(st.floats(0, 10), max_size=5))
 def test_exclusive_seconds_always_sum_to_the_whole(marks: list[tuple[float, str, str]], cuts: list[float]) -> None:
-    timeline = Timeline(0.0)
+    timeline = PhaseTimeline(0.0)
     timeline.add(Mark(*mark) for mark in sorted(marks))
     total = in_gears = 0.0
     for t_s in [*sorted(cuts), 10.0]:

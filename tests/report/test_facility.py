@@ -15,7 +15,7 @@ from greentrain.ledger.totals import Totals
 from greentrain.report import compare, table
 from greentrain.report.exports import emissions_row, model_card
 from greentrain.report.html import render_html
-from greentrain.report.plan_text import plan_texts
+from greentrain.report.plan import plan_texts
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
 from greentrain.simulator.recorded_run import read_happened

@@ -12,8 +12,8 @@ from rich.console import Console
 from greentrain.ledger.reader import read_run
 from greentrain.report import table, write_report
 from greentrain.report.charts import Chart
+from greentrain.report.plan import plan_line, plan_texts, three_rows
 from greentrain.report.plan_chart import plan_chart
-from greentrain.report.plan_text import plan_line, plan_texts, three_rows
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
 from tests.report.planned_run import BF16, DAY, FP8, GRID, OFF, START_S, facts, planned

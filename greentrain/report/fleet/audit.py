@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.ledger.journal import RUN_JSON, lines_of, open_regular, read_object
-from greentrain.report.fleet.find import Candidate, below, copies, find_runs, is_raw
+from greentrain.report.fleet.find import CopyCandidate, below, copies, find_runs, is_raw
 from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow, clean
 from greentrain.utils.version import __version__
@@ -293,9 +293,9 @@ def _exact(value: float | int | None) -> float | int | None:
     return float(value) if isinstance(value, int) and value > EXACT else value
 
 
-def _candidate(folder: str, reading: RunReading) -> Candidate:
+def _candidate(folder: str, reading: RunReading) -> CopyCandidate:
     row = reading.row
-    return Candidate(
+    return CopyCandidate(
         folder=folder,
         run_id=row.run_id,
         ranks=reading.ranks,
@@ -390,7 +390,7 @@ _NULL: Final = hashlib.sha256(b"null").hexdigest()
 """Of a field that was not known yet at the audit, such as the parameters of a run that goes on."""
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What a finding means."""
 
     DIFFERS = "differs"
@@ -401,32 +401,32 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """One thing that was found."""
 
-    kind: Kind
+    kind: FindingKind
     place: str
     """File, folder or figure."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AuditVerdict:
     """What came out."""
 
     runs: int
     files: int
-    findings: Sequence[Finding]
+    findings: Sequence[AuditFinding]
 
     @property
     def ok(self) -> bool:
         """True if nothing differs."""
-        return all(finding.kind is not Kind.DIFFERS for finding in self.findings)
+        return all(finding.kind is not FindingKind.DIFFERS for finding in self.findings)
 
 
 def verify(
     document: Mapping[str, Any], root: Path, *, key: bytes | None = None, progress: Callable[[int], None] | None = None
-) -> Verdict:
+) -> AuditVerdict:
     """Compare a document with itself, with the files under a root, and with the totals that follow from them.
 
     Args:
@@ -446,20 +446,22 @@ def verify(
             findings += _of_run(run, root / run["folder"])
         except OSError as error:
             text = f"a file cannot be read: {error.strerror or error}"
-            findings.append(Finding(kind=Kind.DIFFERS, place=run["folder"], text=text))
+            findings.append(AuditFinding(kind=FindingKind.DIFFERS, place=run["folder"], text=text))
         if progress is not None:
             progress(done)
     known = {run["folder"] for run in document["runs"]}
     for found in find_runs(root):
         folder = below(root, found.folder)
         if folder not in known:
-            findings.append(Finding(kind=Kind.NOTE, place=folder, text="a run that was not there at the audit"))
-    return Verdict(runs=len(document["runs"]), files=files, findings=findings)
+            findings.append(
+                AuditFinding(kind=FindingKind.NOTE, place=folder, text="a run that was not there at the audit")
+            )
+    return AuditVerdict(runs=len(document["runs"]), files=files, findings=findings)
 
 
-def _of_document(document: Mapping[str, Any], key: bytes | None) -> Iterator[Finding]:
-    def differs(text: str) -> Finding:
-        return Finding(kind=Kind.DIFFERS, place="the document", text=text)
+def _of_document(document: Mapping[str, Any], key: bytes | None) -> Iterator[AuditFinding]:
+    def differs(text: str) -> AuditFinding:
+        return AuditFinding(kind=FindingKind.DIFFERS, place="the document", text=text)
 
     if not hmac.compare_digest(checksum(document), document["checksum"]["value"]):
         yield differs("its checksum is of another text: it was edited after it was written")
@@ -469,14 +471,16 @@ def _of_document(document: Mapping[str, Any], key: bytes | None) -> Iterator[Fin
     elif key is not None and not hmac.compare_digest(signature(document, key), signed["value"]):
         yield differs("its signature is not of this key and this text: it was signed with another key, or edited")
     elif key is None and signed is not None:
-        yield Finding(kind=Kind.NOTE, place="the document", text="its signature was not checked: give --key-file")
+        yield AuditFinding(
+            kind=FindingKind.NOTE, place="the document", text="its signature was not checked: give --key-file"
+        )
     yield from _unequal("totals of all runs", document["totals"], add_up(document["runs"]), "its runs")
 
 
-def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
+def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[AuditFinding]:
     name = run["folder"]
     if not folder.is_dir():
-        yield Finding(kind=Kind.DIFFERS, place=name, text="the folder is gone")
+        yield AuditFinding(kind=FindingKind.DIFFERS, place=name, text="the folder is gone")
         return
     sizes = {}
     for file in run["files"]:
@@ -487,41 +491,49 @@ def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[Finding]:
         else:
             finding = _of_journal(file, folder / file["name"])
         if finding is not None:
-            yield Finding(kind=finding[0], place=place, text=finding[1])
+            yield AuditFinding(kind=finding[0], place=place, text=finding[1])
     for path in sorted(folder.iterdir()):
         if is_raw(path.name) and path.name not in sizes:
-            yield Finding(kind=Kind.GROWN, place=str(PurePosixPath(name) / clean(path.name)), text="a new file")
+            yield AuditFinding(
+                kind=FindingKind.GROWN, place=str(PurePosixPath(name) / clean(path.name)), text="a new file"
+            )
     if run["error"] is not None:
-        yield Finding(kind=Kind.NOTE, place=name, text=f"no totals: at the audit it was broken: {run['error']}")
+        yield AuditFinding(
+            kind=FindingKind.NOTE, place=name, text=f"no totals: at the audit it was broken: {run['error']}"
+        )
         return
     if (folder / RUN_JSON).exists() and RUN_JSON in sizes:
         sizes[RUN_JSON] = (folder / RUN_JSON).stat().st_size
     row = HashedFiles(sizes).read(folder).row
     if row.error is not None:
-        yield Finding(kind=Kind.DIFFERS, place=name, text=f"its totals cannot be derived any more: {row.error}")
+        yield AuditFinding(
+            kind=FindingKind.DIFFERS, place=name, text=f"its totals cannot be derived any more: {row.error}"
+        )
     else:
         yield from _unequal(name, run["totals"], figures(row), "the files")
 
 
-def _of_journal(file: Mapping[str, Any], path: Path) -> tuple[Kind, str] | None:
+def _of_journal(file: Mapping[str, Any], path: Path) -> tuple[FindingKind, str] | None:
     try:
         size, digest = _hash(path, file["size_bytes"])
     except FileNotFoundError:
-        return Kind.DIFFERS, "the file is gone"
+        return FindingKind.DIFFERS, "the file is gone"
     except OSError as error:
-        return Kind.DIFFERS, f"the file cannot be read: {error.strerror or error}"
+        return FindingKind.DIFFERS, f"the file cannot be read: {error.strerror or error}"
     except RunFolderError:
-        return Kind.DIFFERS, "it is no regular file any more"
+        return FindingKind.DIFFERS, "it is no regular file any more"
     if size < file["size_bytes"]:
-        return Kind.DIFFERS, f"the file is {file['size_bytes'] - size} bytes shorter"
+        return FindingKind.DIFFERS, f"the file is {file['size_bytes'] - size} bytes shorter"
     if digest != file["sha256"]:
-        return Kind.DIFFERS, f"the first {file['size_bytes']} bytes, which were audited, have changed"
+        return FindingKind.DIFFERS, f"the first {file['size_bytes']} bytes, which were audited, have changed"
     if size > file["size_bytes"]:
-        return Kind.GROWN, f"{size - file['size_bytes']} bytes were appended; those before are as audited"
+        return FindingKind.GROWN, f"{size - file['size_bytes']} bytes were appended; those before are as audited"
     return None
 
 
-def _of_run_json(file: Mapping[str, Any], folder: Path, fields: Mapping[str, str] | None) -> tuple[Kind, str] | None:
+def _of_run_json(
+    file: Mapping[str, Any], folder: Path, fields: Mapping[str, str] | None
+) -> tuple[FindingKind, str] | None:
     finding = _of_journal(file, folder / RUN_JSON)
     now = fields_of(folder)
     if finding is None or fields is None or now is None:
@@ -529,9 +541,9 @@ def _of_run_json(file: Mapping[str, Any], folder: Path, fields: Mapping[str, str
     learned = {key for key, digest in fields.items() if digest == _NULL and now.get(key, _NULL) != _NULL}
     changed = sorted(key for key in fields.keys() - learned if now.get(key, "") != fields[key])
     if changed:
-        return Kind.DIFFERS, f"changed or gone: {', '.join(changed)}"
+        return FindingKind.DIFFERS, f"changed or gone: {', '.join(changed)}"
     added = sorted((now.keys() - fields.keys()) | learned)
-    return Kind.GROWN, f"written again, with {', '.join(added) or 'no new field'}; what was audited is the same"
+    return FindingKind.GROWN, f"written again, with {', '.join(added) or 'no new field'}; what was audited is the same"
 
 
 def _hash(path: Path, most_bytes: int) -> tuple[int, str]:
@@ -546,11 +558,11 @@ def _hash(path: Path, most_bytes: int) -> tuple[int, str]:
 
 def _unequal(
     place: str, said: Mapping[str, Any], derived: Mapping[str, float | int | None], source: str
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     for name in FIGURES:
         a, b = said[name], derived[name]
         same = a == b if a is None or b is None else math.isclose(a, b, rel_tol=_EQUAL)
         if not same:
             told, found = ("unknown" if value is None else f"{value!r}" for value in (a, b))
             text = f"{name} is {told} in the document and {found} from {source}"
-            yield Finding(kind=Kind.DIFFERS, place=place, text=text)
+            yield AuditFinding(kind=FindingKind.DIFFERS, place=place, text=text)

@@ -22,7 +22,7 @@ DEPTH: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundRun:
     """A run folder, or a folder that could not be looked into."""
 
     folder: Path
@@ -31,7 +31,7 @@ class Found:
     error: str | None = None
 
 
-def find_runs(root: Path) -> Iterator[Found]:
+def find_runs(root: Path) -> Iterator[FoundRun]:
     """Yield the run folders under a root, itself included, each once even where links lead to it in two ways.
 
     A folder with a journal or a run.json is a run, and is not searched further. Hidden folders are left out.
@@ -48,7 +48,7 @@ def find_runs(root: Path) -> Iterator[Found]:
     yield from _find(root, DEPTH, set())
 
 
-def _find(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Found]:
+def _find(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[FoundRun]:
     try:
         status = folder.stat()
         if (status.st_dev, status.st_ino) in seen:
@@ -57,19 +57,19 @@ def _find(folder: Path, depth: int, seen: set[tuple[int, int]]) -> Iterator[Foun
         with os.scandir(folder) as listing:
             entries = sorted(listing, key=lambda entry: entry.name)
     except OSError as error:
-        yield Found(folder=folder, error=f"the folder cannot be read: {error.strerror or error}")
+        yield FoundRun(folder=folder, error=f"the folder cannot be read: {error.strerror or error}")
         return
     raw = [entry.name for entry in entries if is_raw(entry.name)]
     if any(clean(name) != name for name in raw):
-        yield Found(folder=folder, error="the name of a file in it is not UTF-8: rename it")
+        yield FoundRun(folder=folder, error="the name of a file in it is not UTF-8: rename it")
     elif raw:
-        yield Found(folder=folder, fingerprint=_fingerprint(entries))
+        yield FoundRun(folder=folder, fingerprint=_fingerprint(entries))
     elif depth > 0:
         for entry in entries:
             if entry.name.startswith(".") or not _is_folder(entry):
                 continue
             if clean(entry.name) != entry.name:
-                yield Found(folder=folder / clean(entry.name), error="its name is not UTF-8: rename it")
+                yield FoundRun(folder=folder / clean(entry.name), error="its name is not UTF-8: rename it")
             else:
                 yield from _find(folder / entry.name, depth - 1, seen)
 
@@ -104,7 +104,7 @@ def _fingerprint(entries: "list[os.DirEntry[str]]") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class CopyCandidate:
     """What tells copies apart."""
 
     folder: str
@@ -118,14 +118,14 @@ class Candidate:
     energy_j: float | None
 
 
-def copies(candidates: Iterable[Candidate]) -> Mapping[str, str]:
+def copies(candidates: Iterable[CopyCandidate]) -> Mapping[str, str]:
     """Return the folder that counts by the folder that does not.
 
     Of two folders of one run that share a rank, the one counts that ended last: it was resumed, and has what the
     other one booked in it. Folders with other ranks of the run, as nodes write to disks of their own, all count; so do
     two runs that were only given the same id.
     """
-    kept: defaultdict[str, list[Candidate]] = defaultdict(list)
+    kept: defaultdict[str, list[CopyCandidate]] = defaultdict(list)
     out = {}
     for one in sorted(candidates, key=_place):
         same = next((other for other in kept[one.run_id] if _is_same(other, one)), None)
@@ -136,11 +136,11 @@ def copies(candidates: Iterable[Candidate]) -> Mapping[str, str]:
     return out
 
 
-def _is_same(a: Candidate, b: Candidate) -> bool:
+def _is_same(a: CopyCandidate, b: CopyCandidate) -> bool:
     if not a.ranks & b.ranks:
         return False
     return bool(a.starts & b.starts) or a.carried or b.carried or not (a.starts and b.starts)
 
 
-def _place(one: Candidate) -> tuple[float, float, str]:
+def _place(one: CopyCandidate) -> tuple[float, float, str]:
     return -(one.end_unix_s or 0.0), -(one.energy_j or 0.0), one.folder

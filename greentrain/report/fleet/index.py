@@ -11,11 +11,11 @@ from typing import Final
 from greentrain.errors import GreenTrainWarning
 from greentrain.report.fleet import tables
 from greentrain.report.fleet import tables as export
-from greentrain.report.fleet.find import Candidate, Found, below, copies, find_runs
+from greentrain.report.fleet.find import CopyCandidate, FoundRun, below, copies, find_runs
 from greentrain.report.fleet.reading import RunReading, read_folder
 from greentrain.report.fleet.row import RunRow
-from greentrain.report.fleet.tables import Cache, default_path
-from greentrain.report.fleet.totals import NO_SELECTION, Selection, Total, run_condition, totals
+from greentrain.report.fleet.tables import TablesFile, default_path
+from greentrain.report.fleet.totals import NO_SELECTION, FleetTotal, RunSelection, run_condition, totals
 
 log = logging.getLogger("greentrain")
 
@@ -26,7 +26,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refresh:
+class RefreshOutcome:
     """What a refresh found."""
 
     added: int
@@ -56,7 +56,7 @@ class Index:
         self._connection = tables.connect()
         try:
             tables.create(self._connection)
-            self._cache = None if path is None else Cache(path, self.root)
+            self._cache = None if path is None else TablesFile(path, self.root)
             why = None if self._cache is None else self._cache.load(self._connection)
         except BaseException:
             self._connection.close()
@@ -65,7 +65,7 @@ class Index:
         if why is not None:
             log.info("GreenTrain: the cache %s is read anew: %s", path, why)
 
-    def refresh(self, progress: Progress | None = None) -> Refresh:
+    def refresh(self, progress: Progress | None = None) -> RefreshOutcome:
         """Read what is new or has changed; a run that cannot be read becomes a row that says why.
 
         Raises:
@@ -93,7 +93,7 @@ class Index:
             if stale or gone or not self._saved:
                 self._save()
             added = sum(name not in known for name in stale)
-            return Refresh(
+            return RefreshOutcome(
                 added=added,
                 changed=len(stale) - added,
                 gone=len(gone),
@@ -101,12 +101,12 @@ class Index:
                 unchanged=len(found) - len(stale),
             )
 
-    def runs(self, only: Selection = NO_SELECTION) -> list[RunRow]:
+    def runs(self, only: RunSelection = NO_SELECTION) -> list[RunRow]:
         """Return the runs, the newest first; with a selection those that have a part in it."""
         with self._lock:
             return tables.rows(self._connection, self.root, *run_condition(only))
 
-    def totals(self, by: Sequence[str] = (), only: Selection = NO_SELECTION) -> list[Total]:
+    def totals(self, by: Sequence[str] = (), only: RunSelection = NO_SELECTION) -> list[FleetTotal]:
         """Return a total for each group: by month in its order, else the one with most energy first.
 
         Broken runs and duplicates are in none.
@@ -121,7 +121,7 @@ class Index:
         with self._lock:
             return totals(self._connection, by, only)
 
-    def export(self, path: Path, only: Selection = NO_SELECTION) -> None:
+    def export(self, path: Path, only: RunSelection = NO_SELECTION) -> None:
         """Write the runs, a line each and whole even if only a part is selected, as CSV or Parquet by suffix.
 
         Raises:
@@ -131,7 +131,7 @@ class Index:
         with self._lock:
             export.write_runs(self._connection, path, *run_condition(only))
 
-    def export_totals(self, path: Path, by: Sequence[str], only: Selection = NO_SELECTION) -> None:
+    def export_totals(self, path: Path, by: Sequence[str], only: RunSelection = NO_SELECTION) -> None:
         """Write the totals as CSV or Parquet by suffix.
 
         Raises:
@@ -179,7 +179,7 @@ class Index:
             f" WHERE error IS NULL AND run_id IN ({many})"
         ).fetchall()
         found = copies(
-            Candidate(
+            CopyCandidate(
                 folder=folder,
                 run_id=run_id,
                 ranks=frozenset(map(int, ranks.split(","))),
@@ -194,10 +194,10 @@ class Index:
             self._connection.execute("UPDATE runs SET duplicate_of = $1 WHERE folder = $2", [other, folder])
 
 
-def _entry(name: str, found: Found) -> tables.Entry:
+def _entry(name: str, found: FoundRun) -> tables.IndexedRun:
     if found.error is not None:
         row = RunRow(run_id=found.folder.name, folder=found.folder, error=found.error)
         reading = RunReading(row=row)
     else:
         reading = read_folder(found.folder)
-    return tables.Entry(folder=name, fingerprint=found.fingerprint, reading=reading)
+    return tables.IndexedRun(folder=name, fingerprint=found.fingerprint, reading=reading)

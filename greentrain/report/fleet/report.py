@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from greentrain.report.fleet.index import Index
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.tables import check_path
-from greentrain.report.fleet.totals import NO_SELECTION, Selection, Total, check_keys
+from greentrain.report.fleet.totals import NO_SELECTION, FleetTotal, RunSelection, check_keys
 from greentrain.utils import quantities
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ENDED: Final = "finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class FleetReportRequest:
     """What a fleet report is asked for.
 
     Raises:
@@ -36,7 +36,7 @@ class Asked:
 
     root: Path
     by: Sequence[str] = DEFAULT_BY
-    only: Selection = NO_SELECTION
+    only: RunSelection = NO_SELECTION
     runs_file: Path | None = None
     totals_file: Path | None = None
     cache: Path | None = None
@@ -48,7 +48,7 @@ class Asked:
                 check_path(option, path)
 
 
-def report(asked: Asked, console: "Console", *, as_json: bool) -> None:
+def report(asked: FleetReportRequest, console: "Console", *, as_json: bool) -> None:
     """Refresh the index, print the totals and write the files that are asked for.
 
     Raises:
@@ -75,7 +75,11 @@ def report(asked: Asked, console: "Console", *, as_json: bool) -> None:
 
 
 def render(
-    by: Sequence[str], totals: Sequence[Total], whole: Sequence[Total], rows: Sequence[RunRow], others: Sequence[RunRow]
+    by: Sequence[str],
+    totals: Sequence[FleetTotal],
+    whole: Sequence[FleetTotal],
+    rows: Sequence[RunRow],
+    others: Sequence[RunRow],
 ) -> "RenderableType":
     """Return the table, where the joules are from, and what did not go well.
 
@@ -126,7 +130,7 @@ def _refresh(index: Index, *, quiet: bool) -> None:
         index.refresh(lambda done, of: status.update(f"Reading runs: {done} of {of}"))
 
 
-def _figures(total: Total, *, work: bool) -> list[str]:
+def _figures(total: FleetTotal, *, work: bool) -> list[str]:
     share = (total.measured_j or 0.0) / total.energy_j if total.energy_j else None
     grams = quantities.mass(total.total_g)
     if total.total_g is not None and total.unpriced_j:
@@ -138,7 +142,7 @@ def _figures(total: Total, *, work: bool) -> list[str]:
     return figures + ([quantities.count(total.tokens)] if work else [])
 
 
-def _provenance(total: Total) -> str:
+def _provenance(total: FleetTotal) -> str:
     if not total.energy_j:
         return "No energy is known."
     measured, modelled = ((part or 0.0) / total.energy_j for part in (total.measured_j, total.modelled_j))
@@ -175,7 +179,11 @@ def _troubles(rows: Sequence[RunRow]) -> list[str]:
 
 
 def _document(
-    asked: Asked, totals: Sequence[Total], whole: Sequence[Total], rows: Sequence[RunRow], others: Sequence[RunRow]
+    asked: FleetReportRequest,
+    totals: Sequence[FleetTotal],
+    whole: Sequence[FleetTotal],
+    rows: Sequence[RunRow],
+    others: Sequence[RunRow],
 ) -> Mapping[str, Any]:
     now_s = time.time()
     states = Counter(row.state(now_s) for row in rows)
@@ -204,5 +212,5 @@ def _place(row: RunRow, now_s: float) -> dict[str, Any]:
     return {"run_id": row.run_id, "folder": str(row.folder), "state": row.state(now_s)}
 
 
-def _total(total: Total) -> dict[str, Any]:
+def _total(total: FleetTotal) -> dict[str, Any]:
     return {**asdict(total), "missing_share": total.missing_share}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.reading import RunReading
 from greentrain.report.fleet.row import RunRow
-from greentrain.report.fleet.totals import Total
+from greentrain.report.fleet.totals import FleetTotal
 from greentrain.types import Provenance, kwh_from_j
 from greentrain.utils.files import cache_folder
 from greentrain.utils.imports import try_import
@@ -77,7 +77,7 @@ def create(connection: "DuckDBPyConnection") -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class IndexedRun:
     """A run folder as the tables hold it."""
 
     folder: str
@@ -86,7 +86,7 @@ class Entry:
     reading: RunReading
 
 
-def insert(connection: "DuckDBPyConnection", entries: Iterable[Entry]) -> None:
+def insert(connection: "DuckDBPyConnection", entries: Iterable[IndexedRun]) -> None:
     """Add run folders, in place of what the tables had of them."""
     entries = list(entries)
     delete(connection, [entry.folder for entry in entries])
@@ -145,7 +145,7 @@ def _insert(connection: "DuckDBPyConnection", name: str, rows: list[tuple[Any, .
         connection.execute(f"INSERT INTO {name} SELECT {lists}", [list(column) for column in zip(*rows, strict=True)])
 
 
-def _cells(entry: Entry) -> list[tuple[Any, ...]]:
+def _cells(entry: IndexedRun) -> list[tuple[Any, ...]]:
     out: list[tuple[Any, ...]] = []
     market = entry.reading.market_g_per_kwh
     for key, cell in entry.reading.cells.cells.items():
@@ -205,7 +205,7 @@ def default_path(root: Path) -> Path | None:
         return None
 
 
-class Cache:
+class TablesFile:
     """One file.
 
     Args:
@@ -309,7 +309,7 @@ def quoted(path: Path) -> str:
 
 _FORMATS: Final = {".csv": "FORMAT csv, HEADER", ".parquet": "FORMAT parquet, COMPRESSION zstd"}
 _TIMES: Final = {"created_unix_s": "created_utc", "end_unix_s": "end_utc"}
-_TOTALS: Final = tuple(item.name for item in fields(Total) if item.name != "key")
+_TOTALS: Final = tuple(item.name for item in fields(FleetTotal) if item.name != "key")
 
 
 def check_path(option: str, path: Path) -> None:
@@ -345,7 +345,7 @@ def write_runs(connection: "DuckDBPyConnection", path: Path, where: str, values:
     _write(connection, path)
 
 
-def write_totals(connection: "DuckDBPyConnection", path: Path, by: Sequence[str], totals: Sequence[Total]) -> None:
+def write_totals(connection: "DuckDBPyConnection", path: Path, by: Sequence[str], totals: Sequence[FleetTotal]) -> None:
     """Write totals, a line each: the keys by name, the figures, and ``missing_share``.
 
     Raises:

@@ -28,7 +28,7 @@ _SUMS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Total:
+class FleetTotal:
     """Sums over what a group of runs used. None: not known, or not to be told by this key."""
 
     key: Mapping[str, str | None]
@@ -67,7 +67,7 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class RunSelection:
     """Which runs, and which part of them, are looked at.
 
     Args:
@@ -97,7 +97,7 @@ class Selection:
         return first, None if self.until is None else _day("--until", self.until, last=True)
 
 
-NO_SELECTION: Final = Selection()
+NO_SELECTION: Final = RunSelection()
 """All runs, whole."""
 
 
@@ -130,7 +130,7 @@ def check_keys(by: Sequence[str]) -> None:
         raise ConfigError(f"--by is {','.join(by)!r}, which names a key twice: name each once")
 
 
-def totals(connection: "DuckDBPyConnection", by: Sequence[str], only: Selection) -> list[Total]:
+def totals(connection: "DuckDBPyConnection", by: Sequence[str], only: RunSelection) -> list[FleetTotal]:
     """Return a total for each group: by month in its order, else the one with most energy first.
 
     Args:
@@ -159,12 +159,12 @@ def totals(connection: "DuckDBPyConnection", by: Sequence[str], only: Selection)
     return sorted(out, key=_place)
 
 
-def _place(total: Total) -> tuple[Any, ...]:
+def _place(total: FleetTotal) -> tuple[Any, ...]:
     month = total.key.get("month") or ""
     return month, -(total.energy_j or 0.0), *(str(value) for value in total.key.values())
 
 
-def run_condition(only: Selection) -> tuple[str, list[Any]]:
+def run_condition(only: RunSelection) -> tuple[str, list[Any]]:
     """Return a condition on the table ``runs`` and its values: runs that have a part in the selection."""
     query = _Query((), only)
     if not query.conditions:
@@ -179,7 +179,7 @@ _WORK: Final = "fsum(c.rank_s), sum(c.tokens)::BIGINT, sum(c.samples)::BIGINT"
 class _Query:
     """What totals by some keys of some runs have in common."""
 
-    def __init__(self, by: Sequence[str], only: Selection) -> None:
+    def __init__(self, by: Sequence[str], only: RunSelection) -> None:
         self.joins: list[str] = []
         self.conditions: list[str] = []
         self.values: list[Any] = []
@@ -220,13 +220,13 @@ class _Query:
         return _MONTH_OF_DAY if key == "month" else f"c.{key}"
 
 
-def _total(by: Sequence[str], line: tuple[Any, ...], work: Mapping[Any, Any], saved: Mapping[Any, Any]) -> Total:
+def _total(by: Sequence[str], line: tuple[Any, ...], work: Mapping[Any, Any], saved: Mapping[Any, Any]) -> FleetTotal:
     key, (runs, *figures) = line[: len(by)], line[len(by) :]
     *sums, measured_j, modelled_j = figures
     values = dict(zip(_SUMS, sums, strict=True))
     known, operational_g = values["energy_j"] is not None, values["operational_g"]
     rank_s, tokens, samples = work.get(key, (None, None, None))
-    return Total(
+    return FleetTotal(
         key=dict(zip(by, key, strict=True)),
         runs=runs,
         **values,

@@ -9,8 +9,8 @@ from greentrain.config.schema import ExportConfig, PrometheusConfig
 from greentrain.errors import RunFolderError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.journal import RUN_JSON, JournalTail, rank_path, read_object
-from greentrain.report.live.rank_state import RankState, Saved, saved_so_far
-from greentrain.report.live.snapshot import Caps, Snapshot, snapshot_of
+from greentrain.report.live.rank_state import RankState, SavedGrams, saved_so_far
+from greentrain.report.live.snapshot import PowerLimits, Snapshot, snapshot_of
 from greentrain.report.live.terminal import LiveLine
 from greentrain.types import Topology
 from greentrain.utils.never_raise import never_raises, warn
@@ -55,11 +55,11 @@ class Exporting:
         self._tail: JournalTail | None = None
         self._run_json = RunJson()
         self._config: Mapping[str, Any] = {}
-        self._saved: Saved | None = None
+        self._saved: SavedGrams | None = None
         self._next_saved_s = 0.0
 
     @never_raises
-    def second(self, run: ActiveRun, caps: Caps | None) -> None:
+    def second(self, run: ActiveRun, caps: PowerLimits | None) -> None:
         """Show the figures of now.
 
         Args:
@@ -79,7 +79,7 @@ class Exporting:
         while self._exporters:
             never_raises(self._exporters.pop().close)()
 
-    def snapshot(self, run: ActiveRun, caps: Caps | None) -> Snapshot | None:
+    def snapshot(self, run: ActiveRun, caps: PowerLimits | None) -> Snapshot | None:
         """Return the figures of now; None while the journal of an earlier part of the run is being read."""
         if self._tail is None:
             self._tail = JournalTail(rank_path(run.folder, run.topology.rank))
@@ -99,7 +99,7 @@ class Exporting:
             saved=self._what_is_saved(facts),
         )
 
-    def _what_is_saved(self, facts: Mapping[str, Any]) -> Saved | None:
+    def _what_is_saved(self, facts: Mapping[str, Any]) -> SavedGrams | None:
         now_s = time.monotonic()
         if facts.get("plan") and self._rank.decisions and now_s >= self._next_saved_s:
             self._next_saved_s = now_s + SAVED_S
@@ -210,7 +210,7 @@ class Viewers:
         """Show it in the terminal, where there is one."""
         self._line = LiveLine.open()
 
-    def update(self, run: ActiveRun, caps: Caps | None) -> None:
+    def update(self, run: ActiveRun, caps: PowerLimits | None) -> None:
         """Show the figures of now, and the power limits, where the run sets some."""
         self._exporting.second(run, caps)
         if self._line is not None:

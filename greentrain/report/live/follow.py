@@ -13,7 +13,7 @@ import psutil
 from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import WRONG_DATA, JournalTail, check_format
 from greentrain.report.live.exporting import RunJson
-from greentrain.report.live.rank_state import RankState, Saved, rate_per_s, saved_so_far
+from greentrain.report.live.rank_state import RankState, SavedGrams, rate_per_s, saved_so_far
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot, snapshot_of
 
 RUNNING: Final = "running"
@@ -105,7 +105,7 @@ class RunNow:
     eta_s: float | None
     """Time left at the speed of the last minute (s); None without ``policy.tokens``, or in a pause."""
     plan: PlanNow | None
-    saved: Saved | None
+    saved: SavedGrams | None
     events: Sequence[EventNow]
     """The last ones, oldest first."""
 
@@ -128,7 +128,7 @@ class RunFollow:
         self._unix_s = unix_s
         self._run_json = RunJson()
         self._ranks: dict[Path, tuple[JournalTail, RankState]] = {}
-        self._saved: Saved | None = None
+        self._saved: SavedGrams | None = None
         self._next_saved_s = 0.0
 
     def look(self) -> RunNow:
@@ -219,7 +219,7 @@ class RunFollow:
             events=_events(states),
         )
 
-    def _what_is_saved(self, run: Mapping[str, Any], first: RankState, now_s: float) -> Saved | None:
+    def _what_is_saved(self, run: Mapping[str, Any], first: RankState, now_s: float) -> SavedGrams | None:
         if run.get("plan") and first.decisions and now_s >= self._next_saved_s:
             self._next_saved_s = now_s + SAVED_S
             try:

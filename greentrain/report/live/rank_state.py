@@ -192,7 +192,7 @@ def rate_per_s(entries: Sequence[LedgerEntry], what: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedGrams:
     """What a plan has saved."""
 
     grams: float
@@ -203,7 +203,7 @@ class Saved:
     """What is compared with: the usual training's gear, as ``bf16``."""
 
 
-def saved_so_far(run: Mapping[str, Any], rank: RankState) -> Saved | None:
+def saved_so_far(run: Mapping[str, Any], rank: RankState) -> SavedGrams | None:
     """Return what the plan has saved until now; None without a plan, or where an hour's intensity is not known.
 
     Both sides rest on the action table, for the tokens trained until now, with the usual training as fast against the
@@ -235,4 +235,6 @@ def saved_so_far(run: Mapping[str, Any], rank: RankState) -> Saved | None:
     static_g = plan.grams(float(rows[usual]["power_w"]), plan.start_s, plan.start_s + plan.tokens_done / speed)
     if static_g is None:
         return None
-    return Saved(grams=static_g - total_g, provenance=str(plan.facts["provenance"]), against=str(rows[usual]["name"]))
+    return SavedGrams(
+        grams=static_g - total_g, provenance=str(plan.facts["provenance"]), against=str(rows[usual]["name"])
+    )

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
-from greentrain.report.live.rank_state import RankState, Saved
+from greentrain.report.live.rank_state import RankState, SavedGrams
 from greentrain.types import J_PER_KWH
 
 OFF: Final = "off"
 
 
-class Caps(Protocol):
+class PowerLimits(Protocol):
     """The power limits of a rank's GPUs."""
 
     @property
@@ -109,7 +109,7 @@ class Snapshot:
     gear: str | None = None
     gears: Sequence[str] = ()
     """All that the run may use."""
-    saved: Saved | None = None
+    saved: SavedGrams | None = None
     plan: PlanNow | None = None
     """On rank 0, where there is one."""
     budget_g: float | None = None
@@ -154,8 +154,8 @@ def snapshot_of(
     *,
     t_unix_s: float,
     power_w: Mapping[str, float] | None = None,
-    caps: Caps | None = None,
-    saved: Saved | None = None,
+    caps: PowerLimits | None = None,
+    saved: SavedGrams | None = None,
 ) -> Snapshot:
     """Return the figures of one rank.
 
@@ -202,7 +202,7 @@ def snapshot_of(
     )
 
 
-def _devices(rank: RankState, power_w: Mapping[str, float], caps: Caps | None) -> list[DeviceNow]:
+def _devices(rank: RankState, power_w: Mapping[str, float], caps: PowerLimits | None) -> list[DeviceNow]:
     """Return the devices, those of earlier parts of the run after those of now."""
     energy_j, missing_s, sensors = rank.energy_j, rank.totals.missing_s, rank.books.sensors
     keys = [(uid, str(sensor["provenance"])) for uid, sensor in sensors.items()]

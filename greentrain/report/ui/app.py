@@ -33,7 +33,7 @@ from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.report import MOST_ENTRIES
 from greentrain.report.fleet.find import is_raw
 from greentrain.report.fleet.row import RunRow
-from greentrain.report.fleet.totals import Selection, parse_where
+from greentrain.report.fleet.totals import RunSelection, parse_where
 from greentrain.report.html import render_html
 from greentrain.report.series import build_series
 from greentrain.report.summary import summarize
@@ -310,7 +310,7 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
     ) -> Response:
         """Totals by keys, as ``greentrain report --all --by`` has them."""
         keys = [key.strip() for key in by.split(",") if key.strip()]
-        only = Selection(since=since or None, until=until or None, where=parse_where(where or []))
+        only = RunSelection(since=since or None, until=until or None, where=parse_where(where or []))
         found = await run_in_threadpool(watching.totals, keys, only)
         return _json({"format": FORMAT, "by": keys, "totals": [total_json(total) for total in found]})
 

@@ -14,7 +14,7 @@ from greentrain.errors import RunFolderError
 from greentrain.report.fleet.find import below
 from greentrain.report.fleet.index import Index
 from greentrain.report.fleet.row import RunRow
-from greentrain.report.fleet.totals import Selection, Total
+from greentrain.report.fleet.totals import FleetTotal, RunSelection
 
 AS_THEY_ARE: Final = (
     "run_id", "name", "project", "user", "zone", "signal", "world_size", "missing_ranks", "steps", "tokens", "samples",
@@ -54,7 +54,7 @@ def row_json(row: RunRow, root: Path, now_unix_s: float) -> dict[str, Any]:
     }
 
 
-def total_json(total: Total) -> dict[str, Any]:
+def total_json(total: FleetTotal) -> dict[str, Any]:
     """Return a total for JSON."""
     figures = (
         "energy_j", "measured_j", "modelled_j", "facility_j", "unpriced_j", "device_s", "missing_s", "operational_g",
@@ -143,7 +143,7 @@ class Watching:
         with self._wake:
             return self._rows.get(key)
 
-    def totals(self, by: Sequence[str], only: Selection) -> list[Total]:
+    def totals(self, by: Sequence[str], only: RunSelection) -> list[FleetTotal]:
         """Return totals, as :meth:`Index.totals`; waits while the index is refreshed.
 
         Raises:

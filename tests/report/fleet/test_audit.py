@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from greentrain.cli.app import app
 from greentrain.errors import ConfigError
-from greentrain.report.fleet.audit import Kind, Verdict, audit, checksum, read_document, sign, verify
+from greentrain.report.fleet.audit import AuditVerdict, FindingKind, audit, checksum, read_document, sign, verify
 from greentrain.report.fleet.index import Index
 from tests.report.run_folders import GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
 
@@ -28,7 +28,7 @@ def runs(tmp_path: Path) -> Path:
     return root
 
 
-def _findings(verdict: Verdict, kind: Kind) -> dict[str, list[str]]:
+def _findings(verdict: AuditVerdict, kind: FindingKind) -> dict[str, list[str]]:
     out: dict[str, list[str]] = {}
     for finding in verdict.findings:
         if finding.kind is kind:
@@ -38,7 +38,7 @@ def _findings(verdict: Verdict, kind: Kind) -> dict[str, list[str]]:
 
 def _differs(document: dict[str, Any], root: Path, key: bytes | None = None) -> dict[str, list[str]]:
     verdict = verify(json.loads(json.dumps(document)), root, key=key)
-    found = _findings(verdict, Kind.DIFFERS)
+    found = _findings(verdict, FindingKind.DIFFERS)
     assert verdict.ok == (not found)
     return found
 
@@ -108,7 +108,7 @@ def test_a_run_that_went_on_has_grown(runs: Path) -> None:
     (folder.path / "run.json").write_text(json.dumps({**data, "parameters_by_layer": [1]}, indent=3))
     verdict = verify(document, runs, key=KEY)
     assert verdict.ok
-    grown = _findings(verdict, Kind.GROWN)
+    grown = _findings(verdict, FindingKind.GROWN)
     assert set(grown) == {"live/rank-00000.jsonl", "live/rank-00001.jsonl", "live/run.json"}
     assert "appended" in grown["live/rank-00000.jsonl"][0]
     assert grown["live/rank-00001.jsonl"] == ["a new file"]
@@ -123,7 +123,7 @@ def test_what_a_run_learns_after_the_audit_is_growth_and_no_change(runs: Path) -
     path.write_text(json.dumps({**data, "parameters": 241_024}, indent=3))
     verdict = verify(document, runs)
     assert verdict.ok
-    assert "with parameters;" in _findings(verdict, Kind.GROWN)["demo/run.json"][0]
+    assert "with parameters;" in _findings(verdict, FindingKind.GROWN)["demo/run.json"][0]
     path.write_text(json.dumps({key: value for key, value in data.items() if key != "parameters"}))
     assert _differs(document, runs)["demo/run.json"] == ["changed or gone: parameters"]
     audited = audit(runs)
@@ -183,7 +183,7 @@ def test_another_key_and_no_signature(runs: Path) -> None:
     signed = sign(document, KEY)
     assert "another key" in _differs(signed, runs, b"another key of 16")["the document"][0]
     assert not _differs(signed, runs, KEY)
-    note = _findings(verify(signed, runs), Kind.NOTE)
+    note = _findings(verify(signed, runs), FindingKind.NOTE)
     assert "not checked" in note["the document"][0]
 
 
@@ -198,7 +198,7 @@ def test_broken_runs_copies_and_new_runs(runs: Path) -> None:
     assert document["totals"]["energy_j"] == 63000.0 + 157200.0
     assert not _differs(document, runs)
     one_rank(runs / "new")
-    assert _findings(verify(document, runs), Kind.NOTE)["new/demo"] == ["a run that was not there at the audit"]
+    assert _findings(verify(document, runs), FindingKind.NOTE)["new/demo"] == ["a run that was not there at the audit"]
     (runs / "broken" / "run.json").write_text("[")
     assert "have changed" in _differs(document, runs)["broken/run.json"][0]
 

@@ -9,7 +9,7 @@ import pytest
 
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.index import Index
-from greentrain.report.fleet.totals import Selection
+from greentrain.report.fleet.totals import RunSelection
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, showcase
 
 EVIL = ("=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\tx", "\rx", 'quo"te, comma\nline')
@@ -68,7 +68,7 @@ def test_runs_as_parquet_keep_names_and_types(fleet: Index, tmp_path: Path) -> N
 
 def test_a_selection_of_runs(fleet: Index, tmp_path: Path) -> None:
     with fleet:
-        fleet.export(tmp_path / "runs.csv", Selection(where={"project": "demo"}))
+        fleet.export(tmp_path / "runs.csv", RunSelection(where={"project": "demo"}))
     assert [line["project"] for line in _lines(tmp_path / "runs.csv")] == ["demo"]
 
 

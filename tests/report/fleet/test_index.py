@@ -15,7 +15,7 @@ from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.ledger.totals import Totals
 from greentrain.report.fleet import index
 from greentrain.report.fleet.audit import audit, verify
-from greentrain.report.fleet.index import Index, Refresh
+from greentrain.report.fleet.index import Index, RefreshOutcome
 from greentrain.report.fleet.reading import RunReading, read_folder
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, one_rank, showcase
 
@@ -49,8 +49,8 @@ def test_a_run_is_read_again_only_when_its_files_have_changed(tmp_path: Path, ca
     for name in "abc":
         _run(runs, name)
     with Index(runs, cache) as first:
-        assert first.refresh() == Refresh(added=3, changed=0, gone=0, broken=0)
-        assert first.refresh() == Refresh(added=0, changed=0, gone=0, broken=0, unchanged=3)
+        assert first.refresh() == RefreshOutcome(added=3, changed=0, gone=0, broken=0)
+        assert first.refresh() == RefreshOutcome(added=0, changed=0, gone=0, broken=0, unchanged=3)
     assert sorted(read) == ["a", "b", "c"]
     read.clear()
     Folder(runs, "d").rank(0, [GPU], [ENTRY])
@@ -59,7 +59,7 @@ def test_a_run_is_read_again_only_when_its_files_have_changed(tmp_path: Path, ca
     (runs / "a" / "report.html").write_text("not a raw file")
     shutil.rmtree(runs / "c")
     with Index(runs, cache) as second:
-        assert second.refresh() == Refresh(added=1, changed=1, gone=1, broken=0, unchanged=1)
+        assert second.refresh() == RefreshOutcome(added=1, changed=1, gone=1, broken=0, unchanged=1)
         assert sorted(read) == ["b", "d"]
         assert sorted(row.run_id for row in second.runs()) == ["a", "b", "d"]
         assert second.totals()[0].energy_j == 3000.0

@@ -10,7 +10,7 @@ import pytest
 from greentrain.errors import ConfigError
 from greentrain.ledger.reader import read_run
 from greentrain.report.fleet.index import Index
-from greentrain.report.fleet.totals import KEYS, Selection, Total, parse_where
+from greentrain.report.fleet.totals import KEYS, FleetTotal, RunSelection, parse_where
 from greentrain.report.summary import summarize
 from tests.report.fleet.random_runs import random_run
 from tests.report.run_folders import CPU, GPU, T0_S, Folder, device, entry, showcase
@@ -33,7 +33,7 @@ def _index(root: Path, tmp_path: Path) -> Index:
     return index
 
 
-def _sum(totals: list[Total], figure: Callable[[Total], float | None]) -> float:
+def _sum(totals: list[FleetTotal], figure: Callable[[FleetTotal], float | None]) -> float:
     return sum(figure(total) or 0.0 for total in totals)
 
 
@@ -116,12 +116,12 @@ def test_a_run_over_new_year_is_in_both_months(tmp_path: Path) -> None:
             ("2025-12", "FRA"): 12, ("2026-01", "FRA"): 5, ("2026-01", "DEU"): 1,
         }  # fmt: skip
         assert totals["2025-12", "FRA"].embodied_g == pytest.approx(1.0)
-        january = index.totals([], Selection(since="2026-01", until="2026-01"))[0]
+        january = index.totals([], RunSelection(since="2026-01", until="2026-01"))[0]
         assert january.energy_j == pytest.approx(3600.0)
-        assert index.totals([], Selection(until="2025-12-31"))[0].energy_j == pytest.approx(2000.0)
-        assert index.totals(["month"], Selection(since="2026-02")) == []
-        assert index.runs(Selection(since="2026-02")) == []
-        assert [row.run_id for row in index.runs(Selection(since="2026-01-01"))] == ["late"]
+        assert index.totals([], RunSelection(until="2025-12-31"))[0].energy_j == pytest.approx(2000.0)
+        assert index.totals(["month"], RunSelection(since="2026-02")) == []
+        assert index.runs(RunSelection(since="2026-02")) == []
+        assert [row.run_id for row in index.runs(RunSelection(since="2026-01-01"))] == ["late"]
 
 
 def test_an_entry_that_ends_at_midnight_is_in_one_day(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_selection_takes_tags_and_runs_without_one(tmp_path: Path) -> None:
     with _index(runs, tmp_path) as index:
 
         def found(*where: str) -> set[str]:
-            only = Selection(where=parse_where(where))
+            only = RunSelection(where=parse_where(where))
             rows = index.runs(only)
             (total,) = index.totals([], only)
             assert total.runs == len(rows)
@@ -186,7 +186,7 @@ def test_a_selection_takes_tags_and_runs_without_one(tmp_path: Path) -> None:
 def test_wrong_questions_are_refused(tmp_path: Path, by: list[str], only: dict[str, object], text: str) -> None:
     (tmp_path / "runs").mkdir()
     with pytest.raises(ConfigError, match=text), _index(tmp_path / "runs", tmp_path) as index:
-        index.totals(by, Selection(**only))  # type: ignore[arg-type]
+        index.totals(by, RunSelection(**only))  # type: ignore[arg-type]
 
 
 def test_a_condition_without_a_value_is_refused() -> None:
