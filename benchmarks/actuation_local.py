@@ -16,9 +16,9 @@ from benchmarks.gears_common import Bench, Row
 from greentrain import GreenSession
 from greentrain.config.schema import PowerCapConfig
 from greentrain.control.actuators.guardian import Guardian
-from greentrain.control.actuators.pause import LOOK_S, Pause
 from greentrain.control.actuators.power_cap import open_power_cap
 from greentrain.control.launcher_protocol import LauncherFiles, Offer
+from greentrain.control.plan.schedule import LOOK_S, Pause
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, build_library
 from greentrain.types import Topology
 

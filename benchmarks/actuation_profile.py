@@ -8,7 +8,7 @@ Both meet the same simulated training, whose steps last and draw what Zeus recor
 ``GlobalPowerLimitOptimizer`` with its defaults; only the driver and the monitor below it are ours.
 
 Zeus measures every limit for 40 steps and so sees less noise; what that is worth is the difference in regret. The
-tolerances of ``greentrain.control.profiling.turns`` were set with these traces at hand, so they are no independent
+tolerances of ``greentrain.control.profiling.profiler`` were set with these traces at hand, so they are no independent
 test of
 them; ``tests/control/profiling/test_cap_search.py`` has one, against a model of a card.
 """
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.zeus_sweeps import STEPS, SWEEPS, Sweep
 from greentrain.control.profiling.profiler import GearProfiler
-from greentrain.policy.objective import Objective, choose
+from greentrain.policy.action_table import Objective, choose
 from greentrain.types import Gear, Provenance
 
 MODERN_W: Final = tuple(range(700, 175, -25))

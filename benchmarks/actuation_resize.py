@@ -41,8 +41,8 @@ TOTAL_BAR_S: Final = 3.0
 """Of a warm resize on a machine of two cores: it must cost less than the imports alone."""
 SCRIPT: Final = """
 import os, sys, time
-from greentrain.control.launcher_protocol import Handover, Progress, Request
-hand = Handover.from_env()
+from greentrain.control.launcher_protocol import LauncherFiles, Progress, Request
+hand = LauncherFiles.from_env()
 n, rank = hand.offer().attempt, int(os.environ["RANK"])
 if rank == 0: hand.mark("up", n)
 import torch, torch.distributed as dist

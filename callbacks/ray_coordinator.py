@@ -2,7 +2,7 @@
 
 ::
 
-    training's rank 0, operator       desk (an actor)       scaling policy, in Ray's controller
+    training's rank 0, operator     coordinator (an actor)  scaling policy, in Ray's controller
       want(n, why)              ──►    wanted       ──►     asks the cluster for n workers
       checkpoint, stand still   ◄──    opening      ◄──     n could start now
       leave(opening)            ──►    go           ──►     Ray ends the workers and starts n from that checkpoint
@@ -24,7 +24,7 @@ PREFIX: Final = "greentrain-desk-"
 """Of the actor's name in the job's Ray namespace; the name of the Ray Train run follows."""
 
 ASK_S: Final = 5.0
-"""How long to wait for the desk (s): as long as Ray's controller waits for its own coordinator of resources
+"""How long to wait for the actor (s): as long as Ray's controller waits for its own coordinator of resources
 (AUTOSCALING_REQUESTS_GET_TIMEOUT_S, ray 2.60.0, read 2026-11-21)."""
 
 

@@ -6,15 +6,30 @@ Example::
 """
 
 import os
+import sys
 from contextlib import AbstractContextManager
-from typing import Any
+from types import FrameType
+from typing import Any, TypeVar
 
-from greentrain.callbacks.caller import calling
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
+
+T = TypeVar("T")
+
+
+def calling(kind: type[T]) -> T | None:
+    """Return the nearest ``self`` of a class among the callers, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, kind):
+            return found
+        frame = frame.f_back
+    return None
+
 
 with try_import("transformers") as _imports:
     from transformers import Trainer, TrainerCallback

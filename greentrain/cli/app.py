@@ -79,7 +79,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     from greentrain.carbon.detect import open_signal
     from greentrain.config.schema import GreenConfig
-    from greentrain.control.actuators.cap_survey import survey_caps
+    from greentrain.control.actuators.power_cap import survey_caps
     from greentrain.power.detect import survey
 
     settings = GreenConfig.load(config)

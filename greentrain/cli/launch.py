@@ -26,10 +26,8 @@ from greentrain.utils import redact
 if TYPE_CHECKING:
     from greentrain.config.schema import GreenConfig
     from greentrain.control.launch.commands import Command
-    from greentrain.control.launch.outcome import Rules
-    from greentrain.control.launch.runners import Engine
-    from greentrain.control.launch.signals import SignalQueue
-    from greentrain.control.launch.state import State
+    from greentrain.control.launch.outcome import Rules, State
+    from greentrain.control.launch.runners import Engine, SignalQueue
     from greentrain.control.launch.supervisor import Waiting
 
 FOLDER: Final = "greentrain-launch"
@@ -95,8 +93,7 @@ def launch(
     from greentrain.config.schema import GreenConfig
     from greentrain.control.launch import timeline
     from greentrain.control.launch.commands import check_width, understand
-    from greentrain.control.launch.outcome import Rules
-    from greentrain.control.launch.state import JobFolder
+    from greentrain.control.launch.outcome import JobFolder, Rules
     from greentrain.control.launch.supervisor import Supervisor
     from greentrain.utils.validation import bound, choice
 
@@ -156,7 +153,7 @@ def launch(
 def _follow(job: str, words: list[str], config: Path | None, folder: Path | None, actions: str | None) -> int:
     """Let a Job of Kubernetes follow the plan; it is started by its own manifest."""
     from greentrain.config.schema import GreenConfig
-    from greentrain.control.launch.kubernetes_run import run_kubernetes
+    from greentrain.control.launch.kubernetes import run_kubernetes
 
     if words:
         raise ConfigError(f"--kubernetes {job} takes no command, but {words[0]!r} was given: the Job has its own")
@@ -228,7 +225,7 @@ def _introduce(state: "State", words: list[str], folder: Path) -> None:
 
 def _show(folder: Path, *, as_json: bool) -> None:
     from greentrain.control.launch import timeline
-    from greentrain.control.launch.state import read_state
+    from greentrain.control.launch.outcome import read_state
 
     state = read_state(folder)
     if as_json:

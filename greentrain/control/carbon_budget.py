@@ -1,19 +1,138 @@
-"""A budget of grams in a training process: rank 0 looks at the books, all ranks hear what follows from it."""
+"""A budget of grams in a training process: warn at 80 %, take a cheaper precision, then stop with a checkpoint.
+
+Rank 0 looks at the books, and all ranks receive what follows from it (:class:`BudgetWatch`). What follows is pure
+(:class:`CarbonBudget`): what was reported is handed in, so nothing is reported twice, a resumed run included. ::
+
+    within --80 %--> near  [warn, suggest; cheaper/stop: veto all gears but the cheapest]
+    near --100 %--> spent  [warn; stop: checkpoint and end]
+"""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from greentrain.config.schema import PolicyConfig
 from greentrain.control.coordination import RankZeroChannel, SyncSchedule
 from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable
-from greentrain.policy.budget import CarbonBudget
-from greentrain.policy.menu import Menu
-from greentrain.types import Gear
+from greentrain.policy.menu import OFF, Menu
+from greentrain.types import G_PER_KG, Gear
+
+NEAR: Final = 0.8
+"""Share of the budget at which it is time to say so; a round number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetEvent:
+    """Something to tell, once."""
+
+    kind: str
+    """``near``, ``suggest``, ``cheaper``, ``spent`` or ``stop``."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BudgetView:
+    """What a budget asks for now."""
+
+    share: float
+    """Of the budget that is spent; NaN where the grams are not known."""
+    events: tuple[BudgetEvent, ...]
+    """What has not been reported before."""
+    vetoed: NDArray[np.bool_]
+    """(m,) rows that must not be used."""
+    stop: bool
+    """True: take a checkpoint and end."""
+
+
+class CarbonBudget:
+    """Watches the grams of a run.
+
+    Args:
+        budget_g: What the run may emit, operational (g).
+        action: ``warn``: only says so; ``cheaper``: also the gear of least energy a token from 80 % on; ``stop``: also
+            a checkpoint and an end at 100 %.
+        menu: What the job can do.
+    """
+
+    def __init__(self, budget_g: float, action: str, menu: Menu) -> None:
+        self._budget_g, self._action = budget_g, action
+        self._gears = np.array(["" if row is None else str(row.gear) for row in menu.actions])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            j_per_token = np.where(menu.tokens_per_s > 0, menu.power_w / menu.tokens_per_s, np.inf)
+        self._least_j = {gear: float(j_per_token[self._gears == gear].min()) for gear in set(self._gears) - {""}}
+        self._cheapest = min(self._least_j, key=lambda gear: self._least_j[gear])
+
+    def look(
+        self,
+        spent_g: float | None,
+        tokens_done: float,
+        tokens: float | None,
+        gear: Gear,
+        reported: Collection[str] = (),
+    ) -> BudgetView:
+        """Return what the budget asks for.
+
+        Args:
+            spent_g: Emitted until now (g); None where nobody knows.
+            tokens_done: Trained until now.
+            tokens: Of the whole job; None: not known.
+            gear: In use.
+            reported: ``kind`` of the events that were reported before.
+        """
+        free = np.zeros(len(self._gears), np.bool_)
+        if spent_g is None:
+            return BudgetView(share=float("nan"), events=(), vetoed=free, stop=False)
+        share = spent_g / self._budget_g
+        events: list[BudgetEvent] = []
+        if share >= NEAR:
+            events += self._near(spent_g, tokens_done, tokens, gear)
+        if share >= 1.0:
+            events += self._spent(spent_g, tokens_done, tokens)
+        cheaper = share >= NEAR and self._action in ("cheaper", "stop")
+        vetoed = (self._gears != self._cheapest) & (np.arange(len(self._gears)) != OFF) if cheaper else free
+        return BudgetView(
+            share=share,
+            events=tuple(event for event in events if event.kind not in reported),
+            vetoed=vetoed,
+            stop=share >= 1.0 and self._action == "stop",
+        )
+
+    def _near(self, spent_g: float, tokens_done: float, tokens: float | None, gear: Gear) -> list[BudgetEvent]:
+        text = f"{_mass(spent_g)} of the budget of {_mass(self._budget_g)} are spent ({spent_g / self._budget_g:.0%})"
+        rest_g = None
+        if tokens is not None and tokens_done > 0:
+            rest_g = spent_g / tokens_done * max(0.0, tokens - tokens_done)
+            text += f", for {tokens_done / tokens:.0%} of the tokens; as until now the whole job takes"
+            text += f" {_mass(spent_g + rest_g)}"
+        events = [BudgetEvent(kind="near", text=text)]
+        if str(gear) == self._cheapest:
+            return events
+        share = 1.0 - self._least_j[self._cheapest] / self._least_j.get(str(gear), float("inf"))
+        saves = f"{self._cheapest} needs {share:.0%} less energy a token than {gear}"
+        if rest_g is not None:
+            saves += f", about {_mass(share * rest_g)} less for the rest of the job"
+        if self._action == "warn":
+            remedy = ": use it, or let policy.budget_action 'cheaper' do so"
+            return [*events, BudgetEvent(kind="suggest", text=saves + remedy)]
+        return [*events, BudgetEvent(kind="cheaper", text=f"{saves}, so it is the only gear from now on")]
+
+    def _spent(self, spent_g: float, tokens_done: float, tokens: float | None) -> list[BudgetEvent]:
+        left = "" if tokens is None else f" with {max(0.0, 1 - tokens_done / tokens):.0%} of the tokens left"
+        text = f"the budget of {_mass(self._budget_g)} is spent ({_mass(spent_g)}){left}"
+        if self._action != "stop":
+            return [BudgetEvent(kind="spent", text=f"{text}; policy.budget_action {self._action!r} lets it go on")]
+        return [BudgetEvent(kind="stop", text=f"{text}: a checkpoint is taken and the run ends")]
+
+
+def _mass(grams: float) -> str:
+    return f"{grams / G_PER_KG:.3g} kg" if grams >= G_PER_KG else f"{grams:.3g} g"
+
 
 LOOK_S: Final = 5.0
 """How often the books are looked at (s): they are written every ``run.book_s``, 10 s."""
@@ -26,7 +145,7 @@ class BudgetWatch:
         config: Section ``policy``, with a budget.
         run: The run.
         gears: Gears of the run.
-        said: Events that an earlier part of the run has told.
+        reported: Events that an earlier part of the run has reported.
         unix_s: Time.
     """
 
@@ -35,15 +154,15 @@ class BudgetWatch:
         config: PolicyConfig,
         run: ActiveRun,
         gears: tuple[Gear, ...],
-        said: tuple[str, ...] = (),
+        reported: tuple[str, ...] = (),
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._run, self._gears, self._unix_s = config, run, gears, unix_s
-        self._meetings = RankZeroChannel(f"{run.run_id}/budget", run.topology)
-        self._agenda = SyncSchedule(unix_s)
+        self._channel = RankZeroChannel(f"{run.run_id}/budget", run.topology)
+        self._sync = SyncSchedule(unix_s)
         self._next_s = unix_s() + LOOK_S
-        self.said = said
-        """What was told, once each."""
+        self.reported = reported
+        """Events that were reported, once each."""
         self.vetoes: Mapping[Gear, str] = {}
         """Gears that the budget rules out."""
         self.stop = False
@@ -57,24 +176,24 @@ class BudgetWatch:
             gear: In use; None: the run has none.
             table: What gears cost, where it was measured.
         """
-        if not self._agenda.step() or self.stop or not self._meetings.possible:
+        if not self._sync.step() or self.stop or not self._channel.possible:
             return
         found = None
-        if self._agenda.is_due(self._next_s):
+        if self._sync.is_due(self._next_s):
             self._next_s = self._unix_s() + LOOK_S
-            self._agenda.restart()
+            self._sync.restart()
             if self._run.topology.rank == 0:
                 try:
                     found = self._look(tokens_done, gear, table)
-                except Exception as error:  # the other ranks wait for a word, whatever it is
+                except Exception as error:  # the other ranks wait for a message, whatever it says
                     self._run.warn(f"the carbon budget could not be looked at ({error!r})")
-        heard = self._meetings.share({"found": found, "steps": self._agenda.steps_until(self._next_s)})
-        if heard is None:
-            self._agenda.meet_after(1 << 62)  # out of step with the others
+        received = self._channel.broadcast({"found": found, "steps": self._sync.steps_until(self._next_s)})
+        if received is None:
+            self._sync.meet_after(1 << 62)  # out of step with the others
             return
-        self._agenda.meet_after(int(heard["steps"]))
-        if heard["found"] is not None:
-            self._take(heard["found"])
+        self._sync.meet_after(int(received["steps"]))
+        if received["found"] is not None:
+            self._take(received["found"])
 
     def _look(self, tokens_done: float, gear: Gear | None, table: ActionTable | None) -> dict[str, Any]:
         sums = self._run.job_sums()
@@ -83,7 +202,7 @@ class BudgetWatch:
         menu = self._menu(table, in_use)
         assert self._config.budget_g is not None
         budget = CarbonBudget(self._config.budget_g, self._config.budget_action, menu)
-        view = budget.look(spent_g, tokens_done, self._config.tokens, in_use, self.said)
+        view = budget.look(spent_g, tokens_done, self._config.tokens, in_use, self.reported)
         barred = {
             str(action.gear) for action, no in zip(menu.actions, view.vetoed.tolist(), strict=True) if no and action
         }
@@ -95,7 +214,7 @@ class BudgetWatch:
 
     def _take(self, found: Mapping[str, Any]) -> None:
         for kind, text in found["events"]:
-            self.said = (*self.said, kind)
+            self.reported = (*self.reported, kind)
             if self._run.topology.rank == 0:
                 self._run.event("budget", text, budget=kind)
                 self._run.warn(text, "see policy.budget_g")

@@ -1,100 +1,357 @@
 """The acting side of a session: gears, limits, the phase that measures them, the plan, and what a checkpoint holds.
 
-What the plan of a session acts through; see ``greentrain.control.interfaces``.
+What a run may change on its own GPUs, power limits and clocks, is undone at its end (:class:`GpuLimits`). Clocks follow
+how long the GPU waits for data; that is looked at in the thread which books, never in the training's.
+
+What gears and power limits cost is measured in the training's own steps (:class:`ProfilingSession`): for a plan, for a
+power limit, or by hand. Where no policy plans, one power limit for the whole run is chosen by an objective once the
+limits were measured.
 """
 
 import math
+import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.carbon.replayed import GridTime
-from greentrain.config.schema import GreenConfig
-from greentrain.control.gpu_limits import GpuLimits
-from greentrain.control.interfaces import Host, is_engine
+from greentrain.config.schema import ActuatorsConfig, GreenConfig
+from greentrain.control.coordination import RankZeroChannel
 from greentrain.control.launcher_protocol import LauncherFiles, Offer
-from greentrain.control.profiling.session import ProfilingSession, check_gears
-from greentrain.errors import ConfigError
+from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun
-from greentrain.policy.action_table import Action, ActionTable, declared
-from greentrain.types import CarbonSignal, Decision, Gear
+from greentrain.ledger.pue import in_run_time
+from greentrain.policy.action_table import Action, ActionCache, ActionTable, Objective, choose, declared
+from greentrain.types import CarbonSignal, Decision, Gear, LedgerEntry, Topology
 from greentrain.utils.never_raise import never_raises, warn_experimental
 
 if TYPE_CHECKING:
+    from greentrain.control.actuators.clocks import ClockLimit, StallControl
+    from greentrain.control.actuators.power_cap import PowerCap
     from greentrain.control.carbon_budget import BudgetWatch
     from greentrain.control.gears import Gears
-    from greentrain.control.plan.schedule import Schedule
+    from greentrain.control.plan.schedule import Host, Schedule
     from greentrain.control.preemption import Launcher, PreemptionHandler
+    from greentrain.control.profiling.distributed import ProfilingRun
 
 
-class PlanActors:
-    """Gears, power limits, leaving and measuring of one run.
+FULL: Final = 1.0
+
+
+class GpuLimits:
+    """Power limits and clocks of one process; without arguments it has none.
+
+    Args:
+        power_cap: Sets power limits.
+        clocks: Sets clocks.
+        stall: Says which.
+    """
+
+    def __init__(
+        self,
+        power_cap: "PowerCap | None" = None,
+        clocks: "ClockLimit | None" = None,
+        stall: "StallControl | None" = None,
+    ) -> None:
+        self.power_cap = power_cap
+        """The power limits; None: they are left alone, or there is no right to change them."""
+        self._clocks, self._stall = clocks, stall
+        self._seen: LedgerEntry | None = None
+        self._changed = False
+
+    @classmethod
+    def open(cls, config: ActuatorsConfig, topology: Topology, warn: Callable[[str], None]) -> "GpuLimits":
+        """Put right what dead jobs have left on the node's GPUs, and open what the configuration asks for.
+
+        Args:
+            config: Section ``actuators``.
+            topology: Place of this process.
+            warn: Called with a sentence where something cannot be done.
+
+        Raises:
+            ConfigError: A device is not this process's, or a limit is out of its range.
+        """
+        from greentrain.control.actuators import clocks, driver, guardian, power_cap
+        from greentrain.control.actuators import clocks as stall
+
+        for sentence in driver.repair():
+            warn(sentence)
+        if config.power_cap is None and config.clocks is None:
+            return cls()
+        if sys.platform == "win32":
+            raise ConfigError(
+                "actuators.power_cap and actuators.clocks are set, but the guardian that puts limits back needs Linux:"
+                " leave both out on Windows"
+            )
+        one = guardian.Guardian()
+        cap, limit, control = None, None, None
+        if config.power_cap is not None:
+            cap = power_cap.open_power_cap(config.power_cap, topology, warn, guardian=one)
+        if config.clocks is not None:
+            limit = clocks.open_clocks(config.clocks, topology, warn, guardian=one)
+            control = stall.StallControl(config.clocks)
+        return cls(cap, limit, control)
+
+    @property
+    def caps(self) -> tuple[float, ...]:
+        """Fractions of the power limit found that can be set; (1.0,) where none can."""
+        return (FULL,) if self.power_cap is None else self.power_cap.fractions
+
+    @property
+    def limit_w(self) -> float | None:
+        """Power limits of this process's GPUs, as found (W); None where it sets none."""
+        return None if self.power_cap is None else self.power_cap.limit_w
+
+    def cap(self, fraction: float, *, at_once: bool = False) -> None:
+        """Set a fraction of the power limit found. Never raises.
+
+        Args:
+            fraction: One of ``caps``.
+            at_once: However short ago the last change was.
+        """
+        if self.power_cap is not None:
+            self._changed = self._changed or fraction != self.power_cap.fraction
+            self.power_cap.apply(fraction, at_once=at_once)
+
+    @never_raises
+    def look(self, entry: LedgerEntry | None, *, profiling: bool = False) -> None:
+        """Let clocks follow what was booked last; from the thread that books.
+
+        Args:
+            entry: The last entry of the books.
+            profiling: Gears or limits are being measured, so its speed says nothing.
+        """
+        self._changed = self._changed or profiling  # it may be over when the interval is booked
+        if self._clocks is None or self._stall is None or entry is None or entry is self._seen:
+            return
+        self._seen = entry
+        ordinary = not (self._changed or len(entry.gears) > 1)
+        self._changed = False
+        seconds = entry.t1_unix_s - entry.t0_unix_s
+        level = self._stall.observe(seconds, entry.phase_s, entry.steps, ordinary=ordinary)
+        if level is not None and not self._clocks.apply(level) and self._stall.below:
+            self._stall.stop("clocks cannot be set")
+
+    def close(self) -> None:
+        """Put everything back as it was found. Idempotent; never raises."""
+        for hand in (self._clocks, self.power_cap):
+            if hand is not None:
+                hand.close()
+
+
+FIRST_READING_S: Final = 2.0
+"""How long a profile waits for the sensors of a run that has just begun (s): probing them takes up to 0.4 s."""
+PLAN_STEPS: Final = 2000
+"""Most steps in which a plan learns what its gears cost: steps of milliseconds need many for a block of 1 s, which
+sensors need; usual ones are done after tens."""
+
+SHORT_JOB: Final = 2000
+"""A job of fewer optimizer steps is measured in fewer blocks: what it learns must not take a good part of it."""
+FEW_ROUNDS: Final = 2
+"""Blocks a gear then; fewer would have no interval."""
+
+
+class ProfilingSession:
+    """Measures for one session, and keeps the table.
 
     Args:
         config: The checked configuration.
         host: The session.
-        hands: Power limits of the run.
-        leaving: Ends the process; None where nobody brings it back.
-        measuring: Measures what actions cost.
-        gears: Returns the gears that the session has by now; None where it has none.
+        gears: Returns those of the session; None where the configuration names none.
+        plan_with: Called with a table; returns whether a plan uses it, else one power limit is chosen from it.
     """
 
     def __init__(
         self,
         config: GreenConfig,
-        host: Host,
+        host: "Host",
         *,
-        hands: GpuLimits,
-        leaving: "PreemptionHandler | None",
-        measuring: ProfilingSession,
         gears: Callable[[], "Gears | None"],
+        plan_with: Callable[[ActionTable], bool],
     ) -> None:
         self._config, self._host = config, host
-        self._hands, self._leaving, self._measuring, self._gears = hands, leaving, measuring, gears
+        self._gears, self._plan_with = gears, plan_with
+        self._gpu_limits = GpuLimits()
+        self.table: ActionTable | None = None
+        """What was measured last; None before."""
+        self.running: ProfilingRun | None = None
+        """What measures now; None: nothing does."""
+        self.wants_caps = False
+        """True until :meth:`measure_caps`, where a run without a plan is to choose a power limit."""
 
-    def follow(self, action: Action, reason: str) -> None:
-        """Use gear and power limit of an action from now on, because the plan says so."""
-        self._hands.cap(action.cap)
-        gears = self._gears()
-        if gears is not None:
-            gears.follow(action.gear, reason)
+    def started(self, gpu_limits: GpuLimits) -> None:
+        """A run begins; its power limits are ``gpu_limits``."""
+        self._gpu_limits, self.running = gpu_limits, None
+        self.wants_caps = not self._config.policy.plans and self._config.actuators.power_cap is not None
 
-    def can(self, action: Action) -> bool:
-        """Return whether this process can use gear and power limit of an action."""
-        return str(action.gear) in self._config.precision.gears and action.cap in self._hands.caps
+    @never_raises
+    def measure_caps(self) -> None:
+        """Measure power limits where every rank has some; a rank without any must say so, or the others wait for it."""
+        self.wants_caps = False
+        from greentrain.control.profiling.distributed import everybody
 
-    @property
-    def offer(self) -> "Offer | None":
-        """What the launcher can do; None: nothing."""
-        return None if self._leaving is None else self._leaving.offer
+        if all(len(caps) > 1 for caps in everybody(self._gpu_limits.caps)):
+            self.profile(None, refresh=False, max_steps=PLAN_STEPS)
 
-    def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
-        """Ask for a checkpoint and leave after it; called on every rank at the same step."""
-        if self._leaving is not None:
-            self._leaving.ask(ranks, not_before_unix_s, reason)
-
-    def vetoes(self) -> Mapping[Gear, str]:
-        """Return the gears that must not be used now, and why."""
-        gears = self._gears()
-        return {} if gears is None else {**gears.vetoes, **gears.barred}
-
-    def measure(self, steps: float) -> None:
+    def measure_for_plan(self, steps: float) -> None:
         """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        self._measuring.measure_for_plan(steps)
+        rounds = FEW_ROUNDS if steps < SHORT_JOB else None
+        self.profile(None, refresh=False, max_steps=PLAN_STEPS, rounds=rounds)
 
-    def begin(self, name: str) -> int:
-        """Enter a phase."""
-        return self._host.begin(name)
+    def profile(
+        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int, rounds: int | None = None
+    ) -> ActionTable | None:
+        """Measure what every gear costs; see ``GreenSession.profile_gears``.
 
-    def end(self, name: str, token: int = 0) -> None:
-        """Leave a phase."""
-        self._host.end(name, token)
+        Args:
+            step: Trains one step; None: the coming steps of the training are used.
+            refresh: Measure even if there is a table.
+            max_steps: Most steps, over all gears.
+            rounds: Blocks a gear; None: as usual.
 
-    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
-        """Return joules by device between two times."""
-        return self._host.energy(t0_s, t1_s, wait_s)
+        Raises:
+            ConfigError: The steps are too few.
+            SessionError: No run, no gears or no model.
+        """
+        run = self._host.active()
+        gears = None if run is None else self._gears()
+        if run is None or gears is None:
+            raise SessionError(
+                "profile_gears() needs a running session with precision.gears and a watched model: start() it, name the"
+                " gears, and watch(model, optimizer) first"
+            )
+        from greentrain.control.profiling.distributed import ProfilingRun
+
+        end_s = time.monotonic() + FIRST_READING_S
+        while not run.sensors and time.monotonic() < end_s:
+            time.sleep(0.02)
+        self.running = ProfilingRun(
+            gears.box,
+            run.sensors,
+            self._host.energy,
+            max_steps=max_steps,
+            cache=None if refresh else ActionCache(),
+            tell=self._measured,
+            rounds=rounds,
+            caps=self._gpu_limits.power_cap,
+            objective=None if self._config.policy.plans or self._gpu_limits.power_cap is None else self._objective(run),
+        )
+        gears.measure(self.running)
+        if step is not None:
+            self.running.run(step)
+            gears.measure(None)
+        return self.table
+
+    def _measured(self, table: ActionTable) -> None:
+        self.table, self.running = table, None
+        run = self._host.active()
+        if run is not None:
+            run.event("profile", f"{len(table.costs)} actions were measured side by side")
+            run.know(action_table=table.to_dict())
+        if self._plan_with(table):
+            return
+        if run is not None and any(action.cap != FULL for action in table.actions):  # so on every rank
+            self._choose_cap(run, table)
+
+    def _objective(self, run: ActiveRun) -> "Objective":
+
+        return objective_of(self._config, run, self._gpu_limits.limit_w)
+
+    @never_raises
+    def _choose_cap(self, run: ActiveRun, table: ActionTable) -> None:
+
+        gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
+        cap = choose_cap(table, lambda: self._objective(run), run, gear, self._gpu_limits.caps)
+        if cap is not None:
+            self._gpu_limits.cap(cap, at_once=True)
 
 
-NONE: Final = (0, 0)
+def check_gears_named(config: GreenConfig) -> None:
+    """Check that gears are named where something is to be measured in them.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    if config.policy.plans and not config.precision.gears:
+        raise ConfigError(
+            f"policy.name is {config.policy.name!r}, but precision.gears is empty: name the gears that the plan may"
+            " use; one, such as [bf16], is enough for a plan of pauses"
+        )
+    if config.actuators.power_cap is not None and not config.precision.gears:
+        raise ConfigError(
+            "actuators.power_cap is set, but precision.gears is empty: limits are measured in the gears of the run,"
+            " so name them; one, such as [bf16], is enough"
+        )
+
+
+def objective_of(config: GreenConfig, run: ActiveRun, limit_w: float | None) -> Objective:
+    """Return what a power limit is chosen for, with what is known now.
+
+    Where the intensity that ``carbon`` needs is not known, or the limit that ``cost`` needs, it is ``energy``; the run
+    is told.
+
+    Args:
+        config: The checked configuration.
+        run: The run.
+        limit_w: Power limits of this rank's devices, as found (W); those of other ranks are taken to be alike.
+    """
+    asked = config.actuators.power_cap
+    assert asked is not None
+    name, why = asked.objective, ""
+    now_s = run.unix_s()
+    g_per_kwh = run.signal.mean(now_s, now_s).g_per_kwh
+    if name == "carbon" and g_per_kwh is None:
+        name, why = "energy", "the carbon intensity is not known now"
+    if name == "cost" and limit_w is None:
+        name, why = "energy", "nobody knows the power limit of the devices"
+    if why:
+        run.warn(f"the power limit is chosen for least energy instead of {asked.objective}, as {why}")
+    return Objective(
+        name=name,
+        g_per_kwh=g_per_kwh,
+        pue=in_run_time(run.facility, run.signal).pue(now_s, now_s).value,
+        embodied_g_per_s=run.embodied_g_per_s * run.topology.world_size,
+        eta=asked.eta,
+        limit_w=None if limit_w is None else limit_w * run.topology.world_size,
+        max_slowdown=asked.max_slowdown,
+    )
+
+
+def choose_cap(
+    table: ActionTable,
+    objective: Callable[[], Objective],
+    run: ActiveRun,
+    gear: Gear,
+    fractions: tuple[float, ...],
+) -> float | None:
+    """Return rank 0's choice on all ranks: the best limit for one gear; None where there is none. Every rank calls it.
+
+    Args:
+        table: What was measured.
+        objective: Returns what it is chosen for; asked on rank 0.
+        run: The run.
+        gear: The gear of the run.
+        fractions: Limits that this process can set.
+    """
+    cap: float | None = None
+    if run.topology.rank == 0:
+        try:
+            wanted = objective()
+            found = choose(
+                table,
+                wanted,
+                reference=Action(gear=gear),
+                wanted=lambda action: action.gear is gear and action.cap in fractions,
+            )
+            cap = found.action.cap
+            run.event("cap", f"{found} ({wanted.name})", cap=cap)
+        except Exception as error:  # the others wait for a message
+            run.warn(f"the power limit stays as it was found: {error}")
+    received = RankZeroChannel(f"{run.run_id}/cap", run.topology).broadcast({"cap": cap})
+    return None if received is None or received["cap"] is None else float(received["cap"])
+
+
+NO_COUNTS: Final = (0, 0)
 
 
 class Controller:
@@ -106,11 +363,11 @@ class Controller:
         launcher: Who brings the training back; None: the one whose folder is named in the environment, if any.
     """
 
-    def __init__(self, config: GreenConfig, host: Host, launcher: "Launcher | None" = None) -> None:
+    def __init__(self, config: GreenConfig, host: "Host", launcher: "Launcher | None" = None) -> None:
         self._config = config
         self._host = host
         self._launcher = launcher
-        self.leaving: PreemptionHandler | None = None
+        self.preemption: PreemptionHandler | None = None
         """Ends this process when its launcher or the plan asks for it; None where nobody brings it back."""
         self.steps = 0
         """Optimizer steps of the run, earlier parts included, without those that a checkpoint undid."""
@@ -125,19 +382,19 @@ class Controller:
         self._plans = config.policy.plans
         self._budget: BudgetWatch | None = None
         self._tokens = 0.0
-        self._told: tuple[str, ...] = ()
-        self._uncounted = NONE
-        check_gears(config)
+        self._budget_events: tuple[str, ...] = ()
+        self._uncounted = NO_COUNTS
+        check_gears_named(config)
         if config.policy.actions is not None:
             self._declared = declared(config.policy.actions)
-        self.hands = GpuLimits()
+        self.gpu_limits = GpuLimits()
         """Power limits and clocks, from start to end of a run."""
-        self._measuring = ProfilingSession(config, host, gears=self._named_gears, plan_with=self._plan_with)
+        self._profiling = ProfilingSession(config, host, gears=self._named_gears, plan_with=self._plan_with)
 
     @property
     def action_table(self) -> ActionTable | None:
         """What :meth:`profile_gears` has measured; None before."""
-        return self._measuring.table
+        return self._profiling.table
 
     @property
     def gears(self) -> "Gears | None":
@@ -160,18 +417,18 @@ class Controller:
             resumed: It goes on.
         """
         if not resumed:
-            self._saved, self._tokens, self._told, self.steps = None, 0.0, (), 0
+            self._saved, self._tokens, self._budget_events, self.steps = None, 0.0, (), 0
             if self._gears is not None:
                 self._gears.restart()
         self._grid = (signal, grid_time)
-        self._shifted_s = self._schedule = self._budget = self.leaving = None
-        self._uncounted = NONE
+        self._shifted_s = self._schedule = self._budget = self.preemption = None
+        self._uncounted = NO_COUNTS
         self._ranks = run.topology.world_size
-        self.hands = GpuLimits.open(self._config.actuators, run.topology, run.warn)
-        self._measuring.started(self.hands)
+        self.gpu_limits = GpuLimits.open(self._config.actuators, run.topology, run.warn)
+        self._profiling.started(self.gpu_limits)
         launcher = self._who_launched()
         if launcher is not None:
-            self._meet_launcher(launcher, run)
+            self._open_preemption(launcher, run)
 
     @property
     def began_unix_s(self) -> float | None:
@@ -184,10 +441,10 @@ class Controller:
         return self._launcher or LauncherFiles.from_env()
 
     @never_raises
-    def _meet_launcher(self, launcher: "Launcher", run: ActiveRun) -> None:
+    def _open_preemption(self, launcher: "Launcher", run: ActiveRun) -> None:
         from greentrain.control.preemption import PreemptionHandler
 
-        self.leaving = PreemptionHandler(launcher, run, wake=self.wake)
+        self.preemption = PreemptionHandler(launcher, run, wake=self.wake)
 
     def closed(self) -> None:
         """The run is over: what was changed for its time is changed back."""
@@ -195,13 +452,13 @@ class Controller:
             never_raises(self._schedule.close)()
         if self._gears is not None:
             self._gears.detach() if self._until_close else self._gears.release()
-        never_raises(self.hands.close)()
+        never_raises(self.gpu_limits.close)()
 
     def each_second(self, run: ActiveRun) -> None:
         """Look for a launcher's notice, and let clocks follow the books; called by the thread that books."""
-        self.hands.look(run.last_entry, profiling=self._measuring.running is not None)
-        if self.leaving is not None:
-            never_raises(self.leaving.look)()
+        self.gpu_limits.look(run.last_entry, profiling=self._profiling.running is not None)
+        if self.preemption is not None:
+            never_raises(self.preemption.look)()
 
     def watch(self, model: Any, optimizer: Any, scaler: Any) -> Callable[[], None] | None:
         """Give a model its gears, until the run is closed.
@@ -250,25 +507,25 @@ class Controller:
 
     def stepped(self, tokens: int, samples: int) -> None:
         """A step was told."""
-        if self._uncounted != NONE:
+        if self._uncounted != NO_COUNTS:
             tokens, samples = tokens + self._uncounted[0], samples + self._uncounted[1]
-            self._uncounted = NONE
+            self._uncounted = NO_COUNTS
         self.steps += 1
         self._tokens += (tokens or samples) * self._ranks
-        if self._measuring.running is not None:
-            self._measuring.running.step(tokens, samples)
-        if self.leaving is not None:
-            self._stay_or_leave(self.leaving)
+        if self._profiling.running is not None:
+            self._profiling.running.step(tokens, samples)
+        if self.preemption is not None:
+            self._follow_launcher(self.preemption)
         if self._plans:
             self._plan(tokens, samples)
-        elif self._measuring.wants_caps:
-            self._measuring.measure_caps()
+        elif self._profiling.wants_caps:
+            self._profiling.measure_caps()
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
 
     @never_raises
-    def _stay_or_leave(self, leaving: "PreemptionHandler") -> None:
-        leaving.stepped()
+    def _follow_launcher(self, preemption: "PreemptionHandler") -> None:
+        preemption.stepped()
 
     @never_raises
     def _watch_budget(self, tokens: int, samples: int) -> None:
@@ -279,7 +536,7 @@ class Controller:
             from greentrain.control.carbon_budget import BudgetWatch
 
             named = tuple(Gear(name) for name in self._config.precision.gears)
-            self._budget = BudgetWatch(self._config.policy, run, named, self._told)
+            self._budget = BudgetWatch(self._config.policy, run, named, self._budget_events)
         gear = None if gears is None else gears.box.gear
         self._budget.stepped(self._tokens, gear, self._declared or self.action_table)
         if gears is not None:
@@ -297,14 +554,8 @@ class Controller:
                 run=run,
                 signal=signal,
                 grid_time=grid_time,
-                actors=PlanActors(
-                    self._config,
-                    self._host,
-                    hands=self.hands,
-                    leaving=self.leaving,
-                    measuring=self._measuring,
-                    gears=lambda: self._gears,
-                ),
+                host=self._host,
+                actors=self,
                 declared=self._declared or self.action_table,
                 state=self._saved,
                 tokens=self._tokens - (tokens or samples) * self._ranks,
@@ -317,15 +568,15 @@ class Controller:
         """True while a checkpoint should be written, as a pause, a leave or the end of a budget is about to come."""
         if self.should_stop or (self._schedule is not None and self._schedule.checkpoint_due):
             return True
-        return self.leaving is not None and self.leaving.due
+        return self.preemption is not None and self.preemption.due
 
     def checkpointed(self) -> bool:
         """A checkpoint is written: tell the launcher; return whether the run was asked to leave after it."""
-        leaving = self.leaving
-        if leaving is None:
+        preemption = self.preemption
+        if preemption is None:
             return False
-        leaving.progress(self.steps, self._tokens)
-        return leaving.due
+        preemption.progress(self.steps, self._tokens)
+        return preemption.due
 
     @property
     def should_stop(self) -> bool:
@@ -361,9 +612,39 @@ class Controller:
             ConfigError: The steps are too few.
             SessionError: No run, no gears or no model.
         """
-        return self._measuring.profile(step, refresh=refresh, max_steps=max_steps)
+        return self._profiling.profile(step, refresh=refresh, max_steps=max_steps)
 
-    # -- what is told and kept ---------------------------------------------------------------------------------
+    # -- what the plan acts through: interfaces.Actors ---------------------------------------------------------
+
+    def follow(self, action: Action, reason: str) -> None:
+        """Use gear and power limit of an action from now on, because the plan says so."""
+        self.gpu_limits.cap(action.cap)
+        if self._gears is not None:
+            self._gears.follow(action.gear, reason)
+
+    def can(self, action: Action) -> bool:
+        """Return whether this process can use gear and power limit of an action."""
+        return str(action.gear) in self._config.precision.gears and action.cap in self.gpu_limits.caps
+
+    @property
+    def offer(self) -> "Offer | None":
+        """What the launcher can do; None: nothing."""
+        return None if self.preemption is None else self.preemption.offer
+
+    def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
+        """Ask for a checkpoint and leave after it; called on every rank at the same step."""
+        if self.preemption is not None:
+            self.preemption.ask(ranks, not_before_unix_s, reason)
+
+    def vetoes(self) -> Mapping[Gear, str]:
+        """Return the gears that must not be used now, and why."""
+        return {} if self._gears is None else {**self._gears.vetoes, **self._gears.barred}
+
+    def measure(self, steps: float) -> None:
+        """Measure every gear in the coming steps, for the plan of a job of so many steps."""
+        self._profiling.measure_for_plan(steps)
+
+    # -- metrics and checkpoints -------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger; what was not measured is left out."""
@@ -376,7 +657,7 @@ class Controller:
         if self._schedule is not None:
             out["plan"] = self._schedule.state_dict()
         if self._budget is not None:
-            out["budget"] = {"said": list(self._budget.said)}
+            out["budget"] = {"said": list(self._budget.reported)}
         return out
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -386,7 +667,7 @@ class Controller:
         self._saved = state.get("plan")
         progress = state.get("progress") or {}
         self.steps, self._tokens = int(progress.get("steps", 0)), float(progress.get("tokens", 0.0))
-        self._told = tuple((state.get("budget") or {}).get("said", ()))
+        self._budget_events = tuple((state.get("budget") or {}).get("said", ()))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -408,3 +689,9 @@ class Controller:
             return False
         self._schedule.use(table)
         return True
+
+
+def is_engine(model: Any) -> bool:
+    """Return whether this is a DeepSpeed engine."""
+    # DeepSpeedEngine (deepspeed/runtime/engine.py): counts micro batches and calls its optimizer inside step().
+    return all(hasattr(model, name) for name in ("micro_steps", "global_steps", "backward", "step"))

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from greentrain.types import Topology
 
+PAUSED_PHASE: Final = "paused"
+"""Name of the phase to which the time is booked in which ranks stand still."""
 WAIT_S: Final = 600.0
-"""How long a rank waits for rank 0's word at a step on which they have agreed (s): as long as NCCL waits for a
+"""How long a rank waits for rank 0's message at a step on which they have agreed (s): as long as NCCL waits for a
 collective (torch.distributed, init_process_group, timeout), which would end the job then."""
 
 HALFWAY: Final = 0.5
@@ -65,6 +67,8 @@ class SyncSchedule:
 
     def steps_until(self, unix_s: float) -> int:
         """Return after how many steps to look again whether a time has come."""
+        # Ranks can only agree on a step, as their clocks differ, and step times change: so they look again half way,
+        # and what rank 0 estimates from its own clock all ranks take over as a number of steps.
         if not self.step_s:
             return 1
         left = (unix_s - self._unix_s()) / self.step_s
@@ -76,7 +80,7 @@ class RankZeroChannel:
     """A sequence of messages from rank 0 to all ranks of one run.
 
     Args:
-        run_id: Keeps the words of several runs in one job apart. Every rank makes equally many of one name.
+        run_id: Keeps the messages of several runs in one job apart. Every rank makes equally many channels of one name.
         place: Place of this rank.
         store: The store; None: torch's own, if there is a process group.
     """
@@ -95,28 +99,30 @@ class RankZeroChannel:
         """False where several ranks have no store, and so cannot agree on anything."""
         return self._alone or self._store is not None
 
-    def share(self, word: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Hand rank 0's word to all ranks; every rank calls it equally often.
+    def broadcast(self, message: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Broadcast rank 0's message to all ranks; every rank calls it equally often.
 
         Args:
-            word: What rank 0 says, in plain JSON types; ignored elsewhere.
+            message: What rank 0 broadcasts, in plain JSON types; ignored on the other ranks.
 
         Returns:
-            The word; None where it was not heard in time.
+            The message; None where it did not arrive in time.
         """
+        # Keys are counted, not named by step: a rank that comes late finds the message still there, and none can take
+        # one message for another as long as all call this equally often, also where rank 0 has nothing to say.
         self._nth += 1
         if self._alone or self._first:
-            self._tell(word)
-            return word
+            self._send(message)
+            return message
         key = self._key(self._nth)
         try:
             self._store.wait([key], timedelta(seconds=WAIT_S))
             return _mapping(self._store.get(key))
-        except Exception:
+        except Exception:  # timed out, or the store's host is gone: training goes on without a plan, it must not end
             return None
 
     def gather(self, rank: int, ranks: int, wait_s: float = WAIT_S) -> bool:
-        """Wait until every rank is here; each calls it once, as its last word.
+        """Wait until every rank is here; each calls it once, as its last message.
 
         Args:
             rank: This one.
@@ -128,6 +134,8 @@ class RankZeroChannel:
         """
         if self._alone or self._store is None:
             return self._alone
+        # One key a rank and a wait for all, in place of a barrier: a barrier is a collective, and would hang where a
+        # rank is inside another one, or has left already.
         keys = [f"{self._prefix}/end/{other}" for other in range(ranks)]
         try:
             self._store.set(keys[rank], "")
@@ -136,24 +144,24 @@ class RankZeroChannel:
             return False
         return True
 
-    def heard(self) -> bool:
-        """Return whether the next word is there already, for a rank that waits without a step to take."""
+    def pending(self) -> bool:
+        """Return whether the next message is there already, for a rank that waits without a step to take."""
         if self._alone or self._first or self._store is None:
             return False
         return bool(self._store.check([self._key(self._nth + 1)]))
 
-    def _tell(self, word: Mapping[str, Any] | None) -> None:
+    def _send(self, message: Mapping[str, Any] | None) -> None:
         if self._store is None or self._alone:
             return
-        self._store.set(self._key(self._nth), json.dumps(word))
+        self._store.set(self._key(self._nth), json.dumps(message))
 
     def _key(self, nth: int) -> str:
         return f"{self._prefix}/{nth}"
 
 
 def _mapping(text: bytes) -> Mapping[str, Any] | None:
-    word = json.loads(text)
-    return word if isinstance(word, dict) else None
+    message = json.loads(text)
+    return message if isinstance(message, dict) else None
 
 
 def _store() -> Any:

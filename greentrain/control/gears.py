@@ -5,28 +5,154 @@
     optimizer.step() --post hook--> boundary: count the step, ask the policy, shift --> the next forward
 
 so a shift never falls into a gradient accumulation window, and no step but the one that shifts pays for it.
+
+A policy wants a gear from step to step (:class:`StaticPolicy` one gear for the whole run, or a list of steps and
+gears), and :class:`GearLoop` says what is allowed instead.
+
+FP8 is left where its noise drowns the gradient (:class:`QualityGuard`). Quantised training stops being effective where
+the gradient's norm falls under about sqrt(3) times the quantisation noise: Chmiel, Fishman, Banner and Soudry, "FP4 All
+the Way", arXiv 2505.19115 (abstract). They find it with FP4; here it is applied to FP8, whose noise is measured as a
+share of the same gradient (``precision/noise.py``).
 """
 
+import bisect
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from greentrain.config.schema import GreenConfig
+from greentrain.config.schema import GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.control.precision.gearbox import GearBox, check_gears
-from greentrain.control.precision.guard import QualityGuard
 from greentrain.control.precision.noise import Noise, NoiseProbe
 from greentrain.control.precision.recorder import CallRecorder
 from greentrain.control.profiling.distributed import ProfilingRun
 from greentrain.errors import ConfigError
 from greentrain.optim import PAPER_GAMMA, adapt
 from greentrain.optim.adapt import unwrap
-from greentrain.policy.gear_policy import GearLoop, StaticPolicy, open_policy
-from greentrain.types import Decision, Gear, Observation
+from greentrain.types import Decision, Gear, Observation, Policy
 from greentrain.utils.never_raise import never_raises, warn
+
+LEAVE_FP8: Final = math.sqrt(3)
+"""Norm over noise under which FP8 is left: arXiv 2505.19115."""
+RETURN_TO_FP8: Final = 1.5 * LEAVE_FP8
+"""And above which it may be used again. The factor is our own choice: single probes of the ratio vary by a quarter, and
+their mean over ten by less than a tenth."""
+
+
+class QualityGuard:
+    """Says whether FP8 must not be used, with hysteresis."""
+
+    def __init__(self) -> None:
+        self._left = False
+
+    def judge(self, noise: "Noise") -> str | None:
+        """Return why FP8 must not be used now, in a sentence; None if it may.
+
+        Args:
+            noise: The smoothed noise of the gears, after each probe; in whatever gear training runs.
+        """
+        sigma = noise.sigma.get(Gear.FP8)
+        if sigma is None or not (sigma > 0 and math.isfinite(noise.grad_norm)):
+            return None
+        ratio = noise.grad_norm / sigma
+        self._left = ratio < (RETURN_TO_FP8 if self._left else LEAVE_FP8)
+        if not self._left:
+            return None
+        text = f"gradient norm is {ratio:.2g} x FP8's noise"
+        if ratio < LEAVE_FP8:
+            return f"{text}, under sqrt(3) (arXiv 2505.19115)"
+        return f"{text}; it fell under sqrt(3) (arXiv 2505.19115), and FP8 comes back above {RETURN_TO_FP8:.2g}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, in plain JSON types."""
+        return {"left": self._left}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint was written."""
+        self._left = bool(state.get("left", False))
+
+
+PRECISE_FIRST = (Gear.BF16, Gear.FP32, Gear.FP16)
+"""What stands in for FP8 where it is not allowed: the gear around its products first."""
+
+
+class GearLoop:
+    """Asks a policy and keeps what it wants within what is allowed.
+
+    Args:
+        policy: The policy.
+        gears: Gears of the run.
+        fp8_max_share: Largest share of steps in FP8.
+    """
+
+    def __init__(self, policy: Policy, gears: Sequence[Gear], fp8_max_share: float = 1.0) -> None:
+        self._policy = policy
+        self._gears = tuple(gears)
+        self._fp8_max_share = fp8_max_share
+
+    def decide(self, seen: Observation, done: Mapping[Gear, int], vetoes: Mapping[Gear, str]) -> Decision:
+        """Return the decision for the coming step.
+
+        Args:
+            seen: What the policy may know.
+            done: Steps done by gear.
+            vetoes: Gears that must not be used now, and why.
+        """
+        wanted = self._policy.decide(seen)
+        spent = self._fp8_max_share < 1.0 and done.get(Gear.FP8, 0) + 1 > self._fp8_max_share * (sum(done.values()) + 1)
+        why = vetoes.get(wanted.gear, "")
+        if not why and wanted.gear is Gear.FP8 and spent:
+            why = f"FP8 has had its share of {self._fp8_max_share:.0%} of the steps"
+        if not why:
+            return wanted
+        allowed = [gear for gear in PRECISE_FIRST if gear in self._gears and gear not in vetoes]
+        if not allowed and not spent and Gear.FP8 in self._gears and Gear.FP8 not in vetoes:
+            allowed = [Gear.FP8]
+        return Decision(gear=allowed[0], reason=why) if allowed else wanted
+
+
+class StaticPolicy:
+    """One gear from the first step to the last.
+
+    Args:
+        gear: The gear.
+        reason: Why.
+    """
+
+    def __init__(self, gear: Gear, reason: str = "static") -> None:
+        self._decision = Decision(gear=gear, reason=reason)
+
+    def decide(self, seen: Observation) -> Decision:
+        """Return the gear."""
+        return self._decision
+
+
+class ScriptedPolicy:
+    """Gears by a schedule.
+
+    Args:
+        schedule: Pairs of an optimizer step, counted from 0 and increasing, and the gear from there on.
+    """
+
+    def __init__(self, schedule: Sequence[tuple[int, Gear]]) -> None:
+        self._steps = [step for step, _ in schedule]
+        self._decisions = [Decision(gear=gear, reason="schedule") for _, gear in schedule]
+
+    def decide(self, seen: Observation) -> Decision:
+        """Return the gear of the last entry at or before the coming step."""
+        return self._decisions[max(0, bisect.bisect_right(self._steps, seen.step) - 1)]
+
+
+def open_policy(policy: PolicyConfig, precision: PrecisionConfig) -> Policy:
+    """Return the policy that a configuration names."""
+    if policy.name == "scripted":
+        return ScriptedPolicy([(step, Gear(gear)) for step, gear in policy.schedule])
+    return StaticPolicy(Gear(policy.gear or precision.gears[0]))
+
 
 log = logging.getLogger(__name__)
 
@@ -170,6 +296,9 @@ class Gears:
     @never_raises
     def boundary(self, *_: Any) -> None:
         """Note that an optimizer step is done, and shift if the policy wants to."""
+        # This runs in the optimizer's post-step hook. The gradients of the step are used up and no forward of the next
+        # one has begun, so here alone a gear can change without a forward in one gear and its backward in another; and
+        # a gradient accumulation window, which has no optimizer step inside, is never cut in two.
         self.steps += 1
         self.done[self.box.gear] += 1
         if self.measuring is not None:

@@ -1,4 +1,4 @@
-"""Leaving a run in good order: a checkpoint, a word to the launcher, all ranks together, exit code 75.
+"""Leaving a run in good order: a checkpoint, a request to the launcher, all ranks together, exit code 75.
 
 ::
 
@@ -43,7 +43,7 @@ class Launcher(Protocol):
         """Return the newest demand to leave."""
         ...
 
-    def write(self, word: Request | Progress) -> None:
+    def write(self, message: Request | Progress) -> None:
         """Tell it something; may raise OSError."""
         ...
 
@@ -72,9 +72,9 @@ class PreemptionHandler:
     ) -> None:
         self._launcher, self._run, self._wake, self._unix_s = launcher, run, wake, unix_s
         self._first = run.topology.rank == 0
-        self._meetings: RankZeroChannel | None = None
+        self._channel: RankZeroChannel | None = None
         self._ranks = run.topology.world_size
-        self._agenda = SyncSchedule(unix_s)
+        self._sync = SyncSchedule(unix_s)
         self._next_s = unix_s() + NOTICE_S
         self._again_s = 0.0
         self.offer = launcher.offer()
@@ -109,8 +109,8 @@ class PreemptionHandler:
 
     def stepped(self) -> None:
         """Note the end of an optimizer step, on every rank; now and then, hear of a notice."""
-        if self._meetings is None:  # only now: a script may join its process group after the session has started
-            self._meetings = RankZeroChannel(f"{self._run.run_id}/leave", self._run.topology)
+        if self._channel is None:  # only now: a script may join its process group after the session has started
+            self._channel = RankZeroChannel(f"{self._run.run_id}/leave", self._run.topology)
             if self._first:
                 self._mark("step")
         if self.request is not None:
@@ -118,8 +118,8 @@ class PreemptionHandler:
         if self._ranks == 1:
             if self._noticed is not None:
                 self._obey(self._noticed.reason, self._noticed.ranks)
-        elif self._agenda.step() and self._meetings.possible:
-            self._meet(self._meetings)
+        elif self._sync.step() and self._channel.possible:
+            self._synchronize(self._channel)
 
     def ask(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
         """Prepare to leave after this step; called on every rank at the same one.
@@ -139,7 +139,7 @@ class PreemptionHandler:
         if self._first and self.offer is not None:
             self._write(Progress(attempt=self.attempt, steps=steps, tokens=tokens, unix_s=self._unix_s()))
 
-    def tell(self) -> bool:
+    def request_leave(self) -> bool:
         """Hand the request over; return whether this process is to exit now, the same on every rank."""
         if self.request is not None and not self._all_told(self.request):
             self.request, self._obeyed, self._again_s = None, None, self._unix_s() + AGAIN_S
@@ -152,8 +152,8 @@ class PreemptionHandler:
 
     def together(self) -> None:
         """Wait until all ranks are ready to exit, and leave the process group. Never raises."""
-        if self._meetings is not None:
-            self._meetings.gather(self._run.topology.rank, self._ranks, TOGETHER_S)
+        if self._channel is not None:
+            self._channel.gather(self._run.topology.rank, self._ranks, TOGETHER_S)
         dist = sys.modules.get("torch.distributed")
         try:
             if dist is not None and dist.is_available() and dist.is_initialized():
@@ -163,23 +163,23 @@ class PreemptionHandler:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _meet(self, meetings: RankZeroChannel) -> None:
-        if self._agenda.is_due(self._next_s):
+    def _synchronize(self, channel: RankZeroChannel) -> None:
+        if self._sync.is_due(self._next_s):
             self._next_s = self._unix_s() + NOTICE_S
-            self._agenda.restart()
+            self._sync.restart()
         notice = self._noticed if self._first else None
-        said = meetings.share(
+        received = channel.broadcast(
             {
                 "notice": None if notice is None else [notice.reason, notice.ranks],
-                "steps": self._agenda.steps_until(self._next_s),
+                "steps": self._sync.steps_until(self._next_s),
             }
         )
-        if said is None:
-            self._agenda.meet_after(1 << 62)  # out of step with the others
+        if received is None:
+            self._sync.meet_after(1 << 62)  # out of step with the others
             return
-        self._agenda.meet_after(int(said["steps"]))
-        if said["notice"] is not None:
-            self._obey(*said["notice"])
+        self._sync.meet_after(int(received["steps"]))
+        if received["notice"] is not None:
+            self._obey(*received["notice"])
 
     def _obey(self, reason: str, ranks: int | None) -> None:
         self._obeyed, self._noticed = self._noticed, None
@@ -188,14 +188,14 @@ class PreemptionHandler:
 
     def _all_told(self, request: Request) -> bool:
         """Return whether the launcher knows; the other ranks hear it from rank 0, as none must leave alone."""
-        told = not self._first or self._write(request)
-        if self._ranks == 1 or self._meetings is None or not self._meetings.possible:
-            return told
+        delivered = not self._first or self._write(request)
+        if self._ranks == 1 or self._channel is None or not self._channel.possible:
+            return delivered
         try:
-            said = self._meetings.share({"told": told})
+            received = self._channel.broadcast({"told": delivered})
         except Exception:  # the store is gone: the others hear nothing and leave
             return True
-        return said is None or bool(said["told"])
+        return received is None or bool(received["told"])
 
     def _stay(self) -> None:
         """Go on, as a whole step has passed without a checkpoint."""
@@ -205,11 +205,11 @@ class PreemptionHandler:
             " one and call green.checkpoint() on every rank"
         )
 
-    def _write(self, word: Request | Progress) -> bool:
+    def _write(self, message: Request | Progress) -> bool:
         try:
-            self._launcher.write(word)
+            self._launcher.write(message)
         except Exception as error:
-            self._run.warn(f"the launcher could not be told {type(word).__name__.lower()} ({error!r})")
+            self._run.warn(f"the launcher could not be told {type(message).__name__.lower()} ({error!r})")
             return False
         return True
 

@@ -32,8 +32,7 @@ from greentrain.ledger.reader import OtherRanksTotals, RankBooks, read_books, re
 from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.totals import EnergyLedger, Totals
 from greentrain.power.claims import Claims, claims_dir, preferred
-from greentrain.power.curve import EnergyCurve
-from greentrain.power.sampler import Sampler
+from greentrain.power.sampler import EnergyCurve, Sampler
 from greentrain.types import (
     FORMAT_VERSION,
     S_PER_HOUR,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import Facility
-from greentrain.power.curve import EnergyCurve
+from greentrain.power.sampler import EnergyCurve
 from greentrain.types import (
     S_PER_HOUR,
     CarbonPoint,

@@ -1,23 +1,243 @@
 """CarbonGearRL, corrected: soft values of a width, a Gibbs policy over exact costs, and a price from a dual.
 
-Two time scales: the price of a token follows the job slowly (``dual``); at a price the policy acts at once, on the
-exact cost of the coming epoch and the learned soft value of what comes after it (``softq``). Where a change of width
-costs nothing there is nothing to learn, and this is ``mpc``: given the price, the best row is then that of the hour.
+Two time scales: the price of a token follows the job slowly (:class:`ForecastDual`, :class:`TrailingDual`); at a price
+the policy acts at once, on the exact cost of the coming epoch and the learned soft value of what comes after it
+(:class:`SoftValues`). Where a change of width costs nothing there is nothing to learn, and this is ``mpc``: given the
+price, the best row is then that of the hour.
 
-Why it is not the algorithm as printed: ``carbongear_printed``.
+Why it is not the algorithm as printed: ``carbongear_printed``. The published dual rises with B - b, the tokens left,
+which is above zero until the last epoch: the price only ever climbs, and in units of tokens one step takes it to its
+limit. What tells whether a price is too low is the *pace*: the share of the time that has passed against the share of
+the tokens that is done.
+
+Given the price of a token, the cost of an hour is known exactly and intensity goes its own way whatever a job does. So
+the one thing there is to learn is the cost of what comes after: of being at a width when the next hour shows its
+intensity, a change of which trains nothing for a while. That is a soft Q-function of the *post-decision* state
+(state of the grid, width, price) ::
+
+    q(a | x, n) = level(x) P(a) - price (t(a) - lost t(a) [n(a) != n]) + W(x, n(a))      cost of an hour, and after it
+    V(x, n)     = -T log sum_a exp(-q(a | x, n) / T)                                      soft minimum
+    W(x, n)    <- gamma sum_x' p(x' | x) V(x', n)
+
+with power P and speed t relative to the fastest row. As no action moves the grid, one transition teaches all widths and
+all prices at once; all transitions of the history are in every sweep, so it has no learning rate, draws nothing and is
+done in a second. The published algorithm learns the whole cost from samples of its own 4,032 epochs, with a target in
+which the price does not occur (``carbongear_printed``).
+
+Draws from the Gibbs distribution (:func:`draw`) are the same for the same seed, job and time: a policy that draws stays
+a function.
 """
+
+import math
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from greentrain.policy import soft_q
 from greentrain.policy.chain import TRAILING_H, TREND_H, IntensityChain, state, trailing_mean
-from greentrain.policy.dual import Dual, ForecastDual
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
-from greentrain.policy.soft_q import draw
-from greentrain.policy.waterfill import row_at
-from greentrain.types import S_PER_HOUR
+from greentrain.policy.waterfill import price, row_at
+from greentrain.types import J_PER_KWH, S_PER_HOUR
+
+
+class Dual(Protocol):
+    """Says what one more token may emit."""
+
+    past_s: float
+    """How far back it looks (s)."""
+
+    def price(self, seen: Outlook) -> Array:
+        """Return (n,) g/token; inf where there is no time left to choose, 0 where nothing is left to do."""
+        ...
+
+
+class ForecastDual:
+    """The price of the best plan on the forecast: that of ``mpc``. The default.
+
+    Args:
+        menu: What a job can do.
+    """
+
+    past_s = 0.0
+
+    def __init__(self, menu: Menu) -> None:
+        self._menu = menu
+
+    def price(self, seen: Outlook) -> Array:
+        """Return the price at which the rest of the job is done just in time, if the forecast is right."""
+        return price(seen.forecast_g_per_kwh, seen.weights_s(), seen.tokens_left, self._menu)
+
+
+class TrailingDual:
+    """The price at which the last 14 days would have brought tokens at the pace that is needed now: no forecast at all.
+
+    Args:
+        menu: What a job can do.
+    """
+
+    past_s = TRAILING_H * S_PER_HOUR
+
+    def __init__(self, menu: Menu) -> None:
+        self._menu = menu
+
+    def price(self, seen: Outlook) -> Array:
+        """Return that price."""
+        return self.at_pace(seen, seen.tokens_left / np.maximum(seen.left_s, 1e-9))
+
+    def at_pace(self, seen: Outlook, pace: Array) -> Array:
+        """Return the price that would have brought a pace.
+
+        Args:
+            seen: The jobs.
+            pace: (n,) tokens/s.
+        """
+        steps = min(seen.past_g_per_kwh.shape[1], round(self.past_s / seen.step_s) - 1)
+        past = seen.past_g_per_kwh[:, seen.past_g_per_kwh.shape[1] - steps :]
+        known = np.concatenate([past, seen.forecast_g_per_kwh[:, :1]], axis=1)
+        weights_s = np.full(known.shape, seen.step_s)
+        return price(known, weights_s, pace * weights_s.sum(axis=1), self._menu)
+
+
+TEMPERATURE: Final = 0.004
+"""T, in hours of the fastest row at mean intensity; 0.001 does as well, 0.012 loses up to 0.3 points."""
+DISCOUNT: Final = 0.97
+"""gamma, an hour."""
+PRICES: Final = 48
+"""Prices for which values are kept, log-spaced; 15 lose up to 0.3 points, 9 up to 1.5 (PJM, 10 minutes a change)."""
+_CLEANEST: Final = 0.3
+_DIRTIEST: Final = 2.2
+"""Relative intensities between which a price can make a difference to a row."""
+_SWEEPS: Final = 200
+"""At most; 20 to 60 are usual."""
+_SETTLED: Final = 0.1
+"""Sweeps end when no value moves by more than this share of T."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SoftValues:
+    """Costs of what comes after, for v rows on the hull of a menu, g widths, l prices and x states of the grid."""
+
+    rows: NDArray[np.int64]
+    """(v,) rows of the menu."""
+    power: Array
+    """(v,) relative to the fastest row."""
+    speed: Array
+    """(v,) relative to the fastest row."""
+    width_of: NDArray[np.int64]
+    """(v,) index of the width of each row."""
+    widths: NDArray[np.int64]
+    """(g,)"""
+    epoch_h: float
+    lost_h: float
+    """Hours of training that a change of width loses."""
+    prices: Array
+    """(l,) increasing; 1 is the price at which the fastest row is worth its emissions at mean intensity."""
+    values: Array
+    """(l, x, g)"""
+    unit_g_per_token: float
+    """A price of 1 at a mean intensity of 1 g/kWh."""
+
+    def costs(self, relative: Array, state: NDArray[np.int64], price: Array, width: NDArray[np.int64]) -> Array:
+        """Return (n, v): the cost of each row now and what comes after it.
+
+        Args:
+            relative: (n,) intensity of the coming epoch / mean of the last 14 days.
+            state: (n,) of the grid.
+            price: (n,) relative, as in ``prices``.
+            width: (n,) in use.
+        """
+        at = np.interp(np.log(np.maximum(price, 1e-30)), np.log(self.prices), np.arange(len(self.prices)))
+        low = np.minimum(at.astype(np.int64), len(self.prices) - 2)
+        share = (at - low)[:, None]
+        after = (1 - share) * self.values[low, state] + share * self.values[low + 1, state]
+        changed = self.widths[self.width_of] != width[:, None]
+        trained_h = self.epoch_h - self.lost_h * changed
+        stage = relative[:, None] * self.power * self.epoch_h - price[:, None] * self.speed * trained_h
+        costs: Array = stage + after[:, self.width_of]
+        return costs
+
+
+def train(menu: Menu, chain: IntensityChain, *, switch_s: float, epoch_s: float = S_PER_HOUR) -> SoftValues:
+    """Return the soft values of a menu.
+
+    Args:
+        menu: What a job can do.
+        chain: How intensity goes on.
+        switch_s: Time in which a change of width trains nothing, at full power (s).
+        epoch_s: Time between two decisions (s). Below an hour the values of an hour are used: intensity is hourly.
+    """
+    rows = menu.hull
+    power = menu.power_w[rows] / menu.power_w[menu.fastest]
+    speed = menu.tokens_per_s[rows] / menu.tokens_per_s[menu.fastest]
+    widths, width_of = np.unique(menu.width[rows], return_inverse=True)
+    hours = max(1, round(epoch_s / S_PER_HOUR))
+    slopes = np.diff(power) / np.diff(speed)
+    slopes = slopes[slopes > 0] if (slopes > 0).any() else np.ones(1)
+    prices = np.geomspace(_CLEANEST * slopes[0], _DIRTIEST * slopes[-1], PRICES)
+    lost_h = switch_s / S_PER_HOUR
+    values = np.zeros((PRICES, len(chain.counts), len(widths)))
+    if lost_h > 0 and len(widths) > 1:
+        trained_h = hours - lost_h * (widths[:, None] != widths[width_of])
+        worth = prices[:, None, None, None] * (speed * trained_h)
+        stage = chain.levels()[None, :, None, None] * (power * hours) - worth
+        values = _settled(stage, np.linalg.matrix_power(chain.probabilities(), hours), width_of, DISCOUNT**hours)
+    return SoftValues(
+        rows=rows,
+        power=power,
+        speed=speed,
+        width_of=width_of,
+        widths=widths,
+        epoch_h=float(hours),
+        lost_h=lost_h,
+        prices=prices,
+        values=values,
+        unit_g_per_token=float(menu.power_w[menu.fastest] / menu.tokens_per_s[menu.fastest] / J_PER_KWH),
+    )
+
+
+def _settled(stage: Array, follows: Array, width_of: NDArray[np.int64], discount: float) -> Array:
+    """Return (l, x, g): values swept until they rest. Only differences of widths matter, so their mean is taken off.
+
+    Sweeps run in float32: its rounding is a 10,000th of T, and it is four times as fast.
+
+    Args:
+        stage: (l, x, g, v) cost of an epoch.
+        follows: (x, x) probability of the next state.
+        width_of: (v,) index of the width of each row.
+        discount: Of an epoch.
+    """
+    stage_32, follows_32 = stage.astype(np.float32), (discount * follows).astype(np.float32)
+    values = np.zeros(stage.shape[:3], np.float32)
+    for _ in range(_SWEEPS):
+        q = stage_32 + values[:, :, None, width_of]
+        least = q.min(axis=-1)
+        q -= least[..., None]
+        np.exp(q * np.float32(-1 / TEMPERATURE), out=q)
+        after = follows_32 @ (least - np.float32(TEMPERATURE) * np.log(q.sum(axis=-1)))
+        after -= after.mean(axis=-1, keepdims=True)
+        moved, values = float(np.abs(after - values).max()), after
+        if moved < _SETTLED * TEMPERATURE:
+            break
+    return values.astype(np.float64)
+
+
+def draw(energy: Array, seed: int, jobs: NDArray[np.int64], t_unix_s: Array) -> NDArray[np.int64]:
+    """Return (n,): one column of each job, drawn with probability in proportion to exp(-energy).
+
+    Args:
+        energy: (n, v) cost / temperature.
+        seed: Of the draws, 0 or above.
+        jobs: (n,) which jobs these are.
+        t_unix_s: (n,) time of the decision (s since the epoch, UTC).
+    """
+    below = np.cumsum(np.exp(energy.min(axis=1, keepdims=True) - energy), axis=1)
+    keys = zip(jobs.tolist(), t_unix_s.tolist(), strict=True)
+    drawn = np.array([np.random.default_rng((seed, job, max(0, math.floor(t_s)))).random() for job, t_s in keys])
+    columns: NDArray[np.int64] = np.count_nonzero(below <= drawn[:, None] * below[:, -1:], axis=1)
+    columns = np.minimum(columns, energy.shape[1] - 1)
+    return columns
 
 
 class CarbonGear:
@@ -54,7 +274,7 @@ class CarbonGear:
         self._seed = seed
         self._switch_min = switch_s / 60.0
         self._learns = switch_s > 0 and len(np.unique(menu.width[menu.hull])) > 1
-        self._values = soft_q.train(
+        self._values = train(
             menu,
             (IntensityChain.shipped() if chain is None else chain),
             switch_s=switch_s if self._learns else 0.0,
@@ -96,7 +316,7 @@ class CarbonGear:
         if self._seed is None:
             best: NDArray[np.int64] = costs.argmin(axis=1)
             return best
-        return draw(costs / soft_q.TEMPERATURE, self._seed, seen.jobs, seen.t_unix_s)
+        return draw(costs / TEMPERATURE, self._seed, seen.jobs, seen.t_unix_s)
 
 
 def _ahead(seen: Outlook) -> Array:

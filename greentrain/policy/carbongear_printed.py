@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from greentrain.policy.carbongear import draw
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
-from greentrain.policy.soft_q import draw
 
 CAUTION: Final = (
     "policy.name is 'carbongear-printed', the published algorithm, kept for the record: its dual and its target cannot"

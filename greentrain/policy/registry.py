@@ -2,14 +2,13 @@
 
 from greentrain.config.schema import PolicyConfig
 from greentrain.errors import ConfigError
-from greentrain.policy.baselines import LowestWindow, Spot, StaticSchedule, Threshold
+from greentrain.policy.baselines import LowestWindow, PriceFile, Spot, StaticSchedule, SyntheticPrices, Threshold
 from greentrain.policy.carbongear import CarbonGear
 from greentrain.policy.carbongear_printed import CAUTION, CarbonGearPrinted
 from greentrain.policy.carl import Carl
 from greentrain.policy.menu import Menu
 from greentrain.policy.mpc import Mpc, MpcSwitching
 from greentrain.policy.outlook import SchedulePolicy
-from greentrain.policy.prices import PriceFile, SyntheticPrices
 from greentrain.types import Gear
 
 
@@ -43,7 +42,7 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
             prices = SyntheticPrices(config.seed) if config.prices_csv is None else PriceFile(config.prices_csv)
             return Spot(menu, prices)
     raise ConfigError(
-        f"policy.name is {config.name!r}, which does not plan against a grid: see greentrain.policy.gear_policy"
+        f"policy.name is {config.name!r}, which does not plan against a grid: see greentrain.control.gears"
     )
 
 

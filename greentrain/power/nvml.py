@@ -3,23 +3,342 @@
 Each GPU that is visible to the process is read by the best method that answers: the energy counter, else the
 instant power field, else average power. API: https://docs.nvidia.com/deploy/nvml-api (read 2026-11-21).
 
-What NVML has to offer on a machine, for ``greentrain doctor``.
+How fast a counter ticks and what reading it costs is found by polling for a fraction of a second (:func:`poll`). Call
+costs depend on card and driver (0.5 us to several ms in public measurements), so they are measured, never assumed. CPU
+time of the thread is what a read takes from the training; wall time also holds what the driver waits.
+
+Which GPUs of the node ``CUDA_VISIBLE_DEVICES`` leaves to this process (:func:`visible_devices`) follows the CUDA C++
+Programming Guide (appendix "CUDA Environment Variables") and the MIG User Guide (docs.nvidia.com, read 2026-11-21);
+where they are silent, PyTorch's ``torch.cuda._parse_visible_devices`` and ``_transform_uuid_to_ordinals`` (2.13)
+decide: the kind of the first entry rules the list, an entry of another kind or without a device ends it, a duplicate
+leaves no device at all. An index counts in CUDA's order. NVML's order is that of the PCI bus, which is also CUDA's
+unless the GPUs differ in speed and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``: see :func:`index_order_is_sure`.
 """
 
 import contextlib
 import ctypes
 import dataclasses
+import itertools
+import math
 import os
+import re
+import statistics
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from greentrain.errors import MeterError
-from greentrain.power.nvml_devices import NvmlGpu, list_gpus, open_nvml
-from greentrain.power.nvml_probe import Polled, poll
-from greentrain.power.visible import VARIABLE, index_order_is_sure, visible_devices
 from greentrain.types import Counter, Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlGpu:
+    """One GPU as NVML shows it."""
+
+    index: int
+    uuid: str
+    name: str
+    slices: Sequence[str] = ()
+    """UUIDs of its MIG devices."""
+    handle: Any = None
+    problem: str = ""
+    """Why it cannot even be opened; empty if it can."""
+    hidden: bool = False
+    """The operating system keeps this process from it, and CUDA too."""
+
+    @property
+    def uid(self) -> str:
+        """The UUID, or a stand-in where the GPU does not even tell that."""
+        return self.uuid or f"nvml:{self.index}"
+
+
+def open_nvml() -> Any:
+    """Initialise NVML and return the bindings.
+
+    Raises:
+        MeterError: Says what is missing, and the remedy.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MeterError(f"NVIDIA's bindings are not installed ({error}): pip install nvidia-ml-py") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        remedies = {
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found: install the NVIDIA driver, or start"
+            " the container with the NVIDIA runtime and the driver capability 'utility'",
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded: sudo modprobe nvidia, then"
+            " see dmesg",
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "driver library and kernel module have different versions, as"
+            " after an update: reboot, or give the container the host's library",
+            pynvml.NVML_ERROR_NO_PERMISSION: "/dev/nvidiactl or /dev/nvidia* may not be opened: add the user to the"
+            " devices' group, or give the job its GPUs",
+        }
+        remedy = remedies.get(getattr(error, "value", 0), "see whether nvidia-smi works and what dmesg says")
+        raise MeterError(f"NVML cannot be initialised ({error}): {remedy}") from error
+    return pynvml
+
+
+def list_gpus(nvml: Any) -> list[NvmlGpu]:
+    """Return every GPU that NVML counts, also those that cannot be opened.
+
+    Raises:
+        NVMLError: The GPUs cannot be counted.
+    """
+    return [_identify(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def _identify(nvml: Any, index: int) -> NvmlGpu:
+    uuid, name = "", f"NVIDIA GPU {index}"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        name = nvml.nvmlDeviceGetName(handle)
+    except nvml.NVMLError as error:
+        hidden = getattr(error, "value", None) == nvml.NVML_ERROR_NO_PERMISSION and not uuid
+        return NvmlGpu(index=index, uuid=uuid, name=name, problem=str(error), hidden=hidden)
+    return NvmlGpu(index=index, uuid=uuid, name=name, slices=_slices(nvml, handle), handle=handle)
+
+
+def _slices(nvml: Any, handle: Any) -> tuple[str, ...]:
+    try:
+        if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return ()
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except nvml.NVMLError:
+        return ()
+    found = []
+    for index in range(count):
+        with contextlib.suppress(nvml.NVMLError):
+            found.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+    return tuple(found)
+
+
+SPAN_S: Final = 0.38
+"""Longest probe (s); three ticks of 100 ms fit."""
+PAUSE_S: Final = 0.002
+"""Shortest pause between polls (s): a tick is dated to 2 ms."""
+MAX_SHARE: Final = 0.1
+"""Highest share of one core that polling takes; slow reads are polled less often."""
+EDGES: Final = 3
+"""Ticks to see before the probe may stop early."""
+USUAL_TICK_S: Final = 0.1
+"""Taken where the measurement allows it (ML.ENERGY blog, thermally stable profiling, read 2026-11-21)."""
+SNAP_ERROR: Final = 0.2
+"""A measurement worse than this (relative) allows nothing."""
+MAX_ERROR: Final = 0.05
+"""A tick known less well than this (relative) is not stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polled:
+    """What polling one counter or power reading showed. None: could not be seen."""
+
+    tick_s: float | None = None
+    """Time between two changes of the value (s)."""
+    edge_s: float | None = None
+    """Monotonic time of one change (s)."""
+    cpu_s: float | None = None
+    """Median CPU time of one read (s)."""
+    wall_s: float | None = None
+    """Median wall time of one read (s)."""
+    span_s: float = 0.0
+    """How long was polled (s)."""
+
+
+class _Watch:
+    """Polls one value and keeps when it changed and what a read cost."""
+
+    def __init__(self, value: Callable[[], float], clock: Clock) -> None:
+        self._value = value
+        self._clock = clock
+        self._last: float | None = None
+        self._last_s = math.nan
+        self.edges: list[tuple[float, float]] = []
+        self.cpu_s: list[float] = []
+        self.wall_s: list[float] = []
+
+    def poll(self) -> None:
+        before_s, before_cpu_s = self._clock.monotonic_s(), time.thread_time()
+        try:
+            value = self._value()
+        except Exception:
+            self._last = None
+            return
+        after_cpu_s, after_s = time.thread_time(), self._clock.monotonic_s()
+        self.cpu_s.append(after_cpu_s - before_cpu_s)
+        self.wall_s.append(after_s - before_s)
+        if self._last is not None and value != self._last:
+            self.edges.append(((self._last_s + after_s) / 2, (after_s - self._last_s) / 2))
+        self._last, self._last_s = value, before_s
+
+    @property
+    def is_sure(self) -> bool:
+        return len(self.edges) >= EDGES and tick_of(self.edges)[0] is not None
+
+    def result(self, span_s: float) -> Polled:
+        if not self.cpu_s:
+            return Polled(span_s=span_s)
+        tick_s, edge_s = tick_of(self.edges)
+        return Polled(
+            tick_s=tick_s,
+            edge_s=edge_s,
+            cpu_s=statistics.median(self.cpu_s),
+            wall_s=statistics.median(self.wall_s),
+            span_s=span_s,
+        )
+
+
+def poll(values: Sequence[Callable[[], float]], clock: Clock, span_s: float = SPAN_S) -> list[Polled]:
+    """Poll several readings side by side for at most ``span_s`` seconds. Never raises.
+
+    Args:
+        values: Calls that return a number; an exception counts as no reading.
+        clock: Time; its monotonic scale must run.
+        span_s: Longest duration (s).
+    """
+    watches = [_Watch(value, clock) for value in values]
+    start_s = clock.monotonic_s()
+    while (now_s := clock.monotonic_s()) - start_s < span_s:
+        cpu_s = -time.thread_time()
+        for watch in watches:
+            watch.poll()
+        cpu_s += time.thread_time()
+        if all(watch.is_sure for watch in watches):
+            break
+        time.sleep(max(PAUSE_S, clock.monotonic_s() - now_s, cpu_s / MAX_SHARE))
+    spent_s = clock.monotonic_s() - start_s
+    return [watch.result(spent_s) for watch in watches]
+
+
+def tick_of(edges: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:
+    """Return tick period and time of one tick from the changes seen, None where they do not tell.
+
+    Args:
+        edges: Of each change its time and how far off that may be (s), in order.
+    """
+    if not edges:
+        return None, None
+    sharpest_s, smallest_s = min(edges, key=lambda edge: edge[1])
+    # A poll that came late dates its change badly and may hide further ones: only neighbours of sharp ones count.
+    sharp = [i for i, (_, off_s) in enumerate(edges) if off_s <= max(2 * smallest_s, PAUSE_S)]
+    gaps = [(edges[j][0] - edges[i][0], j - i) for i, j in itertools.pairwise(sharp)]
+    clean_s = [gap_s for gap_s, changes in gaps if changes == 1]
+    if not clean_s:
+        return None, None
+    unit_s = statistics.mean(clean_s)
+    ticks = sum(1 if changes == 1 else max(changes, round(gap_s / unit_s)) for gap_s, changes in gaps)
+    tick_s = sum(gap_s for gap_s, _ in gaps) / ticks
+    if 2 * max(edges[i][1] for i in sharp) > 0.8 * tick_s:
+        return None, None  # polled too slowly: one change may be two ticks
+    error_s = (edges[sharp[0]][1] + edges[sharp[-1]][1]) / ticks
+    if abs(tick_s - USUAL_TICK_S) <= error_s <= SNAP_ERROR * USUAL_TICK_S:
+        return USUAL_TICK_S, sharpest_s
+    return (tick_s, sharpest_s) if error_s <= MAX_ERROR * tick_s else (None, None)
+
+
+VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+
+_LEGACY_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
+"""Name of a MIG device before driver R470: parent UUID, GPU instance, compute instance (MIG User Guide)."""
+_INDEX = re.compile(r"[+-]?\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisibleGpu:
+    """One entry: a physical GPU, or a slice of one."""
+
+    position: int
+    """Of the physical GPU in the list that was asked about."""
+    mig_uuid: str | None = None
+    """The slice; None: the whole GPU."""
+
+
+def visible_devices(environ: Mapping[str, str], devices: Sequence[tuple[str, Sequence[str]]]) -> tuple[VisibleGpu, ...]:
+    """Return what a process with this environment can compute on, in CUDA's order of enumeration.
+
+    A GPU with slices that is named as a whole stands for its first slice: CUDA takes one compute instance a GPU.
+
+    Args:
+        environ: Environment variables.
+        devices: Every GPU of the node in NVML's order: its UUID, and the UUIDs of its MIG slices.
+    """
+    text = environ.get(VARIABLE)
+    if text is None:
+        return tuple(_whole(position, devices) for position in range(len(devices)))
+    entries = [entry.strip() for entry in text.split(",")]
+    return _resolve(entries, _resolver(entries[0]), devices)
+
+
+def index_order_is_sure(environ: Mapping[str, str], names: Sequence[str]) -> bool:
+    """Return False if an index in the environment may mean another GPU than the one NVML gives that index.
+
+    Args:
+        environ: Environment variables.
+        names: Product names of all GPUs of the node.
+    """
+    first = environ.get(VARIABLE, "").split(",")[0].strip()
+    by_index = _INDEX.match(first) is not None
+    return not by_index or len(set(names)) < 2 or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
+_Devices = Sequence[tuple[str, Sequence[str]]]
+_Resolver = Callable[[str, _Devices], VisibleGpu | None]
+
+
+def _resolver(first: str) -> _Resolver:
+    if first.startswith("GPU-"):
+        return _by_uuid
+    if first.startswith("MIG-"):
+        return _by_slice
+    return _by_index
+
+
+def _resolve(entries: Sequence[str], resolver: _Resolver, devices: _Devices) -> tuple[VisibleGpu, ...]:
+    found: list[VisibleGpu] = []
+    for entry in entries:
+        gpu = resolver(entry, devices)
+        if gpu is None:
+            break
+        if gpu in found:
+            return ()
+        found.append(gpu)
+    return tuple(found)
+
+
+def _whole(position: int, devices: _Devices) -> VisibleGpu:
+    slices = devices[position][1]
+    return VisibleGpu(position=position, mig_uuid=slices[0] if slices else None)
+
+
+def _by_index(entry: str, devices: _Devices) -> VisibleGpu | None:
+    number = _INDEX.match(entry)  # like strtoul: "1gpu" is 1
+    index = int(number.group()) if number else -1
+    return _whole(index, devices) if 0 <= index < len(devices) else None
+
+
+def _by_uuid(entry: str, devices: _Devices) -> VisibleGpu | None:
+    if not entry.startswith("GPU-"):
+        return None
+    matches = [position for position, (uuid, _) in enumerate(devices) if uuid.startswith(entry)]
+    return _whole(matches[0], devices) if len(matches) == 1 else None
+
+
+def _by_slice(entry: str, devices: _Devices) -> VisibleGpu | None:
+    if not entry.startswith("MIG-"):
+        return None
+    for position, (_, slices) in enumerate(devices):
+        if entry in slices:
+            return VisibleGpu(position=position, mig_uuid=entry)
+    legacy = _LEGACY_MIG.fullmatch(entry)
+    if legacy is None:
+        return None
+    parents = [position for position, (uuid, _) in enumerate(devices) if uuid == legacy.group(1)]
+    return VisibleGpu(position=parents[0], mig_uuid=entry) if parents else None
+
 
 COUNTER: Final = "NVML energy counter"
 INSTANT: Final = "NVML instant power"

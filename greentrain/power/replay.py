@@ -14,7 +14,7 @@ the replay fails too. Either value column may be left out of the header if no de
 import csv
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -65,28 +65,6 @@ class ReplayMeter:
     def close(self) -> None:
         """Stop. Idempotent."""
         self._closed = True
-
-
-def write_recording(path: str | Path, sensors: Iterable[Sensor], samples: Iterable[PowerSample]) -> None:
-    """Write samples of a meter as a file that ReplayMeter reads.
-
-    Args:
-        path: The CSV file; replaced if it exists.
-        sensors: The sensors of the meter.
-        samples: Its samples, in the order of time; those of unknown devices are dropped.
-    """
-    by_uid: Mapping[str, Sensor] = {sensor.device.uid: sensor for sensor in sensors}
-    with Path(path).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for sample in samples:
-            sensor = by_uid.get(sample.device_uid)
-            if sensor is None:
-                continue
-            device = sensor.device
-            energy, power = ("" if value is None else repr(value) for value in (sample.energy_j, sample.power_w))
-            row = (repr(sample.t_s), device.uid, str(device.kind), device.name, energy, power, str(sensor.provenance))
-            writer.writerow(row)
 
 
 @dataclass(slots=True, kw_only=True)

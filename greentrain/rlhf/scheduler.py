@@ -549,7 +549,7 @@ class StageScheduler(OffloadEngine):
             self._tell("several ranks without torch.distributed cannot agree on where passes run: all stay on the gpu")
             return
         own = self._decided() if self._first else None
-        word = self._meetings.share(None if own is None else own.to_json())
+        word = self._meetings.broadcast(None if own is None else own.to_json())
         if word is None:
             self._tell("there was no decision on where passes run: the last one stays")
             return

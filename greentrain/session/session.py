@@ -12,32 +12,37 @@ Example::
     print(green.totals())
 
 The calls on the training thread only append a timestamp to a queue: no sensor is read, nothing is synchronised,
-no file is written. A background thread does the rest.
+no file is written. A background thread does the rest. Hooks on torch objects (:class:`PhaseHooks`) mark phases; numbers
+in the model are not touched.
 
-What a session offers to act on its training: gears, plans, pauses. Control does it.
-
-What a training loop tells a session while it runs: steps, phases, gears. Each call only queues a mark.
-
-A phase as a context manager.
+When the process is told to end, the session is closed (:class:`ShutdownHook`). SIGTERM handlers are chained, never
+replaced: ours runs first, then the one that was there. Where that one is the default, which kills, the session is
+closed before; a program with a handler of its own may go on for minutes to save a checkpoint, so there the books are
+only brought up to date. A handler that the user installs later stays. Forked children (data loader workers) inherit
+the handler but not the session.
 """
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from greentrain.carbon.detect import open_signal
 from greentrain.carbon.replayed import ReplayedSignal
 from greentrain.config.schema import GreenConfig
-from greentrain.control.controller import Controller
+from greentrain.control.controller import Controller, is_engine
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
-from greentrain.errors import SessionError
+from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun, metrics_of
 from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_id, grid_time_of
 from greentrain.ledger.totals import Totals
@@ -47,9 +52,7 @@ from greentrain.report import report_at_close
 from greentrain.report.estimated import keep_estimate, read_estimate
 from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
-from greentrain.session.phase_hooks import PhaseHooks
-from greentrain.session.shutdown import ShutdownHook
-from greentrain.types import CarbonSignal, PowerMeter, Topology
+from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.display import Displayable, View
 from greentrain.utils.never_raise import never_raises
@@ -60,102 +63,10 @@ if TYPE_CHECKING:
     from greentrain.control.preemption import Launcher
 
 
-class Acting:
-    """The acting side of a session."""
+class Marks(Protocol):
+    """The part of a session that hooks use."""
 
-    _control: Controller
-    _watcher: PhaseHooks
-
-    def watch(self, model: Any = None, optimizer: Any = None, scaler: Any = None) -> None:
-        """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
-
-        Where the configuration names gears, the model gets them, and shifts after steps of the optimizer.
-
-        A DeepSpeed engine may be passed as model: its forward, backward and step are followed, and each real
-        optimizer step is counted; then call ``count`` for tokens, not ``step``.
-
-        Args:
-            model: A torch module, in its wrappers or not, or a DeepSpeed engine.
-            optimizer: The optimizer whose steps are those of the run.
-            scaler: The torch.amp.GradScaler in use; the gear fp16 needs one.
-
-        Raises:
-            ConfigError: The objects are no torch module, optimizer or engine, or a gear cannot work with them.
-        """
-        self._watcher.check(model, optimizer)
-        boundary = self._control.watch(model, optimizer, scaler)
-        self._watcher.watch(model, optimizer, boundary)
-
-    def shift(self, gear: str) -> None:
-        """Use a gear from the next optimizer step on, in place of the policy.
-
-        Raises:
-            ConfigError: It is not among ``precision.gears``.
-        """
-        self._control.shift(gear)
-
-    def resume(self) -> None:
-        """End a pause of the plan at once, from any thread; so does a SIGCONT. Without a pause, nothing happens."""
-        self._control.wake()
-
-    @property
-    def checkpoint_due(self) -> bool:
-        """True for one step before the plan pauses: write a checkpoint then, and a kill in the pause costs nothing.
-
-        Call ``checkpoint()`` after it, on every rank: where the pause is long and a launcher brings the run back, or
-        where the number of ranks is to change, the process ends there. Also true when ``should_stop`` is.
-        """
-        return self._control.checkpoint_due
-
-    @property
-    def should_stop(self) -> bool:
-        """True when the carbon budget is spent and the configuration says to end: leave the loop."""
-        return self._control.should_stop
-
-    def prewarm(self, run: Callable[[], Any]) -> None:
-        """Run something once in every gear, so that torch.compile makes its graphs before training does.
-
-        Args:
-            run: Forward and backward of one micro-batch of the usual shape; clear the gradients afterwards.
-        """
-        self._control.prewarm(run)
-
-    def profile_gears(
-        self, step: Callable[[], int | None] | None = None, *, refresh: bool = False, max_steps: int = 200
-    ) -> ActionTable | None:
-        """Measure speed, power and J/token of every gear, in blocks of ordinary training steps with warm-up.
-
-        Tables are kept by model, layers, device, world size and batch (``GREENTRAIN_CACHE_DIR``, or else the user's
-        cache), so the same training is measured once. The policy decides again afterwards.
-
-        Args:
-            step: Trains one step of the watched model and optimizer and returns its tokens; it is called until all is
-                measured. None: the coming steps of the training are used, and ``action_table`` is set at the end.
-            refresh: Measure even if there is a table.
-            max_steps: Most steps that it may take, over all gears.
-
-        Returns:
-            The table; None without ``step``.
-
-        Raises:
-            ConfigError: ``precision.gears`` is empty, or the steps are too few.
-            SessionError: The session does not run, or watches no model.
-        """
-        return self._control.profile_gears(step, refresh=refresh, max_steps=max_steps)
-
-    @property
-    def action_table(self) -> ActionTable | None:
-        """What ``profile_gears`` has measured; None before."""
-        return self._control.action_table
-
-    @property
-    def gears(self) -> "Gears | None":
-        """The gears of the session; None where the configuration names none. Loads torch."""
-        return self._control.gears
-
-
-class Phases(Protocol):
-    """The part of a session that a span uses."""
+    parameters: int | None
 
     def begin(self, name: str) -> int:
         """Enter a phase."""
@@ -165,13 +76,223 @@ class Phases(Protocol):
         """Leave a phase."""
         ...
 
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        """Mark the end of a step."""
+        ...
+
+
+class PhaseHooks:
+    """Holds the hooks of one session and takes them off again.
+
+    Args:
+        session: Where phases and steps are marked.
+    """
+
+    def __init__(self, session: Marks) -> None:
+        self._session = session
+        self._undo: list[Callable[[], None]] = []
+
+    def check(self, model: Any, optimizer: Any) -> None:
+        """Check what is to be watched before anything is changed.
+
+        Raises:
+            ConfigError: An object is neither module, engine nor optimizer.
+        """
+        if model is not None and not is_engine(model) and not hasattr(model, "register_forward_pre_hook"):
+            raise ConfigError(
+                f"watch(model=...) got a {type(model).__name__}; pass a torch.nn.Module or a DeepSpeed engine"
+            )
+        if optimizer is not None and not hasattr(optimizer, "register_step_pre_hook"):
+            raise ConfigError(f"watch(optimizer=...) got a {type(optimizer).__name__}; pass a torch.optim.Optimizer")
+
+    def watch(self, model: Any, optimizer: Any, stepped: Callable[[], None] | None = None) -> None:
+        """Hook a model and an optimizer; a DeepSpeed engine as model brings its own optimizer.
+
+        Args:
+            model: A torch module or an engine; None: no model.
+            optimizer: A torch optimizer; None: no optimizer.
+            stepped: Called after each optimizer step of an engine, which is no optimizer's step hook: ZeRO-3 steps
+                once a sub-group.
+
+        Raises:
+            ConfigError: An object is neither module, engine nor optimizer.
+        """
+        self.check(model, optimizer)
+        if model is not None and is_engine(model):
+            self._watch_engine(model, stepped)
+        elif model is not None:
+            self._watch_module(model)
+        if optimizer is not None:
+            self._watch_optimizer(optimizer)
+
+    def release(self) -> None:
+        """Take every hook off. Idempotent."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _watch_module(self, module: Any) -> None:
+        session = self._session
+        session.parameters = sum(p.numel() for p in module.parameters())
+        open_tokens: list[tuple[str, int]] = []
+
+        def before(module: Any, args: Any) -> None:
+            name = Phase.FORWARD.value if module.training else Phase.EVAL.value
+            open_tokens.append((name, session.begin(name)))
+
+        def after(module: Any, args: Any, output: Any) -> None:
+            if open_tokens:
+                session.end(*open_tokens.pop())
+
+        self._undo.append(module.register_forward_pre_hook(before).remove)
+        self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+
+    def _watch_optimizer(self, optimizer: Any) -> None:
+        session = self._session
+        name = Phase.OPTIMIZER.value
+        self._undo.append(optimizer.register_step_pre_hook(lambda *_: _drop(session.begin(name))).remove)
+        self._undo.append(optimizer.register_step_post_hook(lambda *_: session.end(name)).remove)
+
+    def _watch_engine(self, engine: Any, stepped: Callable[[], None] | None) -> None:
+        def on_step() -> None:
+            if stepped is not None:
+                stepped()
+            self._session.step()
+
+        self._watch_module(engine)
+        self._wrap(engine, "backward", Phase.BACKWARD.value)
+        self._wrap(engine, "step", Phase.OPTIMIZER.value, steps=lambda: int(engine.global_steps), on_step=on_step)
+
+    def _wrap(
+        self,
+        engine: Any,
+        method: str,
+        phase: str,
+        steps: Callable[[], int] = lambda: 0,
+        on_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        session, original = self._session, getattr(engine, method)
+        own = method in vars(engine)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            before = steps()
+            token = session.begin(phase)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                session.end(phase, token)
+                if steps() > before:
+                    on_step()
+
+        def undo() -> None:
+            if own:
+                setattr(engine, method, original)
+            else:
+                vars(engine).pop(method, None)
+
+        setattr(engine, method, wrapped)
+        self._undo.append(undo)
+
+
+def _drop(value: object) -> None:
+    """Return None, as optimizer hooks must."""
+
+
+class ShutdownHook:
+    """Calls ``close(reason)`` once on a deadly SIGTERM or at interpreter exit, ``book()`` on a SIGTERM that is handled.
+
+    Args:
+        close: Called with ``sigterm``, ``exit`` or ``exception``; must not raise.
+        book: Called when the program itself handles SIGTERM; must not raise.
+    """
+
+    def __init__(self, close: Callable[[str], None], book: Callable[[], None] = lambda: None) -> None:
+        self._close = close
+        self._book = book
+        self._pid = os.getpid()
+        self._previous: Any = None
+        self._installed = False
+        self._held = False
+        self._waiting = False
+
+    def install(self) -> None:
+        """Start listening. Signals only from the main thread, where Python allows it."""
+        atexit.register(self._at_exit)
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.getsignal(signal.SIGTERM)
+            if self._previous is not None:
+                signal.signal(signal.SIGTERM, self._on_sigterm)
+                self._installed = True
+
+    def hold(self) -> None:
+        """Let a SIGTERM wait until :meth:`remove`: the session is being closed already."""
+        # A handler runs on the main thread in the middle of whatever that does. In the middle of close() a second
+        # close() would meet files half written and locks held by the very code that it interrupts.
+        self._held = True
+
+    def remove(self) -> None:
+        """Stop listening and put the previous handler back, unless somebody replaced ours meanwhile."""
+        atexit.unregister(self._at_exit)
+        if self._installed and threading.current_thread() is threading.main_thread():
+            self._installed = False
+            # Somebody who installed a handler after us has ours as "previous" and may call it, so theirs stays; ours
+            # then finds the session closed and passes the signal on.
+            if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+                signal.signal(signal.SIGTERM, self._living())
+        self._held = False
+        if self._waiting:  # the signal that came meanwhile goes to the handler that stands there now
+            self._waiting = False
+            signal.raise_signal(signal.SIGTERM)
+
+    def _living(self) -> Any:
+        """Return the handler before ours, skipping those of sessions that were closed after a later one started."""
+        previous = self._previous
+        while isinstance(hook := getattr(previous, "__self__", None), ShutdownHook) and not hook._installed:
+            previous = hook._previous
+        return previous
+
+    def _root(self) -> Any:
+        """Return the handler that was there before any session's."""
+        previous = self._previous
+        while isinstance(hook := getattr(previous, "__self__", None), ShutdownHook):
+            previous = hook._previous
+        return previous
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            # Set where the interpreter ends with an uncaught exception.
+            self._close("exception" if getattr(sys, "last_type", None) is not None else "exit")
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        previous = self._living()
+        if os.getpid() == self._pid:
+            if self._held:
+                self._waiting = True
+                return
+            # The root decides, not the handler before ours: that may be another session's, which ends in the same
+            # default. A default kills as soon as it is reached, so this is the last moment to write anything.
+            if self._root() == signal.SIG_DFL:
+                self._close("sigterm")
+            else:
+                self._book()
+        if callable(previous):
+            previous(signum, frame)
+        elif previous == signal.SIG_DFL:
+            # Python cannot call a default action: it is put back and the signal raised anew, so that the parent sees
+            # a process which a SIGTERM has ended, not one which exited.
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+
+
+__all__ = ["STATE_FORMAT", "GreenSession"]
+
 
 class PhaseSpan:
     """The block of one ``with session.phase(name)``; an instance may be entered again, not nested in itself."""
 
     __slots__ = ("_name", "_session", "_token")
 
-    def __init__(self, session: Phases, name: str) -> None:
+    def __init__(self, session: "GreenSession", name: str) -> None:
         self._session = session
         self._name = name
         self._token = 0
@@ -183,78 +304,11 @@ class PhaseSpan:
         self._session.end(self._name, self._token)
 
 
-class Marking:
-    """The hot path of a session.
-
-    Args:
-        now_s: Monotonic seconds.
-        control: Is told steps and tokens too.
-    """
-
-    def __init__(self, now_s: Callable[[], float], control: Controller) -> None:
-        self._now = now_s
-        self._control = control
-        self._mark: Callable[[tuple[Any, ...]], None] = _ignore
-        self._tokens = itertools.count(1)
-
-    def step(self, tokens: int = 0, samples: int = 0) -> None:
-        """Mark the end of an optimizer step.
-
-        Args:
-            tokens: Tokens of this rank's batches since the last step. Pass a number known on the host: a shape
-                or ``numel()``, not a reduction on the device.
-            samples: Samples of the same batches.
-        """
-        t_s = self._control.step_end(self._now())
-        self._mark((t_s, "step", "", 0, tokens, samples))
-        self._control.stepped(tokens, samples)
-
-    def count(self, tokens: int = 0, samples: int = 0) -> None:
-        """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
-        self._mark((self._now(), "count", "", 0, tokens, samples))
-        self._control.counted(tokens, samples)
-
-    def begin(self, name: str) -> int:
-        """Enter a phase, for frameworks whose hooks come in pairs; phases may nest and overlap.
-
-        Returns:
-            A token that pairs this begin with its ``end``.
-        """
-        token = next(self._tokens)
-        self._mark((self._now(), "begin", name, token))
-        return token
-
-    def end(self, name: str, token: int = 0) -> None:
-        """Leave a phase: the one of the token, or the one of this name that was entered last."""
-        self._mark((self._now(), "end", name, token))
-
-    def gear(self, name: str) -> None:
-        """Note that time from now on, and the steps that end in it, belong to this precision gear; "": to none."""
-        self._mark((self._now(), "gear", name))
-
-    def mark(self, name: str, *what: Any) -> float:
-        """Queue a mark of this moment, for what acts on the training, and return its time (s)."""
-        t_s = self._now()
-        self._mark((t_s, name, *what))
-        return t_s
-
-    def phase(self, name: str) -> PhaseSpan:
-        """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
-        return PhaseSpan(self, name)
-
-    def _mark_into(self, queue: Callable[[tuple[Any, ...]], None] | None) -> None:
-        """Queue marks from now on; None: drop them."""
-        self._mark = queue or _ignore
-
-
 def _ignore(mark: tuple[Any, ...]) -> None:
     """Stand in for the queue while no run is open: a stray step outside a session is no error."""
 
 
-__all__ = ["STATE_FORMAT", "GreenSession"]
-
-
-class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
+class GreenSession(Displayable, contextlib.ContextDecorator):
     """Measures the energy and carbon of what runs between ``start`` and ``close``.
 
     Use it as a context manager, as a decorator of a training function, or through one of the callbacks. It can be
@@ -292,12 +346,15 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
         self._extra_meters = tuple(extra_meters)
         self._signal = signal if signal is not None else open_signal(self.config.carbon)
         self._own_signal = signal is None
-        super().__init__(self._clock.monotonic_s, Controller(self.config, self, launcher))
+        self._now_s = self._clock.monotonic_s
+        self._controller = Controller(self.config, self, launcher)
+        self._enqueue: Callable[[tuple[Any, ...]], None] = _ignore
+        self._tokens = itertools.count(1)
         self._run: ActiveRun | None = None
         self._last: ActiveRun | None = None
         self._hook: ShutdownHook | None = None
         self._viewers = Viewers()
-        self._watcher = PhaseHooks(self)
+        self._phase_hooks = PhaseHooks(self)
         self._estimate = read_estimate(self.config.run)
         self._resume: ResumeState | None = None
         self._starts = 0
@@ -327,13 +384,13 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
         self._starts += 1
         self.report_path = None
         run_id = self._run_id(place)
-        grid_time = grid_time_of(self.config, run_id, self._control.began_unix_s or self._clock.unix_s())
+        grid_time = grid_time_of(self.config, run_id, self._controller.began_unix_s or self._clock.unix_s())
         signal = self._signal if grid_time.is_real else ReplayedSignal(self._signal, grid_time)
         meter = open_run_meter(self.config.power, place, self._clock, own=self._meter, extra=self._extra_meters)
         run: ActiveRun | None = None
         try:
             self._viewers.open_exporters(self.config.export, place, run_id)
-            _tell(self._signal, "start")
+            _call_if_present(self._signal, "start")
             run = ActiveRun(
                 config=self.config,
                 topology=place,
@@ -350,21 +407,21 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
             run.start()
             run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
             keep_estimate(self._estimate, run)
-            self._control.started(run, self._signal, grid_time, resumed=self._resume is not None)
+            self._controller.started(run, self._signal, grid_time, resumed=self._resume is not None)
         except BaseException:
             self._viewers.close()
             meter.close() if run is None else run.close("exception")
             if self._own_signal:
-                _tell(self._signal, "close")
+                _call_if_present(self._signal, "close")
             raise
         self._resume = None
         self._run = run
         self._last = run
         self._pid = os.getpid()
-        self._mark_into(run.marks.append)
-        self._hook = ShutdownHook(self.close, self._told_to_end)
+        self._queue_marks_into(run.marks.append)
+        self._hook = ShutdownHook(self.close, self._on_handled_sigterm)
         self._hook.install()
-        self._control.show()
+        self._controller.show()
         return self
 
     def close(self, reason: str = "finished") -> None:
@@ -379,14 +436,14 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
         if self._hook is not None:
             self._hook.hold()
         self._run = None
-        self._mark_into(None)
-        self._watcher.release()
-        self._control.closed()
+        self._queue_marks_into(None)
+        self._phase_hooks.release()
+        self._controller.closed()
         run.know(parameters=self.parameters)
         run.close(reason)
         self._viewers.close(run)
         if self._own_signal:
-            _tell(self._signal, "close")
+            _call_if_present(self._signal, "close")
         if self._hook is not None:
             self._hook.remove()
         if run.topology.rank == 0 and self.config.run.report and reason != "left":
@@ -416,6 +473,146 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
         """Folder of the current or last run; None before the first start."""
         return None if self._last is None else self._last.folder
 
+    # -- marks: each call only queues one ------------------------------------------------------------------------
+
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        """Mark the end of an optimizer step.
+
+        Args:
+            tokens: Tokens of this rank's batches since the last step. Pass a number known on the host: a shape
+                or ``numel()``, not a reduction on the device.
+            samples: Samples of the same batches.
+        """
+        t_s = self._controller.step_end(self._now_s())
+        self._enqueue((t_s, "step", "", 0, tokens, samples))
+        self._controller.stepped(tokens, samples)
+
+    def count(self, tokens: int = 0, samples: int = 0) -> None:
+        """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
+        self._enqueue((self._now_s(), "count", "", 0, tokens, samples))
+        self._controller.counted(tokens, samples)
+
+    def begin(self, name: str) -> int:
+        """Enter a phase, for frameworks whose hooks come in pairs; phases may nest and overlap.
+
+        Returns:
+            A token that pairs this begin with its ``end``.
+        """
+        token = next(self._tokens)
+        self._enqueue((self._now_s(), "begin", name, token))
+        return token
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase: the one of the token, or the one of this name that was entered last."""
+        self._enqueue((self._now_s(), "end", name, token))
+
+    def gear(self, name: str) -> None:
+        """Note that time from now on, and the steps that end in it, belong to this precision gear; "": to none."""
+        self._enqueue((self._now_s(), "gear", name))
+
+    def mark(self, name: str, *what: Any) -> float:
+        """Queue a mark of this moment, for what acts on the training, and return its time (s)."""
+        t_s = self._now_s()
+        self._enqueue((t_s, name, *what))
+        return t_s
+
+    def phase(self, name: str) -> PhaseSpan:
+        """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
+        return PhaseSpan(self, name)
+
+    def _queue_marks_into(self, queue: Callable[[tuple[Any, ...]], None] | None) -> None:
+        """Queue marks from now on; None: drop them."""
+        self._enqueue = queue or _ignore
+
+    # -- acting on the training --------------------------------------------------------------------------------
+
+    def watch(self, model: Any = None, optimizer: Any = None, scaler: Any = None) -> None:
+        """Mark the phases forward and optimizer from hooks on a torch model and optimizer, until close.
+
+        Where the configuration names gears, the model gets them, and shifts after steps of the optimizer.
+
+        A DeepSpeed engine may be passed as model: its forward, backward and step are followed, and each real
+        optimizer step is counted; then call ``count`` for tokens, not ``step``.
+
+        Args:
+            model: A torch module, in its wrappers or not, or a DeepSpeed engine.
+            optimizer: The optimizer whose steps are those of the run.
+            scaler: The torch.amp.GradScaler in use; the gear fp16 needs one.
+
+        Raises:
+            ConfigError: The objects are no torch module, optimizer or engine, or a gear cannot work with them.
+        """
+        self._phase_hooks.check(model, optimizer)
+        boundary = self._controller.watch(model, optimizer, scaler)
+        self._phase_hooks.watch(model, optimizer, boundary)
+
+    def shift(self, gear: str) -> None:
+        """Use a gear from the next optimizer step on, in place of the policy.
+
+        Raises:
+            ConfigError: It is not among ``precision.gears``.
+        """
+        self._controller.shift(gear)
+
+    def resume(self) -> None:
+        """End a pause of the plan at once, from any thread; so does a SIGCONT. Without a pause, nothing happens."""
+        self._controller.wake()
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """True for one step before the plan pauses: write a checkpoint then, and a kill in the pause costs nothing.
+
+        Call ``checkpoint()`` after it, on every rank: where the pause is long and a launcher brings the run back, or
+        where the number of ranks is to change, the process ends there. Also true when ``should_stop`` is.
+        """
+        return self._controller.checkpoint_due
+
+    @property
+    def should_stop(self) -> bool:
+        """True when the carbon budget is spent and the configuration says to end: leave the loop."""
+        return self._controller.should_stop
+
+    def prewarm(self, run: Callable[[], Any]) -> None:
+        """Run something once in every gear, so that torch.compile makes its graphs before training does.
+
+        Args:
+            run: Forward and backward of one micro-batch of the usual shape; clear the gradients afterwards.
+        """
+        self._controller.prewarm(run)
+
+    def profile_gears(
+        self, step: Callable[[], int | None] | None = None, *, refresh: bool = False, max_steps: int = 200
+    ) -> ActionTable | None:
+        """Measure speed, power and J/token of every gear, in blocks of ordinary training steps with warm-up.
+
+        Tables are kept by model, layers, device, world size and batch (``GREENTRAIN_CACHE_DIR``, or else the user's
+        cache), so the same training is measured once. The policy decides again afterwards.
+
+        Args:
+            step: Trains one step of the watched model and optimizer and returns its tokens; it is called until all is
+                measured. None: the coming steps of the training are used, and ``action_table`` is set at the end.
+            refresh: Measure even if there is a table.
+            max_steps: Most steps that it may take, over all gears.
+
+        Returns:
+            The table; None without ``step``.
+
+        Raises:
+            ConfigError: ``precision.gears`` is empty, or the steps are too few.
+            SessionError: The session does not run, or watches no model.
+        """
+        return self._controller.profile_gears(step, refresh=refresh, max_steps=max_steps)
+
+    @property
+    def action_table(self) -> ActionTable | None:
+        """What ``profile_gears`` has measured; None before."""
+        return self._controller.action_table
+
+    @property
+    def gears(self) -> "Gears | None":
+        """The gears of the session; None where the configuration names none. Loads torch."""
+        return self._controller.gears
+
     # -- results -----------------------------------------------------------------------------------------------
 
     def totals(self) -> Totals:
@@ -431,7 +628,7 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
         On rank 0 they are sums over all ranks whose journals it can see, as of their last bookings, and
         ``green/ranks`` says how many; on other ranks they are the rank's own. No collective, no sensor read.
         """
-        return {} if self._last is None else metrics_of(self._last) | self._control.metrics()
+        return {} if self._last is None else metrics_of(self._last) | self._controller.metrics()
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
         """Return the energy by device uid (J) between two ``time.monotonic()`` times of the last half hour.
@@ -468,9 +665,11 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
         run = self.active()
         if run is None:
             return
-        steps = self._control.steps or self.totals().steps  # the books are late, and hold the steps that a crash undid
+        steps = (
+            self._controller.steps or self.totals().steps
+        )  # the books are late, and hold the steps that a crash undid
         run.event("checkpoint", f"checkpoint after {steps} steps", steps=steps)
-        if self._control.checkpointed():
+        if self._controller.checkpointed():
             self._leave()
 
     def state_dict(self) -> dict[str, Any]:
@@ -483,7 +682,7 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
             "run_id": None if self._last is None else self._last.run_id,
             "rank": None if self._last is None else self._last.topology.rank,
             "totals": self.totals().to_dict(),
-            **self._control.state_dict(),
+            **self._controller.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -502,7 +701,7 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
         if self._run is not None:
             raise SessionError("load_state_dict() must come before start(): the run folder is open already")
         self._resume = earlier
-        self._control.load_state_dict(state)
+        self._controller.load_state_dict(state)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -518,31 +717,31 @@ class GreenSession(Marking, Acting, Displayable, contextlib.ContextDecorator):
             name_report(self.report_path)
 
     def _leave(self) -> None:
-        leaving = self._control.leaving
-        if leaving is None or not leaving.tell():
+        preemption = self._controller.preemption
+        if preemption is None or not preemption.request_leave():
             return
         self.close("left")
-        leaving.together()
+        preemption.together()
         raise SystemExit(EXIT_REQUEUE)
 
-    def _told_to_end(self) -> None:
+    def _on_handled_sigterm(self) -> None:
         run = self.active()
         if run is not None:
             run.event("sigterm", "the process was told to end and goes on with its own handler")
             run.book_now()
-            self._control.wake()  # in a pause, the program could not end itself
+            self._controller.wake()  # in a pause, the program could not end itself
 
     def _run_id(self, place: Topology) -> str:
         carried = None if self._resume is None else self._resume.run_id
         return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
 
     def _each_second(self, run: ActiveRun) -> None:
-        self._control.each_second(run)
-        self._viewers.update(run, self._control.hands.power_cap)
+        self._controller.each_second(run)
+        self._viewers.update(run, self._controller.gpu_limits.power_cap)
 
 
 @never_raises
-def _tell(signal: CarbonSignal, method: str) -> None:
+def _call_if_present(signal: CarbonSignal, method: str) -> None:
     """Let a signal that asks a network begin or end; others have no such method."""
     call = getattr(signal, method, None)
     if call is not None:

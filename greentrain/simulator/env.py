@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from greentrain.carbon.forecast import profile_forecast
 from greentrain.errors import ConfigError
+from greentrain.policy.carbongear import TrailingDual
 from greentrain.policy.chain import TRAILING_H, trailing_mean
 from greentrain.policy.decision_kernel import DecisionKernel
-from greentrain.policy.dual import TrailingDual
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.simulator.grid_trace import Forecaster, GridTrace, Sight

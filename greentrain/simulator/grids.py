@@ -14,7 +14,7 @@ import numpy as np
 from greentrain.carbon.detect import open_signal
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config.schema import LIVE_SIGNALS, WORLD, CarbonConfig
-from greentrain.control.plan.grid_outlook import PAST_H, GridOutlook, means
+from greentrain.control.plan.planner import PAST_H, GridOutlook, means
 from greentrain.errors import CarbonSignalError, ConfigError, TraceError
 from greentrain.policy.outlook import Array
 from greentrain.simulator.grid_trace import GridTrace

@@ -17,7 +17,7 @@ import numpy as np
 from greentrain.carbon.detect import open_signal
 from greentrain.carbon.forecast import profile_forecast
 from greentrain.config.schema import LIVE_SIGNALS, CarbonConfig, PolicyConfig
-from greentrain.control.plan.grid_outlook import means
+from greentrain.control.plan.planner import means
 from greentrain.errors import ConfigError, GreenTrainError, TraceError
 from greentrain.policy.action_sources import Actions
 from greentrain.policy.hindsight import Verdict, judge

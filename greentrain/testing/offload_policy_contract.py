@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from greentrain.policy.offload.oracle import OffloadOracle
+from greentrain.policy.offload.rule import OffloadOracle
 from greentrain.policy.offload.stages import CostTable, Hardware, Stage, StageCost, Where, all_gpu, check
 from greentrain.policy.offload.timeline import Late, StepShape
 from greentrain.policy.offload.view import OffloadPolicy, View

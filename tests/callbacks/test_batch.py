@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from greentrain.callbacks.batch import count
+from greentrain.callbacks.driver import count
 
 IDS = torch.zeros(4, 6, dtype=torch.int64)
 IMAGE = torch.zeros(4, 3, 8, 8)

@@ -26,10 +26,14 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroupState  # no
 from ray.train.v2.api.config import ScalingConfig  # noqa: E402
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
 
-from greentrain.callbacks import ray_launcher  # noqa: E402
-from greentrain.callbacks.ray import GreenTorchTrainer, want  # noqa: E402
-from greentrain.callbacks.ray_launcher import RayLauncher  # noqa: E402
-from greentrain.callbacks.ray_scaling import WantedWidth, check_version  # noqa: E402
+from greentrain.callbacks import ray as ray_launcher  # noqa: E402
+from greentrain.callbacks.ray import (  # noqa: E402  # noqa: E402
+    GreenTorchTrainer,
+    RayLauncher,
+    WantedWidth,
+    check_version,
+    want,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -161,8 +165,8 @@ class Handle:
 class Cluster(WantedWidth):
     """The policy with so many CPUs reserved for it, of those that it asked for."""
 
-    def __init__(self, desk: Handle, cpus: int) -> None:
-        super().__init__(ScalingConfig(num_workers=(1, 4)), desk, 1)
+    def __init__(self, coordinator: Handle, cpus: int) -> None:
+        super().__init__(ScalingConfig(num_workers=(1, 4)), coordinator, 1)
         self.cpus = cpus
         self.asked: list[int] = []
 
@@ -180,90 +184,92 @@ class Cluster(WantedWidth):
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Handle:
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Handle:
     monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
     return Handle(RayCoordinator(GreenConfig(), least=1, most=4, ranks=1, patience_s=60.0))
 
 
-def test_the_policy_asks_the_cluster_for_what_is_wanted_and_goes_when_workers_stand_still(desk: Handle) -> None:
-    cluster = Cluster(desk, cpus=8)
+def test_the_policy_asks_the_cluster_for_what_is_wanted_and_goes_when_workers_stand_still(coordinator: Handle) -> None:
+    cluster = Cluster(coordinator, cpus=8)
     assert isinstance(cluster.look(1), NoopDecision)
-    desk.target.want(2, "clean hours")
+    coordinator.target.want(2, "clean hours")
     assert isinstance(cluster.look(1), NoopDecision)
     assert cluster.asked == [2]
-    desk.target.leave(desk.target.opening().nth)
+    coordinator.target.leave(coordinator.target.opening().nth)
     decision = cluster.look(1)
     assert isinstance(decision, ResizeDecision) and decision.num_workers == 2
     assert isinstance(cluster.look(2), NoopDecision)
 
 
-def test_fewer_machines_than_wanted_are_used_as_they_are(desk: Handle) -> None:
-    cluster = Cluster(desk, cpus=3)
-    desk.target.want(4, "clean hours")
+def test_fewer_machines_than_wanted_are_used_as_they_are(coordinator: Handle) -> None:
+    cluster = Cluster(coordinator, cpus=3)
+    coordinator.target.want(4, "clean hours")
     cluster.look(1)
-    assert desk.target.opening().ranks == 3
+    assert coordinator.target.opening().ranks == 3
 
 
-def test_a_start_after_a_failure_is_as_wide_as_was_wanted(desk: Handle) -> None:
-    cluster = Cluster(desk, cpus=8)
-    desk.target.want(3, "clean hours")
+def test_a_start_after_a_failure_is_as_wide_as_was_wanted(coordinator: Handle) -> None:
+    cluster = Cluster(coordinator, cpus=8)
+    coordinator.target.want(3, "clean hours")
     decision = cluster.make_decision_for_non_running_worker_group()
     assert isinstance(decision, ResizeDecision) and decision.num_workers == 3
 
 
-def test_a_desk_that_is_gone_changes_nothing(desk: Handle) -> None:
-    cluster = Cluster(desk, cpus=8)
-    desk.target.want(2, "clean hours")
+def test_a_coordinator_that_is_gone_changes_nothing(coordinator: Handle) -> None:
+    cluster = Cluster(coordinator, cpus=8)
+    coordinator.target.want(2, "clean hours")
     cluster.look(1)
-    desk.dead = True
+    coordinator.dead = True
     assert isinstance(cluster.look(1), NoopDecision)
     decision = cluster.make_decision_for_non_running_worker_group()
     assert isinstance(decision, ResizeDecision) and decision.num_workers == 2
 
 
-# -- a worker's line to the desk ---------------------------------------------------------------------------------------
+# -- a worker's line to the coordinator --------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def line(desk: Handle, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RayLauncher]:
+def line(coordinator: Handle, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RayLauncher]:
     monkeypatch.setattr(collective, "broadcast_from_rank_zero", lambda word: word)
     monkeypatch.setattr(collective, "barrier", lambda: None)
     monkeypatch.setattr(ray.train, "get_all_reported_checkpoints", lambda mode, timeout_s: [])
     monkeypatch.setattr(ray_launcher, "OPEN_S", 0.05)
     monkeypatch.setattr(ray_launcher, "POLL_S", 0.01)
     monkeypatch.setattr(ray_launcher, "HOLD_S", 0.01)
-    return lambda: RayLauncher(desk, ranks=1, first=True, tell=lambda resize: None)
+    return lambda: RayLauncher(coordinator, ranks=1, first=True, tell=lambda resize: None)
 
 
-def test_a_plans_request_becomes_a_wish_and_a_notice_none(desk: Handle, line: Callable[..., RayLauncher]) -> None:
+def test_a_plans_request_becomes_a_wish_and_a_notice_none(
+    coordinator: Handle, line: Callable[..., RayLauncher]
+) -> None:
     launcher = line()
     offer = launcher.offer()
     assert (offer.min_ranks, offer.max_ranks, offer.can_wait) == (1, 4, False)
     launcher.write(Request(attempt=offer.attempt, ranks=1, not_before_unix_s=None, reason="a notice"))
     launcher.write(Progress(attempt=offer.attempt, steps=1, tokens=1.0, unix_s=time.time()))
-    assert desk.target.meet(1, 1).wanted == 1 and launcher.notice() is None
+    assert coordinator.target.meet(1, 1).wanted == 1 and launcher.notice() is None
     launcher.write(Request(attempt=offer.attempt, ranks=2, not_before_unix_s=None, reason="clean hours"))
-    assert desk.target.meet(1, 2).wanted == 2
+    assert coordinator.target.meet(1, 2).wanted == 2
     launcher.write(Request(attempt=offer.attempt, ranks=1, not_before_unix_s=None, reason="a notice"))
-    assert desk.target.meet(1, 2).wanted == 2, "a notice takes nobody's wish back"
+    assert coordinator.target.meet(1, 2).wanted == 2, "a notice takes nobody's wish back"
     assert launcher.notice() == Notice(attempt=offer.attempt, reason="2 workers: clean hours")
 
 
 def test_workers_wait_a_little_for_room_and_stay_where_there_is_none(
-    desk: Handle, line: Callable[..., RayLauncher]
+    coordinator: Handle, line: Callable[..., RayLauncher]
 ) -> None:
     launcher = line()
     assert launcher.opening() is None
-    desk.target.want(2, "clean hours")
-    desk.target.meet(1, 2)
+    coordinator.target.want(2, "clean hours")
+    coordinator.target.meet(1, 2)
     nth = launcher.opening()
     assert nth is not None
     launcher.leave(nth)
-    assert desk.target.meet(1, 2).go
+    assert coordinator.target.meet(1, 2).go
 
 
-def test_a_desk_that_is_gone_lets_workers_go_on(desk: Handle, line: Callable[..., RayLauncher]) -> None:
+def test_a_coordinator_that_is_gone_lets_workers_go_on(coordinator: Handle, line: Callable[..., RayLauncher]) -> None:
     launcher = line()
-    desk.dead = True
+    coordinator.dead = True
     with pytest.warns(GreenTrainWarning, match=r"_committed failed"):
         assert launcher.opening() is None

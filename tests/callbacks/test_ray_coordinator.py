@@ -1,4 +1,4 @@
-"""The desk between training, operator and Ray's controller, without Ray."""
+"""The coordinator between training, operator and Ray's controller, without Ray."""
 
 import subprocess
 import sys
@@ -26,91 +26,93 @@ def now() -> Time:
 
 
 @pytest.fixture
-def desk(now: Time) -> RayCoordinator:
+def coordinator(now: Time) -> RayCoordinator:
     return RayCoordinator(GreenConfig(), least=1, most=4, ranks=1, patience_s=60.0, now_s=now)
 
 
-def test_nothing_happens_while_what_runs_is_what_is_wanted(desk: RayCoordinator) -> None:
-    order = desk.meet(1, 1)
-    assert (order.wanted, order.go, desk.opening()) == (1, False, None)
+def test_nothing_happens_while_what_runs_is_what_is_wanted(coordinator: RayCoordinator) -> None:
+    order = coordinator.meet(1, 1)
+    assert (order.wanted, order.go, coordinator.opening()) == (1, False, None)
 
 
-def test_a_wish_becomes_an_opening_and_then_a_resize(desk: RayCoordinator, now: Time) -> None:
-    desk.want(3, "clean hours")
-    assert desk.meet(1, 1).wanted == 3
-    assert not desk.meet(1, 3).go
-    opening = desk.opening()
+def test_a_wish_becomes_an_opening_and_then_a_resize(coordinator: RayCoordinator, now: Time) -> None:
+    coordinator.want(3, "clean hours")
+    assert coordinator.meet(1, 1).wanted == 3
+    assert not coordinator.meet(1, 3).go
+    opening = coordinator.opening()
     assert opening is not None and (opening.ranks, opening.reason) == (3, "clean hours")
-    assert not desk.meet(1, 3).go, "nobody stands still yet"
-    desk.leave(opening.nth)
+    assert not coordinator.meet(1, 3).go, "nobody stands still yet"
+    coordinator.leave(opening.nth)
     now.s += 1.0
-    assert desk.meet(1, 3).go
-    assert desk.opening() is None
+    assert coordinator.meet(1, 3).go
+    assert coordinator.opening() is None
     now.s += 8.0
-    assert desk.terms().resize_s is None
-    resize = desk.stepped()
+    assert coordinator.terms().resize_s is None
+    resize = coordinator.stepped()
     assert resize is not None and (resize.before, resize.after, resize.seconds) == (1, 3, 8.0)
-    assert desk.stepped() is None
-    assert not desk.meet(3, 3).go
-    assert desk.terms().resize_s == 8.0 and desk.resizes() == [resize]
+    assert coordinator.stepped() is None
+    assert not coordinator.meet(3, 3).go
+    assert coordinator.terms().resize_s == 8.0 and coordinator.resizes() == [resize]
 
 
-def test_workers_that_stand_still_are_started_again_even_if_their_number_is_right(desk: RayCoordinator) -> None:
-    desk.want(2, "clean hours")
-    desk.meet(1, 2)
-    desk.leave(1)
-    desk.want(1, "no")
-    assert desk.meet(1, 1).go
+def test_workers_that_stand_still_are_started_again_even_if_their_number_is_right(coordinator: RayCoordinator) -> None:
+    coordinator.want(2, "clean hours")
+    coordinator.meet(1, 2)
+    coordinator.leave(1)
+    coordinator.want(1, "no")
+    assert coordinator.meet(1, 1).go
 
 
-def test_workers_that_do_not_come_to_a_checkpoint_are_ended_after_a_while(desk: RayCoordinator, now: Time) -> None:
-    desk.want(2, "clean hours")
-    desk.meet(1, 2)
+def test_workers_that_do_not_come_to_a_checkpoint_are_ended_after_a_while(
+    coordinator: RayCoordinator, now: Time
+) -> None:
+    coordinator.want(2, "clean hours")
+    coordinator.meet(1, 2)
     now.s += 59.0
-    assert not desk.meet(1, 2).go
+    assert not coordinator.meet(1, 2).go
     now.s += 2.0
-    assert desk.meet(1, 2).go
+    assert coordinator.meet(1, 2).go
 
 
 @pytest.mark.parametrize("possible", [None, 0])
-def test_nobody_goes_where_ray_could_not_start_anything(desk: RayCoordinator, possible: int | None) -> None:
-    desk.want(2, "clean hours")
-    desk.meet(1, 2)
-    desk.leave(1)
-    assert not desk.meet(1, possible).go
-    assert desk.meet(1, 2).go
+def test_nobody_goes_where_ray_could_not_start_anything(coordinator: RayCoordinator, possible: int | None) -> None:
+    coordinator.want(2, "clean hours")
+    coordinator.meet(1, 2)
+    coordinator.leave(1)
+    assert not coordinator.meet(1, possible).go
+    assert coordinator.meet(1, 2).go
 
 
-def test_an_opening_closes_when_the_machines_are_gone(desk: RayCoordinator) -> None:
-    desk.want(2, "clean hours")
-    desk.meet(1, 2)
-    desk.meet(1, 1)
-    assert desk.opening() is None
+def test_an_opening_closes_when_the_machines_are_gone(coordinator: RayCoordinator) -> None:
+    coordinator.want(2, "clean hours")
+    coordinator.meet(1, 2)
+    coordinator.meet(1, 1)
+    assert coordinator.opening() is None
 
 
-def test_a_word_of_workers_that_are_gone_does_not_end_the_new_ones(desk: RayCoordinator, now: Time) -> None:
-    desk.want(2, "clean hours")
-    desk.meet(1, 2)
+def test_a_word_of_workers_that_are_gone_does_not_end_the_new_ones(coordinator: RayCoordinator, now: Time) -> None:
+    coordinator.want(2, "clean hours")
+    coordinator.meet(1, 2)
     now.s += 61.0
-    assert desk.meet(1, 2).go
-    desk.leave(1)
-    assert not desk.meet(2, 2).go
+    assert coordinator.meet(1, 2).go
+    coordinator.leave(1)
+    assert not coordinator.meet(2, 2).go
 
 
-def test_a_failed_group_starts_with_the_wish_and_a_clean_slate(desk: RayCoordinator) -> None:
-    attempt = desk.terms().attempt
-    desk.want(2, "clean hours")
-    desk.meet(1, 2)
-    desk.leave(1)
-    assert desk.wanted() == 2
-    assert not desk.meet(2, 2).go
-    assert desk.terms().attempt == attempt + 1
+def test_a_failed_group_starts_with_the_wish_and_a_clean_slate(coordinator: RayCoordinator) -> None:
+    attempt = coordinator.terms().attempt
+    coordinator.want(2, "clean hours")
+    coordinator.meet(1, 2)
+    coordinator.leave(1)
+    assert coordinator.wanted() == 2
+    assert not coordinator.meet(2, 2).go
+    assert coordinator.terms().attempt == attempt + 1
 
 
 @pytest.mark.parametrize("ranks", [0, 5])
-def test_a_wish_outside_the_range_is_refused(desk: RayCoordinator, ranks: int) -> None:
+def test_a_wish_outside_the_range_is_refused(coordinator: RayCoordinator, ranks: int) -> None:
     with pytest.raises(ConfigError, match=rf"{ranks} workers are wanted \(by hand\), but .* allows 1 to 4"):
-        desk.want(ranks, "by hand")
+        coordinator.want(ranks, "by hand")
 
 
 def test_without_ray_the_adapter_names_its_extra() -> None:

@@ -17,59 +17,59 @@ def place(rank: int, world_size: int = 3) -> Topology:
 
 def test_all_ranks_hear_the_same_words_in_the_same_order() -> None:
     store = HashStore()
-    words = [{"row": i, "reason": f"the grid is at {i}"} for i in range(5)]
-    heard: dict[int, list[Any]] = {}
+    messages = [{"row": i, "reason": f"the grid is at {i}"} for i in range(5)]
+    received: dict[int, list[Any]] = {}
 
     def run(rank: int) -> None:
-        meeting = RankZeroChannel("a-run", place(rank), store)
-        heard[rank] = [meeting.share(word if rank == 0 else None) for word in words]
+        channel = RankZeroChannel("a-run", place(rank), store)
+        received[rank] = [channel.broadcast(message if rank == 0 else None) for message in messages]
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in (2, 1, 0)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert heard == {rank: words for rank in range(3)}
+    assert received == {rank: messages for rank in range(3)}
 
 
 def test_a_waiting_rank_sees_that_a_word_is_there() -> None:
     store = HashStore()
     first, second = RankZeroChannel("a-run", place(0), store), RankZeroChannel("a-run", place(1), store)
-    assert not second.heard()
-    first.share({"row": 1})
-    assert second.heard()
-    assert second.share(None) == {"row": 1}
-    assert not second.heard()
-    assert not first.heard()
+    assert not second.pending()
+    first.broadcast({"row": 1})
+    assert second.pending()
+    assert second.broadcast(None) == {"row": 1}
+    assert not second.pending()
+    assert not first.pending()
 
 
 def test_runs_of_one_job_do_not_hear_one_another() -> None:
     store = HashStore()
-    RankZeroChannel("a-run", place(0), store).share({"row": 1})
-    assert not RankZeroChannel("another-run", place(1), store).heard()
+    RankZeroChannel("a-run", place(0), store).broadcast({"row": 1})
+    assert not RankZeroChannel("another-run", place(1), store).pending()
 
 
 def test_a_run_that_goes_on_does_not_hear_its_first_part() -> None:
     store = HashStore()
     for row in (1, 2):  # as two fits in one process group, the second from a checkpoint of the first
         second, first = RankZeroChannel("a-run", place(1), store), RankZeroChannel("a-run", place(0), store)
-        assert not second.heard()
-        first.share({"row": row})
-        assert second.share(None) == {"row": row}
+        assert not second.pending()
+        first.broadcast({"row": row})
+        assert second.broadcast(None) == {"row": row}
         assert not first.gather(0, 2, wait_s=0.1)
         assert second.gather(1, 2, wait_s=0.1)
 
 
 def test_a_word_that_does_not_come_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "WAIT_S", 0.1)
-    assert RankZeroChannel("a-run", place(1), HashStore()).share(None) is None
+    assert RankZeroChannel("a-run", place(1), HashStore()).broadcast(None) is None
 
 
 def test_alone_it_needs_no_store() -> None:
-    meeting = RankZeroChannel("a-run", place(0, world_size=1))
-    assert meeting.possible
-    assert meeting.share({"row": 1}) == {"row": 1}
-    assert not meeting.heard()
+    channel = RankZeroChannel("a-run", place(0, world_size=1))
+    assert channel.possible
+    assert channel.broadcast({"row": 1}) == {"row": 1}
+    assert not channel.pending()
 
 
 def test_several_ranks_without_a_process_group_cannot_agree() -> None:

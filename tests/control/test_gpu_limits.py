@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from greentrain.control.gpu_limits import GpuLimits
+from greentrain.control.controller import GpuLimits
 from greentrain.types import CarbonPoint, LedgerEntry
 
 
@@ -28,11 +28,11 @@ def entry(t_s: float) -> LedgerEntry:
 def test_an_interval_in_which_profiling_ended_says_nothing_about_stalls() -> None:
     stall: Any = Stall()
     clocks: Any = object()
-    hands = GpuLimits(None, clocks, stall)
+    limits = GpuLimits(None, clocks, stall)
     before, within, after = entry(0.0), entry(10.0), entry(20.0)
-    hands.look(before)
-    hands.look(before, profiling=True)
-    hands.look(before)  # over, and not booked yet
-    hands.look(within)
-    hands.look(after)
+    limits.look(before)
+    limits.look(before, profiling=True)
+    limits.look(before)  # over, and not booked yet
+    limits.look(within)
+    limits.look(after)
     assert stall.ordinary == [True, False, True]

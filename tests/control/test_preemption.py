@@ -158,7 +158,7 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
         with pytest.raises(RuntimeError):
             asked.stepped()  # its caller makes a warning of it
         asked.ask(2, None, "the node is drained")
-        assert asked.tell() and launcher.requests
+        assert asked.request_leave() and launcher.requests
 
 
 @pytest.mark.parametrize("blind", [False, True], ids=["both see the folder", "another node does not"])

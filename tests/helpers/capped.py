@@ -8,10 +8,8 @@ from torch import nn
 
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision.gearbox import GearBox
-from greentrain.control.profiling.cache import ActionCache
 from greentrain.control.profiling.distributed import Caps, ProfilingRun
-from greentrain.policy.action_table import ActionTable
-from greentrain.policy.objective import Objective
+from greentrain.policy.action_table import ActionCache, ActionTable, Objective
 from greentrain.types import Device, DeviceKind, Provenance, Sensor
 
 STEP_S = 0.25

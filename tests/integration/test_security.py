@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from greentrain.config.schema import GreenConfig, PrometheusConfig
-from greentrain.control.launch.state import JobFolder, State
+from greentrain.control.launch.outcome import JobFolder, State
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.fpga_backend.devices.null_device import NullDevice
 from greentrain.fpga_backend.remote.server import serve

@@ -8,7 +8,7 @@ import pytest
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.ledger.bookkeeper import Bookkeeper, Mark
 from greentrain.ledger.pue import ConstantPue
-from greentrain.power.curve import EnergyCurve
+from greentrain.power.sampler import EnergyCurve
 from greentrain.types import Device, DeviceKind, GearUse, PowerSample, Provenance, Sensor
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")

@@ -10,8 +10,8 @@ import pytest
 
 from greentrain.cli import app
 from greentrain.config.schema import ActuatorsConfig, ClocksConfig, PowerCapConfig
-from greentrain.control import gpu_limits
-from greentrain.control.actuators.pause import Pause
+from greentrain.control import controller
+from greentrain.control.plan.schedule import Pause
 from greentrain.errors import ConfigError
 from greentrain.ledger.journal import Journal, read_journal
 from greentrain.types import Topology
@@ -74,8 +74,8 @@ def test_limits_are_refused_where_nobody_could_put_them_back(
 
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ConfigError, match="leave both out on Windows"):
-        gpu_limits.GpuLimits.open(config, Topology(), pytest.fail)
-    assert gpu_limits.GpuLimits.open(ActuatorsConfig(), Topology(), pytest.fail).caps == (1.0,)
+        controller.GpuLimits.open(config, Topology(), pytest.fail)
+    assert controller.GpuLimits.open(ActuatorsConfig(), Topology(), pytest.fail).caps == (1.0,)
 
 
 def test_measure_waits_for_its_child_without_waitid(monkeypatch: pytest.MonkeyPatch) -> None:

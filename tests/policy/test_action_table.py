@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from greentrain.control.profiling import cache as action_cache
-from greentrain.control.profiling.cache import ActionCache, cache_key
 from greentrain.errors import ConfigError, GreenTrainWarning
+from greentrain.policy import action_table as action_cache
 from greentrain.policy.action_table import (
     FORMAT,
     STUDENT_T_95,
     Action,
+    ActionCache,
     ActionCost,
     ActionTable,
     MeanWithCI,
+    cache_key,
     declared,
     student_t_95,
 )

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from greentrain.control.carbon_budget import BudgetView, CarbonBudget
 from greentrain.policy.action_sources import reference_table
-from greentrain.policy.budget import BudgetView, CarbonBudget
 from greentrain.policy.menu import OFF, Menu
 from greentrain.types import Gear
 
@@ -13,9 +13,13 @@ MENU = Menu.of(reference_table("T5"))
 
 
 def look(
-    action: str, spent_g: float | None, gear: Gear = Gear.BF16, said: tuple[str, ...] = (), tokens: float | None = 100.0
+    action: str,
+    spent_g: float | None,
+    gear: Gear = Gear.BF16,
+    reported: tuple[str, ...] = (),
+    tokens: float | None = 100.0,
 ) -> BudgetView:
-    return CarbonBudget(1000.0, action, MENU).look(spent_g, 50.0, tokens, gear, said)
+    return CarbonBudget(1000.0, action, MENU).look(spent_g, 50.0, tokens, gear, reported)
 
 
 def kinds(view: BudgetView) -> list[str]:
@@ -63,7 +67,7 @@ def test_at_100_percent_it_says_so_and_stops_where_asked(action: str, kind: str,
 
 
 def test_nothing_is_said_twice_but_the_rest_stays_in_force() -> None:
-    view = look("stop", 1001.0, said=("near", "cheaper", "stop"))
+    view = look("stop", 1001.0, reported=("near", "cheaper", "stop"))
     assert kinds(view) == [] and view.stop and view.vetoed.any()
 
 

@@ -7,18 +7,55 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from greentrain.policy.carbongear import CarbonGear
+from greentrain.policy.carbongear import CarbonGear, ForecastDual, TrailingDual, draw
 from greentrain.policy.decision_kernel import DecisionKernel
-from greentrain.policy.dual import ForecastDual, RobustDual, TrailingDual
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
-from greentrain.policy.outlook import Outlook
-from greentrain.policy.soft_q import draw
+from greentrain.policy.outlook import Array, Outlook
 from greentrain.policy.waterfill import row_at
 from tests.policy.cases import action_table, grid
 
 MENU = Menu.of(action_table())
 DAY_S = 86400.0
+MEMORY = 0.9
+"""Weight of what was before in RobustDual's average, an epoch."""
+GAIN = 4.0
+"""The price is multiplied by exp(GAIN x deficit)."""
+
+
+class RobustDual:
+    """The trailing price at the pace of the whole job, raised while the job is behind its pace and lowered while ahead.
+
+    The deficit is the share of the time that has passed less the share of the tokens that is done: signed, without a
+    unit, and averaged over some ten epochs. A factor exp(GAIN x deficit) is mirror descent on the price's logarithm.
+
+    It remembers the average of each job, which starts at the deficit of the first outlook it sees: a resumed run goes
+    on where it is.
+
+    Args:
+        menu: What a job can do.
+    """
+
+    past_s = TrailingDual.past_s
+
+    def __init__(self, menu: Menu) -> None:
+        self._trailing = TrailingDual(menu)
+        self._deficit = np.zeros(0)
+        self._at_s = np.zeros(0)
+
+    def price(self, seen: Outlook) -> Array:
+        """Return the price; the same outlook seen twice counts once."""
+        jobs, total_s = seen.jobs, np.maximum(seen.total_s, 1e-9)
+        deficit = seen.tokens_left / seen.tokens - seen.left_s / total_s
+        more = max(0, int(jobs.max()) + 1 - len(self._at_s))
+        self._deficit = np.concatenate([self._deficit, np.zeros(more)])
+        self._at_s = np.concatenate([self._at_s, np.full(more, np.nan)])
+        since_s = seen.t_unix_s - self._at_s[jobs]
+        new = ~((since_s >= 0) & (since_s <= total_s - seen.left_s))
+        averaged = MEMORY * self._deficit[jobs] + (1 - MEMORY) * deficit
+        averaged = np.where(new, deficit, np.where(since_s > 0, averaged, self._deficit[jobs]))
+        self._deficit[jobs], self._at_s[jobs] = averaged, seen.t_unix_s
+        return self._trailing.at_pace(seen, seen.tokens / total_s) * np.exp(GAIN * averaged)
 
 
 def jobs(n: int = 40, seed: int = 0, hours: int = 240) -> Outlook:

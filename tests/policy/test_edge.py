@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.policy.edge import find_edge
+from greentrain.policy.waterfill import find_edge
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from greentrain.config.schema import GreenConfig, PolicyConfig, PrecisionConfig
+from greentrain.control.gears import GearLoop, ScriptedPolicy, StaticPolicy, open_policy
 from greentrain.errors import ConfigError
-from greentrain.policy.gear_policy import GearLoop, ScriptedPolicy, StaticPolicy, open_policy
 from greentrain.types import Decision, Gear, Observation, Policy
 
 

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
-from greentrain.policy.decision_kernel import DecisionKernel
+from greentrain.policy.decision_kernel import DecisionKernel, Reach
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Choice, Outlook
-from greentrain.policy.reach import Reach
 from tests.policy.cases import action_table, small_menu
 from tests.policy.drive import Fixed, Whim, drive, outlook
 

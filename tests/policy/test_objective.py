@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, Choice, MeanWithCI, Objective, choose
 from greentrain.policy.menu import Menu
-from greentrain.policy.objective import Choice, Objective, choose
 from greentrain.types import Gear
 
 

@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from greentrain.policy.carbongear import DISCOUNT, TEMPERATURE, SoftValues, train
 from greentrain.policy.chain import STATES, IntensityChain, state
 from greentrain.policy.menu import Menu
-from greentrain.policy.soft_q import DISCOUNT, TEMPERATURE, SoftValues, train
 from tests.policy.cases import action_table
 
 MENU = Menu.of(action_table(nodes=3))

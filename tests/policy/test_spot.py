@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from greentrain.errors import ConfigError
-from greentrain.policy.baselines import Spot
+from greentrain.policy.baselines import PriceFile, Prices, Spot, SyntheticPrices
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Outlook
-from greentrain.policy.prices import PriceFile, Prices, SyntheticPrices
 from tests.policy.cases import action_table
 from tests.policy.drive import outlook
 

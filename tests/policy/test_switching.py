@@ -10,10 +10,10 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import OFF, Menu
-from greentrain.policy.switch_plan import plan_switching
 from greentrain.policy.switching import First, Switching
 from greentrain.policy.waterfill import solve
 from tests.policy.cases import Array, action_table, grid, small_menu
+from tests.policy.switch_plan import plan_switching
 
 MENU = Menu.of(action_table())
 STATIC = float(MENU.tokens_per_s[MENU.static])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greentrain.policy.menu import OFF, Menu
-from greentrain.policy.token_price import filled, price, row_at, steps_up
+from greentrain.policy.waterfill import deadline_price, filled, row_at, steps_up
 from tests.policy.cases import Array, action_table, grid, small_menu
 
 MENU = Menu.of(action_table())
@@ -33,7 +33,7 @@ def test_the_price_is_that_of_the_greedy(n: int, h: int) -> None:
     rng = np.random.default_rng(n)
     g, weights_s = grid(rng, n, h), rng.uniform(0.0, 3600.0, (n, h))
     tokens = rng.uniform(0.01, 0.99, n) * FASTEST * weights_s.sum(axis=1)
-    found = price(g, weights_s, tokens, MENU)
+    found = deadline_price(g, weights_s, tokens, MENU)
     expected = [greedy(g[i], weights_s[i], tokens[i], MENU) for i in range(n)]
     assert found == pytest.approx(expected, rel=1e-12)
 
@@ -46,7 +46,7 @@ def test_with_ties_zeros_and_empty_columns_too(seed: int, h: int, actions: int, 
     g: Array = rng.integers(0, 4, (n, h)).astype(np.float64) * 100.0
     weights_s: Array = rng.integers(0, 3, (n, h)).astype(np.float64) * 1800.0
     tokens = rng.uniform(0.0, 1.0, n) * menu.tokens_per_s[menu.fastest] * weights_s.sum(axis=1)
-    found = price(g, weights_s, tokens, menu)
+    found = deadline_price(g, weights_s, tokens, menu)
     for i in np.flatnonzero(tokens > 0):
         assert found[i] == pytest.approx(greedy(g[i], weights_s[i], tokens[i], menu), rel=1e-12)
         done = menu.tokens_per_s[row_at(menu, g[i], found[i])] @ weights_s[i]
@@ -69,11 +69,11 @@ def test_rows_at_a_price_emit_least() -> None:
 def test_nothing_left_is_free_and_too_much_has_no_price() -> None:
     g, weights_s = np.full((4, 3), 200.0), np.full((4, 3), 3600.0)
     room = FASTEST * 3 * 3600.0
-    found = price(g, weights_s, np.array([0.0, -5.0, room, room * 1.001]), MENU)
+    found = deadline_price(g, weights_s, np.array([0.0, -5.0, room, room * 1.001]), MENU)
     assert found[:2].tolist() == [0.0, 0.0]
     assert np.isfinite(found[2]) and row_at(MENU, g[2], found[2]).tolist() == [MENU.fastest] * 3
     assert found[3] == np.inf
-    assert price(g, np.zeros((4, 3)), np.array([0.0, 1.0, 1.0, 1.0]), MENU).tolist() == [0.0, *[np.inf] * 3]
+    assert deadline_price(g, np.zeros((4, 3)), np.array([0.0, 1.0, 1.0, 1.0]), MENU).tolist() == [0.0, *[np.inf] * 3]
 
 
 def test_unknown_columns_count_as_the_mean_of_the_known_ones() -> None:
@@ -81,14 +81,17 @@ def test_unknown_columns_count_as_the_mean_of_the_known_ones() -> None:
     weights_s = np.array([[3600.0, 3600.0, 1800.0, 0.0]] * 2)
     assert filled(g, weights_s).tolist() == [[100.0, 200.0, 400.0, 1e9], [1.0] * 4]
     tokens = np.full(2, 0.5 * FASTEST * weights_s[0].sum())
-    assert price(g, weights_s, tokens, MENU).tolist() == price(filled(g, weights_s), weights_s, tokens, MENU).tolist()
+    assert (
+        deadline_price(g, weights_s, tokens, MENU).tolist()
+        == deadline_price(filled(g, weights_s), weights_s, tokens, MENU).tolist()
+    )
 
 
 def test_more_carbon_scales_the_price_and_more_time_never_raises_it() -> None:
     rng = np.random.default_rng(2)
     g, weights_s = grid(rng, 1, 100), np.full((1, 100), 3600.0)
     tokens = np.array([0.3 * FASTEST * 360_000.0])
-    one = price(g, weights_s, tokens, MENU)
-    assert price(3.0 * g, weights_s, tokens, MENU) == pytest.approx(3.0 * one, rel=1e-12)
-    prices = [price(g[:, :h], weights_s[:, :h], tokens, MENU)[0] for h in range(40, 101)]
+    one = deadline_price(g, weights_s, tokens, MENU)
+    assert deadline_price(3.0 * g, weights_s, tokens, MENU) == pytest.approx(3.0 * one, rel=1e-12)
+    prices = [deadline_price(g[:, :h], weights_s[:, :h], tokens, MENU)[0] for h in range(40, 101)]
     assert np.all(np.diff(prices) <= 0)

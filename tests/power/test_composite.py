@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from greentrain.errors import GreenTrainWarning
-from greentrain.power.composite import CompositeMeter
+from greentrain.power.detect import CompositeMeter
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
 

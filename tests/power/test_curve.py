@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.power.curve import CAPACITY, EnergyCurve
+from greentrain.power.sampler import CAPACITY, EnergyCurve
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 
 GPU = Device(uid="GPU-1", kind=DeviceKind.GPU, name="Fake GPU")

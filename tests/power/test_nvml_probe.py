@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from greentrain.power.nvml import NvmlMeter
-from greentrain.power.nvml_probe import SPAN_S, poll, tick_of
+from greentrain.power.nvml import SPAN_S, NvmlMeter, poll, tick_of
 from greentrain.testing.fake_nvml import FakeGpu
 from greentrain.utils.clock import SystemClock
 from tests.power.on_fake import ENERGY, Install, only

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from greentrain.power.process_tree import RECHECK_READS, LinuxProc, ProcessTree, ProcStat, PsutilProc
+from greentrain.power.cpu_model import RECHECK_READS, LinuxProc, ProcessTree, ProcStat, PsutilProc
 
 ROOT = 100
 

@@ -1,12 +1,13 @@
-from collections.abc import Iterator
+import csv
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from greentrain.errors import MeterError
-from greentrain.power.replay import ReplayMeter, write_recording
+from greentrain.power.replay import COLUMNS, ReplayMeter
 from greentrain.testing.meter_contract import MeterContract
-from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance
+from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
 
 HEADER = "t_s,device_uid,kind,name,energy_j,power_w,provenance\n"
 GOOD = HEADER + (
@@ -33,6 +34,28 @@ def recording(folder: Path, text: str = GOOD) -> Path:
     path = folder / "rec.csv"
     path.write_text(text)
     return path
+
+
+def write_recording(path: str | Path, sensors: Iterable[Sensor], samples: Iterable[PowerSample]) -> None:
+    """Write samples of a meter as a file that ReplayMeter reads.
+
+    Args:
+        path: The CSV file; replaced if it exists.
+        sensors: The sensors of the meter.
+        samples: Its samples, in the order of time; those of unknown devices are dropped.
+    """
+    by_uid: Mapping[str, Sensor] = {sensor.device.uid: sensor for sensor in sensors}
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for sample in samples:
+            sensor = by_uid.get(sample.device_uid)
+            if sensor is None:
+                continue
+            device = sensor.device
+            energy, power = ("" if value is None else repr(value) for value in (sample.energy_j, sample.power_w))
+            row = (repr(sample.t_s), device.uid, str(device.kind), device.name, energy, power, str(sensor.provenance))
+            writer.writerow(row)
 
 
 class TestReplayContract(MeterContract):

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from greentrain.errors import GreenTrainWarning
-from greentrain.power.curve import EnergyCurve
-from greentrain.power.sampler import Sampler
+from greentrain.power.sampler import EnergyCurve, Sampler
 from greentrain.types import Counter, Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import SystemClock
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from greentrain.power.ticks import VERNIER, TickTracker
+from greentrain.power.sampler import VERNIER, TickTracker
 
 
 def _tick_index(t_s: float, phase_s: float, tick_s: float) -> int:

@@ -1,6 +1,6 @@
 import pytest
 
-from greentrain.power.visible import VisibleGpu, index_order_is_sure, visible_devices
+from greentrain.power.nvml import VisibleGpu, index_order_is_sure, visible_devices
 
 GPUS = [
     ("GPU-9e8d35e3-1111-0000-0000-000000000000", []),

@@ -8,7 +8,7 @@ import torch
 
 from greentrain import GreenSession
 from greentrain.errors import ConfigError
-from greentrain.session.phase_hooks import PhaseHooks
+from greentrain.session.session import PhaseHooks
 
 
 class Marks:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.session.shutdown import ShutdownHook
+from greentrain.session.session import ShutdownHook
 from tests.helpers.forked import in_a_child
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from greentrain.carbon.typical import TypicalSignal
 from greentrain.config.schema import GreenConfig
-from greentrain.control.plan.grid_outlook import means
+from greentrain.control.plan.planner import means
 from greentrain.errors import ConfigError, RunFolderError, TraceError
 from greentrain.ledger.reader import read_run
 from greentrain.policy.waterfill import solve

@@ -1,22 +1,45 @@
-"""An upper bound on the graphics clocks of this process's own GPUs.
+"""An upper bound on the graphics clocks of this process's own GPUs, and how low it should be while they wait for data.
 
 Only the upper end moves: the clock stays free below it. What an administrator has locked cannot be read back, and a
-reset unlocks (:mod:`greentrain.control.actuators.gpu_knobs`), so a GPU that shows any sign of a clock setting is left
-alone,
-at the opening and again just before the first change, when it computes.
+reset unlocks (:mod:`greentrain.control.actuators.driver`), so a GPU that shows any sign of a clock setting is left
+alone, at the opening and again just before the first change, when it computes.
+
+A step that waits for its batch anyway loses nothing if it computes more slowly. How much more slowly is measured, not
+modelled: after every change the speed is compared with that before it::
+
+    Steady --stalls in the last windows--> Trial of a lower clock --as fast as before--> Steady, lower
+      ^  |                                       |  too slow
+      |  +--no stalls, or long ago: higher       +--> Trial half way back, then Steady where it was
+
+After Eco-Orchestrator (15 to 30 % below the maximum above a stall share of 30 %), which lowers clocks by the share of
+stalls alone; a loader that works only between steps, not beside them, then makes every step longer.
+
+StallControl decides from numbers, without clock, driver or torch. Each rank decides for its own GPUs. All of them see
+the speed of the slowest, so where their data comes at the same pace they come to the same level.
 """
 
-from collections.abc import Callable
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from greentrain.config.schema import ClocksConfig
 from greentrain.control.actuators import guardian_main
-from greentrain.control.actuators.driver import Opened, open_gpus, refusal
-from greentrain.control.actuators.gpu_knobs import BoundSettings, GpuKnobs
-from greentrain.control.actuators.gpu_setting import GpuSetting
+from greentrain.control.actuators.driver import (
+    BoundSettings,
+    GpuKnobs,
+    GpuSetting,
+    Opened,
+    open_gpus,
+    refusal,
+    strangers,
+)
 from greentrain.control.actuators.guardian import Guardian, Refused
-from greentrain.control.actuators.own_gpus import strangers
-from greentrain.types import Topology
+from greentrain.control.coordination import PAUSED_PHASE
+from greentrain.policy.action_table import student_t_95
+from greentrain.types import Phase, Topology
 
 PART: Final = "clocks"
 LOWEST: Final = 0.5
@@ -191,3 +214,218 @@ def _left_alone(gpu: GpuKnobs, sign: str) -> str:
         f"the clocks of {gpu.label} are left alone: {sign}, so somebody has set them, and NVML could not put that back"
         " (nvidia-smi -rgc and -rac undo such settings)"
     )
+
+
+SHALLOW: Final = 0.15
+"""First step down; less saves little (Eco-Orchestrator's range is 15 to 30 %)."""
+STEP: Final = 0.05
+"""Two levels that are nearer to each other are one."""
+NEED: Final = 3
+"""Windows in a row that have to say the same before anything changes."""
+MOST: Final = 12
+"""Windows that a lower clock is compared with, and most windows of a trial: two means of 12 windows that vary by 4 %
+differ by less than 3.5 % in 95 of 100 cases."""
+FORGET: Final = 60
+"""Windows until a level that was too low may be tried again, and until a lower clock is checked against the full one;
+ten minutes of windows of 10 s. Doubled each time, so that a run that does not change is left alone."""
+MOST_FORGET: Final = 16 * FORGET
+LEAST_STEPS: Final = 20
+"""Fewest steps in a window: one more or less is then 5 % of them."""
+OTHER: Final = (Phase.EVAL, Phase.CHECKPOINT, PAUSED_PHASE)
+"""Phases whose time says nothing about the speed of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What a window of training has shown."""
+
+    data_share: float | None
+    """Share of wall time in the phase ``data``, in 0..1; None where it is not known."""
+    steps_per_s: float | None
+    ordinary: bool = True
+    """False where a pause, profiling, evaluation, a checkpoint or another change of power or gear falls into it."""
+
+
+class StallControl:
+    """Follows the windows of a run.
+
+    Args:
+        config: Shares, the lowest clock and the bound on the slowdown.
+    """
+
+    def __init__(self, config: ClocksConfig) -> None:
+        self._config = config
+        self.below = 0.0
+        """Share below the maximum clock that is asked for: 0, or from 0.15 to ``config.down``."""
+        self.reason = ""
+        """Why, in a sentence, since the last change."""
+        self.changes = 0
+        """How often it has changed."""
+        self._good = 0.0
+        """The lowest level that is known to be fast enough; that of the last steady state."""
+        self._kept = 1.0
+        """Speed there, as a share of that at full clocks; while it is tried further down."""
+        self._base: list[float] = []
+        """Speeds before the trial that runs; empty: none runs."""
+        self._before: list[float] = []
+        """Speeds before the last trial, where it was kept."""
+        self._recent: deque[Window] = deque(maxlen=MOST)
+        """Windows at the present level."""
+        self._floor: float | None = None
+        """A level that is too low."""
+        self._floor_for = self._steady_for = 0
+        """Windows since it was found to be so; windows since the last change."""
+        self._forget = FORGET
+        self._skip = False
+        self._seconds = self._data_s = 0.0
+        self._steps = 0
+
+    def observe(
+        self, seconds: float, phase_s: Mapping[str, float], steps: int, *, ordinary: bool = True
+    ) -> float | None:
+        """Take note of what was booked; windows of ``config.window_s`` and LEAST_STEPS are made of it.
+
+        Args:
+            seconds: Length of the interval (s).
+            phase_s: Seconds of it by phase.
+            steps: Optimizer steps in it.
+            ordinary: False where gears or power limits are being profiled or have changed; an interval with an
+                evaluation, a checkpoint or a pause is recognised.
+
+        Returns:
+            The share below the maximum clock from now on, where a window has ended; else None.
+        """
+        if not ordinary or any(phase_s.get(phase, 0.0) > 0.0 for phase in OTHER) or not seconds > 0.0:
+            return None
+        self._seconds += seconds
+        self._data_s += phase_s.get(Phase.DATA, 0.0)
+        self._steps += steps
+        if self._seconds < self._config.window_s or self._steps < LEAST_STEPS:
+            return None
+        window = Window(data_share=self._data_s / self._seconds, steps_per_s=self._steps / self._seconds)
+        self._seconds = self._data_s = 0.0
+        self._steps = 0
+        return self.after(window)
+
+    def after(self, window: Window) -> float:
+        """Take note of a window.
+
+        Returns:
+            The share below the maximum clock that the next window should have.
+        """
+        if not window.ordinary or not _known(window.data_share) or not _known(window.steps_per_s):
+            return self.below
+        if self._skip:  # the change fell into it
+            self._skip = False
+            return self.below
+        self._recent.append(window)
+        self._steady_for += 1
+        self._floor_for += 1
+        if self._floor is not None and self._floor_for >= self._forget:
+            self._floor = None
+        if self._base:
+            self._try()
+        else:
+            self._watch()
+        return self.below
+
+    def stop(self, reason: str) -> float:
+        """Ask for full clocks, and start anew: they cannot be set, or somebody else sets them. Return 0."""
+        self._base, self._floor, self._forget = [], None, FORGET
+        self._settle(0.0, reason)
+        return self.below
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Look whether the last windows ask for other clocks."""
+        last = list(self._recent)[-NEED:]
+        if len(last) < NEED:
+            return
+        shares = [window.data_share or 0.0 for window in last]
+        lower = self._lower() if min(shares) >= self._config.stall_share else None
+        if lower is not None and len(self._recent) == MOST:
+            self._learn()
+            self._base = self._before = self._speeds()
+            self._change(lower, f"{statistics.fmean(shares):.0%} of the time is waiting for data")
+        elif max(shares) < self._config.calm_share and self.below > 0.0:
+            self._too_low(self.below)
+            self._settle(self._half_way(0.0), f"only {statistics.fmean(shares):.0%} of the time is waiting for data")
+        elif self.below > 0.0 and self._steady_for >= self._forget:
+            self._forget = min(2 * self._forget, MOST_FORGET)
+            self._settle(0.0, "to see what speed full clocks have by now")
+
+    def _try(self) -> None:
+        """Compare the speed of the trial with that before it."""
+        speeds = self._speeds()
+        if len(speeds) < 2:
+            return
+        ratio, half = _compared(speeds, self._base)
+        least = (1.0 - self._config.max_slowdown) / self._kept
+        done = len(speeds) >= MOST
+        if ratio + half < least or (done and ratio < least):
+            self._too_low(self.below)
+            back, why = self._half_way(self._good), f"{1 - ratio * self._kept:.1%} slower at {self.below:.0%} below"
+            if back > self._good:
+                self._change(back, why)
+            else:
+                self._base = self._before = []
+                self._settle(self._good, why)
+        elif len(speeds) >= NEED and (ratio - half >= least or done):
+            self._good, self._base = self.below, []
+            self._steady_for = 0
+
+    def _learn(self) -> None:
+        """Note what the steady level that is left now has kept of the speed, from more windows than its trial had."""
+        if self.below > 0.0 and self._before:
+            self._kept = min(1.0, self._kept * _compared(self._speeds(), self._before)[0])
+
+    def _lower(self) -> float | None:
+        """Return the next level down; None where there is none, or none that differs from one that was too low."""
+        target = SHALLOW if self.below == 0.0 else self._config.down
+        if self._floor is not None and target >= self._floor:
+            target = (self.below + self._floor) / 2
+        return target if target >= SHALLOW and target - self.below >= STEP else None
+
+    def _half_way(self, good: float) -> float:
+        """Return the level between the present one and a good one; the good one where that is next to it."""
+        half = (self.below + good) / 2
+        return half if half >= SHALLOW and half - good >= STEP else good
+
+    def _too_low(self, level: float) -> None:
+        """Remember that a level is too low, for longer each time."""
+        if self._floor is None and self._floor_for:
+            self._forget = min(2 * self._forget, MOST_FORGET)
+        self._floor, self._floor_for = level, 0
+
+    def _settle(self, level: float, reason: str) -> None:
+        """Go to a level that needs no trial."""
+        if level == 0.0:
+            self._kept, self._before = 1.0, []
+        self._good = level
+        self._change(level, reason)
+
+    def _change(self, level: float, reason: str) -> None:
+        self._recent.clear()
+        self._steady_for = 0
+        if level != self.below:
+            self.below, self.reason, self._skip = level, reason, True
+            self.changes += 1
+
+    def _speeds(self) -> list[float]:
+        return [window.steps_per_s for window in self._recent if window.steps_per_s is not None]
+
+
+def _known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value >= 0.0
+
+
+def _compared(speeds: list[float], base: list[float]) -> tuple[float, float]:
+    """Return the ratio of two means, and half of its interval of 95 % (two samples of equal spread)."""
+    mean = statistics.fmean(base)
+    if mean <= 0.0:
+        return 1.0, math.inf
+    degrees = len(speeds) + len(base) - 2
+    spread = sum((len(part) - 1) * statistics.variance(part) for part in (speeds, base)) / degrees
+    half = student_t_95(degrees) * math.sqrt(spread * (1 / len(speeds) + 1 / len(base)))
+    return statistics.fmean(speeds) / mean, half / mean

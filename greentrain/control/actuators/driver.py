@@ -1,20 +1,328 @@
-"""Opening the driver for actuators: repair what dead jobs left, find this process's GPUs, take part in a guardian."""
+"""The GPUs whose settings this process may change, and what can be read and set on each.
+
+:func:`open_gpus` opens the driver, repairs what dead jobs left, finds this process's GPUs (those it trains on, whole,
+and shared with nobody else's work) and takes part in a guardian. :class:`GpuSetting` is what power limits and clocks
+share: one process changes a setting of its GPUs and puts it back at the end.
+
+A power limit can be read back, so what an administrator has set is known before it is changed. Locked clocks cannot:
+``nvmlDeviceSetGpuLockedClocks`` has no getter in nvml.h, and its reset goes back to no lock at all (NVML API reference,
+device commands, read 2026-11-21). What gives an administrator's setting away is collected by
+:meth:`GpuKnobs.clock_setting`; a lock that shows nowhere (the GPU idles, or runs below it anyway) would be lost.
+"""
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import psutil
 
 from greentrain.control.actuators import guardian_main
-from greentrain.control.actuators.gpu_knobs import BoundSettings, GpuKnobs
-from greentrain.control.actuators.guardian import Guardian
-from greentrain.control.actuators.own_gpus import choose, own_of, writable
-from greentrain.errors import MeterError
+from greentrain.control.actuators.guardian import Guardian, Refused
+from greentrain.errors import ConfigError, MeterError
 from greentrain.power.claims import ENV_DIR, claims_dir
-from greentrain.power.nvml_devices import open_nvml
+from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
-from greentrain.utils.never_raise import warn_experimental
+from greentrain.utils.never_raise import once, warn_experimental
+
+BUSY_SHARE: Final = 50
+"""Utilisation from which on a GPU that nothing slows down is expected near its highest clock (%); an assumption."""
+NEAR: Final = 0.9
+"""A busy GPU that the driver says nothing limits, and whose clock is below this share of its maximum, has a lock that
+no reason shows. nvmlClocksEventReasonNone: "Clocks are as high as possible". The margin is an assumption; a wrong guess
+leaves clocks alone."""
+CLOCK_BITS: Final = {0x2: "an applications clock", 0x100: "a display clock"}
+"""nvmlClocksEventReasons of settings by people: ApplicationsClocksSetting, once UserDefinedClocks, which some boards
+show for locked clocks too, and DisplayClockSetting (nvml.h of NVML 13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitRange:
+    """The power limits of a GPU (mW)."""
+
+    min_mw: int
+    max_mw: int
+    default_mw: int
+    found_mw: int
+    """The limit that is set now: the administrator's."""
+    enforced_mw: int
+    """The lowest of all limits in force; below ``found_mw`` where something beside the driver limits too."""
+
+    @property
+    def base_mw(self) -> int:
+        """What fractions are of: the limit found, or the lower one in force."""
+        return min(self.found_mw, self.enforced_mw)
+
+
+class GpuKnobs:
+    """One whole GPU. Every method raises NVMLError where the driver refuses.
+
+    Args:
+        nvml: The initialised bindings.
+        gpu: As listed.
+    """
+
+    def __init__(self, nvml: Any, gpu: NvmlGpu) -> None:
+        self._nvml = nvml
+        self._handle = gpu.handle
+        self.uuid = gpu.uuid
+        self.name = gpu.name
+        self.slices = gpu.slices
+
+    @property
+    def label(self) -> str:
+        """For people: name and UUID."""
+        return f"{self.name} {self.uuid}"
+
+    def limits(self) -> LimitRange:
+        """Read the range and what is set now."""
+        nvml, handle = self._nvml, self._handle
+        low_mw, high_mw = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+        found_mw = int(nvml.nvmlDeviceGetPowerManagementLimit(handle))
+        return LimitRange(
+            min_mw=int(low_mw),
+            max_mw=int(high_mw),
+            default_mw=self._or(found_mw, nvml.nvmlDeviceGetPowerManagementDefaultLimit),
+            found_mw=found_mw,
+            enforced_mw=self._or(found_mw, nvml.nvmlDeviceGetEnforcedPowerLimit),
+        )
+
+    def limit_mw(self) -> int:
+        """Return the power limit that is set (mW)."""
+        return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+
+    def set_limit_mw(self, limit_mw: int) -> None:
+        """Set the power limit (mW)."""
+        self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, limit_mw)
+
+    def try_limit(self) -> None:
+        """Set the limit that is set already, which changes nothing and shows whether this process may."""
+        self.set_limit_mw(self.limit_mw())
+
+    def may_set(self) -> None:
+        """Raise if this process may not set limits; a card without settable limits is no reason."""
+        try:
+            self.try_limit()
+        except self._nvml.NVMLError_NotSupported:
+            return
+
+    def clocks_mhz(self) -> tuple[int, ...]:
+        """Return the graphics clocks that the GPU supports at its highest memory clock, descending (MHz)."""
+        nvml, handle = self._nvml, self._handle
+        memory_mhz = max(nvml.nvmlDeviceGetSupportedMemoryClocks(handle))
+        found = nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory_mhz)
+        return tuple(sorted({int(mhz) for mhz in found}, reverse=True))
+
+    def lock_clocks(self, low_mhz: int, high_mhz: int) -> None:
+        """Keep the graphics clock between two bounds (MHz)."""
+        self._nvml.nvmlDeviceSetGpuLockedClocks(self._handle, low_mhz, high_mhz)
+
+    def reset_clocks(self) -> None:
+        """Let the graphics clock go where it wants."""
+        self._nvml.nvmlDeviceResetGpuLockedClocks(self._handle)
+
+    def clock_setting(self) -> str:
+        """Return what shows that somebody has set clocks on this GPU; empty where nothing does."""
+        nvml = self._nvml
+        reasons = self._or(None, nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        for bit, name in CLOCK_BITS.items():
+            if reasons is not None and reasons & bit:
+                return f"{name} limits it now"
+        target_mhz = self._or(None, nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_GRAPHICS)
+        usual_mhz = self._or(None, nvml.nvmlDeviceGetDefaultApplicationsClock, nvml.NVML_CLOCK_GRAPHICS)
+        if target_mhz is not None and usual_mhz is not None and target_mhz != usual_mhz:
+            return f"its applications clock is {target_mhz} MHz, by default {usual_mhz} MHz"
+        if reasons == 0 and self._utilisation() >= BUSY_SHARE:
+            now_mhz = self._or(None, nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_GRAPHICS)
+            top_mhz = self._or(None, nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_GRAPHICS)
+            if now_mhz is not None and top_mhz is not None and now_mhz < NEAR * top_mhz:
+                return f"it is busy at {now_mhz} MHz of {top_mhz} MHz and the driver names no reason"
+        return ""
+
+    def pids(self) -> Sequence[int]:
+        """Return the processes that compute on it, as far as the PID namespace shows them."""
+        return [int(process.pid) for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)]
+
+    def _utilisation(self) -> int:
+        found = self._or(None, self._nvml.nvmlDeviceGetUtilizationRates)
+        return 0 if found is None else int(found.gpu)
+
+    def _or(self, otherwise: Any, function: Any, *args: Any) -> Any:
+        try:
+            return function(self._handle, *args)
+        except self._nvml.NVMLError:
+            return otherwise
+
+
+class BoundSettings:
+    """The settings of all GPUs by UUID through the bindings, as :func:`guardian_main.repair` wants them.
+
+    Args:
+        nvml: The initialised bindings.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def limit_mw(self, uuid: str) -> int:
+        """Return the power limit (mW)."""
+        return int(self._do("nvmlDeviceGetPowerManagementLimit", uuid))
+
+    def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
+        """Set the power limit (mW)."""
+        self._do("nvmlDeviceSetPowerManagementLimit", uuid, limit_mw)
+
+    def reset_clocks(self, uuid: str) -> None:
+        """Unlock the graphics clock."""
+        self._do("nvmlDeviceResetGpuLockedClocks", uuid)
+
+    def _do(self, name: str, uuid: str, *args: int) -> Any:
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            return getattr(self._nvml, name)(handle, *args)
+        except self._nvml.NVMLError as error:
+            raise OSError(f"{name}: {error}") from error
+
+
+FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+"""Inode of the machine's first PID namespace, PROC_PID_INIT_INO in Linux' include/linux/proc_ns.h (6.18). A process in
+another one is in a container, where every process that it sees is of the same job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The GPUs that may be changed, and why others are left alone."""
+
+    gpus: Sequence[GpuKnobs]
+    visible: Sequence[GpuKnobs]
+    """All that the process sees, in CUDA's order."""
+    left: Sequence[str] = ()
+    """One reason a GPU."""
+
+
+def choose(
+    nvml: Any, named: Sequence[str], topology: Topology, key: str, environ: Mapping[str, str] | None = None
+) -> Chosen:
+    """Return the GPUs of this process that may be changed.
+
+    Args:
+        nvml: The initialised bindings.
+        named: UUIDs to take; empty: those the process trains on.
+        topology: Where this process stands among the ranks.
+        key: Configuration key of ``named``, for the error.
+        environ: Environment variables; None: those of the process.
+
+    Raises:
+        ConfigError: A named GPU is not visible to this process.
+        NVMLError: The GPUs cannot be listed.
+    """
+    found = [gpu for gpu in list_gpus(nvml) if not gpu.hidden]
+    entries = visible_devices(os.environ if environ is None else environ, [(gpu.uuid, gpu.slices) for gpu in found])
+    positions = list(dict.fromkeys(entry.position for entry in entries))
+    visible = [GpuKnobs(nvml, found[position]) for position in positions]
+    shown = {gpu.uuid for gpu in visible}
+    foreign = [uuid for uuid in named if uuid not in shown]
+    elsewhere = topology.local_world_size > len(visible) and len(foreign) < len(named)
+    if foreign and not elsewhere:  # else: other ranks see the other named ones
+        raise ConfigError(
+            f"{key} names {', '.join(foreign)}, a foreign GPU: this process sees {', '.join(sorted(shown)) or 'none'}"
+            f" ({VARIABLE}). Name one of those, or nothing for those that it trains on"
+        )
+    own = [gpu for gpu in own_of(visible, topology) if not named or gpu.uuid in named]
+    usable, left = [], []
+    for gpu in own:
+        reason = _unfit(gpu, topology)
+        if reason:
+            left.append(f"{gpu.label} is left alone: {reason}")
+        else:
+            usable.append(gpu)
+    return Chosen(gpus=usable, visible=visible, left=left)
+
+
+def own_of(visible: Sequence[GpuKnobs], topology: Topology) -> Sequence[GpuKnobs]:
+    """Return those of the visible GPUs that this process trains on, as far as it is known by now."""
+    if topology.local_world_size > 1:
+        if len(visible) == 1:
+            return visible
+        return visible[topology.local_rank : topology.local_rank + 1]
+    used = _used_by_torch()
+    return [gpu for position, gpu in enumerate(visible) if used is None or position in used]
+
+
+def strangers(gpu: GpuKnobs, ranks: int = 1) -> Sequence[int]:
+    """Return the processes on a GPU that are not of this job.
+
+    A number that this PID namespace does not know says little: drivers show numbers of the host to a container. So
+    many as the node has ranks of this job are taken for these.
+
+    Args:
+        gpu: Which one.
+        ranks: Of this job on the node.
+    """
+    try:
+        pids = gpu.pids()
+    except Exception:
+        return ()  # not supported: nothing is known
+    unknown = [pid for pid in pids if not psutil.pid_exists(pid)]
+    known = [pid for pid in pids if pid not in unknown and not _of_this_job(pid)]
+    translated = len(unknown) < len(pids)
+    return [*known, *(unknown if translated or len(unknown) > ranks else ())]
+
+
+def _unfit(gpu: GpuKnobs, topology: Topology) -> str:
+    if gpu.slices:
+        return "MIG is on and its settings are those of the whole card, of other slices too"
+    others = strangers(gpu, topology.local_world_size)
+    if others:
+        return f"a process that is not of this job computes on it (pid {', '.join(map(str, others))})"
+    return ""
+
+
+def _used_by_torch() -> set[int] | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    used = {i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i) > 0}
+    return used or {torch.cuda.current_device()}
+
+
+def _of_this_job(pid: int) -> bool:
+    own = os.getpid()
+    if pid == own or _in_container():
+        return True
+    try:
+        if os.getsid(pid) == os.getsid(0):
+            return True
+        ancestors = [process.pid for process in psutil.Process(own).parents() if process.pid > 1]
+        other = psutil.Process(pid)
+        theirs = [process.pid for process in other.parents() if process.pid > 1]
+    except (OSError, psutil.Error):
+        return False
+    siblings = bool(ancestors and theirs) and ancestors[0] == theirs[0]  # ranks of one launcher, each its own session
+    return pid in ancestors or own in theirs or siblings
+
+
+def _in_container() -> bool:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino != FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def writable(folder: Path) -> str:
+    """Return why records cannot be written into a folder; empty if they can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"cannot make {folder} ({error.strerror})"
+    return "" if os.access(folder, os.W_OK) else f"cannot write {folder}"
+
+
+Warn = Callable[[str], None]
 
 
 class Opened:
@@ -209,3 +517,60 @@ def repair(folder: Path | None = None) -> list[str]:
     finally:
         with contextlib.suppress(Exception):
             nvml.nvmlShutdown()
+
+
+class GpuSetting(ABC):
+    """A setting of one process's GPUs. A forked child inherits the object, not the right to change anything.
+
+    Args:
+        opened: The GPUs, NVML and the guardian; closed with it.
+        warn: Called with one sentence where something cannot be done; once a sentence.
+    """
+
+    def __init__(self, opened: Opened, warn: Callable[[str], None]) -> None:
+        self._opened = opened
+        self._say = once(warn)
+        self._started = self._over = self._closed = False
+        self._owner_pid = os.getpid()
+        self._lock = opened.guardian.lock
+
+    @property
+    def guardian(self) -> Guardian:
+        """Restores what was found if this process dies; shared by power limits and clocks."""
+        return self._opened.guardian
+
+    def reset(self) -> None:
+        """Put every GPU's setting back, unless somebody has set another. Idempotent; never raises."""
+        with self._lock:
+            if self._is_owner and (left := self._put_back()):
+                self._say(left)
+
+    def close(self) -> None:
+        """Reset, let the guardian go and release the driver. Idempotent; never raises."""
+        with self._lock:
+            if self._closed or not self._is_owner:
+                return
+            self.reset()
+            self._closed = True
+            self._opened.close()
+
+    @abstractmethod
+    def _put_back(self) -> str:
+        """Put back what can be; return what cannot, in words. Never raises."""
+
+    @property
+    def _is_owner(self) -> bool:
+        return os.getpid() == self._owner_pid
+
+    @property
+    def _may_change(self) -> bool:
+        return not self._closed and not self._over and self._is_owner
+
+    def _was_closed(self) -> bool:
+        return self._closed
+
+    def _refuse(self, what: str, refused: Refused) -> None:
+        """Put back and say why nothing is changed; try again later, unless another job is at it."""
+        self._put_back()
+        self._say(f"{what} stay as they are: {refused}")
+        self._over, self._started = refused.busy, not refused.stale

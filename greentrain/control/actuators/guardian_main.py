@@ -26,7 +26,7 @@ import select
 import sys
 import time
 
-with contextlib.suppress(ImportError):  # Windows, where greentrain.control.gpu_limits refuses before anything is locked
+with contextlib.suppress(ImportError):  # Windows, where greentrain.control.controller refuses before anything is locked
     import fcntl
 
 TYPE_CHECKING = False

@@ -7,22 +7,85 @@
                              |--the driver refuses for good--> broken: what can be put back is, nothing more is done
 
 Before each change the limit is read, the guardian is told, and what the driver took is read back.
+:func:`survey_caps` is what ``greentrain doctor`` says of them: which right is there, what is set, what a dead job left.
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from greentrain.config.schema import PowerCapConfig
-from greentrain.control.actuators import guardian_main, own_gpus
-from greentrain.control.actuators.capped_gpu import FULL, CappedGpu, is_same
-from greentrain.control.actuators.driver import Opened, open_gpus, refusal
-from greentrain.control.actuators.gpu_knobs import BoundSettings
-from greentrain.control.actuators.gpu_setting import GpuSetting
+from greentrain.control.actuators import driver, guardian_main
+from greentrain.control.actuators.driver import (
+    BoundSettings,
+    GpuKnobs,
+    GpuSetting,
+    Opened,
+    open_gpus,
+    refusal,
+    writable,
+)
 from greentrain.control.actuators.guardian import Guardian, Refused
-from greentrain.errors import ConfigError
+from greentrain.errors import ConfigError, MeterError
+from greentrain.power.claims import claims_dir
+from greentrain.power.nvml import list_gpus, open_nvml
 from greentrain.types import Topology
+
+IGNORED: Final = 0.02
+"""A change of less than this share of the card's range is not made."""
+FULL: Final = 1.0
+
+
+class CappedGpu:
+    """One GPU and what was done to it (mW).
+
+    Args:
+        knobs: Its settings.
+    """
+
+    def __init__(self, knobs: GpuKnobs) -> None:
+        self.knobs = knobs
+        self.range = knobs.limits()
+        self.set_mw: int | None = None
+        """None: it has the limit found."""
+        self._before_mw: int | None = None
+
+    def about_to_set(self, target_mw: int) -> None:
+        """Note a limit whose setting may still fail."""
+        self._before_mw, self.set_mw = self.set_mw, target_mw
+
+    def is_ours(self, limit_mw: int) -> bool:
+        """Return True if this process has set a limit."""
+        return any(mw is not None and is_same(limit_mw, mw) for mw in (self.set_mw, self._before_mw))
+
+    def is_found(self, limit_mw: int) -> bool:
+        """Return True if a limit is the one that was found."""
+        return is_same(limit_mw, self.range.found_mw)
+
+    def forget(self) -> None:
+        """Note that nothing of ours is set."""
+        self.set_mw = self._before_mw = None
+
+    def is_near(self, one_mw: int, other_mw: int) -> bool:
+        """Return True if two limits differ by too little to matter."""
+        return abs(one_mw - other_mw) < IGNORED * (self.range.max_mw - self.range.min_mw)
+
+    def target_mw(self, fraction: float) -> int:
+        """Return the limit of a fraction (mW), in whole watts; the limit found at 1."""
+        return self.range.found_mw if fraction >= FULL else round(self.range.base_mw * fraction / 1000) * 1000
+
+    def takes(self, fraction: float) -> bool:
+        """Return True if the card has such a limit."""
+        return fraction == FULL or self.range.min_mw <= self.target_mw(fraction) <= self.range.found_mw
+
+
+def is_same(one_mw: int, other_mw: int) -> bool:
+    """Return True if two limits are one: drivers round (mW)."""
+    return abs(one_mw - other_mw) <= guardian_main.TOLERANCE_MW
+
 
 PART: Final = "limit"
 LOOK_S: Final = 1.0
@@ -154,7 +217,7 @@ class PowerCap(GpuSetting):
                     f" {card.range.found_mw / 1000:g} W that were found nor"
                     f" {expected_mw / 1000:g} W: somebody else sets it, so it stays and GreenTrain sets none any more"
                 )
-            others = own_gpus.strangers(card.knobs, self._opened.topology.local_world_size)
+            others = driver.strangers(card.knobs, self._opened.topology.local_world_size)
             if others:
                 self._restore(card)
                 self._cards.remove(card)
@@ -315,3 +378,61 @@ def _possible(wanted: Sequence[float], cards: Sequence[CappedGpu], warn: Callabl
 
 def _is_final(error: Exception) -> bool:
     return type(error).__name__ in ("NVMLError_GpuIsLost", "NVMLError_NoPermission", "NVMLError_NotSupported")
+
+
+def survey_caps(folder: Path | None = None) -> Sequence[str]:
+    """Return one sentence a GPU, and what else matters. Never raises.
+
+    The right is tried by setting the limit that is set already, which changes nothing.
+
+    Args:
+        folder: Of the records; None: that of the device claims.
+    """
+    place = claims_dir() if folder is None else folder
+    try:
+        nvml = open_nvml()
+    except MeterError as error:
+        return [f"power limits and clocks: cannot be set, {error}"]
+    try:
+        lines = [_line(GpuKnobs(nvml, gpu)) for gpu in list_gpus(nvml) if gpu.handle is not None]
+        lines += _records(place)
+    except Exception as error:
+        return [f"power limits and clocks: NVML cannot list the GPUs ({error})"]
+    finally:
+        nvml.nvmlShutdown()
+    problem = writable(place)
+    return [*lines, f"power limits and clocks: not set while {problem}"] if problem else lines
+
+
+def _line(gpu: GpuKnobs) -> str:
+    head = f"{gpu.label}: "
+    if gpu.slices:
+        return f"{head}left alone, as MIG is on and its settings are those of the whole card"
+    try:
+        limits = gpu.limits()
+    except Exception as error:
+        return head + refusal("power limits", error)
+    head += (
+        f"power limit {limits.found_mw / 1000:g} W, possible {limits.min_mw / 1000:g} to {limits.max_mw / 1000:g} W,"
+        f" default {limits.default_mw / 1000:g} W; "
+    )
+    try:
+        gpu.try_limit()
+    except Exception as error:
+        return head + refusal("limit and clocks", error)
+    sign = gpu.clock_setting()
+    clocks = f"its clocks are left alone, as {sign}" if sign else "no sign of a clock setting"
+    return f"{head}this process may set it; {clocks}"
+
+
+def _records(folder: Path) -> Sequence[str]:
+    lines = []
+    for path in sorted(folder.glob("cap-*.state")):
+        record = guardian_main.read(str(path))
+        if record is None or record.boot != guardian_main.boot_id():
+            continue
+        lives = guardian_main.owner_lives(record)
+        who = f"process {record.owner[1]}" if record.owner[1] != os.getpid() else "this process"
+        state = "has changed it and is at work" if lives else "had changed it and is dead: the next training repairs it"
+        lines.append(f"GPU {record.uuid}: {who} {state} ({path})")
+    return lines

@@ -1,23 +1,153 @@
-"""One Job of Kubernetes, suspended, resumed and resized from a controller pod beside it.
+"""``greentrain launch --kubernetes``: one Job of Kubernetes, suspended, resumed and resized from a pod beside it.
 
 A Job's ``spec.suspend`` ends its pods, with their preStop hook and grace period, and gives the nodes back; resuming
 starts new ones (kubernetes.io/docs/concepts/workloads/controllers/job/, "Suspending a Job", 2026-11-21). Where the Job
 has a label of Kueue, ``spec.suspend`` belongs to Kueue: what we change then is the ``stopPolicy`` of a LocalQueue that
 is this Job's own (kueue.sigs.k8s.io/docs/concepts/local_queue/, v0.19, 2026-11-21). Rejected there: ``spec.active`` of
 the Workload, whose name holds a hash of the Job's uid, so that no Role can name it before.
+
+Requests are made again while that may help (:func:`insist`), and say what is missing where it does not.
 """
 
+import json
+import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
 
-from greentrain.control.launch import kubernetes_api as api
-from greentrain.errors import ConfigError
+from greentrain.config.schema import GreenConfig
+from greentrain.control.launch.runners import STOP, SignalQueue
+from greentrain.control.launch.start_window import REMEDY, GreenWindow
+from greentrain.control.launcher_protocol import LauncherFiles
+from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.utils.imports import try_import
+from greentrain.utils.never_raise import warn_experimental
 
 with try_import("kubernetes") as _imports:
     from kubernetes import client
+    from kubernetes import config as settings
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+"""Before each repetition of a request that failed (s)."""
+LONGEST_PAUSE_S: Final = 60.0
+"""What a server may ask for with Retry-After (s)."""
+
+T = TypeVar("T")
+
+
+class KubernetesError(GreenTrainError):
+    """Kubernetes did not answer, or refused."""
+
+
+class ForbiddenError(KubernetesError):
+    """The ServiceAccount may not do that; the message names the rule that it lacks."""
+
+
+class GoneError(KubernetesError):
+    """What the request is about is not there."""
+
+
+def connect() -> "client.ApiClient":
+    """Return the client of the pod's ServiceAccount, or of the kubeconfig outside of a pod.
+
+    Raises:
+        MissingExtraError: The client is not installed.
+        ConfigError: Neither is at hand.
+    """
+    _imports.check()
+    configuration = client.Configuration()
+    try:
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            settings.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
+        else:
+            path = os.environ.get("KUBECONFIG")  # the client looks at it when it is imported, which may be earlier
+            settings.load_kube_config(path, client_configuration=configuration)  # type: ignore[no-untyped-call]
+    except settings.ConfigException as error:
+        raise ConfigError(
+            f"Kubernetes cannot be reached: {error}. In a pod name its serviceAccountName; elsewhere set KUBECONFIG, or"
+            " write ~/.kube/config"
+        ) from error
+    if urlsplit(configuration.host).hostname not in ("127.0.0.1", "localhost", "::1"):
+        warn_experimental("following a Job of Kubernetes", "it ran against an imitated API server, never on a cluster")
+    return client.ApiClient(configuration)
+
+
+def insist(
+    request: Callable[[], T],
+    *,
+    verb: str,
+    group: str,
+    resource: str,
+    namespace: str,
+    name: str,
+    pauses_s: tuple[float, ...] = PAUSES_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Return what a request returns, made again after 409, 429, 5xx and broken connections.
+
+    Args:
+        request: Makes it.
+        verb: What it needs the right to, as in ``patch``.
+        group: On what: API group.
+        resource: Plural.
+        namespace: Where.
+        name: Which one.
+        pauses_s: Before each repetition (s).
+        sleep: Sleeps so many seconds.
+
+    Raises:
+        ForbiddenError: The right is missing.
+        GoneError: There is no such thing.
+        KubernetesError: It was refused otherwise, or nobody answers.
+    """
+    what = f"{verb} {resource} {namespace}/{name}"
+    cause: Exception
+    for pause_s in (*pauses_s, None):
+        asked_s = 0.0
+        try:
+            return request()
+        except ApiException as error:
+            said, cause = f"{what}: {error.status} {_message(error)}", error
+            if error.status in (401, 403):
+                raise ForbiddenError(
+                    f"{said}. Let a Role in namespace {namespace} give the ServiceAccount the rule"
+                    f' {{apiGroups: ["{group}"], resources: ["{resource}"], resourceNames: ["{name}"],'
+                    ' verbs: ["get", "patch"]}, as recipes/kubernetes/rbac.yaml does'
+                ) from error
+            if error.status == 404:
+                raise GoneError(f"{said}. Create it first, or name another one") from error
+            if error.status not in (0, 409, 429, None) and error.status < 500:
+                raise KubernetesError(said) from error
+            asked_s = _retry_after_s(error)
+        except (HTTPError, OSError) as error:
+            said, cause = f"{what}: {error}", error
+        if pause_s is None:
+            raise KubernetesError(f"{said}; asked {len(pauses_s) + 1} times") from cause
+        sleep(max(pause_s, asked_s))
+    raise AssertionError  # the last pause is None
+
+
+def _message(error: Any) -> str:
+    """Return the message of the v1 Status that comes with a refusal."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.reason)
+
+
+def _retry_after_s(error: Any) -> float:
+    try:
+        return min(LONGEST_PAUSE_S, float(error.headers["Retry-After"]))
+    except (TypeError, KeyError, ValueError):
+        return 0.0
+
 
 QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 ELASTIC_ANNOTATION: Final = "kueue.x-k8s.io/elastic-job"
@@ -31,8 +161,6 @@ STOPPED: Final = "HoldAndDrain"
 GOES: Final = "None"
 TIMEOUT_S: Final = 30.0
 """Of one request (s)."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +208,13 @@ class KubernetesJob:
         name: str,
         *,
         connection: "client.ApiClient | None" = None,
-        pauses_s: tuple[float, ...] = api.PAUSES_S,
+        pauses_s: tuple[float, ...] = PAUSES_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         _imports.check()
         self.namespace, self.name = namespace, name
         self._pauses_s, self._sleep = pauses_s, sleep
-        connection = api.connect() if connection is None else connection
+        connection = connect() if connection is None else connection
         self._jobs = client.BatchV1Api(connection)
         self._custom = client.CustomObjectsApi(connection)
         self._kueue_version: str | None = None
@@ -206,7 +334,7 @@ class KubernetesJob:
         for version in versions:
             try:
                 found = self._ask("get", KUEUE, "localqueues", queue, read)
-            except api.GoneError:
+            except GoneError:
                 if version == versions[-1]:
                     raise
                 continue  # an older Kueue
@@ -215,7 +343,7 @@ class KubernetesJob:
         raise AssertionError  # the last version is returned or raised
 
     def _ask(self, verb: str, group: str, resource: str, name: str, request: Callable[[], T]) -> T:
-        return api.insist(
+        return insist(
             request,
             verb=verb,
             group=group,
@@ -236,3 +364,219 @@ def _gpus(container: Any) -> int:
     """Return how many GPUs a container asks for, of any vendor (nvidia.com/gpu, amd.com/gpu)."""
     limits = (container.resources.limits or {}) if container.resources else {}
     return sum(int(count) for resource, count in limits.items() if resource.endswith("/gpu"))
+
+
+LOOK_S: Final = 60.0
+"""How often the Job is looked at, between decisions too: it may have ended (s)."""
+DRAIN_S: Final = 2.0
+"""How often it is looked at while its pods end (s)."""
+PODS_FILE: Final = "pods"
+"""File in the shared folder that tells the pods how many they are: a pod's environment cannot."""
+
+
+class Wanted(Protocol):
+    """Says what a plan wants."""
+
+    def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
+        """Return whether the job is to run now, on how many ranks, and when to ask again (s since the epoch)."""
+        ...
+
+
+class KubernetesControl:
+    """Follows a plan with one Job, until the Job has ended.
+
+    A change of width is a suspend, the change, and a resume: all pods start from one checkpoint and know their number.
+
+    Args:
+        job: The Job.
+        wanted: The plan.
+        tell: Shows a line to people.
+        folder: Shared with the pods, for PODS_FILE; None: the width does not change.
+        wait: Waits so many seconds; returns True where somebody wants the loop to end.
+        clock: Returns the time (s since the epoch).
+    """
+
+    def __init__(
+        self,
+        job: KubernetesJob,
+        wanted: Wanted,
+        *,
+        tell: Callable[[str], None],
+        folder: Path | None,
+        wait: Callable[[float], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._job, self._wanted, self._tell, self._folder = job, wanted, tell, folder
+        self._wait, self._clock = wait, clock
+        self._said = ""
+
+    def run(self) -> int:
+        """Follow it.
+
+        Returns:
+            0 when the Job is complete, 1 when it has failed, 143 where somebody wanted the loop to end.
+
+        Raises:
+            KubernetesError: The Job cannot be read or changed at the start; later that is a line, and another try.
+            ConfigError: It lies in a queue that is not its own.
+        """
+        view = self._job.check()
+        self._note_pods(view.width)
+        while True:
+            try:
+                code, next_s = self._turn()
+            except GoneError as error:
+                self._tell_new(f"the Job is gone, nothing is left to do ({error})")
+                return 0
+            except (KubernetesError, ConfigError) as error:
+                self._tell_new(f"{error}; the Job stays as it is, asked again in {LOOK_S:.0f} s")
+                code, next_s = None, self._clock() + LOOK_S
+            if code is not None:
+                return code
+            if self._wait(max(0.0, min(LOOK_S, next_s - self._clock()))):
+                return 128 + signal.SIGTERM
+
+    def _turn(self) -> tuple[int | None, float]:
+        """Look and act once; return an exit code and when to come again (s since the epoch)."""
+        view = self._job.look()
+        if view.outcome is not None:
+            self._tell_new(f"the Job has ended: {view.outcome}")
+            return (0 if view.outcome == "Complete" else 1), 0.0
+        now_s = self._clock()
+        on, ranks, next_s = self._wanted.wanted(now_s)
+        pods, why_not = self._pods(view, ranks)
+        if why_not and on:
+            self._tell_new(f"the plan wants {ranks} ranks, but the Job keeps its {view.width} pods: {why_not}")
+        resized = on and pods != view.width
+        if view.going and (not on or resized):
+            self._job.go(view, False)
+            self._tell(f"suspended{f', to go on with {pods} pods' if resized else ''}")
+            view = self._job.look()
+        if resized:
+            if view.pods:
+                return None, now_s + DRAIN_S  # they still end
+            self._note_pods(pods)
+            self._job.resize(pods)
+        if on and (resized or not view.going):
+            self._job.go(view, True)
+            self._tell(f"resumed with {pods} pods")
+        return None, next_s
+
+    def _pods(self, view: JobView, ranks: int) -> tuple[int, str]:
+        """Return how many pods the Job gets, and why it does not get as many as are wanted (empty: it does)."""
+        pods, rest = divmod(ranks, view.ranks_per_pod)
+        if (pods, rest) == (view.width, 0):
+            return pods, ""
+        if rest:
+            return view.width, f"a pod has {view.ranks_per_pod}"
+        if not view.elastic:
+            kueue = f", with the annotation {ELASTIC_ANNOTATION}: 'true'" if view.queue else ""
+            return view.width, f"it is not Indexed with as many completions as pods at a time{kueue}"
+        if self._folder is None:
+            return view.width, "no folder is shared with its pods, which must know their number"
+        return pods, ""
+
+    def _note_pods(self, pods: int) -> None:
+        if self._folder is None:
+            return
+        part = self._folder / f"{PODS_FILE}.tmp"
+        try:
+            part.write_text(f"{pods}\n", encoding="utf-8")
+            part.replace(self._folder / PODS_FILE)
+        except OSError as error:
+            raise KubernetesError(f"{self._folder / PODS_FILE} cannot be written: {error.strerror}") from error
+
+    def _tell_new(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self._tell(text)
+
+
+class PlanWanted(GreenWindow):
+    """Says what a plan wants; see :class:`greentrain.control.launch.kubernetes.Wanted`.
+
+    Args:
+        tokens_done: Returns the tokens in the newest checkpoint.
+        held: Ranks of the Job now, kept where the plan names no width.
+        **window: See :class:`greentrain.control.launch.start_window.GreenWindow`.
+    """
+
+    def __init__(
+        self,
+        config: GreenConfig,
+        *,
+        tokens_done: Callable[[], float],
+        held: int,
+        actions: str | None,
+        job_unix_s: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        width = config.actuators.width
+        ranks = (held, held) if width is None else (width.min, width.max)
+        super().__init__(config, actions=actions, ranks=ranks, job_unix_s=job_unix_s, tell=tell)
+        self._tokens_done, self._held = tokens_done, held
+        if self._planner is None:
+            self.close()
+            raise ConfigError(f"the plan of a Job needs a table of actions before the Job has run: {REMEDY}")
+
+    def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
+        """Return the plan's choice for now, and when it decides again (s since the epoch)."""
+        assert self._planner is not None
+        word = self._planner.decide(now_unix_s, self._tokens_done())
+        if word.action is not None and word.action.ranks is not None:
+            self._held = word.action.ranks
+        return word.action is not None or word.done, self._held, self._time.real(word.next_s)
+
+
+def run_kubernetes(
+    config: GreenConfig, job: str, *, folder: Path | None, actions: str | None, tell: Callable[[str], None]
+) -> int:
+    """Follow the plan with a Job until it has ended, or a signal ends us.
+
+    Args:
+        config: With a policy that plans.
+        job: ``namespace/name``.
+        folder: Launch folder of the pod with rank 0 on the volume that the pods share: progress.json is read there, and
+            the number of pods written to the folder above it. None: nothing is known of the Job's progress.
+        actions: Run folder or YAML file with a table of actions; None: policy.actions.
+        tell: Shows a line to people.
+
+    Returns:
+        0 when the Job is complete, 1 when it has failed, 143 after SIGTERM.
+
+    Raises:
+        ConfigError: The name is none, the policy does not plan, or the Job lies in a queue that is not its own.
+        KubernetesError: The Job cannot be read, or may not be changed.
+        MissingExtraError: The client is not installed.
+    """
+    namespace, slash, name = job.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise ConfigError(f"--kubernetes is {job!r}; it must be namespace/name of a Job, such as train/gpt")
+    controlled = KubernetesJob(namespace, name)
+    view = controlled.check()
+
+    def tokens_done() -> float:
+        progress = None if folder is None else LauncherFiles(folder).progress()
+        return 0.0 if progress is None else progress.tokens
+
+    wanted = PlanWanted(
+        config,
+        tokens_done=tokens_done,
+        held=view.width * view.ranks_per_pod,
+        actions=actions,
+        job_unix_s=view.created_unix_s,
+        tell=tell,
+    )
+    with closing(wanted), SignalQueue() as inbox:
+
+        def wait(seconds: float) -> bool:
+            until_s = time.time() + seconds
+            while inbox.sleep_until(until_s):
+                while (signum := inbox.take()) is not None:
+                    if signum in STOP:
+                        tell(f"{signal.Signals(signum).name}: the Job stays as it is, and nobody pauses or resumes it")
+                        return True
+            return False
+
+        shared = None if folder is None else folder.parent
+        return KubernetesControl(controlled, wanted, tell=tell, folder=shared, wait=wait).run()

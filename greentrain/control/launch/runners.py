@@ -1,25 +1,359 @@
-"""How an attempt is run: as the command that was typed, or by a resident agent that keeps torch warm."""
+"""How an attempt is run: as the command that was typed, or by a resident agent that keeps torch warm.
+
+Either runs below a reaper (:class:`ReaperClient`), so the supervisor hears of its end and knows that nothing is left of
+it. Processes of a job that outlived their supervisor are found by what they were started with, and ended
+(:func:`end_orphans`). The signals that reach the supervisor are taken one after the other by its own loop and never in
+the middle of it (:class:`SignalQueue`).
+"""
 
 import contextlib
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, Final, Protocol
 
 from greentrain.control.launch import reaper
 from greentrain.control.launch.commands import Command
 from greentrain.control.launch.outcome import Outcome
-from greentrain.control.launch.reaper_client import ReaperClient
-from greentrain.control.launch.signals import PASSED_ON, HasFileno, SignalQueue
-from greentrain.control.launcher_protocol import ENV_CHECKPOINT
+from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR
 from greentrain.errors import ConfigError, GreenTrainError
+
+
+def orphans(folder: str) -> list[int]:
+    """Return all processes of this user that were started for a launch folder, but this one and its parents.
+
+    Args:
+        folder: As in their variable GREENTRAIN_LAUNCH_DIR.
+    """
+    if not folder:
+        return []
+    wanted = f"{ENV_DIR}={folder}".encode()
+    above = _above(os.getpid())
+    out = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) not in above:
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue  # ended, or somebody else's
+            if wanted in environ.split(b"\0"):
+                out.append(int(name))
+    return reaper.living(out)
+
+
+def end_orphans(folder: str, grace_s: float) -> int:
+    """End them, and all below them; return how many there were.
+
+    A keeper among them ends its command by itself, so it is given the time for that before anything is killed.
+
+    Args:
+        folder: As of :func:`orphans`.
+        grace_s: From SIGTERM to SIGKILL (s).
+    """
+    seen: set[int] = set()
+
+    def find() -> list[int]:
+        pids = orphans(folder)
+        found = [*pids, *(child for pid in pids for child in reaper.below(pid))]
+        seen.update(found)
+        return list(dict.fromkeys(found))
+
+    reaper.end_all(find, grace_s)
+    return len(seen)
+
+
+def _above(pid: int) -> set[int]:
+    out = set()
+    while pid > 0 and pid not in out:
+        out.add(pid)
+        found = reaper.stat(pid)
+        pid = 0 if found is None else found[1]
+    return out
+
+
+LINES: Final = 20
+"""Last lines of a command's standard error that are remembered."""
+
+
+class ReaperClient:
+    """A command under a keeper.
+
+    Args:
+        command: What to start.
+        environ: Its environment, with ENV_DIR.
+        fds: File descriptors that it inherits.
+        listen: Whether its standard error passes through here, so that its last lines are known.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], *, fds: Sequence[int] = (), listen: bool = False
+    ) -> None:
+        self._folder = environ.get(ENV_DIR, "")
+        self._line, theirs = socket.socketpair()
+        self.stderr: _Tee | None = None
+        """Where its standard error arrives; None: it has ours."""
+        reads, writes = os.pipe() if listen else (-1, -1)
+        words = [sys.executable, "-I", "-S", reaper.__file__, str(theirs.fileno()), ",".join(map(str, fds)), *command]
+        try:
+            self._keeper = subprocess.Popen(
+                words,
+                env=dict(environ),
+                pass_fds=(theirs.fileno(), *fds),
+                stderr=writes if listen else None,
+                start_new_session=True,
+            )
+        except OSError:
+            self._line.close()
+            if listen:
+                os.close(reads)
+            raise
+        finally:
+            theirs.close()
+            if listen:
+                os.close(writes)
+        if listen:
+            self.stderr = _Tee(reads)
+        self.keeper_pid = self._keeper.pid
+        self.pid: int | None = None
+        """Process id of the command, once it is known to run."""
+        self.failed_errno: int | None = None
+        """Why it could not be started."""
+        self.code: int | None = None
+        """How it ended, below 0 for a signal; None: not yet."""
+        self.swept = False
+        """Whether the last :meth:`sweep` is done."""
+        self.gone = False
+        """True when command and keeper, and all below them, have ended."""
+        self._text = ""
+
+    def fileno(self) -> int:
+        """Return what can be read when there is something to hear."""
+        return self._line.fileno()
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The end of its standard error; empty where that was not read."""
+        return () if self.stderr is None else self.stderr.last_lines
+
+    def hear(self) -> None:
+        """Take in what the keeper says; blocks until it says something."""
+        try:
+            data = self._line.recv(4096).decode()
+        except OSError:
+            data = ""
+        if not data:
+            self._end()
+            return
+        *words, self._text = (self._text + data).split("\n")
+        for word in words:
+            what, _, value = word.partition(" ")
+            if what == "started":
+                self.pid = int(value)
+            elif what == "failed":
+                self.failed_errno = int(value)
+            elif what == "swept":
+                self.swept = True
+            elif what == "code":
+                self.code = int(value)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the command."""
+        self._say(f"signal {int(signum)}")
+
+    def signal_group(self, signum: int) -> None:
+        """Send a signal to the process group of the command, as a terminal does."""
+        self._say(f"group {int(signum)}")
+
+    def signal_who_heed(self, signum: int) -> None:
+        """Send a signal to all below the keeper that have a handler for it; the others would die of it."""
+        self._say(f"heed {int(signum)}")
+
+    def sweep(self, grace_s: float) -> None:
+        """End what the command has left behind; ``swept`` when that is done."""
+        self.swept = False
+        self._say(f"sweep {grace_s:g}")
+
+    def end(self, grace_s: float) -> None:
+        """End everything: SIGTERM, and SIGKILL after a time (s)."""
+        self._say(f"end {grace_s:g}")
+
+    def close(self) -> None:
+        """Let go: what still runs is ended by the keeper, which is waited for. Idempotent."""
+        if not self.gone:
+            self._line.close()
+            self._end()
+
+    def _say(self, word: str) -> None:
+        with contextlib.suppress(OSError):  # it has ended; hear() will say so
+            self._line.sendall(f"{word}\n".encode())
+
+    def _end(self) -> None:
+        code = self._keeper.wait()
+        self._line.close()
+        if self.code is None:
+            # The keeper was killed, and the command with it (PR_SET_PDEATHSIG); others may be left.
+            self.code = code if code < 0 else -9
+            end_orphans(self._folder, reaper.GRACE_S)
+        if self.stderr is not None:
+            self.stderr.close()
+        self.gone = True
+
+
+class _Tee:
+    """Passes standard error on and remembers its end.
+
+    Args:
+        fd: Where it arrives.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lines: deque[str] = deque(maxlen=LINES)
+        self._rest = b""
+        os.set_blocking(fd, False)
+
+    def fileno(self) -> int:
+        """Return what can be read when there is something to pass on."""
+        return self._fd
+
+    @property
+    def open(self) -> bool:
+        """False when nobody can write to it any more."""
+        return self._fd >= 0
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last whole lines, and one that was not ended."""
+        rest = [self._rest.decode(errors="replace")] if self._rest.strip() else []
+        return tuple([*self._lines, *rest][-LINES:])
+
+    def pass_on(self) -> None:
+        """Pass on what has arrived."""
+        try:
+            data = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            os.close(self._fd)
+            self._fd = -1
+            return
+        try:
+            while data_left := data:
+                written = os.write(2, data_left)
+                self._remember(data_left[:written])
+                data = data_left[written:]
+        except OSError:
+            self._remember(data)  # nobody reads ours: the training goes on
+
+    def close(self) -> None:
+        """Pass the rest on and close."""
+        while self._fd >= 0:
+            before = self._rest, len(self._lines)
+            self.pass_on()
+            if self._fd >= 0 and (self._rest, len(self._lines)) == before:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _remember(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-4096:]
+        self._lines.extend(line.decode(errors="replace") for line in lines)
+
+
+STOP: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""They end the supervisor, after the training."""
+NOTICE: Final = signal.SIGUSR1
+"""Somebody ends us soon: Slurm's ``--signal=B:USR1@120`` (sbatch(1), slurm.schedmd.com, 2026-11-21)."""
+PASSED_ON: Final = (signal.SIGUSR2, signal.SIGCONT)
+"""The training may know what they mean: SIGCONT ends a pause."""
+
+
+class HasFileno(Protocol):
+    """What can be waited for."""
+
+    def fileno(self) -> int:
+        """Return its file descriptor."""
+        ...
+
+
+class SignalQueue:
+    """Collects signals while it is open; in the main thread."""
+
+    def __init__(self) -> None:
+        self._signals: deque[int] = deque()
+        self._before: dict[int, Any] = {}
+        self._woken, self._wake = socket.socketpair()
+        for end in (self._woken, self._wake):
+            end.setblocking(False)
+
+    def __enter__(self) -> "SignalQueue":
+        self._fd_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
+        for signum in (*STOP, NOTICE, *PASSED_ON):
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                self._before[signum] = signal.signal(signum, self._take)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(self._fd_before)
+        self._woken.close()
+        self._wake.close()
+
+    def take(self) -> int | None:
+        """Return the oldest signal that nobody has taken."""
+        return self._signals.popleft() if self._signals else None
+
+    def wait(self, timeout_s: float | None, files: Sequence[HasFileno] = ()) -> list[HasFileno]:
+        """Wait for a signal, or until one of the files can be read.
+
+        Args:
+            timeout_s: Longest wait (s); None: no bound.
+            files: What else to wait for.
+
+        Returns:
+            The files that can be read.
+        """
+        if self._signals:
+            timeout_s = 0.0
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            for file in files:
+                selector.register(file, selectors.EVENT_READ, file)
+            ready = selector.select(timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+        return [key.data for key, _ in ready if key.data is not None]
+
+    def sleep_until(self, unix_s: float) -> bool:
+        """Sleep; return True if a signal came before that time (s since the epoch)."""
+        while not self._signals:
+            left_s = unix_s - time.time()
+            if left_s <= 0:
+                return False
+            self.wait(min(left_s, 60.0))  # the clock may be set meanwhile
+        return True
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        self._signals.append(signum)
+
 
 AGENT: Final = "from greentrain.control.launch.agent import main; main()"
 

@@ -11,8 +11,7 @@ from typing import Final
 from greentrain.carbon.detect import open_signal
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig
-from greentrain.control.plan.grid_outlook import GridOutlook
-from greentrain.control.plan.planner import PlannedJob, Planner
+from greentrain.control.plan.planner import GridOutlook, PlannedJob, Planner
 from greentrain.errors import ConfigError, GreenTrainError
 from greentrain.policy.action_sources import read_actions, table_of_run
 from greentrain.policy.action_table import Action, ActionTable

@@ -26,11 +26,8 @@ from typing import Final, Protocol
 
 from greentrain.control.launch import checkpoints, reaper, timeline
 from greentrain.control.launch.commands import Command
-from greentrain.control.launch.outcome import Outcome, Rules, classify_exit
-from greentrain.control.launch.reaper_client import end_orphans
-from greentrain.control.launch.runners import Attempt, Engine, LaunchError
-from greentrain.control.launch.signals import NOTICE, STOP, SignalQueue
-from greentrain.control.launch.state import JobFolder, State
+from greentrain.control.launch.outcome import JobFolder, Outcome, Rules, State, classify_exit
+from greentrain.control.launch.runners import NOTICE, STOP, Attempt, Engine, LaunchError, SignalQueue, end_orphans
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer
 from greentrain.types import iso
 from greentrain.utils.topology import ENV_JOB
@@ -58,7 +55,7 @@ class LocalWaiting:
 
     Args:
         sleep_until: Sleeps until a time (s since the epoch), or until somebody wants to be heard; returns which (True:
-            somebody). That of greentrain.control.launch.signals.
+            somebody). That of greentrain.control.launch.runners.
     """
 
     def __init__(self, sleep_until: Callable[[float], bool]) -> None:

@@ -10,33 +10,247 @@
 Rank 0 decides every ``policy.decide_s``, at the end of an optimizer step; the others hear of it at a step on which all
 have agreed the time before, so that every other step costs one comparison. Nothing here raises once training runs.
 
-Numbers of ranks that a plan may choose from.
+A checkpoint keeps what a plan has learned (:class:`PlanFacts`): what actions cost at each width, and what a resting
+rank draws.
 
-What a rank draws while it rests between two steps, measured once.
+A pause (:class:`Pause`) holds the process still between two of its steps. Everything stays in memory, so it ends in
+the step that would have come next. Sensors go on being read and booked by their own thread, in the phase ``paused``. A
+SIGCONT, or :meth:`Pause.wake` from another thread, ends it at once; a SIGTERM ends the process as it would have in a
+step.
 """
 
 import logging
+import signal
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from types import FrameType
+from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig, WidthConfig
-from greentrain.control.actuators.pause import PHASE, Pause
-from greentrain.control.coordination import RankZeroChannel, SyncSchedule
-from greentrain.control.interfaces import Actors
+from greentrain.control.coordination import PAUSED_PHASE, RankZeroChannel, SyncSchedule
 from greentrain.control.launcher_protocol import Offer
-from greentrain.control.plan.facts import PlanFacts
-from greentrain.control.plan.grid_outlook import GridOutlook, Overhead
-from greentrain.control.plan.planner import PlanMessage, PlannedJob, Planner, or_none, plan_document
+from greentrain.control.plan.planner import (
+    GridOutlook,
+    Overhead,
+    PlanMessage,
+    PlannedJob,
+    Planner,
+    or_none,
+    plan_document,
+)
 from greentrain.ledger.active_run import ActiveRun
-from greentrain.policy.action_table import Action, ActionTable
+from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import Menu
 from greentrain.policy.registry import caution, open_schedule
-from greentrain.types import S_PER_HOUR, CarbonSignal
+from greentrain.types import S_PER_HOUR, CarbonSignal, Gear
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.25
+"""Longest sleep at a stretch (s): how late a word of another rank, or of another thread, is heard."""
+
+
+class Pause:
+    """Holds the training thread until somebody says that it goes on.
+
+    Args:
+        free_cache: Give the memory that torch holds in reserve on the GPU back to the driver meanwhile.
+    """
+
+    def __init__(self, *, free_cache: bool = False) -> None:
+        self._free_cache = free_cache
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        """End the pause at the next look, from any thread."""
+        self._woken.set()
+
+    def hold(self, done: Callable[[], bool]) -> bool:
+        """Block until ``done`` says so, or until somebody wakes the process.
+
+        Args:
+            done: Asked every LOOK_S.
+
+        Returns:
+            True if it was woken.
+        """
+        if self._free_cache:
+            _empty_cuda_cache()
+        self._woken.clear()
+        with self._listening():
+            while not self._woken.is_set():
+                if done():
+                    return False
+                time.sleep(LOOK_S)  # a signal's handler runs in the middle of it
+        return True
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Listen to SIGCONT; signals only reach the main thread."""
+        number = getattr(signal, "SIGCONT", None)  # Windows has none
+        if number is None or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: Any = signal.getsignal(number)
+
+        def woken(signum: int, frame: FrameType | None) -> None:
+            self._woken.set()
+            if callable(before):
+                before(signum, frame)
+
+        signal.signal(number, woken)
+        try:
+            yield
+        finally:
+            if signal.getsignal(number) is woken:
+                signal.signal(number, signal.SIG_DFL if before is None else before)
+
+
+def _empty_cuda_cache() -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.empty_cache()
+    except Exception as error:
+        log.warning("GreenTrain: the GPU's cache could not be freed: %r", error)
+
+
+class Actors(Protocol):
+    """What the plan acts through."""
+
+    def follow(self, action: Action, reason: str) -> None:
+        """Use gear and power limit of an action from now on."""
+        ...
+
+    def can(self, action: Action) -> bool:
+        """Return whether this process can use gear and power limit of an action."""
+        ...
+
+    @property
+    def offer(self) -> Offer | None:
+        """What the launcher can do; None: nothing."""
+        ...
+
+    def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
+        """Ask for a checkpoint after this step, and leave when it is written."""
+        ...
+
+    def vetoes(self) -> Mapping[Gear, str]:
+        """Return the gears that must not be used now, and why."""
+        ...
+
+    def measure(self, steps: float) -> None:
+        """Measure what every action costs in the coming ones of the job's steps; ``Schedule.use`` gets the table."""
+        ...
+
+
+class Host(Protocol):
+    """The part of a session that acting needs."""
+
+    def active(self) -> ActiveRun | None:
+        """Return the run, None where there is none in this process."""
+        ...
+
+    def mark(self, name: str, *what: Any) -> float:
+        """Queue a mark of this moment and return its time (s)."""
+        ...
+
+    def begin(self, name: str) -> int:
+        """Enter a phase."""
+        ...
+
+    def end(self, name: str, token: int = 0) -> None:
+        """Leave a phase."""
+        ...
+
+    def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
+        """Return joules by device between two times."""
+        ...
+
+
+@dataclass(slots=True)
+class PlanFacts:
+    """Facts of one job on its devices, over all its attempts."""
+
+    idle_w: float | None = None
+    """Power of one rank that is held and does not work (W); None: not measured."""
+    tables: dict[int, ActionTable] = field(default_factory=dict)
+    """What was measured, by number of ranks."""
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> "PlanFacts":
+        """Return what :meth:`to_dict` wrote; what cannot be read is measured again."""
+        tables = {}
+        for ranks, data in (state.get("tables") or {}).items():
+            try:
+                tables[int(ranks)] = ActionTable.from_dict(data)
+            except ValueError:
+                continue
+        idle_w = state.get("idle_w")
+        return cls(idle_w=None if idle_w is None else float(idle_w), tables=tables)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts in plain JSON types."""
+        return {"idle_w": self.idle_w, "tables": {str(n): table.to_dict() for n, table in self.tables.items()}}
+
+    def table(self, ranks: int, gears: Sequence[str]) -> ActionTable | None:
+        """Return what was measured at a width; None where one of the gears is not in it."""
+        table = self.tables.get(ranks)
+        known = () if table is None else {str(action.gear) for action in table.actions}
+        return table if set(gears).issubset(known) else None
+
+    def keep(self, ranks: int, table: ActionTable) -> None:
+        """Remember what was measured at a width."""
+        self.tables[ranks] = table
+
+    def at_widths(self, table: ActionTable, ranks: int, widths: Sequence[int]) -> ActionTable:
+        """Return the actions of a table at several widths.
+
+        Widths that the table names itself stay as they are. A width that no attempt has had yet is taken from the
+        nearest one by proportion, labelled ``assumed``: too good where ranks wait for each other, so that a plan tries
+        it and then knows better.
+
+        Args:
+            table: Of this attempt.
+            ranks: Its width.
+            widths: All that may be used.
+        """
+        if any(cost.action.ranks is not None for cost in table.costs):
+            return table
+        known = {**self.tables, ranks: table}
+        costs: list[ActionCost] = []
+        for width in widths:
+            nearest = min(known, key=lambda n: (abs(n - width), n))
+            costs += [_at(cost, width, width / nearest) for cost in known[nearest].costs]
+        return replace(table, costs=tuple(costs), world_size=max(widths))
+
+
+def _at(cost: ActionCost, ranks: int, times: float) -> ActionCost:
+    action = Action(gear=cost.action.gear, cap=cost.action.cap, ranks=ranks)
+    if times == 1.0:
+        return replace(cost, action=action)
+    return replace(
+        cost,
+        action=action,
+        steps_per_s=_times(cost.steps_per_s, times),
+        tokens_per_s=_times(cost.tokens_per_s, times),
+        samples_per_s=_times(cost.samples_per_s, times),
+        power_w=_times(cost.power_w, times),
+        provenance="missing" if cost.power_w is None else "assumed",
+        steps=0,
+        blocks=0,
+    )
+
+
+def _times(estimate: MeanWithCI | None, times: float) -> MeanWithCI | None:
+    return None if estimate is None else MeanWithCI(mean=estimate.mean * times)
 
 
 def widths_of(
@@ -66,27 +280,25 @@ SENSORS_S: Final = 4.0
 """How long to wait for the sensors to report a rest (s)."""
 
 
-def measure_idle_power_w(actors: Actors, rest_s: float, *, books_all: bool) -> float | None:
+def measure_idle_power_w(host: Host, rest_s: float, *, books_all: bool) -> float | None:
     """Return what this rank draws while it rests (W); None where no sensor says.
 
     Args:
-        actors: Mark the phase and read the sensors.
+        host: The session, which marks the phase and reads the sensors.
         rest_s: How long (s); the first half is for clocks to fall.
         books_all: The rank books what others leave to it, so without a device nothing is known.
     """
-    token = actors.begin(PHASE)
+    token = host.begin(PAUSED_PHASE)
     time.sleep(rest_s / 2)
     t0_s = time.monotonic()
     time.sleep(rest_s / 2)
     t1_s = time.monotonic()
-    actors.end(PHASE, token)
-    joules = actors.energy(t0_s, t1_s, SENSORS_S)
+    host.end(PAUSED_PHASE, token)
+    joules = host.energy(t0_s, t1_s, SENSORS_S)
     if joules is None or (books_all and not joules):  # the others' devices may be booked by rank 0
         return None
     return sum(joules.values()) / (t1_s - t0_s)
 
-
-log = logging.getLogger(__name__)
 
 REST_S: Final = 6.0
 """How long all ranks rest, once, to learn what a paused one draws (s): the first half is for clocks to fall."""
@@ -100,7 +312,8 @@ class Schedule:
         run: The run.
         signal: Carbon intensity in the grid's own time.
         grid_time: What the grid's time is.
-        actors: What it acts through.
+        host: The session.
+        actors: What the plan acts through: the controller.
         declared: A table that was declared; None: measure one.
         unix_s: Time.
         state: Of an earlier part of the run.
@@ -114,6 +327,7 @@ class Schedule:
         run: ActiveRun,
         signal: CarbonSignal,
         grid_time: GridTime,
+        host: Host,
         actors: Actors,
         declared: ActionTable | None,
         unix_s: Callable[[], float] = time.time,
@@ -121,11 +335,11 @@ class Schedule:
         tokens: float = 0.0,
     ) -> None:
         assert config.policy.tokens is not None and config.policy.deadline_h is not None
-        self._config, self._run, self._actors, self._unix_s = config, run, actors, unix_s
+        self._config, self._run, self._host, self._actors, self._unix_s = config, run, host, actors, unix_s
         self._time = grid_time
         self._ranks = run.topology.world_size
         self._first = run.topology.rank == 0
-        self._meetings = RankZeroChannel(run.run_id, run.topology)
+        self._channel = RankZeroChannel(run.run_id, run.topology)
         self._pause = Pause(free_cache=config.actuators.free_cache)
         start_s = float((state or {}).get("start_s", grid_time.grid_s))
         self.job = PlannedJob(
@@ -140,13 +354,13 @@ class Schedule:
         """True for one step before a pause: what is in memory should go to the disk."""
         self.planner: Planner | None = None
         """Who decides; on rank 0, once there is a table."""
-        self._word: PlanMessage | None = None
-        self._agenda = SyncSchedule(unix_s)
+        self._message: PlanMessage | None = None
+        self._sync = SyncSchedule(unix_s)
         self._table: ActionTable | None = None
         self._opened = self._pausing = self._closed = False
         self._at = (0, self.tokens, unix_s())
         self._past: list[float | None] = []
-        self._over = not self._meetings.possible
+        self._over = not self._channel.possible
         if self._over:
             run.warn(f"{self._ranks} ranks have no process group, so they cannot agree on a plan: there is none")
         self._known = PlanFacts.from_dict(state or {})
@@ -163,7 +377,7 @@ class Schedule:
         Args:
             tokens: That all ranks have trained until now, earlier parts included.
         """
-        meeting = self._agenda.step()
+        synced = self._sync.step()
         done, self.tokens = tokens - self.tokens, tokens
         if not self._measured:
             self._measured = True
@@ -171,7 +385,7 @@ class Schedule:
         if self._table is not None:
             table, self._table = self._table, None
             self._open(table)
-        elif meeting and self._opened and not self._over:
+        elif synced and self._opened and not self._over:
             self._boundary()
 
     def use(self, table: ActionTable) -> None:
@@ -184,7 +398,7 @@ class Schedule:
         released = bool(self._config.policy.released)
         idle_w = self._config.policy.idle_w if self._config.policy.idle_w is not None else self._known.idle_w
         if pausable and not released and idle_w is None:
-            idle_w = self._known.idle_w = measure_idle_power_w(self._actors, REST_S, books_all=self._first)
+            idle_w = self._known.idle_w = measure_idle_power_w(self._host, REST_S, books_all=self._first)
             if idle_w is None:
                 pausable = False
                 self._run.warn(
@@ -194,9 +408,9 @@ class Schedule:
             with self._or_tell_the_end():
                 self.planner = self._planner(table, idle_w, pausable, held=pausable and not released)
                 self._run.know(plan=self._facts())
-            told = caution(self._config.policy)
-            if told:
-                self._run.warn(told)
+            caution_text = caution(self._config.policy)
+            if caution_text:
+                self._run.warn(caution_text)
         self._opened = True
         self._mark_time()
         self._boundary()
@@ -222,12 +436,12 @@ class Schedule:
 
     @contextmanager
     def _or_tell_the_end(self) -> Iterator[None]:
-        """Let no rank wait for a word that rank 0 could not find: the plan ends on all of them."""
+        """Let no rank wait for a message that rank 0 could not make: the plan ends on all of them."""
         try:
             yield
         except Exception:
             self._over = True
-            self._meetings.share({"over": True})
+            self._channel.broadcast({"over": True})
             raise
 
     def wake(self) -> None:
@@ -274,129 +488,129 @@ class Schedule:
         if self._pausing:
             self._hold()  # the step that was asked for a checkpoint is done
         elif self._ranks > 1 or self._due():
-            self._hear(self._meetings.share(self._word_of_now()))
-        elif self._word is not None:
-            self._agenda.meet_after(self._agenda.steps_until(self._time.real(self._word.next_s)))
+            self._receive(self._channel.broadcast(self._message_now()))
+        elif self._message is not None:
+            self._sync.meet_after(self._sync.steps_until(self._time.real(self._message.next_s)))
 
-    def _word_of_now(self) -> Mapping[str, Any] | None:
-        """Return what rank 0 has to tell; None on the others."""
+    def _message_now(self) -> Mapping[str, Any] | None:
+        """Return the message of rank 0; None on the others."""
         if not self._first:
             return None
         with self._or_tell_the_end():
-            return self._say(self._decide() if self._due() else None)
+            return self._broadcast_of(self._decide() if self._due() else None)
 
     def _due(self) -> bool:
         """Return whether it is time to decide; rank 0's answer counts."""
-        return self._word is None or self._agenda.is_due(self._time.real(self._word.next_s))
+        return self._message is None or self._sync.is_due(self._time.real(self._message.next_s))
 
     def _decide(self, awake: bool = False) -> PlanMessage | None:
         """Return the decision of rank 0; None on the others."""
         if self.planner is None:
             return None
-        action = None if self._word is None else self._word.action
+        action = None if self._message is None else self._message.action
         if action is not None and action.ranks not in (None, self._ranks):
             self.planner.stayed(replace(action, ranks=self._ranks))
         self._observe()
-        word = self.planner.decide(self._unix_s(), self.tokens, vetoed=self._actors.vetoes(), awake=awake)
-        return replace(word, away=self._is_worth_leaving(word))
+        message = self.planner.decide(self._unix_s(), self.tokens, vetoed=self._actors.vetoes(), awake=awake)
+        return replace(message, away=self._is_worth_leaving(message))
 
     def _observe(self) -> None:
         """Tell the planner what was trained since the last time."""
         steps, tokens, since_s = self._at
-        if self.planner is not None and self._agenda.steps > steps:
+        if self.planner is not None and self._sync.steps > steps:
             self.planner.observe(self.tokens - tokens, self._unix_s() - since_s)
         self._mark_time()
 
     def _mark_time(self) -> None:
-        self._agenda.restart()
-        self._at = (self._agenda.steps, self.tokens, self._unix_s())
+        self._sync.restart()
+        self._at = (self._sync.steps, self.tokens, self._unix_s())
 
-    def _say(self, word: PlanMessage | None) -> dict[str, Any]:
-        """Return what rank 0 tells: a decision or none, and how many steps from now all meet again."""
-        newest = word or self._word
-        steps = 1 if newest is None else self._agenda.steps_until(self._time.real(newest.next_s))
-        return {"word": None if word is None else word.to_dict(), "steps": steps}
+    def _broadcast_of(self, message: PlanMessage | None) -> dict[str, Any]:
+        """Return what rank 0 broadcasts: a decision or none, and after how many steps all synchronize again."""
+        newest = message or self._message
+        steps = 1 if newest is None else self._sync.steps_until(self._time.real(newest.next_s))
+        return {"message": None if message is None else message.to_dict(), "steps": steps}
 
-    def _hear(self, said: Mapping[str, Any] | None) -> None:
-        if said is None:
+    def _receive(self, received: Mapping[str, Any] | None) -> None:
+        if received is None:
             self._over = True
             self._run.warn("rank 0 said nothing at an agreed step, so this rank follows no plan any more")
             return
-        if said.get("over"):
+        if received.get("over"):
             self._over = True
             return
-        self._agenda.meet_after(int(said["steps"]))
-        if said["word"] is not None:
-            self._follow(PlanMessage.from_dict(said["word"]))
+        self._sync.meet_after(int(received["steps"]))
+        if received["message"] is not None:
+            self._follow(PlanMessage.from_dict(received["message"]))
 
-    def _follow(self, word: PlanMessage) -> None:
+    def _follow(self, message: PlanMessage) -> None:
         """Do what was decided."""
-        before, self._word = self._word, word
-        self._tell(before, word)
-        if word.done:
+        before, self._message = self._message, message
+        self._report(before, message)
+        if message.done:
             self._over = True
-        elif word.action is not None:
-            self._actors.follow(word.action, word.reason)
-            if word.action.ranks not in (None, self._ranks):
-                self._actors.leave(word.action.ranks or self._ranks, None, f"{word.action}: {word.reason}")
+        elif message.action is not None:
+            self._actors.follow(message.action, message.reason)
+            if message.action.ranks not in (None, self._ranks):
+                self._actors.leave(message.action.ranks or self._ranks, None, f"{message.action}: {message.reason}")
         else:
             self._pausing = True
-            if word.away:
-                not_before = None if word.resume_s is None else self._time.real(word.resume_s)
-                self._actors.leave(word.resume_ranks or self._ranks, not_before, f"off: {word.reason}")
-            self.checkpoint_due = word.away or self._config.actuators.checkpoint
-            self._agenda.meet_after(1)
+            if message.away:
+                not_before = None if message.resume_s is None else self._time.real(message.resume_s)
+                self._actors.leave(message.resume_ranks or self._ranks, not_before, f"off: {message.reason}")
+            self.checkpoint_due = message.away or self._config.actuators.checkpoint
+            self._sync.meet_after(1)
             if not self.checkpoint_due:
                 self._hold()
 
-    def _is_worth_leaving(self, word: PlanMessage) -> bool:
+    def _is_worth_leaving(self, message: PlanMessage) -> bool:
         """Return whether a pause is long enough to end the process, and somebody starts it again."""
         offer = self._actors.offer
-        if offer is None or not offer.can_wait or not self._config.actuators.defer or word.resume_s is None:
+        if offer is None or not offer.can_wait or not self._config.actuators.defer or message.resume_s is None:
             return False
-        return word.resume_s - word.grid_s >= self._config.actuators.min_away_s
+        return message.resume_s - message.grid_s >= self._config.actuators.min_away_s
 
     def _hold(self) -> None:
         """Stay between two steps until the plan, or somebody, says that it goes on."""
         self.checkpoint_due = False
         self._observe()
-        token = self._actors.begin(PHASE)
+        token = self._host.begin(PAUSED_PHASE)
         try:
-            said = None
-            while said is None:
+            received = None
+            while received is None:
                 woken = self._pause.hold(self._look)
                 if self._closed:
                     return
-                said = self._hold_on(woken)
+                received = self._hold_on(woken)
             self._pausing = False
             self._mark_time()
-            self._hear(said)
+            self._receive(received)
         finally:
-            self._actors.end(PHASE, token)
+            self._host.end(PAUSED_PHASE, token)
 
     def _look(self) -> bool:
         """Return whether there is something to decide or to hear."""
-        return self._closed or (self._due() if self._first else self._meetings.heard())
+        return self._closed or (self._due() if self._first else self._channel.pending())
 
     def _hold_on(self, woken: bool) -> Mapping[str, Any] | None:
-        """Return the word that ends the pause, None where it goes on."""
+        """Return the message that ends the pause, None where it goes on."""
         if not self._first:
-            return self._meetings.share(None) if self._meetings.heard() else None
+            return self._channel.broadcast(None) if self._channel.pending() else None
         with self._or_tell_the_end():
-            word = self._decide(awake=woken)
-        if word is not None and word.action is None and not word.done:
-            before, self._word = self._word, word
-            self._tell(before, word)
+            message = self._decide(awake=woken)
+        if message is not None and message.action is None and not message.done:
+            before, self._message = self._message, message
+            self._report(before, message)
             return None
-        return self._meetings.share(self._say(word))
+        return self._channel.broadcast(self._broadcast_of(message))
 
-    def _tell(self, before: PlanMessage | None, word: PlanMessage) -> None:
+    def _report(self, before: PlanMessage | None, message: PlanMessage) -> None:
         if not self._first:
             return
-        name = "off" if word.action is None else str(word.action)
+        name = "off" if message.action is None else str(message.action)
         self._run.event(
-            "decision", f"{name}: {word.reason}", **word.to_dict(), step=self._agenda.steps, tokens=self.tokens
+            "decision", f"{name}: {message.reason}", **message.to_dict(), step=self._sync.steps, tokens=self.tokens
         )
-        if before is None or before.action != word.action:
-            moment = datetime.fromtimestamp(word.grid_s, UTC)
-            log.info("%s UTC, step %d: %s. %s", f"{moment:%H:%M}", self._agenda.steps, name, word.reason)
+        if before is None or before.action != message.action:
+            moment = datetime.fromtimestamp(message.grid_s, UTC)
+            log.info("%s UTC, step %d: %s. %s", f"{moment:%H:%M}", self._sync.steps, name, message.reason)

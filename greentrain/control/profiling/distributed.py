@@ -21,12 +21,9 @@ import torch
 import torch.distributed as dist
 
 from greentrain.control.precision.gearbox import GearBox
-from greentrain.control.profiling.blocks import add_ranks
-from greentrain.control.profiling.cache import ActionCache, cache_key
-from greentrain.control.profiling.profiler import GearProfiler
+from greentrain.control.profiling.profiler import GearProfiler, add_ranks
 from greentrain.errors import SessionError
-from greentrain.policy.action_table import Action, ActionTable
-from greentrain.policy.objective import Objective
+from greentrain.policy.action_table import Action, ActionCache, ActionTable, Objective, cache_key
 from greentrain.types import Gear, Provenance, Sensor
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,6 @@
-"""``edi-rule``: the stages with the lowest measured Energy Density Index leave, as far as latency and idle power allow.
+"""Policies that say which stages leave the GPU, and the way from a name to one of them.
+
+``edi-rule``: the stages with the lowest measured Energy Density Index leave, as far as latency and idle power allow.
 
 Stages are ranked by what each saves on the offload device, in all and by the second that it takes there. The device is
 kept for all of them together, so its idle power is charged to the first one, then to the first two, and so on: none may
@@ -7,14 +9,18 @@ beats the one in force by a margin.
 
 ``edi-published`` is the published threshold, each stage for itself: lower active index on the device, and a duration
 below one forward of the batch. It neither sees idle power nor that stages share a device.
+
+``oracle`` tries every plan on the timeline: at most 27 of them, and in its own model nothing is better. A static policy
+always returns the same plan; the others are compared with it.
 """
 
 from typing import Final
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.edi import Basis
-from greentrain.policy.offload.stages import Hardware, Plan, Stage, Where, all_gpu, label
-from greentrain.policy.offload.view import View, compared
+from greentrain.policy.offload.stages import Hardware, Plan, Stage, Where, all_gpu, label, plans
+from greentrain.policy.offload.view import OffloadPolicy, View, compared
+from greentrain.utils.validation import choice
 
 MARGIN: Final = 0.02
 """Share by which a new plan must be cheaper: measured joules of a step scatter by about as much."""
@@ -115,3 +121,86 @@ def _saving(view: View, stage: Stage) -> float:
 def _active(view: View, stage: Stage, hardware: Hardware) -> float | None:
     cell = view.edi.get((stage, hardware))
     return None if cell is None else cell.value(Basis.ACTIVE)
+
+
+class OffloadOracle:
+    """The plan of least cost among those whose step is not too long; of equals, the one that moves less."""
+
+    name = "oracle"
+
+    def choose(self, view: View) -> Plan:
+        """Return the best plan; all on the GPU where its joules are not known."""
+        gpu = all_gpu(view.table)
+        on_gpu = view.step(gpu)
+        best, best_j = gpu, view.objective.cost_j(on_gpu)
+        if best_j is None:
+            return gpu
+        for plan in plans(view.table, view.wheres):
+            step = view.step(plan)
+            cost_j = view.objective.cost_j(step)
+            if cost_j is not None and cost_j < best_j * (1 - 1e-12) and view.objective.allows(step, on_gpu):
+                best, best_j = plan, cost_j
+        return best
+
+    def reason(self, view: View, plan: Plan) -> str:
+        """Return the figures."""
+        return f"{label(plan)}, the best of {len(plans(view.table, view.wheres))}: {compared(view, plan)}"
+
+
+def regret(view: View, plan: Plan) -> float | None:
+    """Return how much more a plan costs than the oracle's, as a share; None where joules are not known.
+
+    A plan whose step is too long costs nothing less for it: the caller looks at ``objective.allows`` beside it.
+    """
+    cost_j = view.objective.cost_j(view.step(plan))
+    best_j = view.objective.cost_j(view.step(OffloadOracle().choose(view)))
+    return None if cost_j is None or not best_j else cost_j / best_j - 1
+
+
+class StaticPlan:
+    """Moves everything that can be moved, or nothing.
+
+    Args:
+        where: Where movable stages run.
+    """
+
+    def __init__(self, where: Where = Where.GPU) -> None:
+        self._where = where
+
+    @property
+    def name(self) -> str:
+        """``all-gpu``, ``all-sequential`` or ``all-concurrent``."""
+        return f"all-{self._where}"
+
+    def choose(self, view: View) -> Plan:
+        """Return the plan."""
+        where = self._where if self._where in view.wheres else Where.GPU
+        return {**all_gpu(view.table), **dict.fromkeys(view.table.movable, where)}
+
+    def reason(self, view: View, plan: Plan) -> str:
+        """Return what it costs."""
+        return f"always {self._where}: {compared(view, plan)}"
+
+
+NAMES: Final = ("edi-rule", "oracle", "ppo", "edi-published", "all-gpu", "all-sequential", "all-concurrent")
+
+
+def open_offload_policy(name: str) -> OffloadPolicy:
+    """Return the policy of a name.
+
+    Raises:
+        ConfigError: There is none of it.
+    """
+    choice("offload policy", name, NAMES)
+    match name:
+        case "edi-rule":
+            return EdiRule()
+        case "oracle":
+            return OffloadOracle()
+        case "ppo":
+            from greentrain.policy.offload.ppo import PpoPolicy
+
+            return PpoPolicy()
+        case "edi-published":
+            return EdiPublished()
+    return StaticPlan(Where(name.removeprefix("all-")))

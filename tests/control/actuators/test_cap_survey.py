@@ -5,7 +5,7 @@ import os
 import pynvml
 import pytest
 
-from greentrain.control.actuators.cap_survey import survey_caps
+from greentrain.control.actuators.power_cap import survey_caps
 from greentrain.testing.fake_nvml import FakeGpu, NvmlCode
 from tests.control.actuators.on_fake import ADMIN_W, Node, Said, capping
 

@@ -9,8 +9,8 @@ import pynvml
 import pytest
 
 from greentrain.config.schema import PowerCapConfig
-from greentrain.control.actuators import own_gpus
-from greentrain.control.actuators.own_gpus import choose, strangers
+from greentrain.control.actuators import driver as own_gpus
+from greentrain.control.actuators.driver import choose, strangers
 from greentrain.control.actuators.power_cap import open_power_cap
 from greentrain.errors import ConfigError
 from greentrain.testing.fake_nvml import FakeGpu, NvmlCode

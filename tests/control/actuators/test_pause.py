@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from greentrain.control.actuators.pause import LOOK_S, Pause
+from greentrain.control.plan.schedule import LOOK_S, Pause
 
 
 def test_it_ends_when_the_work_goes_on() -> None:
@@ -76,9 +76,7 @@ def test_in_a_thread_it_listens_to_no_signal() -> None:
 
 
 def test_a_sigterm_ends_the_process_in_its_pause() -> None:
-    code = (
-        "from greentrain.control.actuators.pause import Pause; print('held', flush=True); Pause().hold(lambda: False)"
-    )
+    code = "from greentrain.control.plan.schedule import Pause; print('held', flush=True); Pause().hold(lambda: False)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"

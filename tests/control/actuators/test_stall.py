@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.config.schema import ClocksConfig
-from greentrain.control.actuators.stall import FORGET, MOST, StallControl, Window
+from greentrain.control.actuators.clocks import FORGET, MOST, StallControl, Window
 
 CONFIG = ClocksConfig()
 

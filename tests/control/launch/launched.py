@@ -16,8 +16,8 @@ from greentrain.control.launcher_protocol import ENV_DIR
 START = """
 import json, os, signal, sys, time
 from pathlib import Path
-from greentrain.control.launcher_protocol import Handover, Progress, Request
-hand = Handover.from_env()
+from greentrain.control.launcher_protocol import LauncherFiles, Progress, Request
+hand = LauncherFiles.from_env()
 offer = hand.offer()
 n = offer.attempt
 def say(*words):

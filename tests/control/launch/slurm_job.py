@@ -10,8 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from greentrain.control.launch.scontrol import Scontrol
-from greentrain.control.launch.slurm import SlurmWaiting
+from greentrain.control.launch.slurm import Scontrol, SlurmWaiting
 from greentrain.control.launch.supervisor import LocalWaiting
 from greentrain.control.launcher_protocol import LauncherFiles, Notice
 

@@ -15,11 +15,16 @@ pytest.importorskip("kubernetes")
 from kubernetes import client
 
 from greentrain.config.schema import GreenConfig
-from greentrain.control.launch import kubernetes, kubernetes_run
+from greentrain.control.launch import kubernetes
+from greentrain.control.launch import kubernetes as kubernetes_run
 from greentrain.control.launch.commands import check_width, understand
-from greentrain.control.launch.kubernetes import KubernetesJob
-from greentrain.control.launch.kubernetes_api import ForbiddenError, GoneError, KubernetesError
-from greentrain.control.launch.kubernetes_run import KubernetesControl
+from greentrain.control.launch.kubernetes import (
+    ForbiddenError,
+    GoneError,
+    KubernetesControl,
+    KubernetesError,
+    KubernetesJob,
+)
 from greentrain.control.launcher_protocol import LauncherFiles, Progress
 from greentrain.errors import ConfigError, MissingExtraError
 from tests.control.launch.kubernetes_schema import definition_of, errors

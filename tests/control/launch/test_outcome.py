@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.control.launch.outcome import LEAVES, LONGEST_BACK_OFF_S, Outcome, Rules, Verdict, classify_exit
-from greentrain.control.launch.state import State
+from greentrain.control.launch.outcome import LEAVES, LONGEST_BACK_OFF_S, Outcome, Rules, State, Verdict, classify_exit
 from greentrain.control.launcher_protocol import Request
 
 RULES = Rules(min_ranks=1, max_ranks=4, retries=3, back_off_s=10.0)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from greentrain.control.launch.scontrol import Job, Scontrol
-from greentrain.control.launch.slurm import Shape, SlurmWaiting, open_slurm
+from greentrain.control.launch.slurm import Job, Scontrol, Shape, SlurmWaiting, open_slurm
 from greentrain.control.launcher_protocol import LauncherFiles
 from greentrain.errors import ConfigError
 from tests.control.launch.slurm_cluster import NOBODY, ROOT, Cluster, cluster, python_of
 
-JOB = ROOT / "tests" / "launch" / "slurm_job.py"
+JOB = ROOT / "tests" / "control" / "launch" / "slurm_job.py"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,7 @@ def planned(slurm: Cluster) -> Iterator[tuple[str, Path]]:
         }
         (folder / "green.yaml").write_text(json.dumps(config))
         (folder / "options.json").write_text(json.dumps({"steps": 500, "step_s": 0.02, "config": config}))
-        launch = f"{sys.executable} {ROOT}/tests/launch/slurm_launch.py launch --config {folder}/green.yaml"
+        launch = f"{sys.executable} {ROOT}/tests/control/launch/slurm_launch.py launch --config {folder}/green.yaml"
         options = f"--dir {folder}/launch --checkpoints {folder}/checkpoints --start green"
         command = f'{sys.executable} {ROOT}/tests/integration/job.py {folder} "$(cat {folder}/options.json)"'
         yield slurm.submit(folder, f"exec {launch} {options} -- {command}"), folder

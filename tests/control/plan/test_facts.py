@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from greentrain.control.plan.facts import PlanFacts
+from greentrain.control.plan.schedule import PlanFacts
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.types import Gear
 

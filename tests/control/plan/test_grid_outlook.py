@@ -10,8 +10,7 @@ import pytest
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import PolicyConfig
-from greentrain.control.plan.grid_outlook import PAST_H, GridOutlook, Overhead
-from greentrain.control.plan.planner import PlannedJob, Planner
+from greentrain.control.plan.planner import PAST_H, GridOutlook, Overhead, PlannedJob, Planner
 from greentrain.ledger.pue import ConstantPue, Facility, TracePue
 from greentrain.policy.mpc import Mpc
 from tests.control.plan.test_planner import T0_S, H, menu, run

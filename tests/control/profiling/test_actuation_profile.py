@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.actuation_profile import MODERN_W, Training, ours
 from benchmarks.zeus_sweeps import STEPS, SWEEPS, Sweep
-from greentrain.policy.objective import Objective
+from greentrain.policy.action_table import Objective
 
 ROOT = Path(__file__).resolve().parents[3]
 EVERY = [*SWEEPS, *(sweep.stretched(MODERN_W) for sweep in SWEEPS)]

@@ -12,10 +12,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain.config.schema import GreenConfig
 from greentrain.control import coordination
-from greentrain.control.profiling.session import choose_cap
+from greentrain.control.controller import choose_cap
 from greentrain.errors import GreenTrainWarning
-from greentrain.policy.action_table import ActionTable
-from greentrain.policy.objective import Objective
+from greentrain.policy.action_table import ActionTable, Objective
 from greentrain.power.detect import NullMeter
 from greentrain.session.session import GreenSession
 from greentrain.types import Gear, Topology
@@ -54,7 +53,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from greentrain import GreenSession
-from greentrain.control.gpu_limits import Hands
+from greentrain.control.controller import GpuLimits
 from tests.helpers.capped import FakeCaps
 from tests.helpers.flat_meter import FlatMeter
 
@@ -68,7 +67,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 for without in (0, 1):
     caps = None if rank == without else Caps()
-    Hands.open = classmethod(lambda cls, *_: cls(caps))
+    GpuLimits.open = classmethod(lambda cls, *_: cls(caps))
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapped = nn.parallel.DistributedDataParallel(model)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.control.profiling.turns import Seen, coarse_caps, lowest_useful, next_cap
+from greentrain.control.profiling.profiler import Seen, coarse_caps, lowest_useful, next_cap
 
 
 def _search(caps: list[Seen], *, blocks: int = 50, coarse: int = 3, slowest: float = 0.0) -> list[int]:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.policy.action_table import Action, ActionTable
-from greentrain.policy.objective import Objective
+from greentrain.policy.action_table import Action, ActionTable, Objective
 from greentrain.types import Gear
 from tests.helpers.capped import LIMIT_W, FakeCaps, Job
 
@@ -152,7 +151,7 @@ def test_a_table_is_kept_for_its_own_caps_and_objective_only(tmp_path: Path) -> 
 RANKS = """
 import json, os, sys
 import torch.distributed as dist
-from greentrain.policy.objective import Objective
+from greentrain.policy.action_table import Objective
 from tests.helpers.capped import FakeCaps, Job
 
 rank = int(os.environ["RANK"])

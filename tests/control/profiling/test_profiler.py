@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.control.profiling.blocks import add_ranks
-from greentrain.control.profiling.profiler import GearProfiler
+from greentrain.control.profiling.profiler import GearProfiler, add_ranks
 from greentrain.errors import ConfigError, SessionError
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.types import Gear, Provenance

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.control.profiling.blocks import add_ranks
-from greentrain.control.profiling.profiler import GearProfiler
+from greentrain.control.profiling.profiler import GearProfiler, add_ranks
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionTable
-from greentrain.policy.objective import Objective
+from greentrain.policy.action_table import Action, ActionTable, Objective
 from greentrain.types import Gear, Provenance
 
 BF16, FP8 = Gear.BF16, Gear.FP8

@@ -9,10 +9,16 @@ from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
 from greentrain.policy.carl import Network
-from greentrain.policy.offload.opening import NAMES, open_offload_policy
-from greentrain.policy.offload.oracle import OffloadOracle, regret
 from greentrain.policy.offload.ppo import FEATURES, HIDDEN, SHIPPED, features
-from greentrain.policy.offload.rule import EdiPublished, EdiRule, candidates
+from greentrain.policy.offload.rule import (
+    NAMES,
+    EdiPublished,
+    EdiRule,
+    OffloadOracle,
+    candidates,
+    open_offload_policy,
+    regret,
+)
 from greentrain.policy.offload.stages import (
     CostTable,
     Hardware,

@@ -92,7 +92,7 @@ class Heard(RankZeroChannel):
         self.word = word
         self.said: list[Mapping[str, Any] | None] = []
 
-    def share(self, word: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    def broadcast(self, word: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         self.said.append(word)
         return self.word
 

@@ -11,8 +11,8 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.ledger.journal import read_journal
+from greentrain.policy.offload.rule import StaticPlan
 from greentrain.policy.offload.stages import Hardware, Stage, Where
-from greentrain.policy.offload.static import StaticPlan
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind

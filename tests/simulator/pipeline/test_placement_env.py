@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from greentrain.policy.offload.oracle import OffloadOracle
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, PpoPolicy, features
+from greentrain.policy.offload.rule import OffloadOracle
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Stage, Where, all_gpu, label
 from greentrain.policy.offload.view import View
 from greentrain.types import Provenance

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.errors import ConfigError
-from greentrain.policy.edge import find_edge
 from greentrain.policy.menu import OFF, hours_up
-from greentrain.policy.switching import Beginning, State, Switching
-from greentrain.policy.width_costs import Costs
+from greentrain.policy.switching import Beginning, Costs, State, Switching
+from greentrain.policy.waterfill import find_edge
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 
 Array = NDArray[np.float64]
