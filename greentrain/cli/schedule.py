@@ -91,9 +91,8 @@ def simulate(
         if config is None:
             raise ConfigError("name a configuration (greentrain simulate green.yaml) or a run (--run runs/RUN_ID)")
         from greentrain.config.schema import GreenConfig
-        from greentrain.simulator import study as study_text
         from greentrain.simulator.grids import grids_of
-        from greentrain.simulator.study import Study, run_study
+        from greentrain.simulator.study import Study, render, run_study, to_csv
 
         settings = GreenConfig.load(config)
         _check_pictures(pictures)
@@ -115,9 +114,9 @@ def simulate(
             for case, scene in ([] if pictures == NONE else result.scenes())
         ]
         folder = out or Path("simulations") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        _finish(folder, result.to_dict(), study_text.to_csv(result), scenes, pictures, as_json)
+        _finish(folder, result.to_dict(), to_csv(result), scenes, pictures, as_json)
         if not as_json:
-            _print(study_text.render(result), f"Written to {folder}")
+            _print(render(result), f"Written to {folder}")
 
 
 def plan(
@@ -184,9 +183,8 @@ def _replay(
 ) -> None:
     from greentrain.config.schema import GreenConfig
     from greentrain.policy.action_sources import read_actions
-    from greentrain.simulator import replay as replay_text
     from greentrain.simulator.grids import recorded_grid
-    from greentrain.simulator.replay import replay
+    from greentrain.simulator.replay import render, replay, to_csv
 
     if len(trace) > 1:
         raise ConfigError(f"--run replays one grid, but {len(trace)} traces are named: name the one of the run")
@@ -200,9 +198,9 @@ def _replay(
     )
     folder = out or run / "simulation"
     scenes = [] if pictures == NONE else [("replay", result.scene)]
-    _finish(folder, result.to_dict(), replay_text.to_csv(result), scenes, pictures, as_json)
+    _finish(folder, result.to_dict(), to_csv(result), scenes, pictures, as_json)
     if not as_json:
-        _print(replay_text.render(result), f"Written to {folder}")
+        _print(render(result), f"Written to {folder}")
 
 
 def _actions(where: str | None, settings: "GreenConfig", otherwise: str | None = None) -> "Actions":

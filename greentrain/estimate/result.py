@@ -24,6 +24,7 @@ from greentrain.estimate.values import Assumption, Range
 from greentrain.estimate.workload import Workload
 from greentrain.policy.action_table import ActionTable
 from greentrain.types import S_PER_HOUR, Gear
+from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
 from greentrain.utils.quantities import SourceKind
 from greentrain.utils.version import __version__
@@ -143,30 +144,35 @@ def render(found: Estimate) -> "RenderableType":
 def title(found: Estimate) -> str:
     """Return what is estimated, in a line."""
     return (
-        f"{found.shape.name}, {values.count(found.workload.tokens)} tokens in {found.workload.precision} on"
+        f"{found.shape.name}, {_count(found.workload.tokens)} tokens in {found.workload.precision} on"
         f" {found.count} x {found.device.name}"
     )
 
 
+def _count(value: float) -> str:
+    size, unit = quantities.unit_of(value, ((1e12, "T"), *quantities.PLAIN), 2)
+    return f"{value / size:.3g} {unit}".strip()
+
+
 def rows(found: Estimate) -> list[tuple[str, str, str]]:
     """Return name, figure and remark of each result."""
-    cost = found.money
+    cost, node_w = found.money, values.span(found.node_w, quantities.WATTS)
     table = [
-        ("Device-hours", values.span(found.gpu_hours, values.COUNT), f"MFU {found.mfu:.2f}, method {found.method}"),
-        ("Duration", values.span(found.duration_h, values.HOURS), f"{found.count} devices"),
+        ("Device-hours", values.span(found.gpu_hours, quantities.PLAIN), f"MFU {found.mfu:.2f}, method {found.method}"),
+        ("Duration", values.span(found.duration_h, quantities.HOURS), f"{found.count} devices"),
         (
             "Energy",
-            values.span(found.energy_kwh, values.KWH),
-            f"PUE {found.operational.pue.mid:g}; {values.span(found.node_w, values.WATTS)} a device with its server",
+            values.span(found.energy_kwh, quantities.KWH),
+            f"PUE {found.operational.pue.mid:g}; {node_w} a device with its server",
         ),
-        ("Operational CO2e", values.span(found.operational.location_g, values.GRAMS), "location-based"),
+        ("Operational CO2e", values.span(found.operational.location_g, quantities.LARGE_MASS), "location-based"),
         (
             "by contracts",
-            values.span(found.operational.market_g, values.GRAMS),
+            values.span(found.operational.market_g, quantities.LARGE_MASS),
             "market-based" + ("" if found.operational.market_g else ": give the contract's g/kWh"),
         ),
-        ("Embodied CO2e", values.span(found.embodied_g, values.GRAMS), embodied_share(found)),
-        ("CO2e in all", values.span(found.total_g, values.GRAMS), "location-based and embodied"),
+        ("Embodied CO2e", values.span(found.embodied_g, quantities.LARGE_MASS), embodied_share(found)),
+        ("CO2e in all", values.span(found.total_g, quantities.LARGE_MASS), "location-based and embodied"),
         ("Electricity", values.amount(cost.electricity, cost.currency), "for who owns the devices"),
         (
             "Rent",
@@ -183,7 +189,7 @@ def embodied_share(found: Estimate) -> str:
     """Return how much of all is embodied."""
     if found.embodied_g is None or found.total_g is None or found.total_g.mid <= 0:
         return "nobody knows the device's"
-    return f"{values.digits(100 * found.embodied_g.mid / found.total_g.mid)} % of all"
+    return f"{quantities.two_digits(100 * found.embodied_g.mid / found.total_g.mid)} % of all"
 
 
 def memory(found: Estimate) -> str:
@@ -191,16 +197,24 @@ def memory(found: Estimate) -> str:
     if found.memory_bytes is None:
         return ""
     terms = found.memory_bytes
-    has = f"{values.digits(sum(terms.values()) / 1e9)} of {found.device.memory_bytes.value / 1e9:.0f} GB"
+    has = f"{quantities.two_digits(sum(terms.values()) / 1e9)} of {found.device.memory_bytes.value / 1e9:.0f} GB"
     return f"{has}, most of it {max(terms, key=terms.__getitem__)}"
 
 
 def relation_rows(found: Estimate) -> list[tuple[str, str, str]]:
     """Return what, ratio and basis of each relation."""
     return [
-        (f"{_WHAT[relation.what]} {relation.name}", values.times(relation.times), relation.basis)
+        (
+            f"{_WHAT[relation.what]} {relation.name}",
+            _times(relation.times),
+            relation.basis,
+        )
         for relation in found.relations
     ]
+
+
+def _times(ratio: float) -> str:
+    return f"{quantities.two_digits(ratio)} \N{MULTIPLICATION SIGN}"
 
 
 def footing(found: Estimate) -> str:
@@ -214,8 +228,8 @@ def footing(found: Estimate) -> str:
     return f"Bounds, {hours}; independent factors are combined; embodied: bounds of lifetime and of what is counted."
 
 
-def _sci(score: SciRange) -> tuple[Range, values.Units]:
-    return score.g_per_unit.times(_SCI[score.unit][0]), values.GRAMS
+def _sci(score: SciRange) -> tuple[Range, quantities.Units]:
+    return score.g_per_unit.times(_SCI[score.unit][0]), quantities.LARGE_MASS
 
 
 def _per(score: SciRange) -> str:
@@ -269,10 +283,10 @@ def _escaped(text: str) -> str:
 def estimate_view(found: Estimate) -> View:
     """Return what is shown of an estimate: the figures, the same run otherwise, and every assumption."""
     grams = found.total_g or found.operational.location_g
-    carbon = f"{values.span(grams, values.GRAMS)} CO2e" + ("" if found.total_g else " without embodied")
+    carbon = f"{values.span(grams, quantities.LARGE_MASS)} CO2e" + ("" if found.total_g else " without embodied")
     figures = [
-        values.span(found.duration_h, values.HOURS),
-        values.span(found.energy_kwh, values.KWH),
+        values.span(found.duration_h, quantities.HOURS),
+        values.span(found.energy_kwh, quantities.KWH),
         carbon,
     ]
     grids = [Table(rows=rows(found))]
@@ -353,11 +367,11 @@ def _headline(found: Estimate) -> Sequence[tuple[str, str, str]]:
     """Return the first screen: name, middle, bounds."""
     total = found.total_g
     carbon = ("CO2e", found.operational.location_g) if total is None else ("CO2e in all", total)
-    figures: list[tuple[str, Range | None, values.Units]] = [
-        ("Device-hours", found.gpu_hours, values.COUNT),
-        ("Duration", found.duration_h, values.HOURS),
-        ("Energy", found.energy_kwh, values.KWH),
-        (*carbon, values.GRAMS),
+    figures: list[tuple[str, Range | None, quantities.Units]] = [
+        ("Device-hours", found.gpu_hours, quantities.PLAIN),
+        ("Duration", found.duration_h, quantities.HOURS),
+        ("Energy", found.energy_kwh, quantities.KWH),
+        (*carbon, quantities.LARGE_MASS),
     ]
     shown = []
     for name, value, units in figures:
@@ -378,7 +392,7 @@ def _grams(found: Estimate) -> Sequence[tuple[Bar, str]]:
     def span(name: str, value: Range | None) -> Bar:
         drawn = value or Range.exactly(0.0)
         low, mid, high = (round(100 * bound / top, 2) for bound in (drawn.low, drawn.mid, drawn.high))
-        return Bar(name=name, text=values.span(value, values.GRAMS), low=low, mid=mid, high=high)
+        return Bar(name=name, text=values.span(value, quantities.LARGE_MASS), low=low, mid=mid, high=high)
 
     return [(span(name, value), css) for name, value, css in ranges]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from greentrain.report import svg
 from greentrain.report.series import RunSeries
 from greentrain.report.svg import time_ticks, value_ticks
-from greentrain.utils.quantities import significant
+from greentrain.utils.quantities import ENERGY, MASS, POWER, significant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ def power_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
     import numpy as np
 
     groups = _groups(summary, series)
-    unit_w, unit = svg.unit_of(float(np.nanmax(np.nan_to_num(series.total_w))), svg.POWER)
+    unit_w, unit = svg.unit_of(float(np.nanmax(np.nan_to_num(series.total_w))), POWER)
     fine = None if series.fine_w is None else series.fine_w / unit_w
     ceiling = float(np.nanmax(np.nan_to_num(series.total_w))) / unit_w
     if fine is not None and np.any(np.isfinite(fine)):
@@ -126,7 +126,7 @@ def energy_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart:
 
     carried_j = summary["energy"]["carried_j"] or 0.0
     total = series.measured_j + series.modelled_j
-    unit_j, unit = svg.unit_of(float(total[-1]), svg.ENERGY)
+    unit_j, unit = svg.unit_of(float(total[-1]), ENERGY)
     ticks = value_ticks(float(total[-1]) / unit_j)
     height, top = 220, ticks[-1]
 
@@ -169,7 +169,7 @@ def emissions_chart(summary: Mapping[str, Any], series: RunSeries) -> Chart | No
     if summary["carbon"]["operational_location_g"] is None:
         return None
     grams = series.operational_g
-    unit_g, unit = svg.unit_of(float(grams[-1]), svg.MASS)
+    unit_g, unit = svg.unit_of(float(grams[-1]), MASS)
     ticks = value_ticks(float(grams[-1]) / unit_g)
     height, top = 220, ticks[-1]
 

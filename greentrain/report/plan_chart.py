@@ -14,7 +14,7 @@ from greentrain.report.plan import span
 from greentrain.report.series import BINS, RunSeries
 from greentrain.report.svg import value_ticks
 from greentrain.types import J_PER_KWH, S_PER_HOUR
-from greentrain.utils.quantities import duration, significant
+from greentrain.utils.quantities import MASS, duration, significant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
     grams = {"static": _static_grams(plan, edges, grid), "run": _run_grams(summary, series, edges, grid)}
     known = {key: line for key, line in grams.items() if line is not None}
     top_g = max((float(np.nanmax(line)) for line in known.values()), default=0.0)
-    unit_g, unit = svg.unit_of(top_g, svg.MASS)
+    unit_g, unit = svg.unit_of(top_g, MASS)
     y2 = value_ticks(top_g / unit_g) if top_g > 0 else ()
     names = {"static": f"static {plan['static_name']}", "run": "this run"}
     lines = {

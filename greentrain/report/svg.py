@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 
 WIDTH: Final = 1000
-ENERGY: Final = ((3.6e9, "MWh"), (3.6e6, "kWh"), (3600.0, "Wh"), (3.6, "mWh"))
-MASS: Final = ((1e6, "t"), (1e3, "kg"), (1.0, "g"), (1e-3, "mg"), (1e-6, "\N{MICRO SIGN}g"))
-POWER: Final = ((1e6, "MW"), (1e3, "kW"), (1.0, "W"), (1e-3, "mW"))
 
 
 def unit_of(top: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:

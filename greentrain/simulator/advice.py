@@ -27,13 +27,12 @@ from greentrain.simulator.picture import (
     clean,
     dates,
     intensity,
-    more,
     strips,
     when,
 )
 from greentrain.simulator.scene import NOTHING, Course, course_of
 from greentrain.simulator.simulate import constant_pace, kernel_of, menu_of, named_policy
-from greentrain.simulator.study import share_note, signed
+from greentrain.simulator.study import share_note
 from greentrain.simulator.world import World
 from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR, iso
 from greentrain.utils import quantities
@@ -331,8 +330,8 @@ def render(advice: Advice) -> "RenderableType":
             "too slow" if zone.now is None else quantities.mass(zone.now.grams),
             "" if zone.best is None else f"{quantities.mass(zone.best.grams)}, {clock(zone.best.start_s)}",
             quantities.mass(zone.plan_g),
-            "" if share is None else signed(share),
-            signed(zone.saving(zone.blind_g) or 0.0),
+            "" if share is None else quantities.signed(share),
+            quantities.signed(zone.saving(zone.blind_g) or 0.0),
             style="bold" if zone is advice.best else "",
         )
     return Group(table, Text(sentence(advice)), *(Text(f"{note}.", style="dim") for note in advice.notes()))
@@ -425,7 +424,7 @@ def _draw_zone(above: "Axes", below: "Axes", advice: Advice, zone: ZoneAdvice, t
     for i, value in enumerate(grams):
         text = "too slow" if value is None else mass(value)
         if i and value is not None and zone.now is not None:
-            text += f" ({more(value / zone.now.grams - 1.0)})"
+            text += f" ({quantities.signed(value / zone.now.grams - 1.0, plus=True)})"
         below.annotate(
             text, (1.0, i), xycoords=("axes fraction", "data"), xytext=(5, 0), textcoords="offset points",
             va="center", fontsize=8.5, fontweight="bold" if i == 2 else "normal", annotation_clip=False,

@@ -13,10 +13,10 @@ import numpy as np
 from greentrain.errors import RunFolderError
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array
-from greentrain.report.svg import MASS, unit_of
+from greentrain.report.svg import unit_of
 from greentrain.simulator.scene import NOTHING, ORACLE, RAN, Course, Scene
 from greentrain.utils.imports import try_import
-from greentrain.utils.quantities import mass
+from greentrain.utils.quantities import MASS, mass, signed
 from greentrain.utils.validation import choice
 
 if TYPE_CHECKING:
@@ -168,12 +168,6 @@ def clean(axes: "Axes") -> None:
         axes.spines[side].set_visible(False)
 
 
-def more(share: float) -> str:
-    """Return a difference as a percentage with its sign."""
-    percent = round(100 * share, 1)
-    return f"{percent:+.1f} %".replace("-", "\N{MINUS SIGN}") if percent else "0.0 %"
-
-
 def line_colours(names: Sequence[str], against: str) -> Mapping[str, str]:
     """Return the colour of each course: grey for what the others are held against, black for the oracle."""
     fixed = {against: "#8a8a8a", ORACLE: "#111111", "mpc": LINES[0], RAN: LINES[1]}
@@ -279,7 +273,7 @@ def _grams(axes: "Axes", scene: Scene, colours: Mapping[str, str]) -> None:
     heights = apart(ends, 0.062 * top_g / size_g * 1.06)
     for course, end, height in zip(scene.courses, ends, heights, strict=True):
         share = 1.0 - course.total_g / base if base > 0 else 0.0
-        saved = "" if course.name == scene.against else f" ({more(-share)})"
+        saved = "" if course.name == scene.against else f" ({signed(-share, plus=True)})"
         axes.annotate(
             f"{course.name} {mass(course.total_g)}{saved}{', late' if course.late else ''}",
             (1.0, end),

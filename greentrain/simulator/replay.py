@@ -29,7 +29,7 @@ from greentrain.simulator.jobs import HISTORY_H, Jobs
 from greentrain.simulator.recorded_run import RecordedRun, read_happened
 from greentrain.simulator.scene import ORACLE, RAN, Course, Scene, course_of, oracle_course
 from greentrain.simulator.simulate import CARBON_BLIND, kernel_of, named_policy
-from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions, signed
+from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions
 from greentrain.simulator.world import World
 from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonSignal, iso
 from greentrain.utils import quantities
@@ -408,7 +408,7 @@ def to_csv(result: RunReplay) -> str:
 
 
 def _share(share: float | None) -> str:
-    return quantities.UNKNOWN if share is None else signed(share)
+    return quantities.UNKNOWN if share is None else quantities.signed(share)
 
 
 def _done(line: Line) -> str:

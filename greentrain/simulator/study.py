@@ -364,11 +364,6 @@ def to_csv(result: StudyResult) -> str:
     return text.getvalue()
 
 
-def signed(share: float) -> str:
-    """Return a share as a percentage with one digit, and no -0.0."""
-    return f"{round(share * 100, 1) + 0.0:.1f} %"
-
-
 def _table(title: str, rows: Sequence[StudyRow]) -> "Table":
     from rich.markup import escape
     from rich.table import Table
@@ -382,9 +377,9 @@ def _table(title: str, rows: Sequence[StudyRow]) -> "Table":
         table.add_row(
             escape(row.policy),
             quantities.mass(row.grams),
-            "" if row.policy == STATIC else signed(row.saving),
-            signed(row.over_blind),
-            "" if row.policy == ORACLE else signed(row.excess),
+            "" if row.policy == STATIC else quantities.signed(row.saving),
+            quantities.signed(row.over_blind),
+            "" if row.policy == ORACLE else quantities.signed(row.excess),
             "" if row.policy == ORACLE else f"[red]{row.misses}[/]" if row.misses else "0",
             "" if row.switches_per_day is None else f"{row.switches_per_day:.1f}",
             style=style,

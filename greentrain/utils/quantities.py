@@ -5,7 +5,7 @@ Figures for people have three significant digits, the unit that keeps them short
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -85,28 +85,88 @@ class SourcedNumber:
 
 
 UNKNOWN: Final = "unknown"
-_ENERGY: Final = ((3.6e9, "MWh"), (3.6e6, "kWh"), (3600.0, "Wh"), (3.6, "mWh"))
-_MASS: Final = ((1e6, "t"), (1e3, "kg"), (1.0, "g"), (1e-3, "mg"), (1e-6, "\N{MICRO SIGN}g"))
-_POWER: Final = ((1e6, "MW"), (1e3, "kW"), (1.0, "W"), (1e-3, "mW"))
+Units = Sequence[tuple[float, str]]
+"""Sizes and names of the multiples of a unit, the largest first."""
+ENERGY: Final[Units] = ((3.6e9, "MWh"), (3.6e6, "kWh"), (3600.0, "Wh"), (3.6, "mWh"))
+KWH: Final[Units] = ((1e6, "GWh"), (1e3, "MWh"), (1.0, "kWh"), (1e-3, "Wh"))
+MASS: Final[Units] = ((1e6, "t"), (1e3, "kg"), (1.0, "g"), (1e-3, "mg"), (1e-6, "\N{MICRO SIGN}g"))
+LARGE_MASS: Final[Units] = ((1e9, "kt"), *MASS)
+POWER: Final[Units] = ((1e6, "MW"), (1e3, "kW"), (1.0, "W"), (1e-3, "mW"))
+WATTS: Final[Units] = ((1e3, "kW"), (1.0, "W"))
+HOURS: Final[Units] = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
+PLAIN: Final[Units] = ((1e9, "G"), (1e6, "M"), (1.0, ""))
 _JOULE: Final = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "\N{MICRO SIGN}J"))
 _TIME: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "\N{MICRO SIGN}s"))
 _COUNT: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Return a number with so many significant digits, without an exponent, thousands set apart."""
+def significant(value: float, digits: int = 3, separator: str = "\N{THIN SPACE}") -> str:
+    """Return a number without an exponent.
+
+    Args:
+        value: The number.
+        digits: How many of its digits are significant.
+        separator: What sets thousands apart.
+    """
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
-    places = digits - 1 - math.floor(math.log10(abs(value)))
-    rounded = round(value, places)
-    if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
-        places -= 1
-    return f"{rounded:,.{max(places, 0)}f}".replace(",", "\N{THIN SPACE}")
+    rounded = float(f"{value:.{digits}g}")
+    places = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(places, 0)}f}".replace(",", separator)
+
+
+def unit_of(value: float, units: Units, digits: int = 3) -> tuple[float, str]:
+    """Return size and name of the largest unit of which a value has one when it is rounded, else of the smallest.
+
+    Args:
+        value: The value; 0 has the unit without a prefix.
+        units: Sizes and names.
+        digits: How many digits of the value will be shown.
+    """
+    if not value:
+        return next((unit for unit in units if unit[0] in (1.0, 3600.0)), units[-1])
+    almost_one = 1 - 0.5 * 10**-digits
+    return next((unit for unit in units if abs(value) >= almost_one * unit[0]), units[-1])
+
+
+def two_digits(value: float) -> str:
+    """Return a number that is not known any better: two significant digits, thousands set apart by a narrow space."""
+    if 0 < abs(value) < 1e-9:
+        return f"{value:.2g}"
+    return significant(value, 2, "\N{NARROW NO-BREAK SPACE}")
+
+
+def spread(low: float, mid: float, high: float, units: Units) -> str:
+    """Return a middle and its bounds in one unit: ``820 t (480 to 1400 t)``; without width the middle alone.
+
+    Args:
+        low: Lower bound.
+        mid: Middle, which decides the unit.
+        high: Upper bound.
+        units: Sizes and names of the units that may be taken.
+    """
+    size, unit = unit_of(mid, units, 2)
+    middle = f"{two_digits(mid / size)} {unit}".strip()
+    bounds = two_digits(low / size), two_digits(high / size)
+    return middle if bounds[0] == bounds[1] else f"{middle} ({bounds[0]} to {bounds[1]})"
+
+
+def signed(share: float, *, plus: bool = False) -> str:
+    """Return a share as a percentage with one digit, and no -0.0.
+
+    Args:
+        share: The share; below 0 it has a sign.
+        plus: Whether a share above 0 has a sign too, and that below 0 a true minus: for differences.
+    """
+    percentage = round(share * 100, 1) + 0.0
+    if not plus or not percentage:
+        return f"{percentage:.1f} %"
+    return f"{percentage:+.1f} %".replace("-", "\N{MINUS SIGN}")
 
 
 def energy(energy_j: float | None) -> str:
     """Return an energy in the multiple of Wh that suits it."""
-    return _scaled(energy_j, _ENERGY)
+    return _scaled(energy_j, ENERGY)
 
 
 def joules(energy_j: float | None) -> str:
@@ -116,7 +176,7 @@ def joules(energy_j: float | None) -> str:
 
 def mass(mass_g: float | None) -> str:
     """Return a mass in the multiple of g (or t) that suits it."""
-    return _scaled(mass_g, _MASS)
+    return _scaled(mass_g, MASS)
 
 
 def carbon(mass_g: float | None) -> str:
@@ -126,7 +186,7 @@ def carbon(mass_g: float | None) -> str:
 
 def power(power_w: float | None) -> str:
     """Return a power in the multiple of W that suits it."""
-    return _scaled(power_w, _POWER)
+    return _scaled(power_w, POWER)
 
 
 def intensity(g_per_kwh: float | None) -> str:
@@ -174,11 +234,8 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", "\N{THIN SPACE}")
 
 
-def _scaled(value: float | None, units: tuple[tuple[float, str], ...]) -> str:
+def _scaled(value: float | None, units: Units) -> str:
     if value is None:
         return UNKNOWN
-    for size, unit in units:
-        if abs(value) >= size * 0.9995:
-            return f"{significant(value / size)} {unit}"
-    size, unit = units[-1] if value else next(item for item in units if item[0] in (1.0, 3600.0))
+    size, unit = unit_of(value, units)
     return f"{significant(value / size)} {unit}"

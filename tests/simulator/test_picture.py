@@ -18,9 +18,10 @@ from greentrain.policy.action_sources import reference_table
 from greentrain.policy.menu import OFF, Menu
 from greentrain.simulator.advice import advise, draw_advice
 from greentrain.simulator.grids import ZoneGrid
-from greentrain.simulator.picture import OFF_COLOUR, apart, draw_scene, legend_rows, more, row_colours, save, stretches
+from greentrain.simulator.picture import OFF_COLOUR, apart, draw_scene, legend_rows, row_colours, save, stretches
 from greentrain.simulator.scene import NOTHING, Course, Scene
 from greentrain.simulator.study import Study, run_study, safe, write_results
+from greentrain.utils.quantities import signed
 from tests.simulator.grids import HOUR, START, trace, wandering
 from tests.simulator.planning import ACTIONS, grid
 
@@ -127,7 +128,11 @@ def test_a_legend_of_many_actions_names_the_ends_of_each_gear() -> None:
 
 
 def test_a_difference_has_a_sign() -> None:
-    assert more(-0.123) == "\N{MINUS SIGN}12.3 %" and more(0.5) == "+50.0 %" and more(-0.0001) == "0.0 %"
+    assert (
+        signed(-0.123, plus=True) == "\N{MINUS SIGN}12.3 %"
+        and signed(0.5, plus=True) == "+50.0 %"
+        and signed(-0.0001, plus=True) == "0.0 %"
+    )
 
 
 @pytest.mark.parametrize("zones", [1, 3])
