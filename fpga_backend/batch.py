@@ -62,9 +62,9 @@ class Batch:
 
         Args:
             ids: Token ids [sequences, tokens].
-            mask: The same shape; 0 marks padding.
-            types: Token types of the same shape, or None.
-            prompt_tokens: As in the constructor, counted without padding.
+            mask: Matrix of the shape of ``ids``; 0 marks padding.
+            types: Token types in the shape of ``ids``, or None.
+            prompt_tokens: Number of prompt tokens of each sequence, counted without padding.
 
         Raises:
             BatchError: The shapes differ, or the mask holds something else than 0 and 1 (such as NaN).

@@ -77,8 +77,8 @@ class OffloadDevice(Protocol):
         """Queue a batch.
 
         Args:
-            handle: Of this device.
-            batch: Sequences.
+            handle: Handle that this device gave out.
+            batch: Sequences to compute.
             wait_s: How long to wait for room in the queue (s); None: as long as it takes.
 
         Returns:

@@ -52,8 +52,8 @@ class Installed:
         """Open the device.
 
         Args:
-            arguments: Of the device's constructor.
-            options: The same.
+            arguments: Positional arguments of the device's constructor.
+            options: Keyword arguments of the device's constructor.
 
         Raises:
             DeviceError: It cannot be imported or opened. For wrong arguments its constructor may raise something else.

@@ -142,10 +142,10 @@ def verify(
     """Compare a program with the model from which it was made.
 
     Args:
-        model: In evaluation mode, binary32, on the CPU, with the weights that ``tensors`` hold.
-        call: How to call it.
-        program: Its lowering.
-        tensors: In binary32.
+        model: Model in evaluation mode, binary32, on the CPU, with the weights that ``tensors`` hold.
+        call: Function that calls the model.
+        program: Lowering of the model.
+        tensors: Tensors of the program in binary32.
         avoid: Token ids that mean something to the model: padding.
 
     Raises:
@@ -218,7 +218,7 @@ def sync(artifact: Artifact, model: nn.Module) -> Artifact:
     The result is that of a fresh ``compile``, byte for byte. Scales of SmoothQuant stay those of the calibration.
 
     Args:
-        artifact: Of ``compile``, or loaded.
+        artifact: Artifact that ``compile`` returned, or that was loaded.
         model: Same class and shapes; as for ``compile``, it is not changed.
 
     Raises:
@@ -270,7 +270,7 @@ def compile(
     Args:
         model: Token ids in; scores [1, labels] or logits [1, tokens, vocabulary] out, alone or first of several.
         max_tokens: Longest sequence (tokens), at least 2.
-        head: What the model must return; ``auto`` takes what it does.
+        head: Kind of output that the model must have; ``auto`` takes the one that it has.
         precision: ``w8a8`` for exact devices; the others round weights only, for comparison.
         activations: ``tensor`` is the published rule of one scale a batch, for comparison.
         activation_bits: Of what linear layers and the vocabulary head multiply. 16 is as exact on every exact device,

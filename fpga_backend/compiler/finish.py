@@ -26,9 +26,9 @@ def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int
 
     Args:
         draft: All operators that were found.
-        output: What the model returns first.
-        head: What that must be.
-        shapes: Of every parameter.
+        output: First value that the model returns.
+        head: Kind of output that it must be.
+        shapes: Shape of every parameter.
         place: The output, for messages.
 
     Raises:

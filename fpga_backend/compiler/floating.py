@@ -40,9 +40,9 @@ class FloatEngine:
     """Runs one program in floating point.
 
     Args:
-        program: What to run.
-        tensors: Its tensors, of any precision.
-        device: Where.
+        program: Program to run.
+        tensors: Tensors of the program, of any precision.
+        device: Torch device to run it on.
         dtype: Type of weights and rows; norms and the softmax of log-probabilities are always binary32.
     """
 

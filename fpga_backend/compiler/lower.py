@@ -276,7 +276,7 @@ class Lowering:
     """Walks a graph.
 
     Args:
-        draft: Where operators go.
+        draft: Draft to which operators are added.
     """
 
     def __init__(self, draft: Draft) -> None:

@@ -28,7 +28,7 @@ class SmoothQuant:
     """Calibration.
 
     Args:
-        batches: What the model will see, some thousands of tokens: their maxima decide.
+        batches: Batches like those that the model will see, some thousands of tokens: their maxima decide.
         alpha: How much of the difficulty moves: 0 nothing of the activations', 1 all. The paper takes 0.5.
 
     Raises:
@@ -48,9 +48,9 @@ class SmoothQuant:
         """Return program and recipe with the scales folded in.
 
         Args:
-            program: Of precision fp32.
-            recipe: Of its tensors.
-            tensors: In binary32.
+            program: Program of precision fp32.
+            recipe: Recipe of its tensors.
+            tensors: Tensors of the program in binary32.
 
         Raises:
             BatchError: A batch does not fit the program.

@@ -53,7 +53,7 @@ class RowsValue:
     """A view of a register.
 
     Args:
-        register: Its number.
+        register: Number of the register.
         view: A tensor without storage whose shape, strides and offset are those of the view, the register being
             [tokens, width] in row-major order. Torch itself thus keeps the books of every reshape and transposition.
         tokens: Rows of the register: 1 where a sequence has one.

@@ -48,9 +48,9 @@ def build(folder: Path | str | None = None, *, ap_int: bool | None = None, flags
     """Return the library of the kernels; build it where this is the first time.
 
     Args:
-        folder: Where libraries are kept, by default ``csim`` in GreenTrain's cache folder.
+        folder: Folder in which libraries are kept, by default ``csim`` in GreenTrain's cache folder.
         ap_int: Whether to use ``ap_int`` headers; None: where they are installed.
-        flags: Of the compiler.
+        flags: Flags of the compiler.
 
     Raises:
         DeviceError: There is no g++ or no hls4ml, the compiler fails, or the folder cannot be written.
@@ -127,11 +127,11 @@ def gmac_per_s(
     """Return the best of several runs of ``gt_gemm`` on one core, in 10^9 multiply-accumulates a second.
 
     Args:
-        rows: Of activations.
-        outputs: Of the layer.
+        rows: Number of rows of activations.
+        outputs: Number of outputs of the layer.
         inner: Inputs of the layer; those that are there to fill beats are not counted.
-        repeats: Runs.
-        library: From :func:`~greentrain.fpga_backend.csim.build.build`; None: build it.
+        repeats: Number of runs.
+        library: Path that :func:`build` returned; None: the library is built.
 
     Raises:
         DeviceError: There is no g++.

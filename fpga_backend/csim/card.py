@@ -33,7 +33,7 @@ def extents(kernel: str, s: Mapping[str, int]) -> Bytes:
 
     Args:
         kernel: Name of a kernel.
-        s: Its scalars by name.
+        s: Scalar arguments of the launch by name.
 
     Returns:
         Bytes by pointer; a pointer that is not used, or whose reach depends on data alone, is left away.
@@ -180,7 +180,7 @@ class CsimCard:
     """Runs kernels on the CPU, and lets none of them outside its buffers.
 
     Args:
-        library: What :func:`greentrain.fpga_backend.csim.build.build` returned.
+        library: Path that :func:`greentrain.fpga_backend.csim.build.build` returned.
         poison: Fill new buffers with bytes that are NaN as a float, so that what is read before it was written shows.
 
     Raises:

@@ -21,7 +21,7 @@ class Csim(InProcess):
     Args:
         depth: Batches that may wait.
         activation_bytes: Bound of the memory that a batch's rows take; a larger batch runs in waves.
-        folder: Where built libraries are kept; None: GreenTrain's cache folder.
+        folder: Folder in which built libraries are kept; None: GreenTrain's cache folder.
 
     Raises:
         DeviceError: The kernels cannot be built: there is no g++.

@@ -26,7 +26,7 @@ class BatchSchedule:
 
     Args:
         model: Program and tensors: an artifact, or what a worker got of one.
-        card: Where it runs. The schedule frees its buffers but does not close the card.
+        card: Card that it runs on. The schedule frees its buffers but does not close the card.
         activation_bytes: Bound of the memory that a batch's rows take. A batch that needs more runs in several
             waves of whole sequences, with the same results; the longest sequence always has room.
 

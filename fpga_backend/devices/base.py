@@ -33,8 +33,8 @@ class WorkQueue:
     """Runs jobs in order in one daemon thread.
 
     Args:
-        name: Of the thread.
-        depth: How many jobs may wait; those that wait hold their batch's memory.
+        name: Name of the thread.
+        depth: Number of jobs that may wait; those that wait hold their batch's memory.
     """
 
     def __init__(self, name: str, depth: int) -> None:
@@ -110,7 +110,7 @@ class Loaded(Generic[Model]):
     """Gives out handles and refuses those that it did not give. Any thread may call.
 
     Args:
-        uid: Of the device.
+        uid: Identity of the device.
     """
 
     def __init__(self, uid: str) -> None:

@@ -255,10 +255,10 @@ class OpenVinoDevice(InProcess):
 
     Args:
         device: ``CPU``, which is tested, or another one that OpenVINO lists here, such as ``NPU``, which is not.
-        dtype: Of the arithmetic, where the plugin can.
+        dtype: Type of the arithmetic, where the plugin can.
         static: True: every call is one sequence padded to the longest the model takes, as the NPU's compiler needs;
             None: True for the NPU alone.
-        depth: How many batches may wait.
+        depth: Number of batches that may wait.
 
     Raises:
         MissingExtraError: OpenVINO is not installed.

@@ -79,9 +79,9 @@ class TorchEngine:
     """Runs one artifact on one torch device. Not thread-safe.
 
     Args:
-        artifact: Of any precision.
+        artifact: Compiled model of any precision.
         device: A torch device.
-        dtype: Of weights and registers.
+        dtype: Type of weights and registers.
 
     Raises:
         ArtifactError: The artifact's tensors do not fit its program.
@@ -322,8 +322,8 @@ class TorchDevice(InProcess):
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:1``.
-        dtype: Of weights and activations.
-        depth: How many batches may wait.
+        dtype: Type of weights and activations.
+        depth: Number of batches that may wait.
 
     Raises:
         DeviceError: There is no such device.

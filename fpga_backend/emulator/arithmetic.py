@@ -71,8 +71,8 @@ def dequantise(
 
     Args:
         acc: Sums, int32, or integers in binary64.
-        scale: Of each row [rows, 1].
-        weight_scale: Of each output [n].
+        scale: Scale of each row [rows, 1].
+        weight_scale: Scale of each output [n].
         bias: [n] or None.
     """
     y = acc.to(torch.float32).mul_(scale).mul_(weight_scale)
@@ -244,10 +244,10 @@ def attend(
         q: Queries [heads, rows, width]; they are the last ``rows`` of the sequence.
         k: Keys [heads, keys, width].
         v: Values [heads, keys, value width].
-        out: Where the result goes, binary32 [rows, heads * value width], contiguous.
+        out: Tensor that the result is written to, binary32 [rows, heads * value width], contiguous.
         scale: Factor of the products, usually 1 / sqrt(width).
         causal: True if a query sees only keys up to its own.
-        table: From :func:`weights_table`.
+        table: Table that :func:`weights_table` returned.
     """
     rows, keys = q.n.shape[1], k.n.shape[1]
     factor = scale * contract.LOG2E * contract.ATTENTION_STEP
@@ -378,7 +378,7 @@ def logprobs(logits: torch.Tensor, targets: torch.Tensor, tables: LogProbTables)
     Args:
         logits: Binary32 [rows, vocabulary].
         targets: Token ids, int64 [rows].
-        tables: From the contract's tables.
+        tables: Tables of the contract.
 
     Returns:
         Binary32 [rows].

@@ -31,10 +31,10 @@ class Emulator(InProcess):
         card: A card whose time and energy are modelled: ``Result.run_s`` and the meter are the model's, and say so.
             These joules are of a card that is not there: its meter enters a ledger only where the user puts it in.
             None: ``run_s`` is what the CPU took, and there is no meter.
-        real_time: With ``card``: an answer comes no sooner than the modelled card's would.
-        compiled: Run through ``torch.compile``; the bits are the same.
-        depth: Batches that may wait.
-        block_rows: Rows that are computed at a time; None: what was fastest on two cores.
+        real_time: True, with ``card``: an answer comes no sooner than the modelled card's would.
+        compiled: True: stages go through ``torch.compile``; the bits are the same.
+        depth: Number of batches that may wait.
+        block_rows: Number of rows that are computed at a time; None: what was fastest on two cores.
 
     Raises:
         ConfigError: The card lacks a constant.

@@ -269,8 +269,8 @@ class CompiledStages:
     """Runs stages compiled for one number of rows; a shorter block is filled up with rows of zeros: nothing changes.
 
     Args:
-        kernel: What runs a stage.
-        rows: Rows of a block.
+        kernel: Kernel that runs a stage.
+        rows: Number of rows of a block.
     """
 
     def __init__(self, kernel: StageKernel, rows: int) -> None:
@@ -365,30 +365,15 @@ LOGITS = 2**22
 """Logits at a time in the log-probability head: 16 MB."""
 
 
-class StageRunner(Protocol):
-    """Runs a stage: ``StageKernel.run`` or ``CompiledStages.run``."""
-
-    def __call__(
-        self,
-        stage: EmulatorStage,
-        inputs: Sequence[torch.Tensor],
-        weights: Sequence[Weights],
-        rows: RowIds,
-        into: Sequence[torch.Tensor] | None = None,
-    ) -> list[torch.Tensor]:
-        """As ``StageKernel.run``."""
-        ...
-
-
 class Engine:
     """Runs one artifact. Not thread-safe.
 
     Args:
-        artifact: Of precision ``w8a8``.
+        artifact: Compiled model of precision ``w8a8``.
         product: Exact product of 8-bit integers; None: the fastest that is exact here.
         compiled: True: stages go through ``torch.compile`` (a C++ compiler, half a minute once); the bits are the same.
             Not with one scale a batch, whose stages run over the whole batch.
-        block_rows: Rows at a time; None: what was fastest on two cores.
+        block_rows: Number of rows at a time; None: what was fastest on two cores.
 
     Raises:
         ArtifactError: Another precision, or sizes or a width of activations beyond the contract's.
@@ -431,7 +416,7 @@ class Engine:
             exp2 = torch.from_numpy(tables.exp2().copy())
             self._attention_table = weights_table(exp2)
             self._logprob_tables = LogProbTables(exp2, torch.from_numpy(tables.log().copy()))
-        self._run_stage: StageRunner = self._kernel.run
+        self._run_stage = self._kernel.run
         if compiled and not self._whole:
             self._run_stage = CompiledStages(self._kernel, self._block_rows).run
 

@@ -24,11 +24,11 @@ def resampled(counts: npt.ArrayLike, pairs: Pairs, items: int, *, draws: int = 5
     """Return the flip rates of other draws of the items.
 
     Args:
-        counts: What each pair counts, by candidate [candidates, pairs], from :func:`flips.flips`; NaN: not counted.
+        counts: Weight of each pair, by candidate [candidates, pairs], from :func:`flips.flips`; NaN: not counted.
         pairs: The pairs.
-        items: How many items there are.
-        draws: How often to draw.
-        seed: Of the draws.
+        items: Number of items.
+        draws: Number of draws.
+        seed: Seed of the draws.
 
     Returns:
         [candidates, draws]; NaN where a draw holds no pair.

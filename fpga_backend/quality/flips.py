@@ -31,7 +31,7 @@ def flips(reference: npt.ArrayLike, candidate: npt.ArrayLike, pairs: Pairs) -> F
     Args:
         reference: Scores [items].
         candidate: Scores of the same items in another precision [items]; only their order matters.
-        pairs: Which to compare.
+        pairs: Pairs to compare.
 
     Raises:
         ValueError: Scores are not finite or not of the same items, or there are no pairs.
@@ -49,7 +49,7 @@ def flip_rate(reference: npt.ArrayLike, candidate: npt.ArrayLike, pairs: Pairs |
     Args:
         reference: Scores [items].
         candidate: Scores of the same items in another precision [items].
-        pairs: Which to compare; None: all.
+        pairs: Pairs to compare; None: all.
 
     Raises:
         ValueError: Scores are not finite or not of the same items, or there are no pairs.
@@ -66,7 +66,7 @@ def by_margin(
     Args:
         reference: Scores [items].
         candidate: Scores of the same items in another precision [items].
-        pairs: Which to compare; None: all. Those that the reference scores the same are left out.
+        pairs: Pairs to compare; None: all. Those that the reference scores the same are left out.
         parts: Into how many parts; with fewer pairs, as many parts as pairs.
 
     Raises:

@@ -42,7 +42,7 @@ def gate(
         floor: Scores of the same items in BF16 [items].
         candidate: Scores of the same items by the device [items].
         pairs: Preferences that count; None: all pairs.
-        k: How many times the floor; at least 1.
+        k: Multiple of the floor that passes; at least 1.
 
     Raises:
         ValueError: k is below 1, reference or floor are not finite or not of the same items, or no pair has an order.

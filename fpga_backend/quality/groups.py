@@ -74,7 +74,7 @@ def drawn(kinds: npt.ArrayLike, size: int, *, seed: int) -> npt.NDArray[np.intp]
     Args:
         kinds: Kind of each item [items].
         size: Items a group.
-        seed: Of the draw.
+        seed: Seed of the draw.
 
     Returns:
         [groups, size]

@@ -54,7 +54,7 @@ def logprob_shift(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> Logprob
 
     Args:
         reference: Log-probabilities in FP32 [tokens].
-        candidate: The same tokens' in another precision [tokens].
+        candidate: Log-probabilities of the same tokens in another precision [tokens].
 
     Raises:
         ValueError: They are not finite, not of the same tokens, or none.
@@ -71,7 +71,7 @@ def kl(policy: npt.ArrayLike, reference: npt.ArrayLike) -> Kl:
 
     Args:
         policy: Log-probabilities under the policy that drew the tokens [tokens].
-        reference: The same tokens' under the reference [tokens].
+        reference: Log-probabilities of the same tokens under the reference [tokens].
 
     Raises:
         ValueError: They are not finite, not of the same tokens, or none.
@@ -87,8 +87,8 @@ def penalty_bias(policy: npt.ArrayLike, reference: npt.ArrayLike, candidate: npt
 
     Args:
         policy: Log-probabilities under the policy that drew the tokens [tokens].
-        reference: The same tokens' under the reference in FP32 [tokens].
-        candidate: The same under the offloaded reference [tokens].
+        reference: Log-probabilities of the same tokens under the reference in FP32 [tokens].
+        candidate: Log-probabilities of the same tokens under the offloaded reference [tokens].
 
     Raises:
         ValueError: They are not finite, not of the same tokens, or none.

@@ -15,10 +15,10 @@ def scores(run: Run, sequences: Sequence[Ids], *, size: int = 32, label: int = 0
     """Return a score a sequence [sequences], computed in batches of ``size`` in the order given.
 
     Args:
-        run: Of a program that ends in a score head.
+        run: Function that runs a program which ends in a score head.
         sequences: Token ids.
         size: Sequences a batch. It matters only where a score depends on its company.
-        label: Which of the head's scores.
+        label: Number of the score among those of the head.
 
     Raises:
         ValueError: The program has no such score.
@@ -39,7 +39,7 @@ def logprobs(
     """Return the log-probabilities of all tokens behind the prompts, sequence after sequence [tokens].
 
     Args:
-        run: Of a program that ends in log-probabilities.
+        run: Function that runs a program which ends in log-probabilities.
         sequences: Token ids.
         prompt_tokens: Leading tokens of each sequence that are not asked about; None: the first.
         size: Sequences a batch.

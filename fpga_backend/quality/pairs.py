@@ -53,7 +53,7 @@ def preferences(ratings: Sequence[float], kinds: Sequence[str], *, least_margin:
 
     Args:
         ratings: Mean rating of each item [items].
-        kinds: What is comparable with what: the source of each item [items].
+        kinds: Source of each item [items]: only items of one source are comparable.
         least_margin: Smallest difference; above 0.
 
     Raises:
@@ -83,8 +83,8 @@ def scored(scores: npt.ArrayLike, name: str, items: int | None = None) -> Floats
 
     Args:
         scores: One number an item: [items] or [items, 1].
-        name: For errors.
-        items: How many there must be; None: any number.
+        name: Name of the scores in error messages.
+        items: Number of scores that there must be; None: any number.
 
     Raises:
         ValueError: Another shape or number, or a score is NaN or infinite.

@@ -46,7 +46,7 @@ def company_shift(score: Callable[[Sequence[int]], npt.ArrayLike], items: int, s
 
     Args:
         score: Takes indices of items, returns their scores, computed as one batch.
-        items: How many there are.
+        items: Number of items.
         sizes: Sizes of the batches, as (7, 32).
 
     Returns:

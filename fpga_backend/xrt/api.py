@@ -200,7 +200,7 @@ class CtypesApi:
 
     Args:
         address: PCI address of the card (``0000:c1:00.1``), or XRT's number of it.
-        library: What :func:`load_library` returns.
+        library: Library that :func:`load_library` returned.
 
     Raises:
         DeviceError: XRT is not set up, or there is no such card.
@@ -367,7 +367,7 @@ class PyxrtApi:
 
     Args:
         address: PCI address of the card (``0000:c1:00.1``), or XRT's number of it.
-        module: What :func:`load_pyxrt` returns.
+        module: Module that :func:`load_pyxrt` returned.
 
     Raises:
         DeviceError: There is no such card.

@@ -40,8 +40,8 @@ class XrtCard:
     Args:
         opened: The card.
         design: The xclbin.
-        silicon: What computes in no-op emulation; None: the card does.
-        kernels: What the design must hold.
+        silicon: Function that computes in no-op emulation; None: the card does.
+        kernels: Kernels that the design must hold.
         memory_bytes: Use no more memory than this in all; None: what the design names.
 
     Raises:

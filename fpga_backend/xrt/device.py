@@ -37,7 +37,7 @@ class XrtDevice:
         addresses: PCI address of the card's user function (``0000:c1:00.1``); of several cards, also as one text with
             commas: each model is then divided over them; none: the first card that is found.
         api: Through AMD's ``pyxrt``, through the C library with ``ctypes``, or through what is there (``auto``).
-        depth: How many batches may wait.
+        depth: Number of batches that may wait.
         timeout_s: A batch that takes longer fails, and the worker with it (s); None: no limit.
         restarts: How often a worker that died is replaced, its models loaded again. With 0 the device is lost with its
             worker, and the artifacts are not kept in memory.
@@ -45,7 +45,7 @@ class XrtDevice:
         memory_bytes: Use no more of the card's memory; None: all that the design names.
         silicon: A library of the kernels (``csim.build``), which computes in no-op emulation; a card needs none.
         environ: The worker's environment; None: as this process has it.
-        bus: Where the kernel shows the PCI bus.
+        bus: Folder in which Linux shows the PCI bus.
 
     Raises:
         DeviceError: There is no card, no driver, no XRT, or the design does not fit; the message says what to do.

@@ -29,7 +29,7 @@ class SharedRegion:
     """Shared memory.
 
     Args:
-        fd: Its file descriptor, which the region owns from now on.
+        fd: File descriptor of the memory, which the region owns from now on.
     """
 
     def __init__(self, fd: int) -> None:

@@ -21,9 +21,9 @@ def split(batch: Batch, program: Program, parts: int) -> tuple[tuple[int, ...], 
     """Return the sequences of each part: about equal in tokens, sequences of one shared prompt together.
 
     Args:
-        batch: Sequences.
-        program: What will run them; where it is causal, a shared prompt is computed once.
-        parts: At most so many.
+        batch: Sequences to divide.
+        program: Program that will run them; where it is causal, a shared prompt is computed once.
+        parts: Largest number of parts.
 
     Returns:
         Indices in rising order, the part with most tokens first; no part is empty.
@@ -90,7 +90,7 @@ class DataParallel:
 
     Args:
         devices: Open devices, which this one closes. At least one.
-        whole_tokens: See ``WHOLE_TOKENS``.
+        whole_tokens: Size below which a batch is not divided, see ``WHOLE_TOKENS`` (tokens).
     """
 
     def __init__(self, devices: Sequence[OffloadDevice], *, whole_tokens: int = WHOLE_TOKENS) -> None:

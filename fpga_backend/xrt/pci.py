@@ -66,7 +66,7 @@ def choose(address: str | None = None, root: Path = ROOT) -> PciFunction:
 
     Args:
         address: The one that is wanted; it may be of a card that is not in ``CARDS``. None: the first that can be used.
-        root: Where the kernel shows the bus.
+        root: Folder in which Linux shows the bus.
 
     Raises:
         DeviceError: There is none, or it has no driver; says what to do.

@@ -207,11 +207,11 @@ class CardMeter:
 
     Args:
         device: The card.
-        source: Where its watts come from.
+        source: Source of its power readings.
         note: Why there is no source.
         clock: Time.
-        period_s: How often it is read (s).
-        stale_s: See ``STALE_S``.
+        period_s: Time between two readings (s).
+        stale_s: Age at which a reading counts no longer, see ``STALE_S`` (s).
     """
 
     def __init__(
@@ -343,7 +343,7 @@ class JoinedMeter:
     """Several meters as one: each device keeps its own sensor.
 
     Args:
-        meters: Of the devices.
+        meters: Meters of the devices.
     """
 
     def __init__(self, meters: Sequence[PowerMeter]) -> None:

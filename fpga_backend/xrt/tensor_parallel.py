@@ -69,7 +69,7 @@ def split(program: Program, tensors: Tensors, cards: int) -> DividedProgram:
     Args:
         program: The operators.
         tensors: Arrays by name; not copied.
-        cards: At least 2.
+        cards: Number of cards, at least 2.
     """
     made = _ProgramDivider(program, tensors, cards)
     for op in program.ops:
@@ -198,7 +198,7 @@ class TensorParallelSchedule:
 
     Args:
         model: Program and tensors.
-        cards: At least two. The schedule frees its buffers but does not close the cards.
+        cards: Cards, at least two. The schedule frees its buffers but does not close the cards.
         activation_bytes: Bound of the memory of a batch's rows on each card; a larger batch runs in waves.
 
     Raises:
@@ -294,11 +294,11 @@ class _Shard(BatchSchedule):
     """One card's share: its buffers and launches, a few at a time.
 
     Args:
-        number: Of the card.
-        share: Its operators and tensors.
+        number: Number of the card.
+        share: Operators and tensors of the card.
         card: The card.
-        activation_bytes: As in :class:`TensorParallelSchedule`.
-        vocabulary: Of the whole head, for the card that ends it; 0 for the others.
+        activation_bytes: Bound of the memory of rows, as in :class:`TensorParallelSchedule`.
+        vocabulary: Vocabulary of the whole head, for the card that ends it; 0 for the others.
     """
 
     def __init__(self, number: int, share: CardShare, card: Card, activation_bytes: int, vocabulary: int) -> None:

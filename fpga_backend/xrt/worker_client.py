@@ -47,7 +47,7 @@ class Process:
     """One worker.
 
     Args:
-        environ: Its environment; None: as this process has it.
+        environ: Environment of the worker; None: as this process has it.
 
     Raises:
         DeviceError: It cannot be started.
@@ -95,7 +95,7 @@ class Process:
         """Send a message and wait for its answer.
 
         Args:
-            message: See :mod:`greentrain.fpga_backend.xrt.worker`.
+            message: Message as :mod:`greentrain.fpga_backend.xrt.worker` lists them.
             fds: File descriptors that go with it.
             timeout_s: A worker that does not answer in this time is killed (s); None: wait as long as it lives.
 
@@ -218,7 +218,7 @@ class WorkerClient:
         settings: The message ``open`` of :mod:`greentrain.fpga_backend.xrt.worker`.
         environ: The worker's environment.
         timeout_s: Longest batch (s); None: no limit.
-        restarts: How often a dead worker is replaced.
+        restarts: Number of times that a dead worker is replaced.
 
     Raises:
         DeviceError: The worker cannot open the card.

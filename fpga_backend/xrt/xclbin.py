@@ -221,8 +221,8 @@ def write(
 
     Args:
         path: The file.
-        kernels: To be listed.
-        regions: In the order of their ``bank``.
+        kernels: Kernels that it lists.
+        regions: Memory regions in the order of their ``bank``.
         channel_bytes: Size of one pseudo channel; a test makes a card small with it.
     """
     topology = COUNT.pack(len(regions)) + bytes(4)

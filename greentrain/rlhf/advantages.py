@@ -24,7 +24,7 @@ def group_advantages(rewards: Tensor, size: int, *, scale: Literal["group", "bat
     Args:
         rewards: [B]; NaN marks a rollout that nobody could score: it counts for no mean and gets 0.
         size: S.
-        scale: What to divide by.
+        scale: Quantity by which advantages are divided.
 
     Raises:
         ValueError: B is no multiple of S, or S is below 2.
@@ -66,10 +66,10 @@ def rewards_with_kl(scores: Tensor, logprobs: Tensor, reference: Tensor, mask: T
 
     Args:
         scores: [B]
-        logprobs: Of the policy that drew the tokens [B, T].
-        reference: Of the frozen policy [B, T].
+        logprobs: Log-probabilities under the policy that drew the tokens [B, T].
+        reference: Log-probabilities under the frozen policy [B, T].
         mask: [B, T]; each row has a token.
-        beta: Of the penalty.
+        beta: Weight of the penalty.
     """
     kept = mask.to(logprobs.dtype)
     rewards = torch.where(mask.bool(), -beta * (logprobs - reference), 0.0)
@@ -128,7 +128,7 @@ def step_advantages(rewards: Tensor, steps: Tensor, mask: Tensor, size: int) -> 
     that end at it or later: arXiv 2402.03300, section 4.1.3. ``GRPOTrainer`` of trl takes advantages of this shape.
 
     Args:
-        rewards: Of a step, at the token where it ends [B, T]; anything elsewhere.
+        rewards: Reward of a step at the token where it ends [B, T]; anything elsewhere.
         steps: 1 where a step ends [B, T].
         mask: [B, T]
         size: S.

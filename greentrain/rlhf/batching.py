@@ -15,7 +15,7 @@ def padded_logprobs(rows: Sequence[Sequence[float]], mask: Tensor) -> Tensor:
     """Return log-probabilities where a causal model's logits have them: column t is of the token in column t + 1.
 
     Args:
-        rows: By sequence, of each kept token but the first.
+        rows: Log-probabilities by sequence, of each kept token but the first.
         mask: [sequences, tokens]; what it does not keep is padding.
 
     Returns:

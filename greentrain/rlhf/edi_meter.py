@@ -136,7 +136,7 @@ class EdiMeter:
     Time that no window covers counts as generation: no pass hides behind it unless it streams.
 
     Args:
-        source: Of the joules.
+        source: Source of the joules.
         matrix: Is updated.
         cards: Offload devices, all with the same idle power.
     """

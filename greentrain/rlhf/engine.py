@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
@@ -218,36 +218,12 @@ class BackgroundQueue:
             del job  # and the batch that it holds
 
 
-class PartUnderWay(Protocol):
-    """A part that was submitted and is not done."""
-
-    kind: PassKind
-    begun_s: float
-
-    @property
-    def at(self) -> Place:
-        """Where it is."""
-        ...
-
-    def settled(self, limit_s: float | None) -> None:
-        """Wait until it is done, whatever becomes of it."""
-        ...
-
-    def late(self, why: str) -> bool:
-        """Give it to the other place; return False if there is none."""
-        ...
-
-    def cancel(self) -> bool:
-        """Cancel it where it has not begun to run; return True if so."""
-        ...
-
-
 class EngineState:
     """One engine's. Any thread may call.
 
     Args:
-        passes: By kind.
-        depth: Parts that may be under way.
+        passes: Passes by kind.
+        depth: Number of parts that may be under way.
         timeout_s: After which a device counts as hanging (s); None: never.
     """
 
@@ -262,7 +238,7 @@ class EngineState:
         self._depth = depth
         self._room = threading.BoundedSemaphore(depth)
         self._lock = threading.Lock()
-        self._under_way: set[PartUnderWay] = set()
+        self._under_way: set[PassTask] = set()
         self._health: dict[int, DeviceHealth] = {}
         self._told: set[str] = set()
         self._here = threading.local()
@@ -326,7 +302,7 @@ class EngineState:
 
     # Room
 
-    def enter(self, part: PartUnderWay) -> None:
+    def enter(self, part: "PassTask") -> None:
         """Wait for room and take it.
 
         Raises:
@@ -349,7 +325,7 @@ class EngineState:
         with self._lock:
             self._under_way.add(part)
 
-    def leave(self, part: PartUnderWay) -> None:
+    def leave(self, part: "PassTask") -> None:
         """Give the room of a part back. Once, or not at all if it never entered."""
         with self._lock:
             if part not in self._under_way:
@@ -357,12 +333,12 @@ class EngineState:
             self._under_way.remove(part)
         self._room.release()
 
-    def under_way(self, kind: PassKind) -> list[PartUnderWay]:
+    def under_way(self, kind: PassKind) -> list["PassTask"]:
         """Return the parts of a kind that are not done."""
         with self._lock:
             return [part for part in self._under_way if part.kind is kind]
 
-    def late(self, some: Iterable[PartUnderWay], limit_s: float) -> bool:
+    def late(self, some: Iterable["PassTask"], limit_s: float) -> bool:
         """Give parts that take too long to their other place, and with them what waits behind them.
 
         Returns:
@@ -440,7 +416,7 @@ class EngineState:
         except Exception as error:
             self.tell("part size", f"the size of parts is not measured on: {error!r}")
 
-    def _older_than(self, age_s: float) -> list[PartUnderWay]:
+    def _older_than(self, age_s: float) -> list["PassTask"]:
         now_s = time.monotonic()
         with self._lock:
             return [part for part in self._under_way if now_s - part.begun_s >= age_s]
@@ -450,10 +426,10 @@ class PassTask:
     """One part. Its result comes once, from whichever place has it first.
 
     Args:
-        desk: Of the engine.
-        kind: Of the pass.
+        desk: State of the engine.
+        kind: Kind of the pass.
         batch: The part; let go of when it is done.
-        at: Where it is tried first, if that is of any use.
+        at: Place where it is tried first, if that is of any use.
     """
 
     def __init__(self, desk: EngineState, kind: PassKind, batch: Batch, at: Place) -> None:
@@ -676,9 +652,9 @@ class Ticket:
     """The result of a pass, now or later. Made by ``OffloadEngine.submit``; any thread may ask, any number of times.
 
     Args:
-        kind: Of the pass.
-        runs: Its parts, in order.
-        desk: Of the engine.
+        kind: Kind of the pass.
+        runs: Parts of the batch, in order.
+        desk: State of the engine.
     """
 
     def __init__(self, kind: PassKind, runs: Sequence[PassTask], desk: EngineState) -> None:
@@ -854,9 +830,9 @@ class OffloadEngine:
         """Hand in a batch. Its tokens are not copied: leave them as they are until the result is there.
 
         Args:
-            kind: Of the pass.
-            batch: Finished rollouts.
-            at: Where it runs; a device that is lost, or hangs, is replaced by home.
+            kind: Kind of the pass.
+            batch: Sequences of finished rollouts.
+            at: Place where it runs; a device that is lost, or hangs, is replaced by home.
             sequential: Wait for it here; None: as the engine was told.
 
         Raises:

@@ -218,13 +218,13 @@ def place(
     """Load a compiled model where its pass may run.
 
     Args:
-        kind: Of the pass.
+        kind: Kind of the pass.
         artifact: The model.
         device: The offload device.
-        home: Where the pass is redone if the device fails; without it a failure reaches the training.
-        sequences: As in :class:`FrozenPass`.
-        part_size: The same.
-        temperature: With which the artifact was compiled.
+        home: Device on which the pass is redone if the first fails; without it a failure reaches the training.
+        sequences: Number of sequences of a part, as in :class:`FrozenPass`.
+        part_size: Decides the size of parts while they run, as in :class:`FrozenPass`.
+        temperature: Temperature with which the artifact was compiled.
 
     Raises:
         ArtifactError: A device cannot run it.

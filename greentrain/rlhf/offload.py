@@ -41,9 +41,9 @@ def compiled(kind: PassKind, given: PassSettings, *, cache: bool = False) -> Art
     """Return the compiled model of a folder.
 
     Args:
-        kind: Of the pass: a reference ends in log-probabilities, the others in scores.
-        given: Which folder, and how to compile it.
-        cache: Keep it, and take it from there the next time.
+        kind: Kind of the pass: a reference ends in log-probabilities, the others in scores.
+        given: Settings of the pass: the folder, and how to compile it.
+        cache: True: the compiled model is kept, and taken from there the next time.
 
     Raises:
         ConfigError: There is no such folder, or no such model in it.
@@ -82,8 +82,8 @@ def text_encoder(given: PassSettings, max_tokens: int | None = None) -> TextEnco
     """Return the tokenizer of a folder; None where it has none.
 
     Args:
-        given: Which folder.
-        max_tokens: What the compiled model takes.
+        given: Settings of the pass, which name the folder.
+        max_tokens: Longest sequence that the compiled model takes.
 
     Raises:
         ConfigError: It cannot be read.

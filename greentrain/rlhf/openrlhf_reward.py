@@ -29,8 +29,8 @@ def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence
 
     Args:
         queries: Prompts with their responses, special tokens included.
-        prompts: Not used.
-        labels: Not used.
+        prompts: Prompts that OpenRLHF passes; not used.
+        labels: Labels that OpenRLHF passes; not used.
 
     Returns:
         ``rewards`` and ``scores``, float32 [texts].

@@ -155,8 +155,8 @@ class Placements:
 
     Args:
         movable: Stages that may be on either side.
-        policy: Decides.
-        settings: How.
+        policy: Policy that decides.
+        settings: Numbers that say how it measures and decides.
 
     Raises:
         ConfigError: The profiling phase is too short for every placement to be tried.
@@ -215,9 +215,9 @@ class Placements:
         """Return what the policy wants, as far as measured step times allow it.
 
         Args:
-            current: What is in force.
+            current: Plan that is in force.
             tokens: Output tokens of a step.
-            meter: What was measured.
+            meter: Meter with what was measured.
         """
         view = self.view(current, tokens, meter)
         if view is None:
@@ -335,11 +335,11 @@ class StageScheduler(OffloadEngine):
 
     Args:
         engine: Runs the passes. To find the device's best micro-batch as well, give its passes a ``part_size``.
-        policy: Decides; None: ``EdiRule()``.
+        policy: Policy that decides; None: ``EdiRule()``.
         session: Measures the GPU's side; without it no joules are known, and nothing leaves the GPU for their sake.
-        settings: How it measures and decides.
-        energy: Where joules come from, in the place of ``session``.
-        meetings: How rank 0 tells the others; None: over torch.distributed, if there is a process group.
+        settings: Numbers that say how it measures and decides.
+        energy: Source of joules in the place of ``session``.
+        meetings: Channel by which rank 0 tells the others; None: over torch.distributed, if there is a process group.
 
     Raises:
         ConfigError: The profiling phase is too short.
@@ -411,7 +411,7 @@ class StageScheduler(OffloadEngine):
         """Hand in a batch, as ``OffloadEngine.submit`` does, where the plan puts it.
 
         Args:
-            kind: Of the pass.
+            kind: Kind of the pass.
             batch: Finished rollouts.
             at: DEVICE: where the plan says; HOME: there in any case.
             sequential: True: wait here in any case; otherwise as the plan says.

@@ -34,10 +34,10 @@ class StepTicket:
     """Rewards of steps, now or later. Made by :func:`submit`.
 
     Args:
-        ticket: Of the prefixes.
-        ends: By completion, where its steps end.
+        ticket: Ticket of the prefixes.
+        ends: Places where steps end, by completion.
         width: T.
-        label: Which score of a prefix is the reward.
+        label: Number of the score of a prefix that is the reward.
     """
 
     def __init__(self, ticket: Ticket, ends: Sequence[Sequence[int]], width: int, label: int = 0) -> None:
@@ -72,13 +72,13 @@ def submit(
     """Hand in the prefixes of all steps as one batch.
 
     Args:
-        engine: With a pass of the kind.
+        engine: Engine that has a pass of the kind.
         prompts: Token ids of each prompt.
         completions: Token ids of each completion, without padding.
-        ends: By completion, the indices of its tokens at which a step ends: see :func:`step_ends`.
-        kind: Of the pass.
+        ends: Indices of the tokens at which a step ends, by completion: see :func:`step_ends`.
+        kind: Kind of the pass.
         width: T; None: of the longest completion.
-        label: Which score of a prefix is the reward; may be left out where there is one.
+        label: Number of the score of a prefix that is the reward; may be left out where there is one.
 
     Raises:
         BatchError: There is no step at all, an index lies outside its completion, or a prefix does not fit the model.

@@ -18,10 +18,10 @@ class Stream:
     Results are kept until they are forgotten: one stream a training step, or :meth:`forget` behind each.
 
     Args:
-        engine: What runs them.
-        kind: Of the pass.
-        sequences: How many are handed in together; the last ones may be fewer.
-        at: Where they run.
+        engine: Engine that runs them.
+        kind: Kind of the pass.
+        sequences: Number of rollouts that are handed in together; the last ones may be fewer.
+        at: Place where they run.
 
     Raises:
         ConfigError: The engine has no such pass, or ``sequences`` is below 1.
@@ -43,9 +43,9 @@ class Stream:
         """Take a finished rollout; one that is known already is not run again.
 
         Args:
-            key: What it is asked for by.
+            key: Key by which its result is asked for.
             ids: Token ids [tokens], without padding.
-            prompt_tokens: How many of them are the prompt; for all rollouts of a stream, or for none.
+            prompt_tokens: Number of them that are the prompt; for all rollouts of a stream, or for none.
 
         Raises:
             BatchError: It does not fit the model. The others stay.

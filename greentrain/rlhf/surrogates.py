@@ -11,11 +11,12 @@ def policy_loss(logprobs: Tensor, before: Tensor, advantages: Tensor, mask: Tens
     """Return the negative clipped surrogate, mean over the batch's tokens, and differentiable in ``logprobs``.
 
     Args:
-        logprobs: Of the policy now [B, T].
-        before: Of the policy that drew the tokens [B, T].
-        advantages: [B, T], or [B, 1] for one a rollout.
-        mask: [B, T]
-        clip: How far the probabilities' ratio counts from 1. The bounds are ``ln(1 - clip)`` and ``ln(1 + clip)``.
+        logprobs: Log-probabilities under the policy as it is now [B, T].
+        before: Log-probabilities under the policy that drew the tokens [B, T].
+        advantages: Advantages [B, T], or [B, 1] for one a rollout.
+        mask: Mask of the tokens that count [B, T].
+        clip: Distance from 1 up to which the ratio of probabilities counts, so its logarithm counts from
+            ``ln(1 - clip)`` to ``ln(1 + clip)``.
     """
     log_ratio = _kept(logprobs - before, mask)
     lowest, highest = torch.tensor(1 - clip).log().item(), torch.tensor(1 + clip).log().item()
@@ -28,11 +29,11 @@ def value_loss(values: Tensor, before: Tensor, returns: Tensor, mask: Tensor, *,
     """Return the squared error of the values, or of the values near their old ones where that is larger.
 
     Args:
-        values: Of the critic now [B, T].
-        before: Of the critic when the advantages were made [B, T].
-        returns: What it should have said [B, T].
-        mask: [B, T]
-        clip: How far a value may move from its old one.
+        values: Values of the critic as it is now [B, T].
+        before: Values of the critic when the advantages were made [B, T].
+        returns: Values that it should have had [B, T].
+        mask: Mask of the tokens that count [B, T].
+        clip: Largest distance by which a value may move from its old one.
     """
     values, before, returns = _kept(values, mask), _kept(before, mask), _kept(returns, mask)
     near = before + (values - before).clamp(-clip, clip)

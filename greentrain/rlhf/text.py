@@ -14,7 +14,7 @@ class TextEncoder:
     """Tokenizes texts for one model. Any thread may call.
 
     Args:
-        tokenizer: Of transformers.
+        tokenizer: Tokenizer of transformers.
         max_tokens: Longer texts lose tokens.
         special_tokens: Add what the tokenizer puts around a text. TRL's reward models get none.
         truncation: On which side they lose them; None: on the tokenizer's. The tokenizer stays as it is.

@@ -87,10 +87,10 @@ class OffloadRewardManager(_Base):
         config: verl's. Reads what :func:`client_options` knows, and ``greentrain.tokenizer``: the folder of the reward
             model's tokenizer, whose chat template then makes the text; without it the policy's tokenizer decodes the
             tokens, less the special ones.
-        tokenizer: Of the policy.
-        compute_score: Not used.
-        reward_router_address: Not used.
-        reward_model_tokenizer: Not used.
+        tokenizer: Tokenizer of the policy.
+        compute_score: Function that verl passes; not used.
+        reward_router_address: Address that verl passes; not used.
+        reward_model_tokenizer: Tokenizer that verl passes; not used.
     """
 
     def __init__(

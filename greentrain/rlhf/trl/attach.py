@@ -19,7 +19,7 @@ def offload_reference(trainer: Any, engine: OffloadEngine, *, beta: float | None
 
     Args:
         trainer: Before ``train``.
-        engine: With a reference pass.
+        engine: Engine that has a reference pass.
         beta: Weight of the KL term; None: the trainer's.
 
     Returns:
@@ -81,9 +81,9 @@ def longest_prompt(trainer: Any, room: int, rows: int = 100_000) -> int:
     adds to each is no more than the first prompt has.
 
     Args:
-        trainer: With data; prompts that come as a stream or from an environment are not known yet.
+        trainer: Trainer that has data; prompts that come as a stream or from an environment are not known yet.
         room: Tokens.
-        rows: How many of each data set are looked at.
+        rows: Number of rows of each data set that are looked at.
     """
     prompts = known_prompts(trainer, rows)
     if not prompts:

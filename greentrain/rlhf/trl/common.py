@@ -30,8 +30,8 @@ class OffloadMetrics:
     """Averages of an engine's statistics over the steps of a log, of this process.
 
     Args:
-        engine: Whose.
-        kinds: Of which passes.
+        engine: Engine whose statistics are averaged.
+        kinds: Kinds of the passes to report.
     """
 
     def __init__(self, engine: OffloadEngine, kinds: Iterable[PassKind]) -> None:
@@ -84,7 +84,7 @@ class EndedRows(StoppingCriteria):
     """A stopping criterion that stops nothing.
 
     Args:
-        prompt_mask: Of the prompts [sequences, tokens]; 0 marks padding.
+        prompt_mask: Mask of the prompts [sequences, tokens]; 0 marks padding.
         eos_token_ids: A row has ended with the first of them.
         told: Called at each token. Rows that end by length are not told of: generation is over then.
     """
@@ -116,9 +116,9 @@ def observed(model: Any, eos_token_ids: Sequence[int], told: Told) -> Iterator[N
     """Tell of rows that end in ``model.generate`` inside the block.
 
     Args:
-        model: Whose ``generate`` is called, with ``attention_mask``.
-        eos_token_ids: As in :class:`EndedRows`.
-        told: As in :class:`EndedRows`.
+        model: Model whose ``generate`` is called, with ``attention_mask``.
+        eos_token_ids: Tokens that end a rollout, as in :class:`EndedRows`.
+        told: Function that hears of ended rollouts, as in :class:`EndedRows`.
     """
     generate, own = model.generate, vars(model).get("generate")
 
@@ -154,12 +154,12 @@ class Offloading:
     """Mixed into a trainer of TRL, before it.
 
     Args:
-        *args: Of the trainer.
-        engine: With a reference pass, unless ``args.beta`` is 0.
+        *args: Positional arguments of the trainer.
+        engine: Engine that has a reference pass, unless ``args.beta`` is 0.
         mode: An :class:`OffloadMode`.
         ahead: ``stream``: how many hand-ins of ended rollouts may be under way; more wait and go together. The
             reference gets the device where no reward wants it.
-        **kwargs: Of the trainer.
+        **kwargs: Keyword arguments of the trainer.
 
     Raises:
         ConfigError: The trainer cannot be offloaded; the message says why and what to do.

@@ -22,7 +22,7 @@ class LateBatch(dict[str, Any]):
 
     Args:
         entries: The batch, placeholders included.
-        late: How to get the late entries.
+        late: Functions that wait for the late entries, by key.
     """
 
     def __init__(self, entries: Mapping[str, Any], late: Mapping[str, Callable[[], Any]]) -> None:
@@ -86,7 +86,7 @@ class DeferredTensor:
     """A tensor that is waited for by the first operation on it. Not a tensor itself.
 
     Args:
-        get: Waits for it.
+        get: Function that waits for it.
     """
 
     def __init__(self, get: Callable[[], torch.Tensor]) -> None:

@@ -27,9 +27,9 @@ class Precomputing:
     ``precompute_ref_batch_size`` to what the device takes best at a time.
 
     Args:
-        *args: Of the trainer, whose ``args.precompute_ref_log_probs`` must be True.
-        engine: With a reference pass, compiled for temperature 1.
-        **kwargs: Of the trainer.
+        *args: Positional arguments of the trainer, whose ``args.precompute_ref_log_probs`` must be True.
+        engine: Engine that has a reference pass, compiled for temperature 1.
+        **kwargs: Keyword arguments of the trainer.
 
     Raises:
         ConfigError: The trainer cannot be offloaded; the message says why and what to do.

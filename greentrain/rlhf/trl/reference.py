@@ -43,9 +43,9 @@ class LabelledRows:
         """Read a padded batch.
 
         Args:
-            input_ids: [sequences, tokens].
-            attention_mask: The same shape; 0 marks padding.
-            labels: The same shape; ``IGNORED`` where no log-probability is wanted.
+            input_ids: Token ids [sequences, tokens].
+            attention_mask: Matrix of the same shape; 0 marks padding.
+            labels: Matrix of the same shape; ``IGNORED`` where no log-probability is wanted.
 
         Raises:
             BatchError: A sequence has no prompt: nothing predicts its first token.
@@ -138,8 +138,8 @@ class OffloadedReference(torch.nn.Module):
     GPT-2, sees others there.
 
     Args:
-        engine: With a reference pass.
-        temperature: Of the trainer; None: not checked here.
+        engine: Engine that has a reference pass.
+        temperature: Temperature of the trainer; None: it is not checked here.
 
     Raises:
         ConfigError: There is no reference pass, it has no log-probabilities, or it was compiled for another
@@ -173,10 +173,10 @@ class OffloadedReference(torch.nn.Module):
         """Hand in a padded batch.
 
         Args:
-            input_ids: [sequences, tokens].
-            attention_mask: The same shape, 0 at padding.
-            labels: The same shape, -100 where no log-probability is wanted.
-            stream: Where some of the sequences may be under way already, by ``rows.key_of``.
+            input_ids: Token ids [sequences, tokens].
+            attention_mask: Matrix of the same shape, 0 at padding.
+            labels: Matrix of the same shape, -100 where no log-probability is wanted.
+            stream: Stream in which some sequences may be under way already, by :func:`key_of`.
 
         Raises:
             BatchError: A sequence does not fit the model.

@@ -30,11 +30,11 @@ class OffloadedReward:
     A score that is no finite number is a fault of the device, and redone: it never reaches TRL.
 
     Args:
-        engine: With a reward pass.
-        text: How the reward model reads texts.
-        label: Which score of a sequence; may be left out where there is one.
-        name: What TRL's logs call it.
-        chat_template_kwargs: For the reward model's chat template.
+        engine: Engine that has a reward pass.
+        text: Encoder by which the reward model reads texts.
+        label: Number of the score of a sequence; may be left out where there is one.
+        name: Name in TRL's logs.
+        chat_template_kwargs: Arguments of the reward model's chat template.
 
     Raises:
         ConfigError: There is no reward pass, or it does not have that score.
@@ -70,8 +70,8 @@ class OffloadedReward:
         """Hand in completions whose scores will be asked for; what is not asked for in the end is forgotten.
 
         Args:
-            prompts: As TRL gives them; none hands in what was held back.
-            completions: As TRL gives them.
+            prompts: Prompts as TRL gives them; none hands in what was held back.
+            completions: Completions as TRL gives them.
             ahead: Hold them back while so many hand-ins are under way, to go together; None: do not.
         """
         if self._stream is None:

@@ -21,7 +21,7 @@ def follow(trainer: Any, scheduler: StageScheduler) -> None:
 
     Args:
         trainer: A GRPOTrainer or RLOOTrainer, offloading or stock, before ``train``.
-        scheduler: Of this process.
+        scheduler: Scheduler of this process.
 
     Raises:
         ConfigError: The trainer does not generate.

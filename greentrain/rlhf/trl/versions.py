@@ -97,7 +97,7 @@ def breaches(trainer: str, sources: Mapping[str, str]) -> list[str]:
 
     Args:
         trainer: Name of the class.
-        sources: Of its methods, by name.
+        sources: Source code of its methods, by name.
     """
     wrong = []
     for name, wanted in CONTRACTS[trainer].items():
