@@ -14,15 +14,6 @@ from greentrain.utils.moved import MOVED, new_path
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = Path(__file__).with_name("public_names.txt").read_text(encoding="utf-8").split()
 
-LEFT = {
-    "greentrain.fpga_backend.csim.documents": "tools/kernel_documents.py",
-    "greentrain.fpga_backend.quality.reward_model": "recipes/common/reward_model.py",
-    "greentrain.fpga_backend.quality.snippets": "recipes/common/rated_snippets.py",
-    "greentrain.fpga_backend.quality.training": "recipes/common/reward_model.py",
-    "greentrain.fpga_backend.rtl.area": "tools/rtl_area.py",
-}
-"""Modules that recipes or maintenance alone used and that are no part of the package any more, and where they are."""
-
 
 @cache
 def _defined(path: Path) -> set[str]:
@@ -85,10 +76,3 @@ def test_a_module_of_an_old_package_is_loaded_once_and_warns_once() -> None:
 def test_the_table_of_old_paths_hides_no_module() -> None:
     assert [old for old in MOVED if _file(old)] == []
     assert [new for new in MOVED.values() if not _file(new)] == []
-
-
-def test_what_left_the_package_is_where_the_changelog_says() -> None:
-    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    for module, path in LEFT.items():
-        assert _file(module) is None and (ROOT / path).exists()
-        assert f"`{module}` is `{path}`" in " ".join(changelog.split())
