@@ -26,7 +26,7 @@ from greentrain.fpga_backend.remote import wire
 from greentrain.fpga_backend.remote.wire import Upload
 from greentrain.types import Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils import redact
-from greentrain.utils.http_client import HttpAnswer, HttpClient, HttpError, check_httpx
+from greentrain.utils.http_client import HttpAnswer, HttpClient, HttpError
 
 PAUSE_S = 0.2
 """Before a request is sent again (s)."""
@@ -66,7 +66,6 @@ class ServerConnection:
     """
 
     def __init__(self, url: str, token: str, patience: "RemoteTimeouts") -> None:
-        check_httpx("remote")
         self.patience = patience
         self.client = uuid4().hex
         """Name of this client at the server."""

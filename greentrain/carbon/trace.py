@@ -7,15 +7,15 @@ interval is the exact integral of that staircase, by prefix sums and bisection. 
 import csv
 import math
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Final
 
-from greentrain.carbon.series import GAP_STEPS, Staircase
 from greentrain.errors import TraceError
 from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonKind, CarbonPoint, iso
 
@@ -134,24 +134,67 @@ def _value(text: str, where: str, column: Column) -> float:
     return value
 
 
-def staircase(rows: TraceRows, fill: Callable[[int], Iterable[tuple[float, float]]]) -> Staircase:
-    """Return the function that a trace is, from 0 on: each value holds to the next row, the last for one step.
+GAP_STEPS: Final = 1.5
+"""Two rows further apart than this many regular steps have a hole between them."""
 
-    Args:
-        rows: The trace.
-        fill: Gives, for the row before a hole, what stands in the hole: seconds after the row, and values from then on.
-    """
-    start_s, step_s = rows.t_unix_s[0], rows.step_s
-    t_s, values, filled = array("d"), array("d"), array("b")
-    ends = (*rows.t_unix_s[1:], rows.t_unix_s[-1] + step_s)
-    for row, (t0_s, t1_s) in enumerate(zip(rows.t_unix_s, ends, strict=True)):
-        is_hole = t1_s - t0_s > GAP_STEPS * step_s
-        for after_s, value in ((0.0, rows.values[row]), *(fill(row) if is_hole else ())):
-            t_s.append(t0_s + after_s - start_s)
-            values.append(value)
-            filled.append(after_s > 0)
-    t_s.append(ends[-1] - start_s)
-    return Staircase.of(t_s, values, filled)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staircase:
+    """A function that is ``values[i]`` from ``t_s[i]`` to ``t_s[i + 1]``, and unknown outside."""
+
+    t_s: "array[float]"
+    """n + 1 edges (s), the first at 0."""
+    values: "array[float]"
+    """n values."""
+    integral: "array[float]"
+    """n + 1 integrals from 0 to each edge."""
+    filled_before: "array[int]"
+    """n + 1 numbers of filled-in values before each edge."""
+    filled_s: float
+    """Time of filled-in values (s)."""
+
+    @classmethod
+    def of(cls, rows: TraceRows, fill: Callable[[int], Iterable[tuple[float, float]]]) -> "Staircase":
+        """Return the function that a trace is, from 0 on: each value holds to the next row, the last for one step.
+
+        Args:
+            rows: The trace.
+            fill: Gives, for the row before a hole, what stands in the hole: seconds after the row, and values from
+                then on.
+        """
+        start_s, step_s = rows.t_unix_s[0], rows.step_s
+        t_s, values, filled = array("d"), array("d"), array("b")
+        ends = (*rows.t_unix_s[1:], rows.t_unix_s[-1] + step_s)
+        for row, (t0_s, t1_s) in enumerate(zip(rows.t_unix_s, ends, strict=True)):
+            is_hole = t1_s - t0_s > GAP_STEPS * step_s
+            for after_s, value in ((0.0, rows.values[row]), *(fill(row) if is_hole else ())):
+                t_s.append(t0_s + after_s - start_s)
+                values.append(value)
+                filled.append(after_s > 0)
+        t_s.append(ends[-1] - start_s)
+        widths = [b - a for a, b in pairwise(t_s)]
+        areas = (value * width for value, width in zip(values, widths, strict=True))
+        return cls(
+            t_s=t_s,
+            values=values,
+            integral=array("d", accumulate(areas, initial=0.0)),
+            filled_before=array("L", accumulate(filled, initial=0)),
+            filled_s=sum(width for width, flag in zip(widths, filled, strict=True) if flag),
+        )
+
+    def mean(self, t0: float, t1: float) -> tuple[float | None, bool]:
+        """Return the mean from t0 to t1 and whether a filled-in value is in it; None outside."""
+        t = self.t_s
+        if not (0 <= t0 <= t1 <= t[-1] and t0 < t[-1]):
+            return None, False
+        i0 = bisect_right(t, t0) - 1
+        i1 = max(i0, bisect_left(t, t1) - 1)
+        filled = self.filled_before[i1 + 1] > self.filled_before[i0]
+        if i0 == i1:
+            return self.values[i0], filled
+        inner = self.integral[i1] - self.integral[i0 + 1]
+        area = self.values[i0] * (t[i0 + 1] - t0) + inner + self.values[i1] * (t1 - t[i1])
+        return area / (t1 - t0), filled
 
 
 class TraceSignal:
@@ -193,7 +236,7 @@ class TraceSignal:
         if start_unix_s is not None:
             self.source += f", replayed from {iso(rows.t_unix_s[0])}"
         self.step_s = rows.step_s
-        self._steps = staircase(rows, lambda row: self._bridge(path, rows, row, max_gap_h))
+        self._steps = Staircase.of(rows, lambda row: self._bridge(path, rows, row, max_gap_h))
         self.start_unix_s = rows.t_unix_s[0] if start_unix_s is None else float(start_unix_s)
         self.end_unix_s = self.start_unix_s + self._steps.t_s[-1]
 

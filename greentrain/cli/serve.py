@@ -42,9 +42,10 @@ def serve(
     with _told():
         from greentrain.rlhf.offload import Offload
         from greentrain.rlhf.serve.limits import ServeLimits
-        from greentrain.rlhf.serve.server import Server, check_installed, check_listening
+        from greentrain.rlhf.serve.server import Server, check_installed
         from greentrain.rlhf.settings import OffloadSettings
         from greentrain.utils.http_access import token_of
+        from greentrain.utils.http_server import listen_checked
         from greentrain.utils.validation import bound, choice
 
         check_installed()
@@ -66,7 +67,7 @@ def serve(
         )
         found = OffloadSettings.load(settings)
         token = None if token_file is None else token_of(token_file)
-        check_listening(host, port, token)
+        listen_checked(host, port, has_token=token is not None).close()  # before models are loaded for minutes
         with Offload(found) as offload, ended_by_signal() as ended:  # a signal before that ends the loading at once
             made: Any = {"host": host, "port": port, "token": token, "limits": limits, "too_long": too_long}
             with Server(offload.engine, offload.text, **made) as server:

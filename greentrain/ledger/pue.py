@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from greentrain.carbon.replayed import GridTime, ReplayedSignal
-from greentrain.carbon.trace import Column, read_trace, staircase
+from greentrain.carbon.trace import Column, Staircase, read_trace
 from greentrain.config.schema import CarbonConfig
 from greentrain.errors import ConfigError
 from greentrain.power.prometheus import PrometheusClient, QueryResult, ReplyError
@@ -121,7 +121,7 @@ class TracePue(Facility):
     def __init__(self, csv_path: Path | str, constant: float) -> None:
         rows = read_trace(csv_path, COLUMN)
         self._constant = constant
-        self._steps = staircase(rows, lambda row: [(rows.step_s, constant)])
+        self._steps = Staircase.of(rows, lambda row: [(rows.step_s, constant)])
         self.start_unix_s = rows.t_unix_s[0]
         self.end_unix_s = self.start_unix_s + self._steps.t_s[-1]
 

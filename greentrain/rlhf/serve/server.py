@@ -97,18 +97,3 @@ def check_installed() -> None:
         MissingExtraError: FastAPI, uvicorn or prometheus_client is not installed.
     """
     _imports.check()
-
-
-def check_listening(host: str, port: int, token: str | None) -> None:
-    """Raise if a server could not listen there, before models are loaded for minutes.
-
-    Args:
-        host: Address to listen at.
-        port: TCP port; 0: any that is free.
-        token: Token that clients must have, or None.
-
-    Raises:
-        ConfigError: As of :class:`Server`.
-        OSError: As of :class:`Server`.
-    """
-    listen_checked(host, port, has_token=token is not None).close()
