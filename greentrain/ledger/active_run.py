@@ -54,9 +54,10 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
     Args:
         sensors: All sensors of the meter, in its order.
         topology: Place of this rank.
-        owner: What other processes are told about this one.
+        owner: The facts that other processes are told about this one.
         carbon: Embodied figures and lifetimes.
-        on_event: Called with a name and a sentence when a device changes hands or its sensor misbehaves.
+        on_event: A function that is called with a name and a sentence when a device changes hands or its sensor
+            misbehaves.
     """
 
     def __init__(
@@ -245,12 +246,12 @@ class ActiveRun:
         config: The checked configuration.
         topology: Place of this process in the job.
         meter: Opened meter; closed with the run.
-        signal: Carbon intensity.
-        clock: Time.
-        run_id: Id of the run.
-        carried: Totals of earlier parts of this run, from a checkpoint.
-        parameters: Number of model parameters, where known.
-        on_second: Called about once a second, in the sampler thread.
+        signal: The carbon intensity of the grid.
+        clock: The clock that the run goes by.
+        run_id: The id of the run.
+        carried: The totals of earlier parts of this run, from a checkpoint.
+        parameters: The number of model parameters, where known.
+        on_second: A function that is called about once a second, in the sampler thread.
 
     Raises:
         RunFolderError: The run folder cannot be written, or a newer version began the run.

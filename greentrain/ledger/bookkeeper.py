@@ -201,10 +201,10 @@ class Bookkeeper:
     """Cuts the run into ledger entries.
 
     Args:
-        t0_s: Monotonic start of the books (s).
+        t0_s: The monotonic time at which the books start (s).
         unix_offset_s: Unix time minus monotonic time (s), fixed at the start.
-        signal: Carbon intensity.
-        facility: Its PUE, in real time.
+        signal: The carbon intensity of the grid.
+        facility: The PUE of the facility, asked in real time.
     """
 
     def __init__(self, *, t0_s: float, unix_offset_s: float, signal: CarbonSignal, facility: Facility) -> None:
@@ -231,9 +231,9 @@ class Bookkeeper:
 
         Args:
             t1_s: End of the interval (s); every curve should be known up to it.
-            curves: By device uid.
-            unread: Devices that are known to exist but cannot be read: booked as missing.
-            embodied: Embodied rate by device uid, of the devices that have one.
+            curves: The energy curves by device uid.
+            unread: The devices that are known to exist but cannot be read: booked as missing.
+            embodied: The embodied rate by device uid, of the devices that have one.
         """
         t0_s = self.t_s
         t1_s = max(t0_s, t1_s)  # a clock that fell back: no interval has a negative length
@@ -313,7 +313,7 @@ def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]]
     Args:
         cut: The slice.
         spent: Provenance of each device, its joules and its missing seconds by segment, shape (n,) each.
-        unread: Devices that cannot be read.
+        unread: The devices that cannot be read.
     """
     if len(cut.gears) == 1:
         return {}

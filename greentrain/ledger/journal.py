@@ -223,8 +223,8 @@ def parse_line(line: bytes, *, short: bool = False) -> dict[str, Any] | None:
     """Return the record of a line; None where the line is torn, or holds none.
 
     Args:
-        line: With or without its newline.
-        short: Leave out an entry's step groups unread; they stand last in its line, and are most of it.
+        line: The line, with or without its newline.
+        short: True leaves out an entry's step groups unread; they stand last in its line, and are most of it.
     """
     cut = line.rfind(_STEP_GROUPS) if short and line.endswith((b"]}\n", b"]}")) else -1
     texts = (line,) if cut < 0 else (line[:cut] + b',"step_groups":[]}', line)
@@ -242,7 +242,7 @@ def read_journal(path: Path, *, short: bool = False) -> Iterator[dict[str, Any]]
 
     Args:
         path: The journal.
-        short: Leave out the step groups of entries.
+        short: True leaves out the step groups of entries.
 
     Raises:
         RunFolderError: The file cannot be read, or is no regular file.

@@ -178,7 +178,7 @@ class RankBooks:
         """Take in one record; what is damaged counts nothing, and of a kind not known here nothing is known.
 
         Args:
-            record: As the journal has it.
+            record: The record as the journal has it.
 
         Raises:
             KeyError: A field is missing; so for each of ``WRONG_DATA``, which say what else is wrong with it.
@@ -399,7 +399,7 @@ def read_books(path: Path, books: RankBooks, lines: Callable[[Path], Iterable[by
 
     Args:
         path: The journal.
-        books: What takes it in.
+        books: The books that take it in.
         lines: Opens the journal and yields its lines.
 
     Raises:

@@ -36,12 +36,12 @@ def choose_run_id(config: RunConfig, place: Topology, unix_s: float, nth: int, c
     """Return the id of the run that starts now.
 
     Args:
-        config: Section ``run``.
-        place: Place of this rank.
-        unix_s: Time (s since the epoch).
+        config: The section ``run`` of the configuration.
+        place: The place of this rank in the job.
+        unix_s: The present time (s since the epoch).
         nth: The how-manieth run of this process it is, from 1.
-        carried: Id in a checkpoint that is resumed; it wins, then ``run.id``, then $GREENTRAIN_RUN_ID, then what the
-            launcher calls the job: an attempt that was killed before its first checkpoint is continued.
+        carried: The id in a checkpoint that is resumed; it wins, then ``run.id``, then $GREENTRAIN_RUN_ID, then what
+            the launcher calls the job: an attempt that was killed before its first checkpoint is continued.
 
     Raises:
         ConfigError: $GREENTRAIN_RUN_ID is no name of a folder.
@@ -92,10 +92,10 @@ def launch_run_id(name: str, topology: Topology, nth: int, environ: Mapping[str,
     and so continues its run.
 
     Args:
-        name: Name of the run.
-        topology: Place of this rank.
+        name: The name of the run.
+        topology: The place of this rank in the job.
         nth: The how-manieth run of this process it is, from 1.
-        environ: Environment, os.environ by default.
+        environ: The environment variables; os.environ by default.
     """
     env = os.environ if environ is None else environ
     parts = [env.get(key, "") for key in _LAUNCH]
@@ -110,11 +110,11 @@ def free_run_id(folder: Path, name: str, topology: Topology, nth: int, environ: 
     """Return the first id of a launch whose run this rank has not finished: launches may look the same.
 
     Args:
-        folder: Parent of the run folders.
-        name: Name of the run.
-        topology: Place of this rank.
+        folder: The parent of the run folders.
+        name: The name of the run.
+        topology: The place of this rank in the job.
         nth: The how-manieth run of this process it is, from 1.
-        environ: Environment, os.environ by default.
+        environ: The environment variables; os.environ by default.
     """
     while True:
         run_id = launch_run_id(name, topology, nth, environ)
@@ -224,8 +224,8 @@ def grid_time_of(config: GreenConfig, run_id: str, unix_s: float) -> GridTime:
 
     Args:
         config: The checked configuration.
-        run_id: Of the run.
-        unix_s: When the job began (s since the epoch).
+        run_id: The id of the run.
+        unix_s: The time when the job began (s since the epoch).
     """
     time = GridTime.of(config.carbon, unix_s)
     if time.is_real:

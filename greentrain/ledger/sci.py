@@ -102,9 +102,9 @@ def scope2(
         pue: Power usage effectiveness, at least 1.
         operational_g: Location-based emissions as booked, interval by interval (gCO2e), or None.
         market_g_per_kwh: Contracted intensity (g/kWh), or None.
-        factor_source: Who states the location-based factor.
+        factor_source: The body that states the location-based factor.
         factor_kind: ``average`` or ``marginal``. The location-based method asks for an average.
-        time_resolution: What the factor is an average over.
+        time_resolution: The time that the factor is an average over.
     """
     return {
         "scope2_location_g": operational_g,

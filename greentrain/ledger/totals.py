@@ -66,6 +66,10 @@ class Totals(Displayable):
         """Mean IT power (W) of one rank; None before anything is booked."""
         return self.energy_j / self.duration_s if self.duration_s > 0 else None
 
+    def it_grams(self, pue: float) -> float:
+        """Return the operational grams without PUE; by a mean PUE where these totals do not tell."""
+        return self.it_g if self.it_g > 0 else self.operational_g / pue
+
     @property
     def device_s(self) -> float:
         """Device time (s) of one rank, read or not: totals do not tell it, so each device counts for all of it."""
@@ -379,7 +383,7 @@ class EntrySums:
 
         Args:
             other: The other sums.
-            host: Where its devices are; given, they are kept by host and uid, as are gaps.
+            host: The host of its devices; given, they are kept by host and uid, as are gaps.
         """
         for uid, device in other.devices.items():
             other._close_gap(uid, device)
@@ -444,7 +448,7 @@ class EnergyLedger:
     """Running totals of one rank, written entry by entry to its journal.
 
     Args:
-        journal: Where entries go; None keeps totals only.
+        journal: The journal that entries go to; None keeps totals only.
         carried: Totals of earlier parts of the same run that are in no journal of this folder.
     """
 
@@ -497,10 +501,10 @@ def session_view(totals: Totals, *, state: str, folder: Path | None, page: Path 
     """Return what is shown of a session.
 
     Args:
-        totals: Of this rank, as of now.
+        totals: The totals of this rank, as of now.
         state: ``not started``, ``running`` or ``closed``.
-        folder: Of its run; None before the first start.
-        page: The run's report; None where there is none.
+        folder: The folder of its run; None before the first start.
+        page: The path of the run's report; None where there is none.
     """
     if folder is None:
         title = f"GreenSession, {state}"
@@ -514,7 +518,7 @@ def cell_view(name: str, totals: Totals | None) -> View:
 
     Args:
         name: Name of the run.
-        totals: Of the cell; None where a reading is missing in it.
+        totals: The totals of the cell; None where a reading is missing in it.
     """
     if totals is None:
         line = "unknown: a reading is missing in this time or is late, or the run ended in it"

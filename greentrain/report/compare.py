@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from greentrain.errors import GreenTrainError
-from greentrain.report.figures import pue_text
+from greentrain.report.summary import pue_text
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
 
@@ -40,7 +40,7 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
     """Compare runs with the first one.
 
     Args:
-        summaries: At least two, from ``summarize``.
+        summaries: Two or more summaries, from ``summarize``.
 
     Returns:
         ``names``; ``sentences``, the relation of each later run to the first in words; ``rows``, of name, section

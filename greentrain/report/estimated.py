@@ -93,8 +93,8 @@ def estimated(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any] | None
     another number of devices is shown and not held to it.
 
     Args:
-        folder: The run's.
-        summary: What was measured.
+        folder: The folder of the run.
+        summary: The summary of the run, with what was measured.
     """
     said = _read(folder / ESTIMATE)
     if said is None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.config.schema import WORLD
-from greentrain.report.figures import pue_text
+from greentrain.report.summary import pue_text
 from greentrain.types import G_PER_KG, kwh_from_j
 from greentrain.utils import quantities
 from greentrain.utils.files import write_atomic
@@ -190,8 +190,8 @@ def emissions_row(summary: Mapping[str, Any], run: Mapping[str, Any]) -> dict[st
     Energy of devices that CodeCarbon has no column for (a whole node, an FPGA) is in ``energy_consumed`` only.
 
     Args:
-        summary: From ``summarize``.
-        run: run.json, for the settings.
+        summary: The summary of the run, from ``summarize``.
+        run: The content of run.json, for the settings.
     """
     wall_s = summary["time"]["wall_s"]
     operational_g = summary["carbon"]["operational_location_g"]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.report import charts, estimated, svg
-from greentrain.report.figures import gear_table, profiled, pue_text
 from greentrain.report.plan import DECISION, plan_texts
 from greentrain.report.plan_chart import plan_chart
 from greentrain.report.series import RunSeries
+from greentrain.report.summary import gear_table, profiled, pue_text
 from greentrain.utils import quantities
 from greentrain.utils.files import write_atomic
 
@@ -24,8 +24,8 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
     """Return the page.
 
     Args:
-        summary: From ``summarize``.
-        series: Curves of the same run; None draws no chart over time.
+        summary: The summary of the run, from ``summarize``.
+        series: The curves of the same run; None draws no chart over time.
     """
     from jinja2 import Environment, StrictUndefined
 

@@ -25,7 +25,6 @@ from greentrain.carbon.replayed import GridTime
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.totals import Totals
 from greentrain.policy.menu import menu_of
-from greentrain.report.figures import it_grams
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils import quantities
 
@@ -339,9 +338,9 @@ def three_numbers(plan: PlanRecord, actual: KnownGrams, word: str, fp8_max_share
 
     Args:
         plan: The plan.
-        actual: What ran.
-        word: State of the run.
-        fp8_max_share: Largest share of the time in FP8.
+        actual: The grams of what ran.
+        word: The state of the run.
+        fp8_max_share: The largest share of the time in FP8.
     """
     import numpy as np
 
@@ -404,11 +403,11 @@ def plan_figures(
 
     Args:
         record: The run.
-        totals: Of the job.
-        energy: Figures of the run.
-        carbon: Figures of the run.
-        devices: Figures of the run.
-        word: Its state.
+        totals: The totals of the job.
+        energy: The figures of the run's energy.
+        carbon: The figures of the run's emissions.
+        devices: The figures of the run's devices.
+        word: The state of the run.
     """
     plan = PlanRecord.of(record)
     if plan is None:
@@ -541,7 +540,7 @@ def _run_grams(
         return KnownGrams(reason=f"for {quantities.duration(unread_s)} of device time there is no reading")
     until_s = plan.time.real(plan.end_s)
     pue = energy["pue"]
-    total = sum(c.operational_g if plan.with_pue else it_grams(c, pue) for c in (rank.carried for rank in record.ranks))
+    total = sum(c.operational_g if plan.with_pue else c.it_grams(pue) for c in (rank.carried for rank in record.ranks))
     for rank in record.ranks:
         for entry in rank.entries:
             length_s = entry.t1_unix_s - entry.t0_unix_s

@@ -35,8 +35,8 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
     """Return the chart; None where the run had no plan or no intensity is known.
 
     Args:
-        summary: From ``summarize``.
-        series: Curves of the run, for its grams; None where there are none.
+        summary: The summary of the run, from ``summarize``.
+        series: The curves of the run, for its grams; None where there are none.
     """
     import numpy as np
 

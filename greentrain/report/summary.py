@@ -29,34 +29,35 @@ assumptions             every constant that went in: name, value, source
 gaps, events            where knowledge is missing; what happened, the first decisions of a plan among it
 headline                what dominates
 ======================  =================================================================================
+
+CUE, carbon usage effectiveness, is what the energy of the facility emits / IT energy, in kgCO2e/kWh (The Green Grid,
+white paper 32, December 2010; https://ictfootprint.eu/greengrid-cue-factsheet, read 2026-11-21; now ISO/IEC 30134-8).
+Here it is that of the run: its grams, location-based and with PUE, per kWh of its devices. What the facility burns
+itself is not in it, nor is embodied carbon, as in the definition.
 """
 
+import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
+from greentrain.ledger.sci import sci_scores, scope2
 from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
-from greentrain.report import figures
+from greentrain.policy.action_table import ActionTable
 from greentrain.report.estimated import estimated
-from greentrain.report.figures import (
-    assumptions,
-    carbon_figures,
-    energy_figures,
-    gear_rows,
-    layer_figures,
-    power_figures,
-    work_figures,
-)
 from greentrain.report.plan import DECISION, plan_figures
 from greentrain.report.series import RunSeries, build_series
-from greentrain.types import S_PER_HOUR
+from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR, PueSource, kwh_from_j
+from greentrain.utils import quantities
 from greentrain.utils.files import write_atomic
 from greentrain.utils.version import __version__
 
@@ -81,9 +82,9 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     """Reduce a run to the documented dict.
 
     Args:
-        record: From ``read_run``.
-        series: Curves of the same run, if they exist already.
-        now_unix_s: Present time (s), to tell a running process from a killed one.
+        record: The run, from ``read_run``.
+        series: The curves of the same run, if they exist already.
+        now_unix_s: The present time (s), to tell a running process from a killed one.
     """
     sums, sensors = record.sums, record.sensors
     by_rank = [rank.totals for rank in record.ranks]
@@ -130,9 +131,9 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     }
     if record.run.get("plan"):
         out["plan"] = plan_figures(record, totals, energy=energy, carbon=carbon, devices=devices, word=state["word"])
-    out["sci"] = figures.sci_fields(out)
-    out["scope2"] = figures.scope2_fields(out)
-    out["equivalents"] = figures.comparisons(out)
+    out["sci"] = sci_fields(out)
+    out["scope2"] = scope2_fields(out)
+    out["equivalents"] = comparisons(out)
     out["assumptions"] = assumptions(out, record.run)
     out["estimate"] = estimated(record.folder, out) if (record.folder / ESTIMATE).exists() else None
     return out
@@ -344,3 +345,622 @@ def _events(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
 
 def _when(event: Mapping[str, Any]) -> float:
     return float(event.get("t", 0.0))
+
+
+CUE_SOURCE: Final = (
+    "The Green Grid, white paper 32 (2010), ISO/IEC 30134-8: emissions of the facility's energy / IT energy; here of"
+    " this run's electricity, location-based"
+)
+
+
+def facility_figures(record: RunRecord, sums: EntrySums, energy_j: float | None) -> dict[str, Any]:
+    """Return facility energy, PUE (its mean by energy), its range, and the energy by source of PUE.
+
+    Args:
+        record: The run.
+        sums: Sums over the entries of all ranks.
+        energy_j: The IT energy of the run (J), None where nothing is known.
+    """
+    pue = _mean(record, sums)
+    facility_j = None
+    if energy_j is not None:
+        facility_j = sums.facility_j + sum(_carried_j(rank.carried, pue) for rank in record.ranks)
+        pue = round(facility_j / energy_j, 9) if energy_j > 0 else pue
+    known_j = sum(sums.pue_j.values())
+    return {
+        "facility_energy_j": facility_j,
+        "facility_energy_kwh": None if facility_j is None else kwh_from_j(facility_j),
+        "pue": pue,
+        "pue_min": (sums.pue or (pue,))[0],
+        "pue_max": (sums.pue or (pue,))[-1],
+        "pue_by_source_j": dict(sums.pue_j),
+        "pue_fallback_share": sums.pue_j.get(PueSource.FALLBACK, 0.0) / known_j if known_j > 0 else None,
+    }
+
+
+def cue_kg_per_kwh(operational_g: float | None, priced_j: float) -> float | None:
+    """Return the CUE of the energy whose intensity is known (kgCO2e/kWh); None where there is none.
+
+    Args:
+        operational_g: Location-based emissions, PUE included (g).
+        priced_j: IT energy whose intensity is known (J).
+    """
+    return None if operational_g is None or priced_j <= 0 else operational_g / G_PER_KG / kwh_from_j(priced_j)
+
+
+def pue_text(energy: Mapping[str, Any]) -> str:
+    """Return the PUE for people: its mean, and between what it changed."""
+    mean, low, high = (f"{energy[key]:.4g}" for key in ("pue", "pue_min", "pue_max"))
+    return mean if low == high else f"{mean} (mean by energy; {low} to {high})"
+
+
+def facility_rows(summary: Mapping[str, Any], carbon_config: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what is to be said of PUE and CUE among the assumptions: name, value, source.
+
+    Args:
+        summary: The summary so far.
+        carbon_config: Section ``carbon`` of the run's configuration.
+    """
+    energy, cue = summary["energy"], summary["carbon"]["cue_kg_per_kwh"]
+    by_source = energy["pue_by_source_j"]
+    constant = float(carbon_config.get("pue") or 1.0)
+    told = not energy["pue_min"] == energy["pue_max"] == constant
+    recorded = _recorded(carbon_config, by_source, told=told)
+    rows = [("PUE (facility energy / IT energy)", pue_text(energy), recorded or _assumed(energy["pue"]))]
+    if energy["pue_fallback_share"] and recorded:
+        share = quantities.percent(energy["pue_fallback_share"])
+        rows.append(
+            (f"PUE of {share} of the energy", f"{constant:g}", f"assumed where nobody told: {_assumed(constant)}")
+        )
+    if cue is not None:
+        rows.append(("CUE (carbon usage effectiveness)", quantities.cue(cue), CUE_SOURCE))
+    return rows
+
+
+def _mean(record: RunRecord, sums: EntrySums) -> float:
+    if sums.energy_j > 0:
+        return round(sums.facility_j / sums.energy_j, 9)
+    for rank in record.ranks:
+        for entry in rank.entries:
+            return entry.pue
+    return float((record.run.get("config") or {}).get("carbon", {}).get("pue") or 1.0)
+
+
+def _carried_j(carried: Totals, pue: float) -> float:
+    """Return the facility energy of totals; by the mean PUE where they do not tell."""
+    return carried.facility_j if carried.facility_j >= carried.energy_j else carried.energy_j * pue
+
+
+def _recorded(carbon_config: Mapping[str, Any], by_source: Mapping[str, float], *, told: bool) -> str:
+    """Return who told the PUE, or was to tell it, if it was not the configuration.
+
+    Args:
+        carbon_config: Section ``carbon`` of the run's configuration.
+        by_source: Energy by source of PUE (J).
+        told: False: all of it is the configured number, which a fall-back of a whole run is.
+    """
+    sources = set(by_source) - {PueSource.CONSTANT}
+    if not sources:
+        return ""
+    silent = sources == {PueSource.FALLBACK} and not told
+    if carbon_config.get("pue_csv"):
+        verb = "not in the facility's records" if silent else "recorded by the facility"
+        return f"{verb}: carbon.pue_csv, {carbon_config['pue_csv']}"
+    query, url = carbon_config.get("pue_prometheus_query"), carbon_config.get("pue_prometheus_url")
+    host = urlsplit(url).hostname if url else "a server that the configuration no longer names"
+    verb = "not told by the facility" if silent else "measured by the facility"
+    return f"{verb}: {query} of Prometheus at {host}"
+
+
+def _assumed(pue: float) -> str:
+    if pue != 1.0:
+        return "carbon.pue in the configuration"
+    return "default 1: cooling and power conversion of the building are not counted"
+
+
+def energy_figures(record: RunRecord, totals: Totals, sums: EntrySums) -> dict[str, Any]:
+    """Return joules and kWh, PUE, provenance shares, coverage and uncertainty; earlier parts of the run count."""
+    known = any(device.energy_j is not None for device in sums.devices.values())
+    carried_j = sum(rank.carried.energy_j for rank in record.ranks)
+    energy_j = totals.energy_j if known or carried_j > 0 else None
+    booked_s = sum(device.booked_s for device in sums.devices.values())
+    booked_s += sum(rank.carried.device_s for rank in record.ranks)
+    missing_s = max(sum(totals.missing_s.values()), 0.0)
+    shares = {name: totals.by_provenance.get(name, 0.0) for name in ("measured", "modelled")}
+    return {
+        "energy_j": energy_j,
+        "energy_kwh": None if energy_j is None else kwh_from_j(energy_j),
+        **facility_figures(record, sums, energy_j),
+        "carried_j": carried_j,
+        "by_provenance_j": {name: None if energy_j is None else value for name, value in shares.items()},
+        "measured_share": shares["measured"] / energy_j if energy_j else None,
+        "modelled_share": shares["modelled"] / energy_j if energy_j else None,
+        "device_s": booked_s,
+        "missing_device_s": missing_s,
+        "carried_missing_device_s": max(sum(sum(rank.carried.missing_s.values()) for rank in record.ranks), 0.0),
+        "missing_share_of_device_time": missing_s / booked_s if booked_s > 0 else None,
+        "uncertainty": _uncertainty(record, sums, energy_j),
+    }
+
+
+def _uncertainty(record: RunRecord, sums: EntrySums, energy_j: float | None) -> float | None:
+    """Worst case: relative uncertainties of all devices in the same direction; None if one states none."""
+    if not energy_j:
+        return None
+    total = known_j = 0.0
+    sensors = record.sensors
+    for place, device in sums.devices.items():
+        if energy_of_device_j := device.energy_j:
+            stated = sensors.get(place, {}).get("uncertainty")
+            if stated is None:
+                return None
+            total += stated * energy_of_device_j
+            known_j += energy_of_device_j
+    return total / known_j if known_j > 0 else None
+
+
+def power_figures(wall_s: float, energy: Mapping[str, Any], series: RunSeries | None) -> dict[str, Any]:
+    """Return mean power and the peak over a stated window."""
+    return {
+        "mean_w": energy["energy_j"] / wall_s if energy["energy_j"] is not None and wall_s > 0 else None,
+        "peak_w": series.peak_w if series is not None and energy["energy_j"] is not None else None,
+        "peak_window_s": series.window_s if series is not None else None,
+    }
+
+
+def carbon_figures(record: RunRecord, totals: Totals, sums: EntrySums, energy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return grams (operational, embodied, both), CUE, intensity and who states it."""
+    energy_j = energy["energy_j"]
+    priced_j = totals.energy_j - totals.unpriced_j
+    operational_g = totals.operational_g if energy_j is not None and (priced_j > 0 or energy_j == 0) else None
+    carried = any(rank.carried.embodied_g > 0 for rank in record.ranks)
+    mid = totals.embodied_g if sums.embodied or carried else None
+    ratio = _embodied_ratio(record, sums)
+    embodied = {
+        "low": None if mid is None or ratio is None else mid * ratio[0],
+        "mid": mid,
+        "high": None if mid is None or ratio is None else mid * ratio[1],
+    }
+    market = ((record.run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
+    facility_kwh = energy["facility_energy_kwh"]
+    carried_g = sum(rank.carried.operational_g for rank in record.ranks)
+    priced_facility_j = sums.priced_facility_j
+    grams_here = totals.operational_g - carried_g
+    return {
+        "operational_location_g": operational_g,
+        "operational_market_g": None if market is None or facility_kwh is None else market * facility_kwh,
+        "market_g_per_kwh": market,
+        "embodied_g": embodied,
+        "devices_without_embodied": sum(
+            1 for place in sums.devices if not record.sensors.get(place, {}).get("embodied_g_per_h")
+        ),
+        "emissions_g": None if operational_g is None else operational_g + (mid or 0.0),
+        "emissions_include": ["operational"] + (["embodied (mid)"] if mid is not None else []),
+        "complete": energy_j is not None and totals.unpriced_j == 0,
+        "unpriced_j": totals.unpriced_j if energy_j is not None else None,
+        "cue_kg_per_kwh": cue_kg_per_kwh(operational_g, priced_j),
+        "intensity_g_per_kwh": grams_here / priced_facility_j * J_PER_KWH if priced_facility_j > 0 else None,
+        "intensity_min_g_per_kwh": sums.g_per_kwh and sums.g_per_kwh[0],
+        "intensity_max_g_per_kwh": sums.g_per_kwh and sums.g_per_kwh[1],
+        "sources": [
+            {"zone": z, "source": s, "kind": k, "basis": b, "accounting": a, "energy_j": joules}
+            for (z, s, k, b, a), joules in sorted(sums.zone_j.items(), key=lambda item: -item[1])
+        ],
+        "signal": dict(record.run.get("carbon") or {}),
+    }
+
+
+def _embodied_ratio(record: RunRecord, sums: EntrySums) -> tuple[float, float] | None:
+    """Return low / mid and high / mid of the embodied share, weighted by device-hours; None if unknown."""
+    low = mid = high = 0.0
+    for place, sensor in record.sensors.items():
+        rate = sensor.get("embodied_g_per_h")
+        if rate:
+            hours = sums.devices[place].booked_s / S_PER_HOUR
+            low, mid, high = low + rate["low"] * hours, mid + rate["mid"] * hours, high + rate["high"] * hours
+    return (low / mid, high / mid) if mid > 0 else None
+
+
+def work_figures(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbon: Mapping[str, Any]) -> dict[str, Any]:
+    """Return steps, tokens, samples and their ratios to joules, grams and seconds."""
+    tokens, samples = totals.tokens or None, totals.samples or None
+    energy_j, emissions_g = energy["energy_j"], carbon["emissions_g"]
+    return {
+        "steps": totals.steps or None,
+        "tokens": tokens,
+        "samples": samples,
+        "tokens_per_j": _ratio(tokens, energy_j),
+        "samples_per_j": _ratio(samples, energy_j),
+        "j_per_token": _ratio(energy_j, tokens),
+        "j_per_sample": _ratio(energy_j, samples),
+        "j_per_step": _ratio(energy_j, totals.steps or None),
+        "g_per_ktoken": _ratio(emissions_g, tokens / 1000 if tokens else None),
+        "g_per_ksample": _ratio(emissions_g, samples / 1000 if samples else None),
+        "tokens_per_s": _ratio(tokens, wall_s),
+        "samples_per_s": _ratio(samples, wall_s),
+    }
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+NAMES: Final = 3
+"""Layers named as examples in a group."""
+
+
+def gear_rows(
+    by_rank: Sequence[Totals], totals: Totals, sums: EntrySums, total_j: float | None
+) -> list[dict[str, Any]]:
+    """Return a row for each gear that ran, the one with most energy first; none where the run had no gears.
+
+    A gear has all time from the shift to it up to the shift away from it, evaluation and checkpoints included.
+    Energy and work are sums over ranks, ``seconds`` and ``steps`` those of the rank with most. ``g_per_ktoken`` is of
+    the intervals in this folder whose carbon intensity is known, embodied share included.
+
+    Args:
+        by_rank: Totals of each rank.
+        totals: Totals of the job.
+        sums: Sums over the entries of all ranks, for the grams.
+        total_j: Known energy of the whole run (J), or None.
+    """
+    rows = []
+    for gear, use in totals.by_gear.items():
+        seconds = max(part.by_gear[gear].seconds for part in by_rank if gear in part.by_gear)
+        energy_j = use.energy_j if use.is_known else None
+        grams = sums.gear_g.get(gear)
+        row: dict[str, Any] = {
+            "gear": gear,
+            "energy_j": energy_j,
+            "share": _ratio(energy_j, total_j),
+            "modelled_share": _ratio(use.modelled_j, energy_j),
+            "seconds": seconds,
+            "steps": use.steps or None,
+            "tokens": use.tokens or None,
+            "samples": use.samples or None,
+            "mean_power_w": _ratio(energy_j, seconds),
+            "operational_g": grams["operational_g"] if grams else None,
+            "g_per_ktoken": _ratio(1000 * grams["emissions_g"], grams["tokens"]) if grams else None,
+            "device_s": use.device_s,
+            "missing_device_s": use.missing_s,
+            "coverage": 0.0 if energy_j is None else max(1.0 - max(use.missing_s, 0.0) / (use.device_s or 1.0), 0.0),
+        }
+        for one, done in (("token", use.tokens), ("sample", use.samples), ("step", use.steps)):
+            row[f"j_per_{one}"] = _ratio(energy_j, done)
+            row[f"{one}s_per_s"] = _ratio(done or None, seconds)
+        rows.append(row)
+    return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
+
+
+def profiled(summary: Mapping[str, Any]) -> str | None:
+    """Return the gears side by side as ``profile_gears()`` has measured them, as text; None where it has not."""
+    table = summary["action_table"]
+    return None if table is None else str(ActionTable.from_dict(table))
+
+
+def gear_table(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what tables show of the gears: the rows, per token, sample or step, and where their energy is from.
+
+    None where the run had no gears.
+    """
+    rows = summary["gears"]
+    if not rows:
+        return None
+    one = next((one for one in ("token", "sample") if any(row[f"{one}s"] for row in rows)), "step")
+    base = max(rows, key=lambda row: float(row[f"j_per_{one}"] or 0.0))  # the dearest: the others show what they save
+    shown = []
+    for row in rows:
+        ratio = _ratio(row[f"j_per_{one}"], base[f"j_per_{one}"]) if row is not base else None
+        shown.append(
+            {
+                **row,
+                "rate_per_s": row[f"{one}s_per_s"],
+                "j_per_one": row[f"j_per_{one}"],
+                "relative": "" if ratio is None else f"{quantities.significant(ratio)}x {base['gear']}",
+                "provenance": _provenance(row),
+                "source": _source(row),
+            }
+        )
+    return {
+        "unit": one,
+        "rows": shown,
+        "modelled": any(row["modelled_share"] for row in rows),
+        "whole": sum(row["seconds"] for row in rows) >= 0.995 * (summary["time"]["wall_s"] or 0.0),
+    }
+
+
+def _provenance(row: Mapping[str, Any]) -> str:
+    if row["energy_j"] is None:
+        return "missing"
+    return "modelled" if row["modelled_share"] else "measured"
+
+
+def _source(row: Mapping[str, Any]) -> str:
+    """Say how much of a gear's energy is modelled, and of how much device time nothing is known."""
+    if row["energy_j"] is None:
+        return "no reading"
+    share = row["modelled_share"]
+    text = f"{quantities.percent(share)} modelled" if share else "measured"
+    if row["coverage"] < 0.9995:
+        text += f", {quantities.percent(row['coverage'])} of device time"
+    elif row["missing_device_s"] < 0:
+        text += ", with energy of a gap in another gear"
+    return text
+
+
+def layer_figures(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how many linear layers may run in FP8, on which backend, and the others by reason; None without a plan.
+
+    Args:
+        run: run.json; ``layers`` and ``gear_backend`` are read.
+    """
+    layers = run.get("layers")
+    if not layers:
+        return None
+    groups: dict[tuple[bool, str], dict[str, Any]] = {}
+    for layer in layers:
+        chosen, reason = bool(layer["chosen"]), str(layer["reason"])
+        group = groups.setdefault(
+            (chosen, reason), {"chosen": chosen, "reason": reason, "count": 0, "weights": 0, "names": []}
+        )
+        group["count"] += 1
+        group["weights"] += layer["in_features"] * layer["out_features"]
+        if len(group["names"]) < NAMES:
+            group["names"].append(layer["name"])
+    ordered = sorted(groups.values(), key=lambda group: (not group["chosen"], -group["weights"]))
+    chosen_weights = sum(group["weights"] for group in ordered if group["chosen"])
+    return {
+        "backend": run.get("gear_backend") or None,
+        "count": len(layers),
+        "chosen": sum(group["count"] for group in ordered if group["chosen"]),
+        "weight_share": _ratio(chosen_weights, sum(group["weights"] for group in ordered)),
+        "groups": ordered,
+    }
+
+
+def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return the assumptions behind a summary, each with value and source.
+
+    Args:
+        summary: The summary so far.
+        run: The content of run.json, for the settings.
+    """
+    config = run.get("config") or {}
+    carbon_config = config.get("carbon") or {}
+    rows = [_row(*row) for row in facility_rows(summary, carbon_config)]
+    rows += _intensity(summary["carbon"])
+    if carbon_config.get("market_g_per_kwh") is not None:
+        rows.append(
+            _row(
+                "Contracted carbon intensity",
+                f"{carbon_config['market_g_per_kwh']:g} g/kWh",
+                "carbon.market_g_per_kwh in the configuration; GHG Protocol scope 2, market-based",
+            )
+        )
+    if summary["carbon"]["embodied_g"]["mid"] is not None and "lifetime_years" in carbon_config:
+        rows.append(
+            _row(
+                "Life of a device",
+                f"{carbon_config['lifetime_years']:g} years",
+                "carbon.lifetime_years; low and high estimates use 6 and 3 years",
+            )
+        )
+    rows += _devices(summary)
+    rows += _plan(summary["plan"])
+    for rank in summary["ranks"]:
+        for item in rank["excluded"]:
+            rows.append(_row(f"Left out: {item['name']}", "not counted", item["reason"]))
+    return _unique(rows)
+
+
+def _intensity(carbon: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = []
+    for source in carbon["sources"]:
+        rows.append(
+            _row(
+                f"Carbon intensity of {source['zone']}",
+                _range(carbon) if len(carbon["sources"]) == 1 else "by interval",
+                f"{source['source']} ({source['kind']}, {source['basis']}, {source['accounting']})",
+            )
+        )
+    signal = carbon["signal"]
+    if signal.get("resolution"):
+        rows.append(_row("Time resolution of the intensity", signal["resolution"], signal.get("source", "")))
+    if carbon["unpriced_j"]:
+        rows.append(_row("Energy without a carbon intensity", f"{carbon['unpriced_j']:.4g} J", "in no figure of grams"))
+    return rows
+
+
+def _range(carbon: Mapping[str, Any]) -> str:
+    low, high = carbon["intensity_min_g_per_kwh"], carbon["intensity_max_g_per_kwh"]
+    if low is None:
+        return "unknown"
+    return f"{low:.4g} g/kWh" if high - low < 1e-3 * max(high, 1e-9) else f"{low:.4g} to {high:.4g} g/kWh"
+
+
+def _plan(plan: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    rows = []
+    if plan is not None and plan["provenance"] == "assumed":
+        count = len(plan["rows"]) - 1
+        source = "policy.actions in the configuration; nobody measured it on these devices"
+        rows.append(_row("Action table of the plan", f"speed and watts of {count} action{'s' * (count > 1)}", source))
+    if plan is not None and plan["replayed"]:
+        speed = plan["grid"]["speed"]
+        value = f"from {plan['start_utc']} on" + ("" if speed == 1 else f", {speed:g} times as fast")
+        rows.append(_row("Time of the grid", value, "carbon.replay_start and carbon.speed in the configuration"))
+    return rows
+
+
+def _devices(summary: Mapping[str, Any]) -> list[dict[str, str]]:
+    rows = []
+    for device in summary["devices"]:
+        if device["provenance"] in ("modelled", "mixed"):
+            rows.append(
+                _row(f"Power model of {device['name']}", device["method"] or "model", device["note"] or "not measured")
+            )
+        rate = device["embodied_g_per_h"]
+        if rate:
+            rows.append(
+                _row(
+                    f"Embodied carbon of {device['name']}",
+                    f"{rate['mid']:.3g} g/h ({rate['low']:.3g} to {rate['high']:.3g})",
+                    rate.get("source", ""),
+                )
+            )
+        elif device["embodied_note"]:
+            rows.append(_row(f"Embodied carbon of {device['name']}", "no figure of its own", device["embodied_note"]))
+    return rows
+
+
+def _row(name: str, value: object, source: object) -> dict[str, str]:
+    return {"name": name, "value": str(value), "source": str(source)}
+
+
+def _unique(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    seen: set[tuple[str, str, str]] = set()
+    out = []
+    for row in rows:
+        key = (row["name"], row["value"], row["source"])
+        if key not in seen:
+            seen.add(key)
+            out.append(row)
+    return out
+
+
+M_PER_MILE: Final = 1609.344
+"""Metres in an international mile, exact."""
+
+CAR_G_PER_KM: Final = 393.0 / (M_PER_MILE / 1000)
+"""Average US passenger vehicle on petrol: 3.93e-4 tCO2e per mile = 244 g/km (US EPA, Greenhouse Gas Equivalencies
+Calculator, Calculations and References, as quoted 2026-08). New cars in the EU: 107 g/km in 2023 (WLTP, EEA)."""
+
+PHONE_CHARGE_J: Final = (14.46 - 0.13 * 22) * S_PER_HOUR
+"""One full charge of a smartphone: 11.6 Wh = 14.46 Wh in 24 h less 22 h of maintenance at 0.13 W (US DOE 2020, in
+US EPA, Greenhouse Gases Equivalencies Calculator, page of 2021)."""
+
+KETTLE_CUP_J: Final = 0.25 * 4186.0 * (100.0 - 15.0) / 0.85
+"""Boiling 0.25 l of water from 15 C: m c dT with c = 4186 J/(kg K), at 85 % efficiency of an electric kettle
+(usual range 80 to 90 %)."""
+
+LAPTOP_W: Final = 50.0
+"""A laptop in use, upper end of the 20 to 50 W of smarterbusiness.co.uk's table of appliances (read 2026-11)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equivalent:
+    """One comparison."""
+
+    amount: float
+    unit: str
+    """What the amount counts, to be printed after it: ``km in an average US petrol car``."""
+    source: str
+
+    @property
+    def text(self) -> str:
+        """The comparison in words, with two or three significant digits."""
+        shown = f"{self.amount:,.0f}" if self.amount >= 100 else f"{self.amount:.2g}"
+        return f"{shown} {self.unit}"
+
+
+def equivalents(*, emissions_g: float | None, energy_j: float) -> Sequence[Equivalent]:
+    """Return comparisons for a run.
+
+    Args:
+        emissions_g: Emissions (gCO2e); None leaves the car out.
+        energy_j: Energy at the socket, facility overhead included (J).
+    """
+    car = (
+        []
+        if emissions_g is None
+        else [
+            Equivalent(
+                amount=emissions_g / CAR_G_PER_KM,
+                unit="km in an average US petrol car",
+                source="US EPA equivalencies: 393 gCO2e per mile",
+            )
+        ]
+    )
+    return [
+        *car,
+        Equivalent(
+            amount=energy_j / PHONE_CHARGE_J,
+            unit="smartphone charges",
+            source="US DOE 2020, in US EPA equivalencies: 11.6 Wh each",
+        ),
+        Equivalent(
+            amount=energy_j / KETTLE_CUP_J,
+            unit="cups of water boiled in a kettle",
+            source="0.25 l from 15 C at 85 % efficiency: 105 kJ each",
+        ),
+        Equivalent(
+            amount=energy_j / (LAPTOP_W * S_PER_HOUR),
+            unit="hours of a laptop in use",
+            source="50 W, upper end of 20 to 50 W (smarterbusiness.co.uk)",
+        ),
+    ]
+
+
+PROCEDURE: Final = (
+    "provider boundary, this training run only: data preparation, other experiments, inference and retirement are"
+    " not in it"
+)
+
+
+def sci_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the Software Carbon Intensity: boundary, method and a score for each known functional unit.
+
+    ``value_g``, ``unit`` and ``complete`` repeat the first score (per training token where tokens were counted).
+    None where the operational emissions are not known.
+    """
+    carbon, energy, work = summary["carbon"], summary["energy"], summary["work"]
+    if carbon["operational_location_g"] is None:
+        return None
+    scores = sci_scores(
+        operational_g=carbon["operational_location_g"],
+        embodied_g=carbon["embodied_g"]["mid"],
+        tokens=work["tokens"] or 0,
+        parameters=summary["run"]["parameters"],
+        unpriced_j=carbon["unpriced_j"] or 0.0,
+        missing_s=energy["missing_device_s"],
+    )
+    first = scores[0] if scores else None
+    devices = ", ".join(dict.fromkeys(device["name"] for device in summary["devices"]))
+    return {
+        "value_g": first.g_per_unit if first else None,
+        "unit": first.unit if first else None,
+        "complete": first.complete if first else None,
+        "operational_g": carbon["operational_location_g"],
+        "embodied_g": carbon["embodied_g"]["mid"],
+        "boundary": f"{PROCEDURE}. Hardware: {devices or 'none'}",
+        "method": "SCI = (E x I + M) per R, ISO/IEC 21031:2024; E includes PUE, I location-based",
+        "scores": [score.to_dict() for score in scores],
+    }
+
+
+def scope2_fields(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return GHG Protocol scope 2 by both methods; None where no energy is known.
+
+    The contracted factor is one for the whole run, so the mean PUE by energy gives the exact product.
+    """
+    carbon, energy = summary["carbon"], summary["energy"]
+    if energy["energy_j"] is None:
+        return None
+    sources = carbon["sources"]
+    return scope2(
+        energy_j=energy["energy_j"],
+        pue=energy["pue"],
+        operational_g=carbon["operational_location_g"],
+        market_g_per_kwh=carbon["market_g_per_kwh"],
+        factor_source="; ".join(dict.fromkeys(f"{s['zone']}: {s['source']}" for s in sources)) or "unknown",
+        factor_kind=", ".join(dict.fromkeys(s["basis"] for s in sources)) or "unknown",
+        time_resolution=carbon["signal"].get("resolution") or "not stated",
+    )
+
+
+def comparisons(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return comparisons a person can feel; none where the energy is not known."""
+    facility_j = summary["energy"]["facility_energy_j"]
+    if not facility_j:
+        return []
+    rows = equivalents(emissions_g=summary["carbon"]["emissions_g"], energy_j=facility_j)
+    return [{**dataclasses.asdict(row), "text": row.text} for row in rows]

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.report import estimated
 from greentrain.report.charts import short_name
-from greentrain.report.figures import gear_table, pue_text
 from greentrain.report.html import headline
 from greentrain.report.plan import plan_texts
+from greentrain.report.summary import gear_table, pue_text
 from greentrain.utils import quantities
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 import pytest
 
-from greentrain.report.figures import CAR_G_PER_KM, KETTLE_CUP_J, PHONE_CHARGE_J, equivalents
+from greentrain.report.summary import CAR_G_PER_KM, KETTLE_CUP_J, PHONE_CHARGE_J, equivalents
 
 
 def test_constants_agree_with_their_sources() -> None:

@@ -128,7 +128,8 @@ class HashedFiles:
     """Opens files for ``read_folder`` and hashes the bytes that it reads: figures and hashes are of the same bytes.
 
     Args:
-        most_bytes: How much of a file is read, by name; of one that is not named nothing. None: all of all files.
+        most_bytes: The number of bytes of a file that are read, by name; none of a file that is not named. None: all
+            bytes of all files.
     """
 
     def __init__(self, most_bytes: Mapping[str, int] | None = None) -> None:
@@ -173,8 +174,8 @@ def audit(root: Path, progress: Callable[[int], None] | None = None) -> dict[str
     """Return the audit document of a run folder, or of all under a root, with its checksum and without a signature.
 
     Args:
-        root: The folder.
-        progress: Called with the runs read so far.
+        root: The folder of one run or of many.
+        progress: A function that is called with the number of runs read so far.
 
     Raises:
         RunFolderError: The root cannot be read.
@@ -430,10 +431,10 @@ def verify(
     """Compare a document with itself, with the files under a root, and with the totals that follow from them.
 
     Args:
-        document: From ``read_document``.
-        root: Where its folders lie.
-        key: For the signature; with one, a document without a signature differs.
-        progress: Called with the runs checked so far.
+        document: The document, from ``read_document``.
+        root: The folder in which its run folders lie.
+        key: The key of the signature; with one, a document without a signature differs.
+        progress: A function that is called with the number of runs checked so far.
 
     Raises:
         RunFolderError: The root cannot be read.

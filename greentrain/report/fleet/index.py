@@ -42,7 +42,7 @@ class Index:
 
     Args:
         root: Folder of run folders, at most three folders deep.
-        cache: Where the tables are kept; in the user's cache folder by default.
+        cache: The file in which the tables are kept; in the user's cache folder by default.
 
     Raises:
         ConfigError: The cache is a file of somebody else.
@@ -112,8 +112,9 @@ class Index:
         Broken runs and duplicates are in none.
 
         Args:
-            by: project, user, zone, month (UTC), device, provenance or tag:NAME; none: one total of all.
-            only: What is looked at.
+            by: The keys of the groups: project, user, zone, month (UTC), device, provenance or tag:NAME; none: one
+                total of all.
+            only: The selection that is looked at.
 
         Raises:
             ConfigError: A key is not known.

@@ -124,7 +124,7 @@ def make_row(
     Args:
         folder: The run's folder.
         run: Content of run.json.
-        ranks: What the journals say.
+        ranks: The books of the ranks, from their journals.
         parts: Sums of all ranks by provenance, earlier parts of the run included.
         zone: The zone of most of the energy; None where no entry names one.
         market_g_per_kwh: Contracted factor (g/kWh), None without one.

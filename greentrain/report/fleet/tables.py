@@ -124,10 +124,10 @@ def rows(connection: "DuckDBPyConnection", root: Path, where: str = "", values: 
     """Return rows, the newest first.
 
     Args:
-        connection: To the tables.
-        root: Under which the folders lie.
+        connection: The connection to the tables.
+        root: The folder under which the run folders lie.
         where: A condition on ``runs``, empty for all.
-        values: Of its parameters.
+        values: The values of its parameters.
     """
     sql = f"SELECT {', '.join(_ROW)} FROM runs {'WHERE ' + where if where else ''}"
     found = connection.execute(f"{sql} ORDER BY created_unix_s DESC NULLS LAST, folder", list(values)).fetchall()
@@ -209,8 +209,8 @@ class TablesFile:
     """One file.
 
     Args:
-        path: The file.
-        root: Of the runs in it.
+        path: The path of the file.
+        root: The root of the runs in it.
 
     Raises:
         ConfigError: The file is somebody else's: it would be overwritten.
@@ -326,10 +326,10 @@ def write_runs(connection: "DuckDBPyConnection", path: Path, where: str, values:
     """Write the table of runs.
 
     Args:
-        connection: To the tables.
-        path: The file.
+        connection: The connection to the tables.
+        path: The path of the file.
         where: A condition on ``runs``, empty for all.
-        values: Of its parameters.
+        values: The values of its parameters.
 
     Raises:
         ConfigError: Another suffix than ``.csv`` and ``.parquet``.

@@ -134,9 +134,9 @@ def totals(connection: "DuckDBPyConnection", by: Sequence[str], only: RunSelecti
     """Return a total for each group: by month in its order, else the one with most energy first.
 
     Args:
-        connection: To the tables.
-        by: Keys, of KEYS or ``tag:NAME``; none: one total of all.
-        only: What is looked at.
+        connection: The connection to the tables.
+        by: The keys of the groups, of KEYS or ``tag:NAME``; none: one total of all.
+        only: The selection that is looked at.
 
     Raises:
         ConfigError: A key is not known.

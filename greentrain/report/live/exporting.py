@@ -46,7 +46,7 @@ class Exporting:
     say. They move with each booking, at least every ``run.book_s``.
 
     Args:
-        exporters: Closed with it.
+        exporters: The exporters; they are closed with it.
     """
 
     def __init__(self, exporters: Sequence[Exporter]) -> None:
@@ -64,7 +64,7 @@ class Exporting:
 
         Args:
             run: The run.
-            caps: Its power limits, where it sets some.
+            caps: The power limits of the run, where it sets some.
         """
         snapshot = self.snapshot(run, caps) if self._exporters else None
         if snapshot is not None:
@@ -131,9 +131,9 @@ def open_exporters(config: ExportConfig, topology: Topology, run_id: str) -> Exp
     """Return what the configuration asks for; without a word there it shows nothing.
 
     Args:
-        config: Section ``export``.
-        topology: Place of this rank.
-        run_id: Of the run.
+        config: The section ``export`` of the configuration.
+        topology: The place of this rank in the job.
+        run_id: The id of the run.
 
     Raises:
         ConfigError: A token or a folder is wrong.

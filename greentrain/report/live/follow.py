@@ -119,8 +119,8 @@ class RunFollow:
     """Reads what is new in a run folder; a look costs what was written since the last one.
 
     Args:
-        folder: Of one run.
-        unix_s: Time.
+        folder: The folder of one run.
+        unix_s: The clock (s since the epoch, UTC).
     """
 
     def __init__(self, folder: Path, unix_s: Callable[[], float] = time.time) -> None:

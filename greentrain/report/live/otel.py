@@ -45,10 +45,10 @@ class Otel:
     """Gives OpenTelemetry the figures of one rank.
 
     Args:
-        config: Section ``export.otel``.
-        topology: Place of this rank.
-        run_id: Of the run.
-        reader: In place of the one that sends, for tests.
+        config: The section ``export.otel`` of the configuration.
+        topology: The place of this rank in the job.
+        run_id: The id of the run.
+        reader: A reader in place of the one that sends, for tests.
 
     Raises:
         MissingExtraError: The SDK or its OTLP exporter is not installed.

@@ -211,8 +211,8 @@ def saved_so_far(run: Mapping[str, Any], rank: RankState) -> SavedGrams | None:
     the ended run weighs the run's own joules in place of the table's. Grams have no PUE, unless the plan counted it.
 
     Args:
-        run: Content of run.json.
-        rank: Of rank 0, which decides.
+        run: The content of run.json.
+        rank: The state of rank 0, which decides.
     """
     if not run.get("plan") or not any(event["name"] == "decision" for event in rank.decisions):
         return None

@@ -160,12 +160,12 @@ def snapshot_of(
     """Return the figures of one rank.
 
     Args:
-        rank: What its journal says; it has begun.
-        run: Content of run.json; empty where it is not there.
+        rank: The state of the rank by its journal; it has begun.
+        run: The content of run.json; empty where it is not there.
         t_unix_s: Now (s since the epoch, UTC).
         power_w: Power now by device uid (W); None: that of the last booked interval.
-        caps: Its power limits, where it sets some.
-        saved: What its plan has saved.
+        caps: The power limits of the rank, where it sets some.
+        saved: The grams that its plan has saved.
     """
     assert rank.opened is not None
     config: Mapping[str, Any] = run.get("config") or {}

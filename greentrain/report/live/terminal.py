@@ -33,7 +33,7 @@ class LiveLine:
     """One line below the cursor of the terminal.
 
     Args:
-        console: Where it is drawn.
+        console: The console on which it is drawn.
         stream: The terminal that the console writes to.
     """
 
@@ -117,7 +117,7 @@ def live_text(run: ActiveRun, columns: int | None = None) -> str:
 
     Args:
         run: The run.
-        columns: Where the line is longer, its least important parts go, each as a whole. None: all stay.
+        columns: The width beyond which the least important parts go, each as a whole. None: all stay.
     """
     from rich.text import Text
 
