@@ -32,14 +32,14 @@ the gradient and so of m and v. There gamma acts on the whole step and lambda' =
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from torch import Tensor
 
-from greentrain.errors import ConfigError, GreenTrainWarning
+from greentrain.errors import ConfigError
+from greentrain.utils.never_raise import warn
 from greentrain.utils.validation import nearest
 
 LR = TypeVar("LR", float, Tensor)
@@ -123,12 +123,7 @@ class Gamma:
             return value
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"GreenTrain: gamma() returned {value!r}, but it must be a finite number above 0; such steps are plain"
-                " AdamW's",
-                GreenTrainWarning,
-                stacklevel=2,
-            )
+            warn(f"gamma() returned {value!r}, not a finite number above 0; such steps are plain AdamW's")
         return 1.0
 
 

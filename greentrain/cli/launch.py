@@ -86,11 +86,18 @@ def launch(
         return
     if as_json:
         raise typer.BadParameter("--json is for --status: a training's output is its own")
-    if kubernetes is not None:
-        sys.exit(_follow(kubernetes, words, config, folder, actions))
+    from greentrain.config.schema import GreenConfig
+
+    if kubernetes is not None:  # a Job that its own manifest starts follows the plan
+        from greentrain.control.launch.kubernetes import run_kubernetes
+
+        if words:
+            raise ConfigError(
+                f"--kubernetes {kubernetes} takes no command, but {words[0]!r} was given: the Job has its own"
+            )
+        sys.exit(run_kubernetes(GreenConfig.load(config), kubernetes, folder=folder, actions=actions, tell=_tell))
     if sys.platform == "win32":
         raise ConfigError("it needs the signals and locks of POSIX: start the training itself on Windows")
-    from greentrain.config.schema import GreenConfig
     from greentrain.control.launch import timeline
     from greentrain.control.launch.commands import check_width, understand
     from greentrain.control.launch.outcome import JobFolder, Rules
@@ -148,16 +155,6 @@ def launch(
     if table:
         say(table)
     sys.exit(code)
-
-
-def _follow(job: str, words: list[str], config: Path | None, folder: Path | None, actions: str | None) -> int:
-    """Let a Job of Kubernetes follow the plan; it is started by its own manifest."""
-    from greentrain.config.schema import GreenConfig
-    from greentrain.control.launch.kubernetes import run_kubernetes
-
-    if words:
-        raise ConfigError(f"--kubernetes {job} takes no command, but {words[0]!r} was given: the Job has its own")
-    return run_kubernetes(GreenConfig.load(config), job, folder=folder, actions=actions, tell=_tell)
 
 
 def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Engine":

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
@@ -40,7 +40,7 @@ from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.session.session import GreenSession
 from greentrain.utils.never_raise import never_raises, once, warn
 from greentrain.utils.topology import current_topology
-from greentrain.utils.validation import bound
+from greentrain.utils.validation import Bound, check_fields
 
 NEWEST_WEIGHT: Final = 0.2
 """Weight of the newest batch."""
@@ -92,13 +92,13 @@ SCATTER: Final = 0.03
 class SchedulerSettings:
     """How a scheduler measures and decides."""
 
-    profile_steps: int = PROFILE_STEPS
+    profile_steps: Annotated[int, Bound(1, 1e9)] = PROFILE_STEPS
     """Steps in which every placement is tried in turn."""
-    warmup_steps: int = 1
+    warmup_steps: Annotated[int, Bound(0, 1e9)] = 1
     """Steps before them, with all on the GPU, that nobody measures."""
-    decide_steps: int = 100
+    decide_steps: Annotated[int, Bound(1, 1e9)] = 100
     """Steps from one decision to the next."""
-    refresh_decisions: int = 10
+    refresh_decisions: Annotated[int, Bound(0, 1e9)] = 10
     """After so many decisions every placement is tried once more: sequences grow, and a value that nobody measures is
     not known for long. 0: never."""
     alpha: float = ALPHA
@@ -112,10 +112,7 @@ class SchedulerSettings:
     """True: the offload device stays on whether it is used or not, so that its idle power decides nothing."""
 
     def __post_init__(self) -> None:
-        bound("profile_steps", self.profile_steps, 1, 1e9)
-        bound("warmup_steps", self.warmup_steps, 0, 1e9)
-        bound("decide_steps", self.decide_steps, 1, 1e9)
-        bound("refresh_decisions", self.refresh_decisions, 0, 1e9)
+        check_fields(self)
 
     @property
     def wheres(self) -> tuple[Where, ...]:

@@ -9,32 +9,56 @@ from typing import Any, Final
 
 from greentrain.errors import RunFolderError
 
+ENV_DIR: Final = "GREENTRAIN_CACHE_DIR"
+
 
 def write_atomic(path: Path, text: str) -> Path:
-    """Write a text file through a temporary one beside it.
+    """Write a text file so that a reader sees the old one or the new one, also after a loss of power.
+
+    Args:
+        path: Path of the file, which is returned.
+        text: What it holds.
 
     Raises:
         RunFolderError: The folder cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        _replace(path, text, durable=True)
     except OSError as error:
         raise RunFolderError(
             f"cannot write the report {path}: {error.strerror or error}. Make the folder writable, or copy the run"
             " folder to one that is and run 'greentrain report' there"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
     return path
 
 
-ENV_DIR: Final = "GREENTRAIN_CACHE_DIR"
+def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of one.
+
+    Args:
+        path: Path of the file.
+        data: What it holds.
+        private: Whether nobody but the owner may read it.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    _replace(path, json.dumps(data, indent=1, sort_keys=True, default=str) + "\n", private=private)
+
+
+def _replace(path: Path, text: str, *, private: bool = False, durable: bool = False) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)  # not through somebody's link
+    try:
+        with os.fdopen(os.open(part, flags, 0o600 if private else 0o666), "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -52,25 +76,3 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     base = env.get("XDG_CACHE_HOME", "")
     # a relative one is to be ignored: XDG Base Directory Specification 0.8, 2026-11-21
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "greentrain"
-
-
-def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of one.
-
-    Args:
-        path: The file.
-        data: What it holds.
-        private: Let nobody but the owner read it.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    part = path.with_suffix(f".{os.getpid()}.part")
-    text = json.dumps(data, indent=1, sort_keys=True, default=str) + "\n"
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
-        with os.fdopen(os.open(part, flags, 0o600 if private else 0o666), "w", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

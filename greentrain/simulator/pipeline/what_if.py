@@ -15,7 +15,7 @@ is the best case.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage, plans
@@ -32,7 +32,7 @@ from greentrain.simulator.pipeline.simulate import (
 )
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 from greentrain.utils.quantities import SourceKind
-from greentrain.utils.validation import bound
+from greentrain.utils.validation import Bound, bound, check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +43,16 @@ class GpuLink:
         ConfigError: A number is out of bounds.
     """
 
-    gradient_bytes: float
-    bytes_per_s: float
+    gradient_bytes: Annotated[float, Bound(0, 1e15)]
+    bytes_per_s: Annotated[float, Bound(1, 1e15)]
     """Of one GPU, one way."""
-    latency_s: float = 0.0
+    latency_s: Annotated[float, Bound(0, 10)] = 0.0
     """Of one round between neighbours."""
-    serial_s: float = 0.0
+    serial_s: Annotated[float, Bound(0, 1e6)] = 0.0
     """Part of the step that more GPUs do not shorten (s)."""
 
     def __post_init__(self) -> None:
-        bound("gradient_bytes", self.gradient_bytes, 0, 1e15)
-        bound("bytes_per_s", self.bytes_per_s, 1, 1e15)
-        bound("latency_s", self.latency_s, 0, 10)
-        bound("serial_s", self.serial_s, 0, 1e6)
+        check_fields(self)
 
     def all_reduce_s(self, gpus: int) -> float:
         """Return the time of a ring all-reduce (s)."""

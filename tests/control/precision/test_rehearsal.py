@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.control.precision.rehearsal import rehearsal
+from greentrain.control.precision.noise import rehearsal
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
