@@ -396,7 +396,7 @@ def test_figures_are_written_as_everywhere_else(served: PageServer, chrome: Chro
         found = chrome.run(
             f"import('/static/units.js').then(units => [...{values}, null].map(value => units.{name}(value)))"
         )
-        assert found == [getattr(format, name)(value) for value in [*values, None]], name
+        assert found == [getattr(quantities, name)(value) for value in [*values, None]], name
     counts = [0, 1, 999, 1000, 12_345, 999_499, 10**6, 123_456_789, 10**13]
     found = chrome.run(f"import('/static/units.js').then(units => {counts}.map(units.count))")
     assert found == [quantities.count(value) for value in counts]
