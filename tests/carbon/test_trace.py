@@ -208,10 +208,10 @@ def test_constant_trace_is_constant(
 def test_a_year_at_five_minutes_is_fast(tmp_path: Path) -> None:
     n = 365 * 288
     signal = TraceSignal(write(tmp_path / "x.csv", [100 + i % 700 for i in range(n)], step_s=300))
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, whatever else the machine does
     for i in range(2000):
         signal.mean(T0_S + i, T0_S + n * 300 - i)
-    assert (time.perf_counter() - start) / 2000 < 200e-6
+    assert (time.process_time() - start) / 2000 < 200e-6
 
 
 @pytest.mark.parametrize(("name", "mean"), [("de_2023_em", 367.0), ("us_caiso_2022_eia", 256.2), ("gb_2023_em", 187.6)])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.pages import DOCS, ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 FRONT = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 

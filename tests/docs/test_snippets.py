@@ -43,10 +43,11 @@ def test_every_word_behind_a_language_means_something() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """Look up all Python and run what is marked, in one process; return what is wrong by block or page."""
     run = []
-    for block in RUN:
+    asked = {item.name for item in request.session.items}
+    for block in (block for block in RUN if f"test_scripts_run[{block.name}]" in asked):
         folder = tmp_path_factory.mktemp("block")
         write_files(block.page, folder)
         run.append([block.name, str(folder), block.text])
@@ -64,6 +65,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {name: told.get(name, f"not reached: {done.stderr[-3000:]}") for name in (*SHOWN, *(b.name for b in RUN))}
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [block.name for block in RUN])
 def test_scripts_run(name: str, found: Mapping[str, str]) -> None:

@@ -153,7 +153,8 @@ def test_ddp_ranks_shift_at_the_same_step_and_keep_the_same_weights(tmp_path: Pa
     assert first["losses"] != second["losses"]
 
 
-@pytest.mark.parametrize("how", ["layers", pytest.param("whole", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["whole", "layers"])
 def test_fsdp2_shifts_all_gears_under_its_default_policy(tmp_path: Path, how: str) -> None:
     answers = _run(FSDP, tmp_path, how)
     if how == "layers":  # fully_shard gives a layer a class of its own

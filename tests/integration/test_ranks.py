@@ -100,7 +100,7 @@ def test_a_second_launch_with_the_same_port_is_a_run_of_its_own(lab: "Lab") -> N
 @pytest.mark.parametrize(
     ("world", "visible"),
     [
-        (4, "shared"),
+        pytest.param(4, "shared", marks=pytest.mark.long),
         (4, "own"),
         pytest.param(8, "shared", marks=pytest.mark.long),
         pytest.param(8, "uuid", marks=pytest.mark.long),

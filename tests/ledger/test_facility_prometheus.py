@@ -250,10 +250,12 @@ def test_a_hanging_server_delays_neither_questions_nor_the_end() -> None:
         server.goes_on.clear()
         _until(lambda: facility.pue(time.time(), time.time()).source is FALLBACK)
         _until(lambda: len(told) == 1)
-        start_s = time.monotonic()
+        took_s = []
         for _ in range(1000):
+            start_s = time.perf_counter()
             facility.pue(time.time() - 10, time.time())
-        assert time.monotonic() - start_s < 0.3
+            took_s.append(time.perf_counter() - start_s)
+        assert sorted(took_s)[950] < 0.3e-3, "all but those at which the machine did something else"
         start_s = time.monotonic()
         facility.close()
         assert time.monotonic() - start_s < 1.5

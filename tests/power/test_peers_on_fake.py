@@ -16,6 +16,8 @@ import pytest
 
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
 
+pytestmark = pytest.mark.long
+
 GPUS = (FakeGpu(power=(Wave(low_w=300),)), FakeGpu(power=(Wave(low_w=100, high_w=200, period_s=0.1),)))
 TICK_J = 0.1 * (300 + 200)
 """The most that all GPUs use between two ticks of their counters (J)."""

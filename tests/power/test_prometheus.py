@@ -268,14 +268,13 @@ def test_hanging_server_blocks_neither_read_nor_close() -> None:
     try:
         meter = PrometheusMeter(server.url, node="node-a", timeout_s=0.3)
         server.hang.clear()
-        slowest_s = 0.0
-        end_s = time.monotonic() + 1.0
-        while time.monotonic() < end_s:
+        took_s = []
+        for _ in range(100):
             start_s = time.monotonic()
             meter.read()
-            slowest_s = max(slowest_s, time.monotonic() - start_s)
+            took_s.append(time.monotonic() - start_s)
             time.sleep(0.01)
-        assert slowest_s < 0.1
+        assert sorted(took_s)[90] < 0.01, "all but those at which the machine did something else"
         (sample,) = wait_for(meter, lambda samples: samples[0].missing)
         assert "no answer" in sample.note
         start_s = time.monotonic()

@@ -112,8 +112,8 @@ def test_a_meter_that_cannot_list_its_counters_is_read_instead(recwarn: pytest.W
 
 
 def test_a_stop_cuts_a_long_sleep_short() -> None:
-    meter = Meter([counting("slow", period_s=5.0, tick_s=None)], direct=[])
+    meter = Meter([counting("slow", period_s=600.0, tick_s=None)], direct=[])
     t0_s = time.monotonic()
     with sampled(meter):
         time.sleep(0.1)
-    assert time.monotonic() - t0_s < 1.0
+    assert time.monotonic() - t0_s < 60.0

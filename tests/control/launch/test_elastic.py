@@ -119,6 +119,7 @@ atexit.register(say, "atexit", os.environ["RANK"])
 """
 
 
+@pytest.mark.long
 def test_a_forked_worker_looks_as_if_the_script_had_been_started_alone(job: Launched) -> None:
     job.script(LOOK + "if n == 1: sys.exit('no luck')\nif n == 2: raise RuntimeError('boom')")
     code, out = job.run("--width", "2", "--back-off", "0.05", "--", PY, "train.py", "--lr", "1")
@@ -138,6 +139,7 @@ def test_a_forked_worker_looks_as_if_the_script_had_been_started_alone(job: Laun
     assert "no luck" in out and "RuntimeError: boom" in out and "exit code 1" in out
 
 
+@pytest.mark.long
 def test_codes_and_signals_of_workers_are_theirs(job: Launched) -> None:
     job.script(
         "if n == 1: os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -126,6 +126,7 @@ def test_a_killed_supervisor_takes_its_children_and_goes_on_where_it_was(job: La
     assert job.said[-1] == "3 end" and job.processes() == []
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_that_waited_waits_on(job: Launched) -> None:
     job.script("if n == 1: leave(in_s=4, steps=3)\nsay(time.time())")
     start_s = time.time()
@@ -149,6 +150,7 @@ def test_a_killed_keeper_leaves_nothing(job: Launched) -> None:
     assert job.state["attempt"] == 2 and job.processes() == []
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_training_and_supervisor_and_the_job_goes_on(job: Launched, signum: signal.Signals) -> None:
     job.script(

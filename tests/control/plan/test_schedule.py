@@ -228,6 +228,7 @@ def test_without_pauses_it_only_shifts(tmp_path: Path, grid: TraceSignal) -> Non
     assert "paused" not in green.totals().phase_s
 
 
+@pytest.mark.long
 def test_the_table_is_measured_where_none_is_declared(tmp_path: Path, grid: TraceSignal) -> None:
     green = session(tmp_path, grid, hours_of_work=8, actions=None, idle_w=None, tokens=1e5, deadline_h=240.0)
     with green:

@@ -80,6 +80,7 @@ def test_one_graph_a_gear_and_the_numbers_of_eager(make: Make, how: str) -> None
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(net.parameters(), eager.parameters(), strict=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_blocks_compiled_one_by_one_share_their_graphs(make: Make) -> None:
     net, box, counter = nn.Sequential(*(Net() for _ in range(5))), make(), CompileCounter()
     box.attach(net)

@@ -72,6 +72,7 @@ def _check(table: Any) -> None:
     assert table.tokens_per_step == TOKENS
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_callable_is_run_until_all_is_measured_and_the_table_is_kept(tmp_path: Path, cache: Path) -> None:
     with _session(tmp_path) as green:

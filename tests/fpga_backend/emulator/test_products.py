@@ -43,6 +43,7 @@ def test_both_products_are_exact(m: int, k: int, n: int, seed: int, extreme: boo
     assert torch.equal(arithmetic.exact_product()(q, w).double(), expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
 def test_where_int_mm_saturates_the_result_is_still_the_same(isa: str) -> None:
     """oneDNN told to use an older instruction set, as on older processors, sums in 16 bits."""

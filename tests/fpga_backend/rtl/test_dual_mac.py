@@ -23,7 +23,7 @@ def check(models: Path) -> ctypes.CDLL:
     return library
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 @pytest.mark.parametrize("a1", UPPER)
 def test_every_pair_of_weight_and_lower_activation_is_exact(check: ctypes.CDLL, a1: int) -> None:
     wrong = ctypes.c_int64(-1)

@@ -126,13 +126,15 @@ def test_a_full_queue_holds_back_and_the_training_goes_on(opened: Open, slow: Ca
     handle = device.load(ARTIFACT)
     device.submit(handle, BATCH).result(60)
     files, taken, refused = len(os.listdir("/proc/self/fd")), [], 0
-    start_s = time.perf_counter()
+    took_s: list[float] = []
     for _ in range(20):
+        start_s = time.perf_counter()
         try:
             taken.append(device.submit(handle, BATCH, wait_s=0.0))
         except QueueFullError:
             refused += 1
-    assert time.perf_counter() - start_s < 0.1, "wait_s=0 must not wait"
+            took_s.append(time.perf_counter() - start_s)
+    assert sorted(took_s)[len(took_s) // 2] < 0.005, "wait_s=0 must not wait"
     assert len(taken) <= 3 and refused >= 17
     ticks: list[float] = []
     stop = threading.Event()

@@ -222,9 +222,8 @@ def test_closing_the_device_sends_what_waits_home(reward: Artifact, closing: Clo
     engine = OffloadEngine([place(REWARD, reward, device, home=home, sequences=1)])
     tickets = [engine.submit(REWARD, BATCH) for _ in range(8)]
     with pytest.warns(UserWarning, match="is lost"):
-        begun_s = time.monotonic()
         device.close()
-        assert time.monotonic() - begun_s < 0.3
+        assert not tickets[-1].done(), "home is still at it"
         assert all(np.array_equal(scores(ticket.result()), wanted) for ticket in tickets)
     assert stats(engine).redone > 8
 

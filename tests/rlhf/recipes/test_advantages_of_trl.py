@@ -17,7 +17,8 @@ from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("rloo", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_a_step_of_trl_has_our_advantages_to_the_bit(algorithm: str, tmp_path: Path) -> None:
     options = {
         "output_dir": str(tmp_path),

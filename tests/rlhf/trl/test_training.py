@@ -96,6 +96,7 @@ def test_grpo_trains_to_the_same_bits_in_every_mode(ranks: Any, parts: Any, tmp_
     assert all(0 <= log["offload/reference/hidden"] <= 1 for log in logs)
 
 
+@pytest.mark.long
 def test_rloo_trains_to_the_same_bits_in_every_mode(parts: Any, tmp_path: Path) -> None:
     assert len({tiny.digest(trained("rloo", mode, tmp_path, *parts)) for mode in MODES}) == 1
 
@@ -189,6 +190,7 @@ def test_a_broken_device_costs_a_warning_and_no_bit(parts: Any, tmp_path: Path) 
     assert tiny.digest(made) == tiny.digest(trained("grpo", "sequential", tmp_path, *parts))
 
 
+@pytest.mark.long
 def test_two_ranks_train_to_the_same_bits_in_every_mode(ranks: Any) -> None:
     folder, processes = ranks
     for rank, process in enumerate(processes):
