@@ -417,12 +417,22 @@ GEAR_KEYS: Final = {
 """Keys of a gear in an entry's record, and its fields."""
 
 
-def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
-    """Return the journal record of an entry (kind ``entry``; short keys, it is written for years)."""
+def _six_decimals(value: float) -> float:
+    return round(value, 6)
+
+
+def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
+    """Return the journal record of an entry (kind ``entry``; short keys, it is written for years).
+
+    Args:
+        entry: The entry.
+        exact: True leaves times as they are, to be summed; in a journal they have six decimals.
+    """
+    round_s = (lambda value: value) if exact else _six_decimals
     record: dict[str, Any] = {
         "kind": "entry",
-        "t0": round(entry.t0_unix_s, 6),
-        "t1": round(entry.t1_unix_s, 6),
+        "t0": round_s(entry.t0_unix_s),
+        "t1": round_s(entry.t1_unix_s),
         "steps": entry.steps,
         "tokens": entry.tokens,
         "samples": entry.samples,
@@ -430,12 +440,12 @@ def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
             uid: {
                 "j": d.energy_j,
                 "prov": str(d.provenance),
-                "missing_s": round(d.missing_s, 6),
+                "missing_s": round_s(d.missing_s),
                 "phases": dict(d.phases),
             }
             for uid, d in entry.devices.items()
         },
-        "phase_s": {k: round(v, 6) for k, v in entry.phase_s.items()},
+        "phase_s": {k: round_s(v) for k, v in entry.phase_s.items()},
         "phase_incl_j": dict(entry.phase_inclusive_j),
         "carbon": {
             "g_per_kwh": entry.carbon.g_per_kwh,
@@ -453,7 +463,7 @@ def entry_to_json(entry: LedgerEntry) -> dict[str, Any]:
         record["pue_from"] = str(entry.pue_source)
     if entry.gears:
         record["gears"] = {
-            name: {key: round(getattr(use, item), 6) for key, item in GEAR_KEYS.items()}
+            name: {key: round_s(getattr(use, item)) for key, item in GEAR_KEYS.items()}
             for name, use in entry.gears.items()
         }
     record["step_groups"] = [list(group) for group in entry.step_groups]

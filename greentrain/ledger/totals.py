@@ -101,7 +101,7 @@ class Totals(Displayable):
     def of(cls, entry: LedgerEntry) -> "Totals":
         """Return the totals of a single entry."""
         sums = EntrySums()
-        sums.add(entry_to_json(entry))
+        sums.add(entry_to_json(entry, exact=True))
         return sums.totals()
 
     def sums(self) -> dict[str, Any]:
@@ -459,10 +459,10 @@ class EnergyLedger:
 
     def record(self, entry: LedgerEntry) -> None:
         """Add an entry to the totals and to the journal."""
-        record = entry_to_json(entry)
-        self._sums.add(record)
+        self._sums.add(entry_to_json(entry, exact=True))
         self.totals = self._carried + self._sums.totals()
         if self.journal is not None:
+            record = entry_to_json(entry)
             groups = record.pop("step_groups")  # last in its line: who downsamples a journal cuts them off unread
             self.journal.append({**record, "sum": self.totals.sums(), "step_groups": groups})
 
