@@ -25,7 +25,7 @@ def measure(folder: Path, texts: Sequence[str], precisions: Sequence[str]) -> di
 
     Args:
         folder: A Hugging Face model with one score a text, its weights and its tokenizer.
-        texts: What it scores, cut to 512 tokens.
+        texts: Texts that the model scores, cut to 512 tokens.
         precisions: Keys of ``PRECISIONS``.
 
     Raises:

@@ -122,8 +122,8 @@ def explore(
     """Return all points.
 
     Args:
-        program: In any precision.
-        cards: With all constants that the model needs.
+        program: Program in any precision.
+        cards: Cards with all constants that the model needs.
         precisions: Keys of ``PRECISIONS``.
         batches: Sequences at a time, over all cards.
         sequences: Tokens of each.
@@ -240,7 +240,7 @@ def open_subject(model: str, *, head: Head = "score", max_tokens: int | None = N
 
     Args:
         model: A folder with ``artifact.json`` or ``config.json``, or a name of ``PRESETS``.
-        head: What is asked of it; a compiled one has its own.
+        head: Head that is asked for; a compiled model has its own.
         max_tokens: Longest sequence; None: what the model allows. Rotary tables have that length.
 
     Raises:

@@ -118,7 +118,7 @@ def service(
         program: Compiled, or built from a configuration.
         batch: Packed, or equal sequences.
         card: All of its constants that are needed must be known.
-        precision: In place of the program's own.
+        precision: Precision in place of the program's own.
         ways: Cards that share each product by its outputs, each bringing the rows together through the host.
 
     Raises:
@@ -229,10 +229,10 @@ class ModelledMeter:
     """Adds up the model's joules of batches, and idle power for the rest of the time since opening.
 
     Args:
-        uid: Of the device.
-        card: Whose idle power is drawn; its name is said.
-        cards: How many.
-        clock: Time.
+        uid: Identifier of the device in the ledger.
+        card: Card whose idle power is drawn; the sensor has its name.
+        cards: Number of cards.
+        clock: Clock that tells the time.
 
     Raises:
         ConfigError: The card's idle power is not known.

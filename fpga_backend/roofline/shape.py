@@ -41,7 +41,7 @@ def program_of(
         config: Keys of ``config.json``; ``model_type`` is bert, llama, qwen2 or gpt2.
         head: A score a sequence, or log-probabilities of its tokens.
         max_tokens: Longest sequence; the model's own limit if None.
-        precision: What it would be compiled to.
+        precision: Precision that the model would be compiled to.
         labels: Scores a sequence.
 
     Raises:

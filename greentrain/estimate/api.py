@@ -82,8 +82,8 @@ def estimate(
 
     Args:
         shape: The model.
-        workload: What is trained.
-        cluster: On what, and where.
+        workload: Tokens, sequence, batch and precision of the training.
+        cluster: Devices, their number or a time limit, and the place.
         method: ``mfu``: what published runs reached; ``roofline``: search over layouts; ``blend``: the middle of both;
             ``pilot``: a short run's speed; ``auto``: ``pilot`` with a pilot's folder, ``blend`` where a layout can be
             searched, else ``mfu`` with a warning that says why.

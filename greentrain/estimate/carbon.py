@@ -92,7 +92,7 @@ def intensity(signal: Signal, duration_h: float, start: datetime | None = None) 
     """Return the intensity over a run.
 
     Args:
-        signal: From :func:`signal_of`.
+        signal: Grid of the cluster, from :func:`signal_of`.
         duration_h: How long it runs (h).
         start: When it starts; None: at any time of a typical year, or with the first row of a trace.
 

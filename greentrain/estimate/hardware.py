@@ -294,7 +294,7 @@ def project(device: Accelerator, years: float, rates: GrowthRates | None = None)
 
     Args:
         device: The known one.
-        years: From its own year on, 0 to 20. What is unknown of it stays unknown.
+        years: Number of years after the device's own, 0 to 20. What is unknown of it stays unknown.
         rates: None: published rates, and those of the table.
     """
     bound("years", years, 0.0, 20.0)

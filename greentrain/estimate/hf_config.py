@@ -117,7 +117,7 @@ def read(source: Path | str | Mapping[str, Any], flags: Flags | None = None) -> 
     """Return the shape of a model and what the shape leaves out.
 
     Args:
-        source: As in :func:`shape_of`.
+        source: Configuration, given as in :func:`shape_of`.
         flags: Sizes that the configuration lacks, or in place of its own.
 
     Raises:

@@ -154,9 +154,9 @@ def by_pilot(
 
     Args:
         shape: The model, as in the pilot.
-        workload: Of the long run.
+        workload: Workload of the long run.
         cluster: Devices of the long run; each is taken to be as fast as in the pilot.
-        device: What they are.
+        device: Device that the cluster consists of.
         folder: The pilot's run folder.
         known: Devices by name, for what the pilot ran on; None: the table.
 
@@ -211,10 +211,10 @@ def by_roofline(
 
     Args:
         shape: The model; its layers and widths are known.
-        workload: Of the run.
+        workload: Workload of the run.
         cluster: Number of devices, or the time limit that asks for it.
-        device: What they are.
-        year: Of the run, for those of the past; None: today's software.
+        device: Device that the cluster consists of.
+        year: Year of a run of the past; None: today's software.
         of: Shares of real hours that the optimum is; None: the package's.
 
     Raises:
@@ -249,11 +249,11 @@ def by_blend(
 
     Args:
         shape: The model; its layers and widths are known.
-        workload: Of the run.
+        workload: Workload of the run.
         cluster: Number of devices, or the time limit that asks for it.
-        device: What they are.
-        year: Of the run, for those of the past; None: today's software.
-        of: What was learnt from published runs; None: the package's.
+        device: Device that the cluster consists of.
+        year: Year of a run of the past; None: today's software.
+        of: Tables learnt from published runs; None: the package's.
 
     Raises:
         ConfigError: Nothing fits into the devices' memory (the largest term is named), only the size is known, or the
@@ -346,9 +346,9 @@ def _count(
     """Return the devices, what was assumed for them, and whether the limit is safe.
 
     Args:
-        cluster: With the number, or the limit.
-        device: Its nodes are taken whole, but for parts of one.
-        gpu_hours: Of a number of devices; it does not fall with more of them.
+        cluster: Cluster with the number of devices, or with the limit.
+        device: Device, whose nodes are taken whole but for parts of one.
+        gpu_hours: Returns the device-hours of a number of devices, which do not fall with more of them.
     """
     if cluster.count is not None or cluster.limit_h is None:
         return cluster.count or 1, (), ()
@@ -444,11 +444,11 @@ def by_auto(
 
     Args:
         shape: The model.
-        workload: Of the run. A batch as large as the default counts as not given.
+        workload: Workload of the run. A batch as large as the default counts as not given.
         cluster: Number of devices, or the time limit that asks for it.
-        device: What they are.
-        year: Of the run, for those of the past; None: today's software.
-        of: What was learnt from published runs; None: the package's.
+        device: Device that the cluster consists of.
+        year: Year of a run of the past; None: today's software.
+        of: Tables learnt from published runs; None: the package's.
 
     Raises:
         ConfigError: The device has no peak for the workload's precision.

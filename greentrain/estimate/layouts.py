@@ -7,7 +7,7 @@ lies in some device's memory, met by a token or not.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -104,16 +104,8 @@ class Layouts:
 
     def at(self, index: int) -> ParallelLayout:
         """Return one of them."""
-        return ParallelLayout(
-            tensor=int(self.tensor[index]),
-            pipeline=int(self.pipeline[index]),
-            data=int(self.data[index]),
-            expert=int(self.expert[index]),
-            zero=int(self.zero[index]),
-            micro=int(self.micro[index]),
-            recompute=Recompute(int(self.recompute[index])),
-            interleave=int(self.interleave[index]),
-        )
+        found: dict[str, Any] = {field.name: int(getattr(self, field.name)[index]) for field in fields(self)}
+        return ParallelLayout(**{**found, "recompute": Recompute(found["recompute"])})
 
     def micro_batches(self, sequences: int) -> Ints:
         """Return how many micro-batches the replica with the most sequences runs in a step."""
@@ -129,7 +121,7 @@ def enumerate_layouts(shape: ModelShape, workload: Workload, node: int, counts: 
 
     Args:
         shape: The model.
-        workload: Its batch.
+        workload: Workload, whose batch is split.
         node: Devices of a fast network: tensor parallelism stays inside.
         counts: Numbers of devices.
 

@@ -171,8 +171,8 @@ def estimate_mfu(
         shape: The model; FLOP count its active parameters.
         workload: Tokens and precision.
         accelerator: The device.
-        year: Of the run, for those of the past; None: today's software.
-        of: Another table than the package's.
+        year: Year of a run of the past; None: today's software.
+        of: Table in place of the package's.
 
     Raises:
         ConfigError: The device has no peak for the workload's precision.

@@ -121,7 +121,7 @@ def sized(parameters: float, active: float | None = None) -> ModelShape:
     """Return a stand-in for a model of this size, good for FLOP and not for layouts: its depth and widths are made up.
 
     Args:
-        parameters: In all.
+        parameters: Number of all parameters.
         active: Those that a token meets; None: all of them.
 
     Raises:

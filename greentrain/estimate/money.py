@@ -58,7 +58,7 @@ def money(device: Accelerator, device_hours: Range, facility_kwh: Range, prices:
     """Return what the run costs.
 
     Args:
-        device: Whose default rent is taken.
+        device: Device whose default rent is taken.
         device_hours: Device-hours.
         facility_kwh: Energy, facility included.
         prices: Those that are known. In another currency than the defaults', only these count.

@@ -116,9 +116,9 @@ def given(tokens_per_s: float, *, devices: int, watts: float | None = None) -> P
     """Return a pilot that somebody measured elsewhere.
 
     Args:
-        tokens_per_s: Of the whole job.
+        tokens_per_s: Speed of the whole job.
         devices: Accelerators that made them.
-        watts: Of the whole job, without PUE; None: not known.
+        watts: Power of the whole job, without PUE; None: not known.
     """
     bound("tokens_per_s", tokens_per_s, 1e-6, 1e15)
     bound("devices", devices, 1, 1e7)
@@ -139,8 +139,8 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
     """Return what a run folder says of its steady state.
 
     Args:
-        folder: Of one run.
-        warmup_steps: To leave out; None: found from the steps' times (least standard error of the rest's mean,
+        folder: Folder of one run.
+        warmup_steps: Steps to leave out; None: found from the steps' times (least standard error of the rest's mean,
             White 1997, Simulation 69:323, where they are slower than the rest), at least 1, within the first quarter.
         devices: Accelerators; None: those in the folder.
 
@@ -215,7 +215,7 @@ def forecast(pilot: Pilot, tokens: float, *, count: int | None = None, good: Ran
 
     Args:
         pilot: The short run.
-        tokens: Of the long run, all of them.
+        tokens: All tokens of the long run.
         count: Devices of the long run; None: those of the pilot. Others are taken to be as fast each.
         good: Share of the time that makes progress; None: from published failures.
     """

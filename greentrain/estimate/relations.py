@@ -63,8 +63,8 @@ def relations(
     """Return what can be computed from the tables; what cannot is left out.
 
     Args:
-        workload: The estimate's.
-        cluster: The estimate's.
+        workload: Workload of the estimate.
+        cluster: Cluster of the estimate.
         again: Estimates anew.
         device: The cluster's device.
         others: Devices beside it.
@@ -99,7 +99,7 @@ def start_hours(signal: Signal, duration_h: float, start: datetime | None, share
         duration_h: How long the run is (h).
         start: When it is to begin; its day is searched. None: the middle of each month of a typical year, or the first
             day of a trace.
-        share: Of the operational grams in all of them, which alone depend on the hour.
+        share: Share of the operational grams in all grams: they alone depend on the hour.
     """
     if isinstance(signal, ConstantSignal) or duration_h >= SHORT_H:
         return ()

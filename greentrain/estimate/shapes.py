@@ -91,8 +91,8 @@ def model_of(
 
     Args:
         config: Name of a preset, or path of a config.json or of its folder.
-        parameters: In all, where no more is known.
-        active: With ``parameters``: those that a token meets.
+        parameters: Number of all parameters, where no more is known.
+        active: Number of those that a token meets; goes with ``parameters``.
         flags: The whole shape; or, with a config.json, what it lacks or has wrong.
 
     Raises:

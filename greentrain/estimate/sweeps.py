@@ -116,9 +116,9 @@ def footprint(
     """Return device-hours, energy and grams of a point, bounds as :func:`greentrain.estimate.api.estimate` has them.
 
     Args:
-        point: Of a scaling law; with more parameters in all than active ones it is a mixture of experts.
-        device: Of the table, or a projected one.
-        cluster: Where, and the PUE; its device is not read.
+        point: Point of a scaling law; with more parameters in all than active ones it is a mixture of experts.
+        device: Device of the table, or a projected one.
+        cluster: Place and PUE; the device in it is not read.
         signal: The cluster's grid, where many points share it; None: it is looked up.
         precision: A device without BF16 takes FP16 for it.
         embodied: ``lca`` or ``act``.
@@ -175,8 +175,8 @@ def effective_share(bits: Bits, beside: Bits | None = None) -> float:
     ``N_eff / N = (1 - exp(-weights / 2.67)) (1 - exp(-activations / 2.21)) (1 - exp(-attention / 0.958))``
 
     Args:
-        bits: Of the training.
-        beside: What it is compared with; None: 16 bits throughout.
+        bits: Bits of the training.
+        beside: Bits of the training that it is compared with; None: 16 bits throughout.
     """
 
     def counted(of: Bits) -> float:
@@ -196,7 +196,7 @@ def in_few_bits(law: DenseLaw, share: float) -> DenseLaw:
     """Return a law whose parameters count for a share of as many: ``a / (share N)^alpha`` in place of ``a / N^alpha``.
 
     Args:
-        law: As it holds in 16 bits.
+        law: Law as it holds in 16 bits.
         share: Above 0, at most 1; :func:`effective_share`, or what one has measured.
     """
     bound("share", share, 1e-3, 1.0)
@@ -209,8 +209,8 @@ def as_good(law: DenseLaw, point: ScalingPoint, share: float) -> ScalingPoint:
     """Return what reaches a best point's loss with parameters that count for a share of as many.
 
     Args:
-        law: As it holds in 16 bits.
-        point: From ``law.best``.
+        law: Law as it holds in 16 bits.
+        point: Point that ``law.best`` returned.
         share: Above 0, at most 1.
     """
     return in_few_bits(law, share).best(point.flop / share)

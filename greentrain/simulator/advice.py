@@ -177,11 +177,11 @@ def advise(
     """Return where and when to train, if the grids are as expected.
 
     Args:
-        grids: What is expected of each zone.
-        tokens: Of the job.
+        grids: Grids that are expected of each zone.
+        tokens: Tokens of the job.
         start_s: Earliest start (s since the epoch, UTC).
         deadline_s: When the job has to be done.
-        actions: What it can do.
+        actions: Actions that the job can take.
         policy: Section ``policy``; ``mpc`` plans where it names no policy that does.
         precision: Section ``precision``: gears that may be used, and the largest share of FP8; None: all.
 

@@ -56,13 +56,13 @@ class CarbonTrainEnv(gymnasium.Env[Observed, np.int64]):
 
     Args:
         traces: Grids; each episode draws one.
-        menu: What a job can do.
+        menu: Menu of what a job can do.
         deadline_h: Time from start to deadline (h).
         slack: Deadline / time of the usual training; a pair is drawn from for each episode.
         rows: Rows of the menu that are actions; None: its hull.
         switch_s: Time in which a change of width trains nothing, at full power (s).
         epoch_s: Time between two decisions (s).
-        forecaster: Of the coming hours; None: perfect foresight.
+        forecaster: Forecaster of the coming hours; None: perfect foresight.
         history_h: Hours of a trace before its first start.
         shield: Whether the deadline outranks the agent.
         late: Charge on tokens that are left at the deadline.

@@ -65,8 +65,8 @@ def windows(trace: GridTrace, count: int, *, length_s: float, history_h: float =
     Args:
         trace: The grid.
         count: How many.
-        length_s: Of each (s).
-        history_h: What lies before the first one (h).
+        length_s: Length of each window (s).
+        history_h: Hours of the trace before the first window.
 
     Raises:
         ConfigError: There shall be none.
@@ -128,7 +128,7 @@ def terms_of(tokens: float, deadline: str, start: str | None = None, traces: Seq
     """Return the job that was written.
 
     Args:
-        tokens: Of the job.
+        tokens: Tokens of the job.
         deadline: Hours after the start, or a time in ISO 8601 with its offset.
         start: A time in ISO 8601 with its offset; None: the start of the recordings, where there are any, else the next
             full hour.

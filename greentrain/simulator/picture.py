@@ -197,7 +197,7 @@ def intensity(axes: "Axes", edges_unix_s: Array, g_per_kwh: Array, top_g_per_kwh
     """Draw a grid's intensity.
 
     Args:
-        axes: Where.
+        axes: Axes that are drawn into.
         edges_unix_s: (h + 1,)
         g_per_kwh: (h,)
         top_g_per_kwh: Highest value that is to fit; None: that of the grid.

@@ -4,8 +4,6 @@ The grid is what the run saw of it, completed by its signal where that can be as
 terminal and for other programs.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -29,7 +27,7 @@ from greentrain.simulator.jobs import HISTORY_H, Jobs
 from greentrain.simulator.recorded_run import RecordedRun, read_happened
 from greentrain.simulator.scene import ORACLE, RAN, Course, Scene, course_of, oracle_course
 from greentrain.simulator.simulate import CARBON_BLIND, kernel_of, named_policy
-from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions
+from greentrain.simulator.study import FORMAT, KNOWN, STATIC, USUAL, cautions, csv_text, plain_table
 from greentrain.simulator.world import World
 from greentrain.types import S_PER_HOUR, CarbonBasis, CarbonSignal, iso
 from greentrain.utils import quantities
@@ -371,14 +369,11 @@ def render(result: RunReplay) -> "RenderableType":
     """Return a rich renderable: what ran, what others would have done, and what the numbers rest on."""
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
     from rich.text import Text
 
     told = result.happened
     title = f"{told.run_id}: {quantities.count(told.tokens)} {told.unit} under {told.policy}, replayed"
-    table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in _HEAD:
-        table.add_column(name, justify="left" if name == "Policy" else "right", no_wrap=True)
+    table = plain_table(title, _HEAD)
     for line in result.lines:
         style = "bold" if line.name == RAN else "dim" if line.name == ORACLE else ""
         table.add_row(
@@ -399,12 +394,7 @@ def render(result: RunReplay) -> "RenderableType":
 
 def to_csv(result: RunReplay) -> str:
     """Return the rows as CSV text, shares as fractions; empty where nothing is known."""
-    rows = result.rows()
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(result.rows())
 
 
 def _share(share: float | None) -> str:

@@ -67,11 +67,11 @@ def course_of(name: str, track: Track, job: int, start_unix_s: float, deadline_s
     """Return what a policy made of one simulated job.
 
     Args:
-        name: Of the policy.
-        track: With its history.
-        job: Which.
-        start_unix_s: Of the job.
-        deadline_s: After its start (s).
+        name: Name of the policy.
+        track: Track with its history.
+        job: Index of the job in the track.
+        start_unix_s: Start of the job (s since the epoch, UTC).
+        deadline_s: Deadline of the job, after its start (s).
     """
     history = track.history
     assert history is not None, "simulate with history=True"

@@ -206,12 +206,12 @@ def simulate(
         traces: Recorded grids, all of one basis and accounting.
         policies: Names as in ``policy.name``, or ``carbon_blind``; none: ``static``, ``carbon_blind`` and that of the
             configuration.
-        table: What actions bring and cost; None: the one that ``policy.actions`` declares.
+        table: Table of what actions bring and cost; None: the one that ``policy.actions`` declares.
         starts_unix_s: When the jobs start (s since the epoch, UTC); None: ``count`` windows spread over each trace.
         count: How many windows.
         history_h: Hours of a trace before its first window.
         seeds: How often each window is run, for policies that draw.
-        forecaster: What policies see of the future; None: all of it.
+        forecaster: Forecaster of what policies see of the future; None: they see all of it.
         shield: Whether the deadline outranks the policies, as in training; without, a policy that cannot keep it shows.
         history: Whether to keep what every job did in every epoch.
         progress: Called with the number of runs done and that of all.
@@ -250,7 +250,7 @@ def menu_of(config: PolicyConfig, table: ActionTable, precision: PrecisionConfig
 
     Args:
         config: Section ``policy``.
-        table: What actions bring and cost.
+        table: Table of what actions bring and cost.
         precision: Gears that may be used, all where it names none, and the largest share of FP8.
 
     Raises:

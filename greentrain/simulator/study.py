@@ -193,7 +193,7 @@ def run_study(study: Study, progress: Callable[[int, int], None] = lambda done, 
     """Simulate every policy on every grid at every slack.
 
     Args:
-        study: What to try.
+        study: Study to make.
         progress: Called with the number of runs done and that of all.
 
     Raises:
@@ -356,7 +356,11 @@ def render(result: StudyResult) -> "RenderableType":
 
 def to_csv(result: StudyResult) -> str:
     """Return the rows as CSV text, shares as fractions; empty where nothing is known."""
-    rows = [row.to_dict() for row in result.rows()]
+    return csv_text([row.to_dict() for row in result.rows()])
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows of the same keys as CSV text."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -364,13 +368,21 @@ def to_csv(result: StudyResult) -> str:
     return text.getvalue()
 
 
-def _table(title: str, rows: Sequence[StudyRow]) -> "Table":
+def plain_table(title: str, columns: Sequence[str]) -> "Table":
+    """Return a table without borders, whose first column is at the left and whose others are at the right."""
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in _HEAD:
-        table.add_column(name, justify="left" if name == "Policy" else "right", no_wrap=True)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _table(title: str, rows: Sequence[StudyRow]) -> "Table":
+    from rich.markup import escape
+
+    table = plain_table(title, _HEAD)
     best = min((row for row in rows if row.policy != ORACLE), key=lambda row: (row.misses > 0, row.grams))
     for row in rows:
         style = "bold" if row is best else "dim" if row.policy == ORACLE else ""
@@ -398,7 +410,7 @@ def write_results(
 
     Args:
         folder: Made where there is none.
-        result: In plain JSON types.
+        result: Result in plain JSON types.
         table_csv: The table.
         scenes: Names of pictures and what is on them; none: no picture.
         suffix: Format of the pictures.

@@ -65,7 +65,7 @@ class World:
 
     Args:
         trace: The truth.
-        sight: What is seen of it.
+        sight: Sight through which policies see the trace.
         epoch_s: Time between two decisions (s).
     """
 
@@ -112,10 +112,10 @@ class JobsUnderway:
 
     Args:
         trace: The truth.
-        sight: What is seen of it.
+        sight: Sight through which policies see the trace.
         epoch_s: Time between two decisions (s).
         kernel: Policy, menu and rules.
-        jobs: What has to be done, within the trace.
+        jobs: Jobs that lie within the trace.
         history: Whether to keep every epoch.
     """
 

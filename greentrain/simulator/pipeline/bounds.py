@@ -172,7 +172,7 @@ def footprint(card: str, given_kg: Sequence[float] | None = None) -> CardFootpri
     """Return the embodied carbon of a card: given, or of the table of devices; None where nobody knows.
 
     Args:
-        card: Its name.
+        card: Name of the card.
         given_kg: One number, or low, mid and high.
 
     Raises:
@@ -200,8 +200,8 @@ def break_even(
     which a shorter step uses less time.
 
     Args:
-        home: Without cards.
-        away: With them.
+        home: Step without cards.
+        away: Step with the cards.
         card: Embodied carbon of one.
         cards: How many; None: those of ``away``.
     """

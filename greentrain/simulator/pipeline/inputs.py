@@ -74,9 +74,9 @@ def card_figures(
 
     Args:
         subject: The model.
-        card: With all constants.
+        card: Card with all of its constants.
         work: Rollouts.
-        precision: As of ``greentrain fpga explore``.
+        precision: Precision on the card, named as by ``greentrain fpga explore``.
 
     Raises:
         ConfigError: The card lacks a constant, or has no room for the model; or the rollouts are too long for it.
@@ -148,11 +148,11 @@ def with_models(
     """Return the table with passes of given models on a card.
 
     Args:
-        table: What all else takes.
-        models: By stage.
-        card: With all constants.
+        table: Table with what all other stages take.
+        models: Model of each stage.
+        card: Card with all of its constants.
         work: Rollouts of a step.
-        precision: On the card.
+        precision: Precision on the card.
         gpu: Model the same passes on this GPU too, so that both sides run the same models; None: the table's own
             times of the GPU stay, and are taken to be of these models.
         mfu: Share of its peak that the GPU reaches; None: assumed.

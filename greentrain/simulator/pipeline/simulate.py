@@ -178,11 +178,11 @@ def simulate(
     """Return a step.
 
     Args:
-        table: What its stages take.
+        table: Table with what the stages of the step take.
         mode: How the training waits.
         setting: Cards, and how rollouts finish.
-        grid: What a joule emits.
-        plan: Where stages run, in place of the mode's own.
+        grid: Grid, which says what a joule emits.
+        plan: Plan of where stages run, in place of the mode's own.
         card_stays: The cards are powered whatever the plan, so even the GPU mode pays for them.
 
     Raises:
@@ -238,7 +238,7 @@ def step_ends(table: PipelineTable, mode: Mode, steps: int, setting: Setting | N
     towards max(GPU, card), the single step of :func:`simulate`.
 
     Args:
-        table: What its stages take.
+        table: Table with what the stages of the step take.
         mode: How the training waits.
         steps: How many trainings, 1 to MOST_STEPS.
         setting: Cards, and how rollouts finish.

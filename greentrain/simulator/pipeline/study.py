@@ -100,9 +100,9 @@ def answer_modes(
 
     Args:
         asked: The table.
-        modes: In this order.
+        modes: Modes in the order in which they are shown.
         cards: Numbers of cards.
-        steps: In a row, for the mean.
+        steps: Number of steps in a row, for the mean.
         gpus: Numbers of GPUs for T(N); needs ``link``.
         link: Between GPUs.
 

@@ -81,8 +81,8 @@ def from_mapping(data: Any, where: str, *, tokens: float | None = None) -> Pipel
     """Return the table of a mapping.
 
     Args:
-        data: As YAML has it.
-        where: Its file, for errors and sources.
+        data: Mapping as YAML reads it.
+        where: File that it is from, for errors and sources.
         tokens: Output tokens of a step, in place of its own.
 
     Raises:
@@ -330,9 +330,9 @@ def with_engine(
     """Return the table with the card's seconds from an engine's statistics.
 
     Args:
-        table: What all else takes.
+        table: Table with what all other stages take.
         stats: ``{"steps": 100, "passes": {"reward": {"busy_s": ...}, ...}}``: the fields of ``PassStats``.
-        where: Its file, for errors and sources.
+        where: File that it is from, for errors and sources.
         card_w: Draw of the card by pass; a pass without one has unknown joules.
 
     Raises:
