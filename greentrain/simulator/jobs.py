@@ -95,21 +95,6 @@ def moments(texts: Sequence[str], key: str = "start") -> Array:
     return np.array([moment(key, text).timestamp() for text in texts])
 
 
-def seconds_until(deadline: str, start: str) -> float:
-    """Return the time from a start to a deadline (s), both in ISO 8601 with their offset.
-
-    Raises:
-        ConfigError: One is malformed, has no time zone, or the deadline is not after the start.
-    """
-    start_s, deadline_s = moment("start", start).timestamp(), moment("deadline", deadline).timestamp()
-    if deadline_s <= start_s:
-        raise ConfigError(
-            f"deadline is {deadline!r}, {(start_s - deadline_s) / S_PER_HOUR:g} h before the start at {start!r}: choose"
-            " a time after it"
-        )
-    return deadline_s - start_s
-
-
 MOST_H: Final = 24.0 * 366
 """Longest deadline (h), as of ``policy.deadline_h``."""
 

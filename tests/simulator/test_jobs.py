@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from greentrain.errors import ConfigError, TraceError
-from greentrain.simulator.jobs import Jobs, moments, seconds_until, windows
+from greentrain.simulator.jobs import Jobs, moments, terms_of, windows
 from tests.simulator.grids import HOUR, START, trace
 
 YEAR = trace(np.full(8760, 300.0))
@@ -57,8 +57,9 @@ def test_seeds_repeat_each_window() -> None:
 
 def test_times_need_their_zone_and_a_deadline_lies_ahead() -> None:
     assert moments(["2022-01-01T00:00Z", "2022-01-01T01:00+01:00"]).tolist() == [START, START]
-    assert seconds_until("2022-01-02T00:00Z", "2022-01-01T00:00Z") == 24 * HOUR
+    terms = terms_of(1.0, "2022-01-02T00:00Z", "2022-01-01T00:00Z")
+    assert terms.deadline_s - terms.start_s == 24 * HOUR
     with pytest.raises(ConfigError, match=r"start is '2022-01-01T00:00', without a time zone"):
         moments(["2022-01-01T00:00"])
     with pytest.raises(ConfigError, match=r"deadline is '2022-01-01T00:00Z', 3 h before the start"):
-        seconds_until("2022-01-01T00:00Z", "2022-01-01T03:00Z")
+        terms_of(1.0, "2022-01-01T00:00Z", "2022-01-01T03:00Z")

@@ -84,7 +84,6 @@ def _judged(claim: Claim) -> Published:
 NAME: Final = "published"
 STEP_S: Final = 21.0
 GENERATE: Final = 0.43
-INFERENCE: Final = 0.21
 TRAIN: Final = 0.36
 _PAPER: Final = "EcoRL-Sched"
 _PASSES: Final = {Stage.CRITIC: 1.05, Stage.REFERENCE: 1.68, Stage.REWARD: 1.68}
