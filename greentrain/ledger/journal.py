@@ -535,6 +535,8 @@ def check_entry(entry: Mapping[str, Any]) -> None:
     figures += entry["phase_incl_j"].values()
     for use in entry.get("gears", {}).values():
         figures += map(use.__getitem__, GEAR_KEYS)
+    for steps, t_unix_s, energy_j, tokens in entry["step_groups"]:
+        figures += steps, t_unix_s, energy_j, tokens
     if not sum(map(abs, figures)) < _MOST:  # of NaN too; all at once, as a journal of weeks has a million of them
         raise ValueError("a figure of its ledger is not finite, or absurdly large")
     CarbonKind(carbon["kind"]), CarbonBasis(carbon["basis"]), PueSource(entry.get("pue_from", PueSource.CONSTANT))

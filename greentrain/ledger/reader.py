@@ -300,7 +300,7 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
             if record["kind"] == "entry":
                 entries.append(entry_from_json(record))
             elif record["kind"] == "event":
-                events.append(record)
+                events.append({"text": "", **record})
         if books.opens:
             note = unknown.note(books.opens[0].get("t", 0.0))
             ranks[path] = RankRecord(

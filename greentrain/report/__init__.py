@@ -5,6 +5,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from greentrain.errors import RunFolderError
+from greentrain.ledger.journal import WRONG_DATA
 from greentrain.ledger.reader import read_run, wait_for_ranks
 
 if TYPE_CHECKING:
@@ -31,13 +33,18 @@ def write_report(folder: Path | str) -> Path:
 
     folder = Path(folder)
     record = read_run(folder, most=MOST_ENTRIES)
-    series = build_series(record)
-    summary = summarize(record, series=series)
-    write_summary(summary, folder)
-    write_emissions_csv(summary, record.run, folder)
-    write_model_card(summary, folder)
-    write_boamps(summary, folder)
-    return write_html(summary, series, folder)
+    try:
+        series = build_series(record)
+        summary = summarize(record, series=series)
+        write_summary(summary, folder)
+        write_emissions_csv(summary, record.run, folder)
+        write_model_card(summary, folder)
+        write_boamps(summary, folder)
+        return write_html(summary, series, folder)
+    except WRONG_DATA as error:
+        raise RunFolderError(
+            f"{folder} holds a run.json or a record that makes no sense ({error!r}): it was damaged, or changed by hand"
+        ) from error
 
 
 CLOSE_WAIT_S: Final = 5.0

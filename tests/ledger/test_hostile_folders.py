@@ -13,6 +13,7 @@ from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import Journal, rank_path, read_journal
 from greentrain.ledger.reader import read_run, sums_of_others
 from greentrain.ledger.run_folder import is_finished
+from greentrain.report import write_report
 from greentrain.report.fleet.audit import audit
 from greentrain.report.fleet.reading import read_folder
 from greentrain.report.live.follow import RunFollow
@@ -145,6 +146,7 @@ def test_a_line_without_an_end_needs_no_memory_of_its_size(tmp_path: Path) -> No
         {"gears": {"bf16": 5}},
         {"gears": [1]},
         {"phase_s": {"x": None}},
+        {"step_groups": [[1, "", 1.0, 0]]},
         {"sum": 5},
         {"sum": {"energy_j": "x", "tokens": None}},
         {"sum": {"energy_j": float("nan")}},
@@ -157,21 +159,38 @@ def test_a_record_of_the_wrong_type_is_named_or_left_out(tmp_path: Path, damage:
     at = max(i for i, line in enumerate(lines) if line.startswith(b'{"kind":"entry"'))
     sound = json.loads(lines[at])
     sums = {"energy_j": 2000.0, "emissions_g": 1.0, "unpriced_j": 0.0, "tokens": 10, "samples": 0}
-    groups = sound.pop("step_groups")  # last, as the journal has it
+    groups = damage.get("step_groups", sound.pop("step_groups"))  # last, as the journal has it
 
     def write(**changes: Any) -> None:
         record = {**sound, "sum": sums, **changes, "step_groups": groups}
         path.write_bytes(b"".join(lines[:at]) + json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
-    write()
-    assert sums_of_others(folder, 1, 1).energy_j == 2000.0
-    write(**damage)
-    assert sums_of_others(folder, 1, 1).ranks == 0, "rank 0 logs no figure that makes no sense"
+    if "step_groups" not in damage:
+        write()
+        assert sums_of_others(folder, 1, 1).energy_j == 2000.0
+    write(**{name: value for name, value in damage.items() if name != "step_groups"})
+    assert sums_of_others(folder, 1, 1).ranks == ("step_groups" in damage), "rank 0 logs no figure that makes no sense"
     if "sum" in damage:
         assert read_run(folder).totals.energy_j == 2000.0
         return
     for most in (None, 1):
-        with pytest.raises(RunFolderError, match="record that cannot be read"):
-            read_run(folder, most=most)
+        if most is None or "step_groups" not in damage:  # which are most of a line, and skipped where nobody needs them
+            with pytest.raises(RunFolderError, match="record that cannot be read"):
+                read_run(folder, most=most)
+    if "step_groups" in damage:
+        return
     assert read_folder(folder).row.error is not None
     assert RunFollow(folder).look().total_j == 1000.0, "the page leaves it out and goes on"
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "put"),
+    [("run.json", '"tags": {}', '"tags": "x"'), ("rank-00000.jsonl", '"name":', '"name":1e300,"n":')],
+)
+def test_a_report_of_facts_that_make_no_sense_names_the_folder(tmp_path: Path, name: str, was: str, put: str) -> None:
+    folder = run_of(tmp_path)
+    text = (folder / name).read_text()
+    assert was in text
+    (folder / name).write_text(text.replace(was, put))
+    with pytest.raises(RunFolderError, match="makes no sense"):
+        write_report(folder)
