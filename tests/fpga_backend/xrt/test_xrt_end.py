@@ -33,7 +33,6 @@ print(worker.pid, forked, flush=True)
 DEVICE = """
 import json, sys
 from pathlib import Path
-from greentrain.fpga_backend.xrt import process
 from greentrain.fpga_backend.xrt.device import XrtDevice
 design, library, environ = json.loads(sys.argv[1])
 device = XrtDevice(Path(design), silicon=Path(library), environ=environ)
