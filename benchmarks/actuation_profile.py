@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.zeus_sweeps import STEPS, SWEEPS, Sweep
 from greentrain.control.profiling.profiler import GearProfiler
-from greentrain.policy.action_table import Objective, choose
+from greentrain.policy.action_table import ActionObjective, choose
 from greentrain.types import Gear, Provenance
 
 MODERN_W: Final = tuple(range(700, 175, -25))
@@ -82,7 +82,7 @@ class Chosen:
     """Limits that it measured."""
 
 
-def ours(training: Training, objective: Objective) -> Chosen:
+def ours(training: Training, objective: ActionObjective) -> Chosen:
     """Profile by GreenTrain's search, with the settings of ``profile_gears()``."""
     sweep = training.sweep
     limits = {limit_w / sweep.limits_w[0]: limit_w for limit_w in sweep.limits_w}
@@ -110,7 +110,7 @@ def ours(training: Training, objective: Objective) -> Chosen:
     )
 
 
-def zeus(training: Training, objective: Objective) -> Chosen:
+def zeus(training: Training, objective: ActionObjective) -> Chosen:
     """Profile by Zeus' own optimizer.
 
     Raises:
@@ -233,7 +233,7 @@ def rows(sweeps: Sequence[Sweep], *, noise: float = 0.0, seeds: int = 1) -> list
         found: dict[str, list[tuple[Chosen, Chosen]]] = {}
         regret: dict[str, tuple[float, float]] = {}
         limit_w = float(sweep.limits_w[0] * sweep.gpus)
-        for objective in (Objective(), Objective(name="cost", eta=0.5, limit_w=limit_w)):
+        for objective in (ActionObjective(), ActionObjective(name="cost", eta=0.5, limit_w=limit_w)):
             pairs = [
                 (zeus(Training(sweep, noise, seed), objective), ours(Training(sweep, noise, seed), objective))
                 for seed in range(seeds)

@@ -25,7 +25,7 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.gears_common import Bench, Row
-from greentrain.control.launch.timeline import Resize, read
+from greentrain.control.launch.timeline import ResizeTiming, read
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WAYS: Final = {"warm": "elastic", "spawned": "spawn", "torchrun anew": "command"}
@@ -94,7 +94,7 @@ def resize(bench: Bench) -> list[Row]:
     return rows
 
 
-def _resizes(bench: Bench, imports: str, engine: str) -> list[Resize]:
+def _resizes(bench: Bench, imports: str, engine: str) -> list[ResizeTiming]:
     """Return the resizes of one job."""
     with tempfile.TemporaryDirectory(dir=bench.scratch) as name:
         folder = Path(name)
@@ -111,7 +111,7 @@ def _resizes(bench: Bench, imports: str, engine: str) -> list[Resize]:
         return read(folder / "job")
 
 
-def _mean(resizes: Sequence[Resize], name: str) -> float | str:
+def _mean(resizes: Sequence[ResizeTiming], name: str) -> float | str:
     values = [getattr(resize, name) for resize in resizes if getattr(resize, name) is not None]
     return statistics.fmean(values) if values else "unknown"
 

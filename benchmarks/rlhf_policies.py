@@ -27,7 +27,7 @@ from benchmarks.metering import machine
 from greentrain.policy.offload.ppo import CHOICES
 from greentrain.policy.offload.rule import NAMES, OffloadOracle, open_offload_policy
 from greentrain.policy.offload.stages import MOVABLE, Plan, Where, all_gpu, label
-from greentrain.policy.offload.view import View
+from greentrain.policy.offload.view import OffloadView
 from tools.placement_env import DECISIONS, NOISE, PlacementEnv
 from tools.placement_tasks import TASKS, Task
 
@@ -91,7 +91,7 @@ def judged(task: Task, name: str, runs: int) -> Row:
     )
 
 
-def _figures(true: View, plan: Plan, best_plan: Plan) -> tuple[float, ...]:
+def _figures(true: OffloadView, plan: Plan, best_plan: Plan) -> tuple[float, ...]:
     """Return the columns of a decision, by the true costs."""
     step, best, gpu = (true.step(each) for each in (plan, best_plan, all_gpu(true.table)))
     joules, best_j, gpu_j = (true.objective.cost_j(each) or np.nan for each in (step, best, gpu))

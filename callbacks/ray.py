@@ -37,7 +37,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from greentrain.callbacks.ray_coordinator import ASK_S, PREFIX, Opening, Order, RayCoordinator, Resize, Terms
+from greentrain.callbacks.ray_coordinator import ASK_S, PREFIX, Opening, Order, RayCoordinator, Terms, WorkerResize
 from greentrain.config.schema import GreenConfig
 from greentrain.control.launcher_protocol import Notice, Offer, Progress, Request
 from greentrain.errors import ConfigError, MissingExtraError
@@ -84,7 +84,7 @@ class RayLauncher:
     exits: Final = False
     """Ray ends the workers."""
 
-    def __init__(self, coordinator: Any, *, ranks: int, first: bool, tell: Callable[[Resize], None]) -> None:
+    def __init__(self, coordinator: Any, *, ranks: int, first: bool, tell: Callable[[WorkerResize], None]) -> None:
         self._coordinator, self._ranks, self._first, self._tell = coordinator, ranks, first, tell
         self.terms: Terms = ray.get(coordinator.terms.remote())
 
@@ -115,7 +115,7 @@ class RayLauncher:
     def mark(self, what: str, attempt: int, **more: Any) -> None:
         """Tell the coordinator of the first optimizer step. Never raises."""
         if what == "step":
-            resize: Resize | None = never_raises(ray.get)(self._coordinator.stepped.remote(), timeout=ASK_S)
+            resize: WorkerResize | None = never_raises(ray.get)(self._coordinator.stepped.remote(), timeout=ASK_S)
             if resize is not None:
                 self._tell(resize)
 
@@ -241,7 +241,7 @@ def open_coordinator(name: str, **terms: Any) -> Any:
 
     Args:
         name: Of the actor.
-        **terms: Those of Desk.
+        **terms: Arguments of RayCoordinator.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -359,7 +359,7 @@ class GreenRaySession(GreenSession):
     def _sign(self, checkpoint: "Checkpoint") -> None:
         checkpoint.update_metadata({KEY: self.state_dict()})
 
-    def _resized(self, resize: Resize) -> None:
+    def _resized(self, resize: WorkerResize) -> None:
         run = self.active()
         if run is not None:
             text = f"{resize.before} -> {resize.after} workers in {resize.seconds:.1f} s"
@@ -414,7 +414,7 @@ class GreenTorchTrainer(TorchTrainer):
                 f"actuators.width is {width.min} to {width.max}, but ScalingConfig.num_workers allows {least} to"
                 f" {most}: widen the one or narrow the other"
             )
-        self.resizes: list[Resize] = []
+        self.resizes: list[WorkerResize] = []
         """Of the last ``fit``."""
         self.folder: Path | None = None
         """Run folder of the last ``fit``."""

@@ -60,7 +60,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resize:
+class WorkerResize:
     """A change of the number of workers that is over."""
 
     before: int
@@ -98,7 +98,7 @@ class RayCoordinator:
         self._nth = self._closed_nth = self._current = self._attempt = 0
         self._left = False
         self._gone: tuple[int, float] | None = None
-        self._resizes: list[Resize] = []
+        self._resizes: list[WorkerResize] = []
 
     # -- for workers and operators -------------------------------------------------------------------------------
 
@@ -134,15 +134,15 @@ class RayCoordinator:
         """All workers stand still behind the checkpoint that opening ``nth`` asked for."""
         self._left = nth > self._closed_nth  # else it comes from workers that were ended meanwhile
 
-    def stepped(self) -> Resize | None:
+    def stepped(self) -> WorkerResize | None:
         """Note the first optimizer step of new workers; return the resize that it ended, None if there was none."""
         if self._gone is None:
             return None
         (before, since_s), self._gone = self._gone, None
-        self._resizes.append(Resize(before=before, after=self._current, seconds=self._now_s() - since_s))
+        self._resizes.append(WorkerResize(before=before, after=self._current, seconds=self._now_s() - since_s))
         return self._resizes[-1]
 
-    def resizes(self) -> list[Resize]:
+    def resizes(self) -> list[WorkerResize]:
         """Return those of this job, oldest first."""
         return list(self._resizes)
 

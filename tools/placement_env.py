@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, LIMIT, features, plan_of
 from greentrain.policy.offload.stages import MOVABLE, CostTable, Plan, Stage, StageCost, all_gpu, check
-from greentrain.policy.offload.view import Objective, View
+from greentrain.policy.offload.view import Objective, OffloadView
 from greentrain.utils.imports import try_import
 from tools.placement_tasks import Task, draw_task
 
@@ -54,15 +54,15 @@ class PlacementEnv(gymnasium.Env[Seen, Action]):
         self._task = task
         self._decisions = decisions
         self._left = 0
-        self._true: View | None = None
-        self._seen: View | None = None
+        self._true: OffloadView | None = None
+        self._seen: OffloadView | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
         """Begin a run with everything on the GPU."""
         super().reset(seed=seed)
         task = self._task or draw_task(self.np_random)
         table, shape = task.draw(self.np_random)
-        self._true = View.of(table, shape, objective=Objective())
+        self._true = OffloadView.of(table, shape, objective=Objective())
         self._left = self._decisions
         return self._look(all_gpu(table)), {"task": task.name}
 
@@ -78,12 +78,12 @@ class PlacementEnv(gymnasium.Env[Seen, Action]):
         return self._look(plan), reward, self._left <= 0, False, {"plan": plan}
 
     @property
-    def seen(self) -> View:
+    def seen(self) -> OffloadView:
         """What a policy sees now."""
         return self._views()[1]
 
     @property
-    def true(self) -> View:
+    def true(self) -> OffloadView:
         """What is so."""
         return self._views()[0]
 
@@ -94,13 +94,13 @@ class PlacementEnv(gymnasium.Env[Seen, Action]):
         found: Seen = features(self._seen).astype(np.float32)
         return found
 
-    def _views(self) -> tuple[View, View]:
+    def _views(self) -> tuple[OffloadView, OffloadView]:
         if self._true is None or self._seen is None:
             raise RuntimeError("call reset() before step()")
         return self._true, self._seen
 
 
-def gain(view: View, plan: Plan) -> float:
+def gain(view: OffloadView, plan: Plan) -> float:
     """Return what a plan saves against everything on the GPU, as a share, less what its step is too long."""
     check(plan, view.table)
     step, on_gpu = view.step(plan), view.step(all_gpu(view.table))

@@ -26,8 +26,8 @@ from greentrain.utils import redact
 if TYPE_CHECKING:
     from greentrain.config.schema import GreenConfig
     from greentrain.control.launch.commands import Command
-    from greentrain.control.launch.outcome import Rules, State
-    from greentrain.control.launch.runners import Engine, SignalQueue
+    from greentrain.control.launch.outcome import JobState, RetryRules
+    from greentrain.control.launch.runners import Runner, SignalQueue
     from greentrain.control.launch.supervisor import Waiting
 
 FOLDER: Final = "greentrain-launch"
@@ -100,7 +100,7 @@ def launch(
         raise ConfigError("it needs the signals and locks of POSIX: start the training itself on Windows")
     from greentrain.control.launch import timeline
     from greentrain.control.launch.commands import check_width, understand
-    from greentrain.control.launch.outcome import JobFolder, Rules
+    from greentrain.control.launch.outcome import JobFolder, RetryRules
     from greentrain.control.launch.supervisor import Supervisor
     from greentrain.utils.validation import bound, choice
 
@@ -115,7 +115,7 @@ def launch(
     check_width(command, low, high)
     if checkpoints is not None and checkpoints.exists() and not checkpoints.is_dir():
         raise ConfigError(f"--checkpoints {checkpoints} is a file: name the folder that the training saves to")
-    rules = Rules(
+    rules = RetryRules(
         min_ranks=low,
         max_ranks=high,
         retries=retries,
@@ -157,8 +157,8 @@ def launch(
     sys.exit(code)
 
 
-def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Engine":
-    from greentrain.control.launch.runners import CommandEngine, ElasticEngine
+def _engine(name: str, preload: str, command: "Command", rules: "RetryRules") -> "Runner":
+    from greentrain.control.launch.runners import CommandRunner, ElasticRunner
 
     listen = not sys.stderr.isatty()
     needed = command.kind == "python" and rules.max_ranks > 1
@@ -174,8 +174,8 @@ def _engine(name: str, preload: str, command: "Command", rules: "Rules") -> "Eng
         )
     if name in ("elastic", "spawn") or (name == "auto" and command.can_be_elastic and rules.max_ranks > 1):
         words = [word.strip() for word in preload.split(",") if word.strip()]
-        return ElasticEngine(command, preload=words, warm=name != "spawn", listen=listen)
-    return CommandEngine(command, listen=listen)
+        return ElasticRunner(command, preload=words, warm=name != "spawn", listen=listen)
+    return CommandRunner(command, listen=listen)
 
 
 def _waiting(
@@ -212,7 +212,7 @@ def _folder_of(words: list[str]) -> Path:
     return Path(FOLDER) / f"{name}-{digest}"
 
 
-def _introduce(state: "State", words: list[str], folder: Path) -> None:
+def _introduce(state: "JobState", words: list[str], folder: Path) -> None:
     """Say where the job is kept, and whether it is another one than before."""
     if state.attempt == 0:
         _tell(f"this job is kept in {folder}: --status {folder} shows it")

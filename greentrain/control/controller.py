@@ -21,7 +21,7 @@ from greentrain.control.launcher_protocol import LauncherFiles, Offer
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.pue import in_run_time
-from greentrain.policy.action_table import Action, ActionCache, ActionTable, Objective, choose, declared
+from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, choose, declared
 from greentrain.types import CarbonSignal, Decision, Gear, LedgerEntry, Topology
 from greentrain.utils.never_raise import never_raises, warn_experimental
 
@@ -253,7 +253,7 @@ class ProfilingSession:
         if run is not None and any(action.cap != FULL for action in table.actions):  # so on every rank
             self._choose_cap(run, table)
 
-    def _objective(self, run: ActiveRun) -> "Objective":
+    def _objective(self, run: ActiveRun) -> "ActionObjective":
 
         return objective_of(self._config, run, self._gpu_limits.limit_w)
 
@@ -284,7 +284,7 @@ def check_gears_named(config: GreenConfig) -> None:
         )
 
 
-def objective_of(config: GreenConfig, run: ActiveRun, limit_w: float | None) -> Objective:
+def objective_of(config: GreenConfig, run: ActiveRun, limit_w: float | None) -> ActionObjective:
     """Return what a power limit is chosen for, with what is known now.
 
     Where the intensity that ``carbon`` needs is not known, or the limit that ``cost`` needs, it is ``energy``; the run
@@ -306,7 +306,7 @@ def objective_of(config: GreenConfig, run: ActiveRun, limit_w: float | None) -> 
         name, why = "energy", "nobody knows the power limit of the devices"
     if why:
         run.warn(f"the power limit is chosen for least energy instead of {asked.objective}, as {why}")
-    return Objective(
+    return ActionObjective(
         name=name,
         g_per_kwh=g_per_kwh,
         pue=in_run_time(run.facility, run.signal).pue(now_s, now_s).value,
@@ -319,7 +319,7 @@ def objective_of(config: GreenConfig, run: ActiveRun, limit_w: float | None) -> 
 
 def choose_cap(
     table: ActionTable,
-    objective: Callable[[], Objective],
+    objective: Callable[[], ActionObjective],
     run: ActiveRun,
     gear: Gear,
     fractions: tuple[float, ...],

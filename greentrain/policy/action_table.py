@@ -310,7 +310,7 @@ time is worth something to everybody, and four blocks of a second seldom resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class ActionObjective:
     """What a second and a watt of the whole job count for. Speed is in tokens, samples or steps a second."""
 
     name: str = "energy"
@@ -370,7 +370,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ChosenAction:
     """The action that was chosen, beside the one that it is compared with."""
 
     action: Action
@@ -391,11 +391,11 @@ class Choice:
 
 def choose(
     table: ActionTable,
-    objective: Objective,
+    objective: ActionObjective,
     *,
     reference: Action | None = None,
     wanted: Callable[[Action], bool] = lambda action: True,
-) -> Choice:
+) -> ChosenAction:
     """Return the action with the least score within the bound on speed.
 
     Means decide. Intervals only break ties (``TIE``): those of two or three blocks are many times wider than what caps
@@ -431,7 +431,7 @@ def choose(
     best = min(within, key=lambda row: row[0])
     ties = [row for row in within if row[0] <= best[0] * (1.0 + TIE) and not _apart(best[1], row[1])]
     score, chosen = min(ties, key=lambda row: (-speeds[row[1].action].mean, row[0]))
-    return Choice(
+    return ChosenAction(
         action=chosen.action,
         score=score,
         reference=base,

@@ -5,7 +5,8 @@
   who does not look at the grid. The difference of the two is what efficiency alone would have saved;
 * regret: how much more was emitted than by the best plan in hindsight, which no policy can know.
 
-Changes of width are free in all three.
+Changes of width are free in all three, as a run folder does not say what they cost. So where they cost time, the best
+plan in hindsight is a bound that no plan reaches, and the regret holds what the run's own changes cost.
 """
 
 import math
@@ -31,7 +32,7 @@ _ROOM: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class HindsightScore:
     """The three numbers as shares of grams, and the grams behind them; None where something is not known."""
 
     actual_g: float | None
@@ -93,7 +94,7 @@ def judge(
     intensity_from: str,
     fp8_max_share: float = 1.0,
     why_unknown: str = "what the run emitted is not known",
-) -> Verdict:
+) -> HindsightScore:
     """Hold what ran against static, blind and the best plan, for the tokens that it trained.
 
     Args:
@@ -127,7 +128,7 @@ def judge(
             unknown[name] = f"no plan of the action table does what ran: {error}"
         if actual_g is None:
             unknown[name] = why_unknown
-    return Verdict(
+    return HindsightScore(
         actual_g=actual_g,
         static_g=found[STATIC],
         blind_g=found[BLIND],

@@ -75,7 +75,7 @@ class Widths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rules:
+class SwitchRules:
     """How changes of width are bound."""
 
     step_s: float
@@ -116,7 +116,7 @@ class Costs:
     """(h + 1, g, n, l) of all from a column on, having a width and being free to change it."""
 
     @classmethod
-    def of(cls, widths: Widths, rules: Rules, g: Array, weights_s: Array, prices: Array) -> "Costs":
+    def of(cls, widths: Widths, rules: SwitchRules, g: Array, weights_s: Array, prices: Array) -> "Costs":
         """Sweep from the deadline back to now.
 
         Args:
@@ -145,7 +145,7 @@ class Costs:
         return cls(stay=stay, enter=enter, left=left)
 
 
-def _while_held(stay: Array, enter: Array, rules: Rules) -> tuple[Array, Array]:
+def _while_held(stay: Array, enter: Array, rules: SwitchRules) -> tuple[Array, Array]:
     """Return (h, g, n, l) twice: what the columns cost that a changed width is held, and if the job ends in them."""
     h, held, lost = len(stay), rules.held, rules.lost
     until = np.concatenate([np.zeros_like(stay[:1]), np.cumsum(stay, axis=0)])
@@ -159,7 +159,7 @@ def _while_held(stay: Array, enter: Array, rules: Rules) -> tuple[Array, Array]:
     return until[np.minimum(np.arange(h) + held, h)] - begins, ended[:h] - begins
 
 
-def _columns(widths: Widths, rules: Rules, g: Array, weights_s: Array, prices: Array) -> tuple[Array, Array]:
+def _columns(widths: Widths, rules: SwitchRules, g: Array, weights_s: Array, prices: Array) -> tuple[Array, Array]:
     """Return (h, g, n, l) twice: the cost of each column at each width, and of a change with the columns it loses."""
     time_s = weights_s.T
     shape = (len(time_s), len(widths.width), *prices.shape)
@@ -223,7 +223,7 @@ _MOVES: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class First:
+class FirstColumn:
     """What n jobs do in their first column, all others planned with it."""
 
     rows: Rows
@@ -258,12 +258,12 @@ class Switching:
                 " 0 s, the last above 0 s"
             )
         self.menu = menu
-        self.rules = Rules(step_s=step_s, switch_s=switch_s, dwell_s=dwell_s, hysteresis=hysteresis)
+        self.rules = SwitchRules(step_s=step_s, switch_s=switch_s, dwell_s=dwell_s, hysteresis=hysteresis)
         self.widths = Widths.of(menu)
 
     def first(
         self, g_per_kwh: Array, weights_s: Array, tokens: Array, current: Rows, held_s: Array, *, within: float = 0.01
-    ) -> First:
+    ) -> FirstColumn:
         """Return the best rows for the first column.
 
         Args:
@@ -282,13 +282,13 @@ class Switching:
         bound_g = np.where(np.isinf(found), np.inf, 0.0)
         some = np.flatnonzero(np.isfinite(found) & (tokens > 0))
         width = np.searchsorted(self.widths.width, self.menu.width[current])
-        state = State(g=seen, weights_s=weights_s, tokens=tokens, width=width, held_s=held_s)
+        state = JobsOnGrid(g=seen, weights_s=weights_s, tokens=tokens, width=width, held_s=held_s)
         for at in range(0, some.size, _CHUNK):
             jobs = some[at : at + _CHUNK]
             found[jobs], bound_g[jobs], rows[jobs] = self._search(state.of(jobs), found[jobs], within)
-        return First(rows=rows, price=found, bound_g=bound_g)
+        return FirstColumn(rows=rows, price=found, bound_g=bound_g)
 
-    def _search(self, state: "State", guess: Array, within: float) -> tuple[Array, Array, Rows]:
+    def _search(self, state: "JobsOnGrid", guess: Array, within: float) -> tuple[Array, Array, Rows]:
         """Return (n,) price, bound and row: of the best price found."""
         n = len(guess)
         found, bound_g, rows = np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64)
@@ -313,7 +313,7 @@ class Switching:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class State:
+class JobsOnGrid:
     """n jobs and their grids."""
 
     g: Array
@@ -327,9 +327,9 @@ class State:
     held_s: Array
     """(n,)"""
 
-    def of(self, jobs: Rows) -> "State":
+    def of(self, jobs: Rows) -> "JobsOnGrid":
         """Return some of the jobs."""
-        return State(
+        return JobsOnGrid(
             g=self.g[jobs],
             weights_s=self.weights_s[jobs],
             tokens=self.tokens[jobs],
@@ -352,7 +352,7 @@ class Beginning:
     """(n, l) the best row of the first column at that width."""
 
     @classmethod
-    def of(cls, widths: Widths, rules: Rules, state: State, prices: Array, costs: Costs) -> "Beginning":
+    def of(cls, widths: Widths, rules: SwitchRules, state: JobsOnGrid, prices: Array, costs: Costs) -> "Beginning":
         """Count what is pending into the first columns."""
         w = state.width
         bound = np.minimum(rules.bound(state.held_s), len(costs.stay))
@@ -371,7 +371,7 @@ class Beginning:
         return cls(bound=bound, pending_s=pending_s, stay=stay, rows=rows)
 
 
-def _now(widths: Widths, rules: Rules, state: State, prices: Array) -> tuple[Array, Rows]:
+def _now(widths: Widths, rules: SwitchRules, state: JobsOnGrid, prices: Array) -> tuple[Array, Rows]:
     """Return (n, l) twice: the dual's value at each of l prices, and the best row of the first column."""
     costs = Costs.of(widths, rules, state.g, state.weights_s, prices)
     begin = Beginning.of(widths, rules, state, prices, costs)

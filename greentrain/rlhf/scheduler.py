@@ -32,7 +32,7 @@ from greentrain.policy.offload.edi import ALPHA, PROFILE_STEPS, EdiMatrix, measu
 from greentrain.policy.offload.rule import EdiRule
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Plan, Stage, StageCost, Where, all_gpu, label
 from greentrain.policy.offload.timeline import StepShape
-from greentrain.policy.offload.view import Objective, OffloadPolicy, View
+from greentrain.policy.offload.view import Objective, OffloadPolicy, OffloadView
 from greentrain.rlhf.edi_meter import EdiMeter, EnergySource, SessionEnergy, StepRecord, StepWindow
 from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket, TimedTicket
 from greentrain.rlhf.frozen_pass import FrozenPass
@@ -237,7 +237,7 @@ class Placements:
             },
         )
 
-    def view(self, current: Plan, tokens: float, meter: EdiMeter) -> View | None:
+    def view(self, current: Plan, tokens: float, meter: EdiMeter) -> OffloadView | None:
         """Return what the policy sees; None before a step was booked."""
         cells = self.matrix.cells
         if any((stage, Hardware.GPU) not in cells for stage in (Stage.GENERATE, Stage.TRAIN)):
@@ -254,7 +254,7 @@ class Placements:
             card_idle_provenance=card_from,
             card_stays=self.settings.card_stays,
         )
-        return View(
+        return OffloadView(
             table=whole,
             edi=cells,
             shape=self.settings.shape,
@@ -282,7 +282,7 @@ class _MeanTime:
         self.s_per_token += max(alpha, 1 / self.count) * (s_per_token - self.s_per_token)
 
 
-def longest(view: View, plan: Plan, stage: Stage) -> float | None:
+def longest(view: OffloadView, plan: Plan, stage: Stage) -> float | None:
     """Return the longest that an offloaded stage may take (s a token) before the GPU would be the better place.
 
     The window is that of the plan: the step may not get longer than the bound, nor cost more than with everything on

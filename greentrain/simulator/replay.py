@@ -18,7 +18,7 @@ from greentrain.config.schema import LIVE_SIGNALS, CarbonConfig, PolicyConfig
 from greentrain.control.plan.planner import means
 from greentrain.errors import ConfigError, GreenTrainError, TraceError
 from greentrain.policy.action_sources import Actions
-from greentrain.policy.hindsight import Verdict, judge
+from greentrain.policy.hindsight import HindsightScore, judge
 from greentrain.policy.menu import Menu
 from greentrain.policy.outlook import Array
 from greentrain.simulator.grid_trace import GridTrace, Sight
@@ -176,7 +176,7 @@ class RunReplay:
     deadline_s: float
     lines: Sequence[Line]
     """What ran first, the oracle last."""
-    verdict: Verdict
+    verdict: HindsightScore
     """The three numbers of what ran."""
     scene: Scene
     notes: Sequence[str]

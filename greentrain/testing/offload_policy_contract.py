@@ -19,7 +19,7 @@ import numpy as np
 from greentrain.policy.offload.rule import OffloadOracle
 from greentrain.policy.offload.stages import CostTable, Hardware, Stage, StageCost, Where, all_gpu, check
 from greentrain.policy.offload.timeline import Late, StepShape
-from greentrain.policy.offload.view import OffloadPolicy, View
+from greentrain.policy.offload.view import OffloadPolicy, OffloadView
 from greentrain.testing.suites import filled
 from greentrain.types import Provenance
 
@@ -38,7 +38,7 @@ class OffloadPolicyContract:
         """Return a fresh policy."""
         raise NotImplementedError
 
-    def make_views(self) -> list[View]:
+    def make_views(self) -> list[OffloadView]:
         """Return steps of many kinds: with and without a critic, cheap and dear devices, late and early barriers."""
         return [_view(np.random.default_rng(seed)) for seed in range(STEPS)]
 
@@ -82,7 +82,7 @@ class OffloadPolicyContract:
                 gpu_idle_w=None,
                 gpu_idle_provenance=Provenance.MISSING,
             )
-            seen = View.of(nothing, view.shape)
+            seen = OffloadView.of(nothing, view.shape)
             policy = self.make_policy()
             plan = policy.choose(seen)
             check(plan, nothing)
@@ -114,7 +114,7 @@ class OffloadPolicyContract:
                 assert cost_j >= best_j * (1 - 1e-9)
 
 
-def _view(rng: np.random.Generator) -> View:
+def _view(rng: np.random.Generator) -> OffloadView:
     costs: dict[tuple[Stage, Hardware], StageCost] = {}
     slower = float(np.exp(rng.uniform(-1.0, 2.0)))
     for stage in Stage:
@@ -135,7 +135,7 @@ def _view(rng: np.random.Generator) -> View:
     )
     late = (Late.NONE, Late.REFERENCE, Late.ALL)[int(rng.integers(3))]
     shape = StepShape(late=late, chunks=int(rng.choice((1, 8))), micro_batches=int(rng.choice((1, 8))))
-    return View.of(table, shape)
+    return OffloadView.of(table, shape)
 
 
 def _cost(duration_s: float, power_w: float) -> StageCost:

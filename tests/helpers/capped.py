@@ -9,7 +9,7 @@ from torch import nn
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.profiling.distributed import Caps, ProfilingRun
-from greentrain.policy.action_table import ActionCache, ActionTable, Objective
+from greentrain.policy.action_table import ActionCache, ActionObjective, ActionTable
 from greentrain.types import Device, DeviceKind, Provenance, Sensor
 
 STEP_S = 0.25
@@ -72,7 +72,7 @@ class Job:
         gears: tuple[str, ...] = ("bf16",),
         *,
         folder: Path | None = None,
-        objective: Objective | None = None,
+        objective: ActionObjective | None = None,
         max_steps: int = 200,
         rounds: int | None = None,
     ) -> ProfilingRun:

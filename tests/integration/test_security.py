@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from greentrain.config.schema import GreenConfig, PrometheusConfig
-from greentrain.control.launch.outcome import JobFolder, State
+from greentrain.control.launch.outcome import JobFolder, JobState
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.fpga_backend.devices.null_device import NullDevice
 from greentrain.fpga_backend.remote.server import serve
@@ -217,7 +217,7 @@ def test_the_launcher_keeps_the_command_for_its_owner_alone(tmp_path: Path) -> N
     try:
         folder = JobFolder(tmp_path / "job")
         try:
-            state = State(command=("python", "train.py", f"--api-key={SECRET}"), created_unix_s=1.0)
+            state = JobState(command=("python", "train.py", f"--api-key={SECRET}"), created_unix_s=1.0)
             assert folder.save(state) == ""
             saved = tmp_path / "job" / "state.json"
             assert saved.stat().st_mode & 0o777 == 0o600

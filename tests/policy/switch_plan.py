@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import OFF, hours_up
-from greentrain.policy.switching import Beginning, Costs, State, Switching
+from greentrain.policy.switching import Beginning, Costs, JobsOnGrid, Switching
 from greentrain.policy.waterfill import find_edge
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 
@@ -141,7 +141,7 @@ class _Job:
     ) -> None:
         self._widths, self._rules, self._menu = switching.widths, switching.rules, switching.menu
         self._g, self._weights_s, self._tokens = g, weights_s, tokens
-        self.state = State(
+        self.state = JobsOnGrid(
             g=g[None],
             weights_s=weights_s[None],
             tokens=np.array([tokens]),

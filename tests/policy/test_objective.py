@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionCost, ActionTable, Choice, MeanWithCI, Objective, choose
+from greentrain.policy.action_table import (
+    Action,
+    ActionCost,
+    ActionObjective,
+    ActionTable,
+    ChosenAction,
+    MeanWithCI,
+    choose,
+)
 from greentrain.policy.menu import Menu
 from greentrain.types import Gear
 
@@ -40,13 +48,13 @@ TABLE = _table(_cost(1.0, 100.0, 700.0), _cost(0.8, 95.0, 560.0), _cost(0.6, 80.
 """7.0, 5.89, 5.25 and 5.6 J a token."""
 
 
-def _cap(objective: Objective, table: ActionTable = TABLE) -> float:
+def _cap(objective: ActionObjective, table: ActionTable = TABLE) -> float:
     return choose(table, objective).action.cap
 
 
 def test_least_energy() -> None:
-    found = choose(TABLE, Objective())
-    assert found == Choice(
+    found = choose(TABLE, ActionObjective())
+    assert found == ChosenAction(
         action=Action(gear=Gear.BF16, cap=0.6),
         score=5.25,
         reference=Action(gear=Gear.BF16),
@@ -58,9 +66,9 @@ def test_least_energy() -> None:
 
 
 def test_carbon_is_energy_where_nothing_is_embodied_and_time_where_the_grid_is_clean() -> None:
-    assert _cap(Objective(name="carbon", g_per_kwh=500.0)) == 0.6
-    assert _cap(Objective(name="carbon", g_per_kwh=0.0, embodied_g_per_s=0.01)) == 1.0
-    some = Objective(name="carbon", g_per_kwh=36.0, pue=1.25, embodied_g_per_s=0.006)
+    assert _cap(ActionObjective(name="carbon", g_per_kwh=500.0)) == 0.6
+    assert _cap(ActionObjective(name="carbon", g_per_kwh=0.0, embodied_g_per_s=0.01)) == 1.0
+    some = ActionObjective(name="carbon", g_per_kwh=36.0, pue=1.25, embodied_g_per_s=0.006)
     grams = {c: (w * 36.0 * 1.25 / 3.6e6 + 0.006) / v for c, v, w in ((1.0, 100, 700), (0.8, 95, 560), (0.6, 80, 420))}
     assert choose(TABLE, some).score == pytest.approx(min(grams.values()))
     assert _cap(some) == min(grams, key=lambda cap: grams[cap]) == 0.8
@@ -68,14 +76,14 @@ def test_carbon_is_energy_where_nothing_is_embodied_and_time_where_the_grid_is_c
 
 def test_more_overhead_of_the_facility_makes_energy_count_for_more() -> None:
     def cap(pue: float) -> float:
-        return _cap(Objective(name="carbon", g_per_kwh=36.0, pue=pue, embodied_g_per_s=0.006))
+        return _cap(ActionObjective(name="carbon", g_per_kwh=36.0, pue=pue, embodied_g_per_s=0.006))
 
     assert cap(1.0) == 0.8 and cap(2.5) == 0.6
 
 
 @pytest.mark.parametrize(("eta", "cap"), [(0.0, 1.0), (0.5, 0.8), (1.0, 0.6)])
 def test_zeus_cost(eta: float, cap: float) -> None:
-    objective = Objective(name="cost", eta=eta, limit_w=700.0)
+    objective = ActionObjective(name="cost", eta=eta, limit_w=700.0)
     found = choose(TABLE, objective)
     assert found.action.cap == cap
     speed, power_w = {1.0: (100.0, 700.0), 0.8: (95.0, 560.0), 0.6: (80.0, 420.0)}[cap]
@@ -84,46 +92,46 @@ def test_zeus_cost(eta: float, cap: float) -> None:
 
 @pytest.mark.parametrize(("bound", "cap"), [(0.0, 1.0), (0.04, 1.0), (0.05, 0.8), (0.19, 0.8), (0.2, 0.6)])
 def test_the_bound_on_speed_is_kept(bound: float, cap: float) -> None:
-    assert _cap(Objective(max_slowdown=bound)) == cap
+    assert _cap(ActionObjective(max_slowdown=bound)) == cap
 
 
 def test_the_bound_is_relative_to_the_reference_that_is_named() -> None:
     table = _table(*TABLE.costs, _cost(1.0, 150.0, 700.0, gear=Gear.FP8), _cost(0.6, 120.0, 420.0, gear=Gear.FP8))
-    assert choose(table, Objective(max_slowdown=0.1)).action == Action(gear=Gear.FP8)
-    bf16 = choose(table, Objective(max_slowdown=0.1), reference=Action(gear=Gear.BF16))
+    assert choose(table, ActionObjective(max_slowdown=0.1)).action == Action(gear=Gear.FP8)
+    bf16 = choose(table, ActionObjective(max_slowdown=0.1), reference=Action(gear=Gear.BF16))
     assert bf16.action == Action(gear=Gear.FP8, cap=0.6) and bf16.slowdown == pytest.approx(-0.2)
-    only = choose(table, Objective(max_slowdown=0.1), wanted=lambda action: action.gear is Gear.BF16)
+    only = choose(table, ActionObjective(max_slowdown=0.1), wanted=lambda action: action.gear is Gear.BF16)
     assert only.action.cap == 0.8 and only.reference == Action(gear=Gear.BF16)
 
 
 def test_a_tie_goes_to_the_faster_unless_the_intervals_say_that_it_is_none() -> None:
     close = [_cost(1.0, 100.0, 505.0, spread=None), _cost(0.6, 80.0, 400.0, spread=None)]  # 5.05 and 5.0 J a token
-    assert _cap(Objective(), _table(*close)) == 1.0
-    assert _cap(Objective(), _table(_cost(1.0, 100.0, 510.0), close[1])) == 0.6
+    assert _cap(ActionObjective(), _table(*close)) == 1.0
+    assert _cap(ActionObjective(), _table(_cost(1.0, 100.0, 510.0), close[1])) == 0.6
     apart = _table(_cost(1.0, 100.0, 505.0, spread=0.001), _cost(0.6, 80.0, 400.0, spread=0.001))
-    assert _cap(Objective(), apart) == 0.6
+    assert _cap(ActionObjective(), apart) == 0.6
     wide = _table(_cost(1.0, 100.0, 700.0, spread=0.9), _cost(0.6, 80.0, 400.0, spread=0.9))
-    assert _cap(Objective(), wide) == 0.6  # intervals that overlap are no reason to waste the difference of means
+    assert _cap(ActionObjective(), wide) == 0.6  # intervals that overlap are no reason to waste the difference of means
 
 
 def test_rows_of_unknown_power_are_never_chosen_but_count_for_the_bound() -> None:
     table = _table(_cost(1.0, 100.0, None), *TABLE.costs[1:])
-    found = choose(table, Objective())
+    found = choose(table, ActionObjective())
     assert found.action.cap == 0.6 and found.reference.cap == 1.0 and found.reference_score is None
-    assert choose(table, Objective(max_slowdown=0.06)).action.cap == 0.8
+    assert choose(table, ActionObjective(max_slowdown=0.06)).action.cap == 0.8
     assert "saved" not in str(found)
 
 
 def test_nothing_left_says_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="0 have a known power"):
-        choose(_table(_cost(1.0, 100.0, None)), Objective())
+        choose(_table(_cost(1.0, 100.0, None)), ActionObjective())
     with pytest.raises(ConfigError, match="knows no speed of any action"):
-        choose(_table(), Objective())
+        choose(_table(), ActionObjective())
     with pytest.raises(ConfigError, match="knows no speed of fp8"):
-        choose(TABLE, Objective(), reference=Action(gear=Gear.FP8))
+        choose(TABLE, ActionObjective(), reference=Action(gear=Gear.FP8))
     table = _table(_cost(1.0, 100.0, None), _cost(0.5, 50.0, 300.0))
     with pytest.raises(ConfigError, match=r"makes 90 a second, where bf16 makes 100: raise max_slowdown"):
-        choose(table, Objective(max_slowdown=0.1))
+        choose(table, ActionObjective(max_slowdown=0.1))
 
 
 def test_a_loop_that_told_no_tokens_is_judged_by_its_steps() -> None:
@@ -132,7 +140,7 @@ def test_a_loop_that_told_no_tokens_is_judged_by_its_steps() -> None:
             action=Action(gear=Gear.BF16, cap=cap), steps_per_s=MeanWithCI(mean=speed), power_w=MeanWithCI(mean=power_w)
         )
 
-    assert _cap(Objective(), _table(row(1.0, 4.0, 700.0), row(0.6, 3.5, 420.0))) == 0.6
+    assert _cap(ActionObjective(), _table(row(1.0, 4.0, 700.0), row(0.6, 3.5, 420.0))) == 0.6
 
 
 @pytest.mark.parametrize(
@@ -150,7 +158,7 @@ def test_a_loop_that_told_no_tokens_is_judged_by_its_steps() -> None:
 )
 def test_values_that_make_no_sense_are_refused(values: dict[str, float], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        Objective(**values)  # type: ignore[arg-type]
+        ActionObjective(**values)  # type: ignore[arg-type]
 
 
 rows = st.lists(st.tuples(st.floats(1.0, 100.0), st.floats(1.0, 1000.0)), min_size=1, max_size=19)
@@ -161,7 +169,7 @@ def test_what_is_chosen_keeps_the_bound_and_nothing_allowed_is_better_by_more_th
     rows: list[tuple[float, float]], time_w: float, bound: float | None
 ) -> None:
     table = _table(*(_cost(1.0 - 0.05 * i, v, w) for i, (v, w) in enumerate(rows)))
-    objective = Objective(name="cost", eta=0.5, limit_w=max(time_w, 1e-3), max_slowdown=bound)
+    objective = ActionObjective(name="cost", eta=0.5, limit_w=max(time_w, 1e-3), max_slowdown=bound)
     found = choose(table, objective)
     fastest = max(v for v, _ in rows)
     allowed = [(v, w) for v, w in rows if bound is None or v >= (1 - bound) * fastest]
@@ -175,7 +183,7 @@ def test_every_objective_has_its_best_action_on_the_hull_of_the_menu(
     rows: list[tuple[float, float]], eta: float
 ) -> None:
     table = _table(*(_cost(1.0 - 0.05 * i, v, w) for i, (v, w) in enumerate(rows)))
-    objective = Objective(name="cost", eta=eta, limit_w=500.0)
+    objective = ActionObjective(name="cost", eta=eta, limit_w=500.0)
     menu = Menu.of(table)
     best = min(objective.score(v, w) for v, w in rows)
     hull = [i for i in menu.hull.tolist() if i]

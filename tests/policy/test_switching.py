@@ -10,7 +10,7 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import OFF, Menu
-from greentrain.policy.switching import First, Switching
+from greentrain.policy.switching import FirstColumn, Switching
 from greentrain.policy.waterfill import solve
 from tests.policy.cases import Array, action_table, grid, small_menu
 from tests.policy.switch_plan import plan_switching
@@ -52,7 +52,7 @@ class Tiny:
     def switching(self) -> Switching:
         return Switching(self.menu, step_s=3600.0, switch_s=self.switch_s, dwell_s=self.dwell_s)
 
-    def first(self, tokens: float) -> First:
+    def first(self, tokens: float) -> FirstColumn:
         return self.switching.first(
             self.g[None],
             self.weights_s[None],

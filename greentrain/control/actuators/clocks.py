@@ -236,7 +236,7 @@ OTHER: Final = (Phase.EVAL, Phase.CHECKPOINT, PAUSED_PHASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class StallWindow:
     """What a window of training has shown."""
 
     data_share: float | None
@@ -269,7 +269,7 @@ class StallControl:
         """Speeds before the trial that runs; empty: none runs."""
         self._before: list[float] = []
         """Speeds before the last trial, where it was kept."""
-        self._recent: deque[Window] = deque(maxlen=MOST)
+        self._recent: deque[StallWindow] = deque(maxlen=MOST)
         """Windows at the present level."""
         self._floor: float | None = None
         """A level that is too low."""
@@ -302,12 +302,12 @@ class StallControl:
         self._steps += steps
         if self._seconds < self._config.window_s or self._steps < LEAST_STEPS:
             return None
-        window = Window(data_share=self._data_s / self._seconds, steps_per_s=self._steps / self._seconds)
+        window = StallWindow(data_share=self._data_s / self._seconds, steps_per_s=self._steps / self._seconds)
         self._seconds = self._data_s = 0.0
         self._steps = 0
         return self.after(window)
 
-    def after(self, window: Window) -> float:
+    def after(self, window: StallWindow) -> float:
         """Take note of a window.
 
         Returns:

@@ -3,7 +3,7 @@
 ::
 
     greentrain launch (supervisor)      state on disk, signals, when and how wide to start again; never imports torch
-      └─ keeper                         ends everything below it when the supervisor or the command ends in any way
+      └─ reaper                         ends everything below it when the supervisor or the command ends in any way
            └─ the command               as it was typed: torchrun, accelerate launch, mpirun, python, ...
            └─ or agent                  torch's elastic_launch, resident over all attempts of a job
                 └─ fork server          torch and its frameworks imported once

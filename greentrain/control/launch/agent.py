@@ -1,6 +1,6 @@
 """Runs all attempts of a job with torch's ``elastic_launch``: torch imported once, one store, workers that are forked.
 
-A process of its own under the reaper of its supervisor; see ``greentrain.control.launch.runners.ElasticEngine``. It
+A process of its own under the reaper of its supervisor; see ``greentrain.control.launch.runners.ElasticRunner``. It
 reads one order a line from a socket and answers each with one line, when no worker is left.
 
 Accelerate turns its options and its configuration file into variables for the script and arguments for torchrun. It is

@@ -567,12 +567,12 @@ def run_kubernetes(
         job_unix_s=view.created_unix_s,
         tell=tell,
     )
-    with closing(wanted), SignalQueue() as inbox:
+    with closing(wanted), SignalQueue() as signals:
 
         def wait(seconds: float) -> bool:
             until_s = time.time() + seconds
-            while inbox.sleep_until(until_s):
-                while (signum := inbox.take()) is not None:
+            while signals.sleep_until(until_s):
+                while (signum := signals.take()) is not None:
                     if signum in STOP:
                         tell(f"{signal.Signals(signum).name}: the Job stays as it is, and nobody pauses or resumes it")
                         return True

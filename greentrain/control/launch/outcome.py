@@ -26,7 +26,7 @@ PHASES: Final = ("new", "running", "waiting", "stopped", "failed", "done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class JobState:
     """A job between two attempts, or in one."""
 
     command: tuple[str, ...]
@@ -60,7 +60,7 @@ class State:
     """Of the last attempt, below 0 for a signal."""
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "State":
+    def from_dict(cls, data: Mapping[str, Any]) -> "JobState":
         """Return what :meth:`to_dict` wrote.
 
         Raises:
@@ -116,11 +116,11 @@ class JobFolder:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
 
-    def load(self) -> tuple[State | None, str]:
+    def load(self) -> tuple[JobState | None, str]:
         """Return the state and why there is none; a file that cannot be read is set aside."""
         path = self.path / STATE
         try:
-            return State.from_dict(json.loads(path.read_text(encoding="utf-8"))), ""
+            return JobState.from_dict(json.loads(path.read_text(encoding="utf-8"))), ""
         except FileNotFoundError:
             return None, ""
         except (OSError, ValueError) as error:
@@ -129,7 +129,7 @@ class JobFolder:
                 path.replace(aside)
             return None, f"{path} cannot be read ({error}); it is kept as {aside.name}, and attempts are counted anew"
 
-    def save(self, state: State) -> str:
+    def save(self, state: JobState) -> str:
         """Write the state; return what went wrong, empty for nothing."""
         try:
             write_json(self.path / STATE, state.to_dict(), private=True)  # the command may hold a key
@@ -144,14 +144,14 @@ class JobFolder:
             self._lock = -1
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> JobState:
     """Return the state of a job, held by somebody or not.
 
     Raises:
         ConfigError: There is none.
     """
     try:
-        return State.from_dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
+        return JobState.from_dict(json.loads((folder / STATE).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{folder} holds no job of greentrain launch ({error}); name its --dir") from error
 
@@ -184,7 +184,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class RetryRules:
     """What the user allows."""
 
     min_ranks: int
@@ -198,26 +198,26 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ExitDecision:
     """What is done."""
 
-    state: State
+    state: JobState
     """With phase ``waiting``, ``failed`` or ``done``."""
     said: str
     """For people."""
 
 
 def classify_exit(
-    state: State,
+    state: JobState,
     outcome: Outcome,
     request: Request | None,
     *,
-    rules: Rules,
+    rules: RetryRules,
     progressed: bool,
     has_checkpoint: bool | None,
     unix_s: float,
     chance: Callable[[], float] = random.random,
-) -> Verdict:
+) -> ExitDecision:
     """Return what follows.
 
     Args:
@@ -242,7 +242,9 @@ def classify_exit(
     return _crashed(state, outcome, rules, unix_s, chance)
 
 
-def _left(state: State, request: Request | None, rules: Rules, has_checkpoint: bool | None, unix_s: float) -> Verdict:
+def _left(
+    state: JobState, request: Request | None, rules: RetryRules, has_checkpoint: bool | None, unix_s: float
+) -> ExitDecision:
     state = replace(state, leaves=state.leaves + 1, failures=0)
     reason = "it asked to be started again" if request is None else request.reason
     if has_checkpoint is False:
@@ -274,7 +276,9 @@ def _left(state: State, request: Request | None, rules: Rules, has_checkpoint: b
     return _verdict(state, "waiting", f"attempt {state.attempt} left: {reason}{note}")
 
 
-def _crashed(state: State, outcome: Outcome, rules: Rules, unix_s: float, chance: Callable[[], float]) -> Verdict:
+def _crashed(
+    state: JobState, outcome: Outcome, rules: RetryRules, unix_s: float, chance: Callable[[], float]
+) -> ExitDecision:
     state = replace(state, failures=state.failures + 1)
     ended = f"attempt {state.attempt} ended with {outcome} after {outcome.lasted_s:.0f} s"
     if state.failures > rules.retries:
@@ -291,5 +295,5 @@ def _crashed(state: State, outcome: Outcome, rules: Rules, unix_s: float, chance
     return _verdict(state, "waiting", f"{ended}; try {state.failures} of {rules.retries} in {wait_s:.0f} s")
 
 
-def _verdict(state: State, phase: str, said: str) -> Verdict:
-    return Verdict(state=replace(state, phase=phase, said=said), said=said)
+def _verdict(state: JobState, phase: str, said: str) -> ExitDecision:
+    return ExitDecision(state=replace(state, phase=phase, said=said), said=said)

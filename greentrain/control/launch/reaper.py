@@ -1,6 +1,6 @@
 """Keeps a process tree from outliving its supervisor: one tiny process, with the standard library alone.
 
-Run as a script, ``python -I -S keeper.py FD COMMAND...``. It starts the command in a session of its own and talks over
+Run as a script, ``python -I -S reaper.py FD COMMAND...``. It starts the command in a session of its own and talks over
 the socket FD, one line a word:
 
 * from the supervisor: ``signal N`` (to the command), ``group N`` (to its process group), ``heed N`` (to all below that
@@ -8,7 +8,7 @@ the socket FD, one line a word:
   seconds); the end of the stream, which is the end of the supervisor in any way, is ``end``.
 * to the supervisor: ``started PID``, ``failed ERRNO``, ``swept``, and at the very end ``code N``, below 0 for a signal.
 
-Orphans of the command become children of the keeper (PR_SET_CHILD_SUBREAPER, Linux 3.4), so none is lost.
+Orphans of the command become children of the reaper (PR_SET_CHILD_SUBREAPER, Linux 3.4), so none is lost.
 """
 
 import contextlib

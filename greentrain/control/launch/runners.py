@@ -54,7 +54,7 @@ def orphans(folder: str) -> list[int]:
 def end_orphans(folder: str, grace_s: float) -> int:
     """End them, and all below them; return how many there were.
 
-    A keeper among them ends its command by itself, so it is given the time for that before anything is killed.
+    A reaper among them ends its command by itself, so it is given the time for that before anything is killed.
 
     Args:
         folder: As of :func:`orphans`.
@@ -86,7 +86,7 @@ LINES: Final = 20
 
 
 class ReaperClient:
-    """A command under a keeper.
+    """A command under a reaper.
 
     Args:
         command: What to start.
@@ -136,7 +136,7 @@ class ReaperClient:
         self.swept = False
         """Whether the last :meth:`sweep` is done."""
         self.gone = False
-        """True when command and keeper, and all below them, have ended."""
+        """True when command and reaper, and all below them, have ended."""
         self._text = ""
 
     def fileno(self) -> int:
@@ -149,7 +149,7 @@ class ReaperClient:
         return () if self.stderr is None else self.stderr.last_lines
 
     def hear(self) -> None:
-        """Take in what the keeper says; blocks until it says something."""
+        """Take in what the reaper says; blocks until it says something."""
         try:
             data = self._line.recv(4096).decode()
         except OSError:
@@ -178,7 +178,7 @@ class ReaperClient:
         self._say(f"group {int(signum)}")
 
     def signal_who_heed(self, signum: int) -> None:
-        """Send a signal to all below the keeper that have a handler for it; the others would die of it."""
+        """Send a signal to all below the reaper that have a handler for it; the others would die of it."""
         self._say(f"heed {int(signum)}")
 
     def sweep(self, grace_s: float) -> None:
@@ -191,7 +191,7 @@ class ReaperClient:
         self._say(f"end {grace_s:g}")
 
     def close(self) -> None:
-        """Let go: what still runs is ended by the keeper, which is waited for. Idempotent."""
+        """Let go: what still runs is ended by the reaper, which is waited for. Idempotent."""
         if not self.gone:
             self._line.close()
             self._end()
@@ -204,7 +204,7 @@ class ReaperClient:
         code = self._keeper.wait()
         self._line.close()
         if self.code is None:
-            # The keeper was killed, and the command with it (PR_SET_PDEATHSIG); others may be left.
+            # The reaper was killed, and the command with it (PR_SET_PDEATHSIG); others may be left.
             self.code = code if code < 0 else -9
             end_orphans(self._folder, reaper.GRACE_S)
         if self.stderr is not None:
@@ -388,19 +388,19 @@ class Guide(Protocol):
         ...
 
     def started(self, keeper_pid: int) -> None:
-        """Note under which keeper the attempt runs."""
+        """Note under which reaper the attempt runs."""
         ...
 
 
-class Engine(Protocol):
+class Runner(Protocol):
     """Runs attempts, one at a time."""
 
-    def run(self, attempt: Attempt, inbox: SignalQueue, guide: Guide) -> Outcome:
+    def run(self, attempt: Attempt, signals: SignalQueue, guide: Guide) -> Outcome:
         """Run an attempt to its end, when nothing of it is left.
 
         Args:
             attempt: What to run.
-            inbox: Signals.
+            signals: The signals that reach the supervisor.
             guide: What to do about them.
 
         Raises:
@@ -421,7 +421,7 @@ class Engine(Protocol):
         ...
 
 
-class CommandEngine:
+class CommandRunner:
     """Starts the command anew for each attempt.
 
     Args:
@@ -431,9 +431,9 @@ class CommandEngine:
 
     def __init__(self, command: Command, *, listen: bool) -> None:
         self._command, self._listen = command, listen
-        self._kept: ReaperClient | None = None
+        self._client: ReaperClient | None = None
 
-    def run(self, attempt: Attempt, inbox: SignalQueue, guide: Guide) -> Outcome:
+    def run(self, attempt: Attempt, signals: SignalQueue, guide: Guide) -> Outcome:
         """Run the command.
 
         Raises:
@@ -442,46 +442,46 @@ class CommandEngine:
         start_s = time.monotonic()
         words = self._command.of(None if attempt.as_typed else attempt.ranks, attempt.checkpoint)
         try:
-            self._kept = kept = ReaperClient(words, attempt.environ, listen=self._listen)
+            self._client = client = ReaperClient(words, attempt.environ, listen=self._listen)
         except OSError as error:
             raise LaunchError(f"cannot start a process: {error.strerror}") from error
         try:
-            guide.started(kept.keeper_pid)
-            while not kept.gone:
-                serve(kept, inbox, guide)
+            guide.started(client.keeper_pid)
+            while not client.gone:
+                serve(client, signals, guide)
         finally:
-            kept.close()
-            self._kept = None
-        if kept.failed_errno is not None:
-            raise LaunchError(f"cannot start {words[0]!r}: {os.strerror(kept.failed_errno)}")
-        assert kept.code is not None
-        return Outcome(code=kept.code, last_lines=kept.last_lines, lasted_s=time.monotonic() - start_s)
+            client.close()
+            self._client = None
+        if client.failed_errno is not None:
+            raise LaunchError(f"cannot start {words[0]!r}: {os.strerror(client.failed_errno)}")
+        assert client.code is not None
+        return Outcome(code=client.code, last_lines=client.last_lines, lasted_s=time.monotonic() - start_s)
 
     def forward(self, signum: int) -> None:
         """Send a signal to the command."""
-        if self._kept is not None:
-            forward(self._kept, signum)
+        if self._client is not None:
+            forward(self._client, signum)
 
     def rest(self) -> None:
         """Do nothing: nothing is kept."""
 
     def close(self) -> None:
         """End the command."""
-        if self._kept is not None:
-            self._kept.close()
+        if self._client is not None:
+            self._client.close()
 
 
-class ElasticEngine:
+class ElasticRunner:
     """Runs a Python script on several ranks, with an agent that stays for all attempts of the job.
 
     The agent is a process of its own, as it imports torch and as torch's agent wants SIGTERM for itself; the supervisor
-    stays small and hears every signal. Agent, fork server and workers are one tree under one keeper.
+    stays small and hears every signal. Agent, fork server and workers are one tree under one reaper.
 
     Args:
         command: A script under python or torchrun, on one node.
         preload: Modules that the fork server imports beside those of the script.
         warm: Whether workers are forked; otherwise each one starts and imports anew.
-        listen: As of CommandEngine.
+        listen: As of :class:`CommandRunner`.
 
     Raises:
         ConfigError: The interpreter of the command has no torch, or not this package.
@@ -499,56 +499,56 @@ class ElasticEngine:
             "preload": list(preload),
             "warm": warm,
         }
-        self._kept: ReaperClient | None = None
+        self._client: ReaperClient | None = None
         self._line: socket.socket | None = None
         self._text = b""
 
-    def run(self, attempt: Attempt, inbox: SignalQueue, guide: Guide) -> Outcome:
+    def run(self, attempt: Attempt, signals: SignalQueue, guide: Guide) -> Outcome:
         """Run the script on as many ranks as the attempt has.
 
         Raises:
             LaunchError: The agent cannot be started.
         """
         start_s = time.monotonic()
-        if self._kept is None:
+        if self._client is None:
             self._start(attempt)
-        kept, line = self._kept, self._line
-        assert kept is not None and line is not None
-        guide.started(kept.keeper_pid)
+        client, line = self._client, self._line
+        assert client is not None and line is not None
+        guide.started(client.keeper_pid)
         self._order(line, attempt)
         said: dict[str, Any] | None = None
-        while not kept.gone and said is None:
-            if line in serve(kept, inbox, guide, [line]):
+        while not client.gone and said is None:
+            if line in serve(client, signals, guide, [line]):
                 said = self._hear(line)
                 if said is None and line.fileno() < 0:
                     break
         if said is None:
-            while not kept.gone:
-                serve(kept, inbox, guide)
+            while not client.gone:
+                serve(client, signals, guide)
         else:
-            kept.sweep(reaper.LEFT_S)
-            while not kept.gone and not kept.swept:
-                serve(kept, inbox, guide)
+            client.sweep(reaper.LEFT_S)
+            while not client.gone and not client.swept:
+                serve(client, signals, guide)
         lasted_s = time.monotonic() - start_s
-        if kept.gone:
-            lines = kept.last_lines
+        if client.gone:
+            lines = client.last_lines
             self.close()
-            if kept.failed_errno is not None:
-                raise LaunchError(f"cannot start {self._python[0]!r}: {os.strerror(kept.failed_errno)}")
+            if client.failed_errno is not None:
+                raise LaunchError(f"cannot start {self._python[0]!r}: {os.strerror(client.failed_errno)}")
             if said is None:
-                assert kept.code is not None
-                return Outcome(code=kept.code, last_lines=lines, lasted_s=lasted_s)
+                assert client.code is not None
+                return Outcome(code=client.code, last_lines=lines, lasted_s=lasted_s)
         assert said is not None
         if said.get("refused"):
             self.close()
             raise LaunchError(str(said["refused"]))
-        lines = kept.last_lines or tuple(str(said.get("message", "")).strip().splitlines()[-20:])
+        lines = client.last_lines or tuple(str(said.get("message", "")).strip().splitlines()[-20:])
         return Outcome(code=int(said["code"]), last_lines=lines, lasted_s=lasted_s)
 
     def forward(self, signum: int) -> None:
         """Send a signal to the agent, which passes it on to its workers."""
-        if self._kept is not None:
-            forward(self._kept, signum)
+        if self._client is not None:
+            forward(self._client, signum)
 
     def rest(self) -> None:
         """End the agent: a job that waits for hours needs no memory."""
@@ -559,16 +559,16 @@ class ElasticEngine:
         if self._line is not None:
             self._line.close()
             self._line = None
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         self._text = b""
 
     def _start(self, attempt: Attempt) -> None:
         ours, theirs = socket.socketpair()
         words = [*self._python, "-c", AGENT, str(theirs.fileno()), json.dumps(self._job)]
         try:
-            self._kept = ReaperClient(words, attempt.environ, fds=[theirs.fileno()], listen=self._listen)
+            self._client = ReaperClient(words, attempt.environ, fds=[theirs.fileno()], listen=self._listen)
         except OSError as error:
             ours.close()
             raise LaunchError(f"cannot start a process: {error.strerror}") from error
@@ -583,7 +583,7 @@ class ElasticEngine:
             "words": self._command.for_agent(attempt.ranks, attempt.checkpoint),
             "environ": {ENV_CHECKPOINT: attempt.environ.get(ENV_CHECKPOINT)},
         }
-        with contextlib.suppress(OSError):  # the agent has ended; its keeper says so
+        with contextlib.suppress(OSError):  # the agent has ended; its reaper says so
             line.sendall(json.dumps(order).encode() + b"\n")
 
     def _hear(self, line: socket.socket) -> dict[str, Any] | None:
@@ -619,34 +619,36 @@ def _check_interpreter(python: Sequence[str]) -> None:
         )
 
 
-def serve(kept: ReaperClient, inbox: SignalQueue, guide: Guide, files: Sequence[HasFileno] = ()) -> Sequence[HasFileno]:
+def serve(
+    client: ReaperClient, signals: SignalQueue, guide: Guide, files: Sequence[HasFileno] = ()
+) -> Sequence[HasFileno]:
     """Wait for the next thing to happen, and do what belongs to it; return which of the files can be read."""
-    tee = kept.stderr
+    tee = client.stderr
     listening = [] if tee is None or not tee.open else [tee]
     open_files = [file for file in files if file.fileno() >= 0]
     kill_s = guide.kill_s
     left_s = None if kill_s is None else max(0.0, kill_s - time.monotonic())
-    ready = inbox.wait(left_s, [kept, *listening, *open_files])
-    while (signum := inbox.take()) is not None:
+    ready = signals.wait(left_s, [client, *listening, *open_files])
+    while (signum := signals.take()) is not None:
         guide.heed(signum)
     if tee is not None and tee in ready:
         tee.pass_on()
-    if kept in ready:
-        kept.hear()
+    if client in ready:
+        client.hear()
     if guide.kill_s is not None and time.monotonic() >= guide.kill_s:
-        kept.end(0.0)
+        client.end(0.0)
     return [file for file in open_files if file in ready]
 
 
-def forward(kept: ReaperClient, signum: int) -> None:
+def forward(client: ReaperClient, signum: int) -> None:
     """Pass a signal on as its sender means it.
 
     SIGTERM goes to the command alone, which ends its own processes in its own order: workers of a data loader that get
     it first would make a training crash that is about to save. SIGINT goes to all, as a terminal's does.
     """
     if signum == signal.SIGINT:
-        kept.signal_group(signum)
+        client.signal_group(signum)
     elif signum in PASSED_ON:
-        kept.signal_who_heed(signum)
+        client.signal_who_heed(signum)
     else:
-        kept.signal(signal.SIGTERM)
+        client.signal(signal.SIGTERM)

@@ -26,8 +26,8 @@ from typing import Final, Protocol
 
 from greentrain.control.launch import checkpoints, reaper, timeline
 from greentrain.control.launch.commands import Command
-from greentrain.control.launch.outcome import JobFolder, Outcome, Rules, State, classify_exit
-from greentrain.control.launch.runners import NOTICE, STOP, Attempt, Engine, LaunchError, SignalQueue, end_orphans
+from greentrain.control.launch.outcome import JobFolder, JobState, Outcome, RetryRules, classify_exit
+from greentrain.control.launch.runners import NOTICE, STOP, Attempt, LaunchError, Runner, SignalQueue, end_orphans
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer
 from greentrain.types import iso
 from greentrain.utils.topology import ENV_JOB
@@ -77,7 +77,7 @@ NOT_STARTED: Final = 127
 """Exit code where the command cannot be started, as of shells."""
 
 
-class Window(Protocol):
+class StartWindow(Protocol):
     """Knows when a job should train; see ``greentrain.control.launch.start_window``."""
 
     def opens(self, unix_s: float, tokens_done: float) -> float | None:
@@ -91,7 +91,7 @@ class Supervisor:
     Args:
         command: What to run.
         folder: Its folder, held.
-        engine: Runs its attempts.
+        runner: Runs its attempts.
         rules: What is allowed.
         grace_s: From a SIGTERM that is passed on to SIGKILL (s).
         green_start: Whether the first attempt waits for the window too.
@@ -103,20 +103,20 @@ class Supervisor:
         self,
         command: Command,
         folder: JobFolder,
-        engine: Engine,
-        rules: Rules,
+        runner: Runner,
+        rules: RetryRules,
         *,
         grace_s: float = reaper.GRACE_S,
         green_start: bool = False,
-        waiting: "Callable[[SignalQueue, LauncherFiles, int], tuple[Waiting, int | None]]" = lambda inbox, _, __: (
-            LocalWaiting(inbox.sleep_until),
+        waiting: "Callable[[SignalQueue, LauncherFiles, int], tuple[Waiting, int | None]]" = lambda signals, _, __: (
+            LocalWaiting(signals.sleep_until),
             None,
         ),
         tell: Callable[[str], None] = print,
     ) -> None:
-        self._command, self._folder, self._engine, self._rules = command, folder, engine, rules
+        self._command, self._folder, self._runner, self._rules = command, folder, runner, rules
         self._grace_s, self._green_start = grace_s, green_start
-        self.window: Window | None = None
+        self.window: StartWindow | None = None
         """Knows when to train; None: at once."""
         self._make_waiting, self._tell = waiting, tell
         self._handover = LauncherFiles(folder.path)
@@ -128,7 +128,7 @@ class Supervisor:
         """When the running attempt is ended by force (monotonic, s); None: never."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> JobState:
         """Where the job is."""
         return self._state
 
@@ -143,31 +143,31 @@ class Supervisor:
                 f"this job is {self._state.said}; to run it again remove {self._folder.path} or name another --dir"
             )
             return 0
-        with SignalQueue() as inbox:
+        with SignalQueue() as signals:
             try:
-                return self._supervise(inbox)
+                return self._supervise(signals)
             finally:
-                self._engine.close()
+                self._runner.close()
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _supervise(self, inbox: SignalQueue) -> int:
+    def _supervise(self, signals: SignalQueue) -> int:
         ended = end_orphans(str(self._folder.path), self._grace_s)
         if ended:
             self._tell(f"ended {ended} processes that an earlier launcher of this job left behind")
         self._resume()
-        waiting, fits = self._make_waiting(inbox, self._handover, self._state.ranks)
+        waiting, fits = self._make_waiting(signals, self._handover, self._state.ranks)
         if fits is not None:
             self._save(ranks=min(max(fits, self._rules.min_ranks), self._rules.max_ranks))
         while True:
-            code = self._wait(inbox, waiting)
+            code = self._wait(signals, waiting)
             if code is not None:
                 return code
-            code = self._attempt(inbox)
+            code = self._attempt(signals)
             if code is not None:
                 return code
 
-    def _wait(self, inbox: SignalQueue, waiting: Waiting) -> int | None:
+    def _wait(self, signals: SignalQueue, waiting: Waiting) -> int | None:
         """Wait until the next attempt may start; return an exit code where this process is to end instead."""
         first = self._state.attempt == 0
         while True:
@@ -180,8 +180,8 @@ class Supervisor:
                 self._save(phase="waiting", not_before_unix_s=until_s)
                 self._tell(f"waiting until {iso(until_s)} ({_span(wait_s)})")
             if wait_s > REST_S:
-                self._engine.rest()
-            code = self._heard(inbox)
+                self._runner.rest()
+            code = self._take_signals(signals)
             if code is not None:
                 return code
             if self._noticed and isinstance(waiting, LocalWaiting):
@@ -190,15 +190,15 @@ class Supervisor:
             if (later or not first) and waiting.away(until_s if later else None, self._state.ranks):
                 self._tell("somebody else starts this job again then")
                 return EXIT_REQUEUE
-            code = self._heard(inbox)
+            code = self._take_signals(signals)
             if code is not None:
                 return code
             if not later or (time.time() >= until_s and self.window is None):
                 return None
 
-    def _heard(self, inbox: SignalQueue) -> int | None:
+    def _take_signals(self, signals: SignalQueue) -> int | None:
         """Take the signals that came while nothing runs; return an exit code if one of them ends us."""
-        while (signum := inbox.take()) is not None:
+        while (signum := signals.take()) is not None:
             if signum in STOP:
                 self._tell(f"ended by {signal.Signals(signum).name}; the same command goes on")
                 return 128 + signum
@@ -207,7 +207,7 @@ class Supervisor:
                 self._take_notice()
         return None
 
-    def _attempt(self, inbox: SignalQueue) -> int | None:
+    def _attempt(self, signals: SignalQueue) -> int | None:
         """Run one attempt; return an exit code where there is no other."""
         found = self._checkpoint()
         number = self._state.attempt + 1
@@ -221,7 +221,7 @@ class Supervisor:
             return self._follow(Outcome(code=os.EX_IOERR, last_lines=(line,)))
         self._handover.mark("start", number, ranks=self._state.ranks)
         try:
-            outcome = self._engine.run(attempt, inbox, self)
+            outcome = self._runner.run(attempt, signals, self)
         except LaunchError as error:
             self._save(phase="failed", said=str(error), keeper_pid=None)
             self._tell(str(error))
@@ -242,7 +242,7 @@ class Supervisor:
             self._save(phase="stopped", code=outcome.code, keeper_pid=None, steps=max(steps, self._state.steps))
             self._tell(f"attempt {self._state.attempt} was ended ({outcome}); the same command goes on")
             return _exit_code(outcome)
-        verdict = classify_exit(
+        decision = classify_exit(
             self._state,
             outcome,
             request,
@@ -252,8 +252,8 @@ class Supervisor:
             unix_s=time.time(),
         )
         mean_s = timeline.mean_resize_s(self._folder.path)
-        self._state = replace(verdict.state, steps=max(steps, self._state.steps), checkpoint=key, resize_s=mean_s)
-        self._tell(verdict.said)
+        self._state = replace(decision.state, steps=max(steps, self._state.steps), checkpoint=key, resize_s=mean_s)
+        self._tell(decision.said)
         self._save()
         if self._state.phase == "failed":
             return _exit_code(outcome) or 1
@@ -303,7 +303,7 @@ class Supervisor:
         )
 
     def started(self, keeper_pid: int) -> None:
-        """Note under which keeper the attempt runs."""
+        """Note under which reaper the attempt runs."""
         found = reaper.stat(keeper_pid)
         self._save(keeper_pid=keeper_pid, keeper_start_ticks=None if found is None else found[2])
 
@@ -315,12 +315,12 @@ class Supervisor:
             if not again:
                 name = signal.Signals(signum).name
                 self._tell(f"{name}: the training is asked to end, and killed if it has not after {self._grace_s:g} s")
-                self._engine.forward(signum)
+                self._runner.forward(signum)
         elif signum == NOTICE:
             self._tell("SIGUSR1: the training is asked to save and leave")
             self._take_notice()
         else:
-            self._engine.forward(signum)
+            self._runner.forward(signum)
 
     def _job(self) -> str:
         """Return a name of the job that no other has: its start, and a digest of its folder."""
@@ -348,14 +348,14 @@ class Supervisor:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def _load(self) -> State:
+    def _load(self) -> JobState:
         state, why_not = self._folder.load()
         if state is None:
             if why_not:
                 self._tell(why_not)
             offer = self._handover.offer()
             ranks = self._rules.max_ranks if self._command.ranks is None else self._command.ranks
-            state = State(
+            state = JobState(
                 command=self._command.words,
                 created_unix_s=time.time() if offer is None or offer.job_unix_s is None else offer.job_unix_s,
                 attempt=0 if offer is None else offer.attempt,

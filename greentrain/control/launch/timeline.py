@@ -25,7 +25,7 @@ _LAST: Final = ("request", "left", "ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resize:
+class ResizeTiming:
     """One restart that the training asked for, in seconds; None: a moment is missing."""
 
     attempt: int
@@ -50,7 +50,7 @@ class Resize:
     """Without training: all of these but the wait."""
 
 
-def read(folder: Path) -> list[Resize]:
+def read(folder: Path) -> list[ResizeTiming]:
     """Return the resizes in a launch folder, oldest first; lines that are torn count as none."""
     moments: dict[int, dict[str, Mapping[str, Any]]] = {}
     for line in _lines(folder / FILE):
@@ -70,7 +70,7 @@ def mean_resize_s(folder: Path) -> float | None:
     return statistics.fmean(totals[-NEWEST:]) if totals else None
 
 
-def table(resizes: Sequence[Resize]) -> str:
+def table(resizes: Sequence[ResizeTiming]) -> str:
     """Return a table for people; empty where there is nothing to show."""
     if not resizes:
         return ""
@@ -93,7 +93,7 @@ def table(resizes: Sequence[Resize]) -> str:
     return "\n".join(("restarts that the training asked for, seconds (measured; ? = no moment was noted)", *lines))
 
 
-def _resize(number: int, old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> Resize:
+def _resize(number: int, old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> ResizeTiming:
     def between(first: tuple[Mapping[str, Any], str], then: tuple[Mapping[str, Any], str]) -> float | None:
         a, b = first[0].get(first[1]), then[0].get(then[1])
         return None if a is None or b is None else max(0.0, b["t_unix_s"] - a["t_unix_s"])
@@ -108,7 +108,7 @@ def _resize(number: int, old: Mapping[str, Mapping[str, Any]], new: Mapping[str,
             first_step_s = None if first_step_s is None else max(0.0, first_step_s - group_s)
     away_s, back_s = between((old, "request"), (old, "ended")), between((new, "start"), (new, "step"))
     ranks = new["start"].get("ranks")
-    return Resize(
+    return ResizeTiming(
         attempt=number,
         ranks=ranks if isinstance(ranks, int) else None,
         checkpoint_s=between((old, "request"), (old, "left")),

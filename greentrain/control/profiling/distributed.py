@@ -23,7 +23,7 @@ import torch.distributed as dist
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.profiling.profiler import GearProfiler, add_ranks
 from greentrain.errors import SessionError
-from greentrain.policy.action_table import Action, ActionCache, ActionTable, Objective, cache_key
+from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, cache_key
 from greentrain.types import Gear, Provenance, Sensor
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class ProfilingRun:
         tell: Callable[[ActionTable], None],
         rounds: int | None = None,
         caps: Caps | None = None,
-        objective: Objective | None = None,
+        objective: ActionObjective | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if box.model is None:
@@ -105,7 +105,9 @@ class ProfilingRun:
         self.table: ActionTable | None = None
         """The finished table."""
         self._caps, self._clock = caps, clock
-        self._objective = everybody(objective or Objective())[0]  # grid and devices of one rank, so all search alike
+        self._objective = everybody(objective or ActionObjective())[
+            0
+        ]  # grid and devices of one rank, so all search alike
         self._fractions = self._common()
         self._set = self._fractions[0]
         self._whole = True

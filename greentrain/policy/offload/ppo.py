@@ -13,7 +13,7 @@ import numpy as np
 from greentrain.policy.carl import Network
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Plan, Stage, Where, all_gpu, label
 from greentrain.policy.offload.timeline import Array, Late
-from greentrain.policy.offload.view import View, compared
+from greentrain.policy.offload.view import OffloadView, compared
 
 SHIPPED: Final = Path(__file__).with_name("ppo.npz")
 HIDDEN: Final = (256, 128, 64)
@@ -27,7 +27,7 @@ _OF_STEP: Final = 18
 FEATURES: Final = _OF_STAGE * len(MOVABLE) + _OF_STEP
 
 
-def features(view: View) -> Array:
+def features(view: OffloadView) -> Array:
     """Return (FEATURES,): shares of the step, ratios of device to GPU, how the step is cut. Unknown joules are 0."""
     table, shape = view.table, view.shape
     on_gpu = [table.cost(stage) for stage in table.stages]
@@ -60,7 +60,7 @@ def features(view: View) -> Array:
     return clipped
 
 
-def plan_of(action: Array, view: View) -> Plan:
+def plan_of(action: Array, view: OffloadView) -> Plan:
     """Return the plan of an index into CHOICES for each movable stage; what is not possible becomes GPU."""
     plan = dict(all_gpu(view.table))
     for stage, index in zip(MOVABLE, action, strict=True):
@@ -82,19 +82,19 @@ class PpoPolicy:
     def __init__(self, network: Network | None = None) -> None:
         self._network = Network.load(SHIPPED) if network is None else network
 
-    def choose(self, view: View) -> Plan:
+    def choose(self, view: OffloadView) -> Plan:
         """Return the plan of the highest scores."""
         scores = self._network(features(view)[None]).reshape(len(MOVABLE), len(CHOICES))
         plan, gpu = plan_of(scores.argmax(axis=1), view), all_gpu(view.table)
         known = all(view.objective.cost_j(view.step(one)) is not None for one in (plan, gpu))
         return plan if known else gpu
 
-    def reason(self, view: View, plan: Plan) -> str:
+    def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return what the plan costs; why the network prefers it, nobody knows."""
         return f"{label(plan)} by the trained network: {compared(view, plan)}"
 
 
-def _of_stage(view: View, stage: Stage, step_s: float, step_j: float) -> list[float]:
+def _of_stage(view: OffloadView, stage: Stage, step_s: float, step_j: float) -> list[float]:
     table = view.table
     if stage not in table.movable:
         cost = table.costs.get((stage, Hardware.GPU))

@@ -19,7 +19,7 @@ from typing import Final
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.edi import Basis
 from greentrain.policy.offload.stages import Hardware, Plan, Stage, Where, all_gpu, label, plans
-from greentrain.policy.offload.view import OffloadPolicy, View, compared
+from greentrain.policy.offload.view import OffloadPolicy, OffloadView, compared
 from greentrain.utils.validation import choice
 
 MARGIN: Final = 0.02
@@ -43,7 +43,7 @@ class EdiRule:
             raise ConfigError(f"margin={margin}: give a share from 0 to below 1")
         self._margin = margin
 
-    def choose(self, view: View) -> Plan:
+    def choose(self, view: OffloadView) -> Plan:
         """Return the cheapest candidate, or what is in force."""
         gpu = all_gpu(view.table)
         on_gpu = view.step(gpu)
@@ -59,7 +59,7 @@ class EdiRule:
         stays = kept_j is not None and best_j > (1 - self._margin) * kept_j and view.objective.allows(kept, on_gpu)
         return view.kept if stays else best
 
-    def reason(self, view: View, plan: Plan) -> str:
+    def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return the figures, and what kept a stage where it is."""
         unknown = [stage for stage in view.table.movable if not view.known(stage)]
         told = f"; {', '.join(unknown)}: joules not known on both sides, so on the gpu" if unknown else ""
@@ -71,7 +71,7 @@ class EdiPublished:
 
     name = "edi-published"
 
-    def choose(self, view: View) -> Plan:
+    def choose(self, view: OffloadView) -> Plan:
         """Return the plan that looks at each stage alone."""
         shape = view.shape
         train_s = view.table.cost(Stage.TRAIN).duration_s
@@ -86,12 +86,12 @@ class EdiPublished:
         }
         return {**all_gpu(view.table), **moved}
 
-    def reason(self, view: View, plan: Plan) -> str:
+    def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return the figures."""
         return f"{label(plan)} by active joules alone: {compared(view, plan)}"
 
 
-def candidates(view: View) -> list[Plan]:
+def candidates(view: OffloadView) -> list[Plan]:
     """Return all on the GPU, then the plans that move the best stage, the two best, and so on, within the bound.
 
     Ranked by joules saved, and once more by joules saved for each second of the device, which is what they compete for.
@@ -111,14 +111,14 @@ def candidates(view: View) -> list[Plan]:
     return list(found.values())
 
 
-def _saving(view: View, stage: Stage) -> float:
+def _saving(view: OffloadView, stage: Stage) -> float:
     """Joules a token that the stage saves on the device, before anything idle; its GPU time at its price."""
     gpu, away = _active(view, stage, Hardware.GPU), _active(view, stage, Hardware.OFFLOAD)
     freed_s = view.table.cost(stage, Where.GPU).duration_s / view.table.tokens
     return (gpu or 0.0) - (away or 0.0) + view.objective.time_w * freed_s
 
 
-def _active(view: View, stage: Stage, hardware: Hardware) -> float | None:
+def _active(view: OffloadView, stage: Stage, hardware: Hardware) -> float | None:
     cell = view.edi.get((stage, hardware))
     return None if cell is None else cell.value(Basis.ACTIVE)
 
@@ -128,7 +128,7 @@ class OffloadOracle:
 
     name = "oracle"
 
-    def choose(self, view: View) -> Plan:
+    def choose(self, view: OffloadView) -> Plan:
         """Return the best plan; all on the GPU where its joules are not known."""
         gpu = all_gpu(view.table)
         on_gpu = view.step(gpu)
@@ -142,12 +142,12 @@ class OffloadOracle:
                 best, best_j = plan, cost_j
         return best
 
-    def reason(self, view: View, plan: Plan) -> str:
+    def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return the figures."""
         return f"{label(plan)}, the best of {len(plans(view.table, view.wheres))}: {compared(view, plan)}"
 
 
-def regret(view: View, plan: Plan) -> float | None:
+def regret(view: OffloadView, plan: Plan) -> float | None:
     """Return how much more a plan costs than the oracle's, as a share; None where joules are not known.
 
     A plan whose step is too long costs nothing less for it: the caller looks at ``objective.allows`` beside it.
@@ -172,12 +172,12 @@ class StaticPlan:
         """``all-gpu``, ``all-sequential`` or ``all-concurrent``."""
         return f"all-{self._where}"
 
-    def choose(self, view: View) -> Plan:
+    def choose(self, view: OffloadView) -> Plan:
         """Return the plan."""
         where = self._where if self._where in view.wheres else Where.GPU
         return {**all_gpu(view.table), **dict.fromkeys(view.table.movable, where)}
 
-    def reason(self, view: View, plan: Plan) -> str:
+    def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return what it costs."""
         return f"always {self._where}: {compared(view, plan)}"
 

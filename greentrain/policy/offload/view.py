@@ -39,7 +39,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class OffloadView:
     """What a policy sees. Made by :meth:`of` where only a cost table is known."""
 
     table: CostTable
@@ -62,7 +62,7 @@ class View:
         current: Plan | None = None,
         wheres: tuple[Where, ...] = tuple(Where),
         objective: Objective | None = None,
-    ) -> "View":
+    ) -> "OffloadView":
         """Return the view of someone who has read one step of each placement of a cost table."""
         shape = shape or StepShape()
         matrix = EdiMatrix()
@@ -116,16 +116,16 @@ class OffloadPolicy(Protocol):
         """What it is known by."""
         ...
 
-    def choose(self, view: View) -> Plan:
+    def choose(self, view: OffloadView) -> Plan:
         """Return where each stage of the step runs, each stage named."""
         ...
 
-    def reason(self, view: View, plan: Plan) -> str:
+    def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return one sentence on why it chose a plan, with figures."""
         ...
 
 
-def compared(view: View, plan: Plan) -> str:
+def compared(view: OffloadView, plan: Plan) -> str:
     """Return a plan beside all on the GPU, in joules a token and seconds a step."""
     there, gpu = view.step(plan), view.step(all_gpu(view.table))
     if there.j_per_token is None or gpu.j_per_token is None:

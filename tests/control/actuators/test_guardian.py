@@ -19,14 +19,14 @@ from tests.control.actuators.on_fake import ADMIN_W, Node, Said, alive, capping,
 
 def test_it_is_tiny_and_quick(node: Node) -> None:
     driver = node(FakeGpu(limit_w=ADMIN_W))
-    keeper = Guardian(library=str(driver.library))
-    keeper.join()
-    keeper.tell_limit(driver.uuid(0), 650_000, 400_000)
-    assert keeper.pid is not None
-    process = psutil.Process(keeper.pid)
+    guardian = Guardian(library=str(driver.library))
+    guardian.join()
+    guardian.tell_limit(driver.uuid(0), 650_000, 400_000)
+    assert guardian.pid is not None
+    process = psutil.Process(guardian.pid)
     assert process.memory_info().rss < 16e6  # 9 MB measured
     assert process.num_threads() == 1 and process.cwd() == "/"
-    keeper.leave()
+    guardian.leave()
     assert wait_until(lambda: not alive(process.pid))
 
 
@@ -115,45 +115,45 @@ def test_a_guardian_that_does_not_answer_is_not_waited_for_long(node: Node, monk
 
 def test_threads_may_ask_at_once(node: Node) -> None:
     driver = node(FakeGpu(), FakeGpu())
-    keeper = Guardian(library=str(driver.library))
-    keeper.join()
+    guardian = Guardian(library=str(driver.library))
+    guardian.join()
 
     def ask(gpu: int) -> None:
         for _ in range(50):
-            keeper.tell_limit(driver.uuid(gpu), 700_000, 400_000)
-            keeper.done(driver.uuid(gpu), "limit")
+            guardian.tell_limit(driver.uuid(gpu), 700_000, 400_000)
+            guardian.done(driver.uuid(gpu), "limit")
 
     threads = [threading.Thread(target=ask, args=(gpu,)) for gpu in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert keeper.held == {driver.uuid(0), driver.uuid(1)}
-    keeper.leave()
+    assert guardian.held == {driver.uuid(0), driver.uuid(1)}
+    guardian.leave()
 
 
 def test_a_signal_in_the_middle_of_a_change_waits_for_no_other_thread(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
-    keeper = Guardian(library=str(driver.library))
+    guardian = Guardian(library=str(driver.library))
     changed = threading.Event()
 
     def change_and_close() -> None:
-        with capping(said, guardian=keeper) as cap, clocking(said, keeper) as clocks:
+        with capping(said, guardian=guardian) as cap, clocking(said, guardian) as clocks:
             books = threading.Thread(target=lambda: clocks.apply(0.3), daemon=True)  # as the thread that books does
-            answer, handled = keeper._answer, threading.Event()
+            answer, handled = guardian._answer, threading.Event()
 
             def interrupted(number: int, wait_s: float) -> str:
-                if not handled.is_set() and keeper.pid is not None:
+                if not handled.is_set() and guardian.pid is not None:
                     handled.set()
                     books.start()
                     time.sleep(0.2)
                     clocks.close()  # as a handler of SIGTERM does
                     cap.close()
-                return "ok" if handled.is_set() and keeper.pid is None else answer(number, wait_s)
+                return "ok" if handled.is_set() and guardian.pid is None else answer(number, wait_s)
 
-            monkeypatch.setattr(keeper, "_answer", interrupted)
+            monkeypatch.setattr(guardian, "_answer", interrupted)
             assert not cap.apply(0.8), said
             assert handled.is_set(), said
             books.join()
@@ -166,13 +166,13 @@ def test_a_signal_in_the_middle_of_a_change_waits_for_no_other_thread(
 
 def test_an_unknown_gpu_and_an_unknown_word_are_answered(node: Node) -> None:
     driver = node(FakeGpu())
-    keeper = Guardian(library=str(driver.library))
-    keeper.join()
+    guardian = Guardian(library=str(driver.library))
+    guardian.join()
     with pytest.raises(Refused, match="GPU-none"):
-        keeper.tell_limit("GPU-none", 700_000, 400_000)
+        guardian.tell_limit("GPU-none", 700_000, 400_000)
     with pytest.raises(Refused, match="unknown word"):
-        keeper._ask("sing", "x")
-    keeper.leave()
+        guardian._ask("sing", "x")
+    guardian.leave()
 
 
 def test_it_runs_without_greentrain_or_site_packages() -> None:

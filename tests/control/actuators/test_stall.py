@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.config.schema import ClocksConfig
-from greentrain.control.actuators.clocks import FORGET, MOST, StallControl, Window
+from greentrain.control.actuators.clocks import FORGET, MOST, StallControl, StallWindow
 
 CONFIG = ClocksConfig()
 
@@ -36,10 +36,10 @@ class Pipeline:
     def slowdown(self, below: float) -> float:
         return 1 - self.step(0.0)[0] / self.step(below)[0]
 
-    def window(self, below: float) -> Window:
+    def window(self, below: float) -> StallWindow:
         step_s, wait_s = self.step(below)
         share = wait_s / step_s
-        return Window(
+        return StallWindow(
             data_share=min(1.0, max(0.0, share * (1 + self.dice.gauss(0, self.noise)))),
             steps_per_s=max(1e-6, (1 + self.dice.gauss(0, self.noise)) / step_s),
         )
@@ -133,12 +133,12 @@ def test_when_computing_takes_longer_a_lower_clock_does_not_go_unnoticed() -> No
 
 
 @pytest.mark.parametrize("strange", [
-    Window(data_share=0.9, steps_per_s=1.0, ordinary=False),
-    Window(data_share=None, steps_per_s=1.0),
-    Window(data_share=0.9, steps_per_s=None),
-    Window(data_share=float("nan"), steps_per_s=1.0),
+    StallWindow(data_share=0.9, steps_per_s=1.0, ordinary=False),
+    StallWindow(data_share=None, steps_per_s=1.0),
+    StallWindow(data_share=0.9, steps_per_s=None),
+    StallWindow(data_share=float("nan"), steps_per_s=1.0),
 ])  # fmt: skip
-def test_windows_that_are_not_ordinary_change_nothing(strange: Window) -> None:
+def test_windows_that_are_not_ordinary_change_nothing(strange: StallWindow) -> None:
     control = StallControl(CONFIG)
     for _ in range(50):
         assert control.after(strange) == 0.0
@@ -158,7 +158,7 @@ def test_a_pause_in_a_trial_is_not_taken_for_a_slowdown() -> None:
     while control.below != 0.15:
         control.after(pipeline.window(control.below))
     for _ in range(10):
-        control.after(Window(data_share=0.0, steps_per_s=0.01, ordinary=False))
+        control.after(StallWindow(data_share=0.0, steps_per_s=0.01, ordinary=False))
     assert _run(control, pipeline, 20)[-1] == 0.3
 
 
@@ -170,7 +170,7 @@ def test_the_window_into_which_a_change_falls_says_nothing() -> None:
         changes = control.changes
         levels.append(control.after(pipeline.window(control.below)))
         if control.changes > changes:
-            control.after(Window(data_share=0.0, steps_per_s=0.01))  # clocks are on their way
+            control.after(StallWindow(data_share=0.0, steps_per_s=0.01))  # clocks are on their way
     assert list(dict.fromkeys(levels)) == [0.0, 0.15, 0.3]
 
 

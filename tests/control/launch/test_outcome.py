@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.control.launch.outcome import LEAVES, LONGEST_BACK_OFF_S, Outcome, Rules, State, Verdict, classify_exit
+from greentrain.control.launch.outcome import (
+    LEAVES,
+    LONGEST_BACK_OFF_S,
+    ExitDecision,
+    JobState,
+    Outcome,
+    RetryRules,
+    classify_exit,
+)
 from greentrain.control.launcher_protocol import Request
 
-RULES = Rules(min_ranks=1, max_ranks=4, retries=3, back_off_s=10.0)
-STATE = State(command=("x",), created_unix_s=0.0, phase="running", attempt=2, ranks=2)
+RULES = RetryRules(min_ranks=1, max_ranks=4, retries=3, back_off_s=10.0)
+STATE = JobState(command=("x",), created_unix_s=0.0, phase="running", attempt=2, ranks=2)
 
 
 def ask(ranks: int = 1, at_s: float | None = None, attempt: int = 2) -> Request:
@@ -18,8 +26,8 @@ def ask(ranks: int = 1, at_s: float | None = None, attempt: int = 2) -> Request:
 
 
 def verdict(
-    code: int, request: Request | None = None, state: State = STATE, progressed: bool = False, chance: float = 0.5
-) -> Verdict:
+    code: int, request: Request | None = None, state: JobState = STATE, progressed: bool = False, chance: float = 0.5
+) -> ExitDecision:
     return classify_exit(
         state,
         Outcome(code=code),

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.actuation_profile import MODERN_W, Training, ours
 from benchmarks.zeus_sweeps import STEPS, SWEEPS, Sweep
-from greentrain.policy.action_table import Objective
+from greentrain.policy.action_table import ActionObjective
 
 ROOT = Path(__file__).resolve().parents[3]
 EVERY = [*SWEEPS, *(sweep.stretched(MODERN_W) for sweep in SWEEPS)]
@@ -19,7 +19,7 @@ EVERY = [*SWEEPS, *(sweep.stretched(MODERN_W) for sweep in SWEEPS)]
 @pytest.mark.parametrize("sweep", EVERY, ids=str)
 @pytest.mark.parametrize("name", ["energy", "cost"])
 def test_the_limit_found_is_the_best_within_one_percent_in_at_most_200_steps(sweep: Sweep, name: str) -> None:
-    objective = Objective(name=name, eta=0.5, limit_w=float(sweep.limits_w[0] * sweep.gpus))
+    objective = ActionObjective(name=name, eta=0.5, limit_w=float(sweep.limits_w[0] * sweep.gpus))
     found = ours(Training(sweep), objective)
     truth = {
         w: objective.score(STEPS / seconds, joules / seconds)

@@ -14,7 +14,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.control import coordination
 from greentrain.control.controller import choose_cap
 from greentrain.errors import GreenTrainWarning
-from greentrain.policy.action_table import ActionTable, Objective
+from greentrain.policy.action_table import ActionObjective, ActionTable
 from greentrain.power.detect import NullMeter
 from greentrain.session.session import GreenSession
 from greentrain.types import Gear, Topology
@@ -30,7 +30,7 @@ def test_no_rank_waits_for_a_choice_that_rank_0_cannot_make(tmp_path: Path, monk
     table = ActionTable(costs=(), device="a", world_size=2, tokens_per_step=None, created_unix_s=0.0, versions={})
     caps: dict[int, float | None] = {}
 
-    def broken() -> Objective:
+    def broken() -> ActionObjective:
         raise ZeroDivisionError("no grid at all")
 
     def run(rank: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from greentrain.policy.action_table import Action, ActionTable, Objective
+from greentrain.policy.action_table import Action, ActionObjective, ActionTable
 from greentrain.types import Gear
 from tests.helpers.capped import LIMIT_W, FakeCaps, Job
 
@@ -135,11 +135,11 @@ def test_few_steps_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_table_is_kept_for_its_own_caps_and_objective_only(tmp_path: Path) -> None:
-    def visits(caps: tuple[float, ...], objective: Objective | None = None) -> int:
+    def visits(caps: tuple[float, ...], objective: ActionObjective | None = None) -> int:
         job = Job(FakeCaps(fractions=caps))
         return job.run(job.phase(folder=tmp_path, objective=objective))
 
-    green, dirty = (Objective(name="carbon", g_per_kwh=g, max_slowdown=0.2) for g in (50.0, 800.0))
+    green, dirty = (ActionObjective(name="carbon", g_per_kwh=g, max_slowdown=0.2) for g in (50.0, 800.0))
     assert visits((1.0, 0.8)) > 10
     assert visits((1.0, 0.8)) == 2
     assert visits((1.0, 0.7)) > 10
@@ -224,10 +224,10 @@ def test_ranks_set_a_cap_together_or_not_at_all() -> None:
 
 
 def test_the_objective_bounds_what_is_searched() -> None:
-    def lowest(objective: Objective) -> float:
+    def lowest(objective: ActionObjective) -> float:
         job = Job(FakeCaps(fractions=tuple(1.0 - 0.04 * n for n in range(21))))
         job.run(job.phase(objective=objective))
         return min(_caps(job.tables[0]))
 
-    bounded: Callable[[float | None], Objective] = lambda share: Objective(max_slowdown=share)  # noqa: E731
+    bounded: Callable[[float | None], ActionObjective] = lambda share: ActionObjective(max_slowdown=share)  # noqa: E731
     assert lowest(bounded(0.05)) > lowest(bounded(None))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from greentrain.control.profiling.profiler import GearProfiler, add_ranks
 from greentrain.errors import ConfigError
-from greentrain.policy.action_table import Action, ActionTable, Objective
+from greentrain.policy.action_table import Action, ActionObjective, ActionTable
 from greentrain.types import Gear, Provenance
 
 BF16, FP8 = Gear.BF16, Gear.FP8
@@ -178,7 +178,7 @@ def test_the_bound_on_speed_is_that_of_each_gear() -> None:
 
 
 def test_the_search_goes_by_the_objective() -> None:
-    def best(objective: Objective) -> float:
+    def best(objective: ActionObjective) -> float:
         card = Card()
         table = _table(card, _profiler(card, SWEEP, score=objective.score))
         scores = {c.action.cap: objective.score(c.tokens_per_s.mean, c.power_w.mean) for c in table.costs}  # type: ignore[union-attr]
@@ -187,7 +187,7 @@ def test_the_search_goes_by_the_objective() -> None:
         assert scores[found] == pytest.approx(least, rel=1e-3)
         return found
 
-    assert best(Objective()) < best(Objective(name="cost", eta=0.5, limit_w=700.0)) < 1.0
+    assert best(ActionObjective()) < best(ActionObjective(name="cost", eta=0.5, limit_w=700.0)) < 1.0
 
 
 def test_a_gear_whose_joules_are_unknown_has_no_caps_measured() -> None:

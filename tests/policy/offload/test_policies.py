@@ -31,7 +31,7 @@ from greentrain.policy.offload.stages import (
     plans,
 )
 from greentrain.policy.offload.timeline import Late, StepShape
-from greentrain.policy.offload.view import Objective, OffloadPolicy, View
+from greentrain.policy.offload.view import Objective, OffloadPolicy, OffloadView
 from greentrain.testing.offload_policy_contract import OffloadPolicyContract
 from greentrain.types import Provenance
 from tools.placement_tasks import TASKS
@@ -115,16 +115,16 @@ BOTH: Plan = {
 
 @pytest.mark.parametrize("policy", [EdiRule(), OffloadOracle()])
 def test_a_fast_and_frugal_device_gets_the_passes(policy: OffloadPolicy) -> None:
-    assert policy.choose(View.of(step(slower=0.5), StepShape(chunks=8))) == BOTH
+    assert policy.choose(OffloadView.of(step(slower=0.5), StepShape(chunks=8))) == BOTH
 
 
 @pytest.mark.parametrize("policy", [EdiRule(), OffloadOracle(), EdiPublished()])
 def test_a_slow_device_gets_nothing(policy: OffloadPolicy) -> None:
-    assert label(policy.choose(View.of(step(slower=30.0)))) == "all on gpu"
+    assert label(policy.choose(OffloadView.of(step(slower=30.0)))) == "all on gpu"
 
 
 def test_idle_power_keeps_passes_on_the_gpu_where_the_published_rule_moves_them() -> None:
-    dear = View.of(step(slower=0.5, card_idle_w=55.0))
+    dear = OffloadView.of(step(slower=0.5, card_idle_w=55.0))
     assert label(EdiRule().choose(dear)) == label(OffloadOracle().choose(dear)) == "all on gpu"
     published = EdiPublished().choose(dear)
     assert published == BOTH
@@ -132,12 +132,12 @@ def test_idle_power_keeps_passes_on_the_gpu_where_the_published_rule_moves_them(
 
 
 def test_idle_power_decides_nothing_where_the_device_stays_on() -> None:
-    stays = View.of(step(slower=0.5, card_idle_w=55.0, card_stays=True))
+    stays = OffloadView.of(step(slower=0.5, card_idle_w=55.0, card_stays=True))
     assert EdiRule().choose(stays) == OffloadOracle().choose(stays) == BOTH
 
 
 def test_two_passes_pay_for_a_device_that_neither_pays_for_alone() -> None:
-    shared = View.of(step(pass_s=1.0, slower=0.5, card_idle_w=25.0), StepShape(chunks=8))
+    shared = OffloadView.of(step(pass_s=1.0, slower=0.5, card_idle_w=25.0), StepShape(chunks=8))
     gpu_j = shared.step(all_gpu(shared.table)).energy_j
     for stage in (Stage.REWARD, Stage.REFERENCE):
         alone_j = shared.step({stage: Where.CONCURRENT}).energy_j
@@ -146,19 +146,19 @@ def test_two_passes_pay_for_a_device_that_neither_pays_for_alone() -> None:
 
 
 def test_a_plan_stays_until_another_one_is_better_by_the_margin() -> None:
-    view = View.of(step(slower=0.5, card_idle_w=20.0), StepShape(chunks=8))
+    view = OffloadView.of(step(slower=0.5, card_idle_w=20.0), StepShape(chunks=8))
     gpu_j, both_j = (view.objective.cost_j(view.step(plan)) for plan in (all_gpu(view.table), BOTH))
     assert gpu_j is not None and both_j is not None
     gain = 1 - both_j / gpu_j
     assert gain > 0
     assert label(EdiRule(margin=gain + 0.01).choose(view)) == "all on gpu"
     assert EdiRule(margin=gain - 0.01).choose(view) == BOTH
-    back = View.of(view.table, view.shape, current=BOTH)
+    back = OffloadView.of(view.table, view.shape, current=BOTH)
     assert EdiRule(margin=0.5).choose(back) == BOTH
 
 
 def test_a_pass_whose_joules_nobody_knows_stays() -> None:
-    view = View.of(step(slower=0.5, known=False), StepShape(chunks=8))
+    view = OffloadView.of(step(slower=0.5, known=False), StepShape(chunks=8))
     plan = EdiRule(margin=0.0).choose(view)
     assert plan[Stage.REWARD] is Where.GPU
     assert "reward: joules not known" in EdiRule().reason(view, plan)
@@ -166,7 +166,7 @@ def test_a_pass_whose_joules_nobody_knows_stays() -> None:
 
 def test_the_price_of_time_buys_a_shorter_step() -> None:
     table = step(slower=0.5, card_idle_w=55.0)
-    dear_time = View.of(table, StepShape(chunks=8), objective=Objective(time_w=1000.0))
+    dear_time = OffloadView.of(table, StepShape(chunks=8), objective=Objective(time_w=1000.0))
     assert EdiRule().choose(dear_time) == OffloadOracle().choose(dear_time) == BOTH
 
 
@@ -175,7 +175,7 @@ def costs(low_w: float, high_w: float) -> st.SearchStrategy[tuple[float, float]]
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> OffloadView:
     found: dict[tuple[Stage, Hardware], StageCost] = {}
     for stage in Stage:
         duration_s, power_w = draw(costs(200.0, 700.0))
@@ -203,12 +203,12 @@ def views(draw: st.DrawFn) -> View:
         chunks=draw(st.sampled_from((1, 8))),
         late=draw(st.sampled_from(tuple(Late))),
     )
-    return View.of(table, shape)
+    return OffloadView.of(table, shape)
 
 
 @settings(max_examples=60, deadline=None)
 @given(views())
-def test_no_plan_within_the_bound_beats_the_oracle(view: View) -> None:
+def test_no_plan_within_the_bound_beats_the_oracle(view: OffloadView) -> None:
     on_gpu = view.step(all_gpu(view.table))
     best_j = view.objective.cost_j(view.step(OffloadOracle().choose(view)))
     assert best_j is not None
@@ -226,7 +226,7 @@ MEAN_REGRET = 0.003
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(views())
-def test_the_rule_is_within_its_regret_and_never_late(view: View) -> None:
+def test_the_rule_is_within_its_regret_and_never_late(view: OffloadView) -> None:
     plan = EdiRule().choose(view)
     lost = regret(view, plan)
     assert lost is not None and lost <= REGRET
@@ -236,7 +236,7 @@ def test_the_rule_is_within_its_regret_and_never_late(view: View) -> None:
 
 def test_the_rule_is_near_the_oracle_in_the_mean() -> None:
     rng = np.random.default_rng(0)
-    drawn = [View.of(*task.draw(rng)) for task in TASKS for _ in range(60)]
+    drawn = [OffloadView.of(*task.draw(rng)) for task in TASKS for _ in range(60)]
     assert np.mean([regret(view, EdiRule().choose(view)) for view in drawn]) < MEAN_REGRET
     assert np.mean([regret(view, EdiPublished().choose(view)) for view in drawn]) > 10 * MEAN_REGRET
 
@@ -250,7 +250,7 @@ def test_the_shipped_network_has_the_published_widths_and_is_small() -> None:
 
 
 def test_features_are_finite_whatever_is_unknown() -> None:
-    seen = View.of(step(known=False))
+    seen = OffloadView.of(step(known=False))
     assert features(seen).shape == (FEATURES,)
     assert np.isfinite(features(seen)).all()
 
@@ -260,12 +260,12 @@ def test_nothing_moves_on_joules_that_nobody_knows(name: str) -> None:
     rng, policy, moved = np.random.default_rng(0), open_offload_policy(name), 0
     for task in TASKS * 5:
         table, shape = task.draw(rng)
-        moved += label(policy.choose(View.of(table, shape))) != "all on gpu"
+        moved += label(policy.choose(OffloadView.of(table, shape))) != "all on gpu"
         unknown = StageCost(duration_s=1.0, energy_j=None, provenance=Provenance.MISSING)
         costs = {**table.costs, (Stage.GENERATE, Hardware.GPU): unknown}
         no_idle = {"card_idle_w": None, "card_idle_provenance": Provenance.MISSING, "card_stays": False}
         for dark in (dataclasses.replace(table, costs=costs), dataclasses.replace(table, **no_idle)):  # type: ignore[arg-type]
-            assert label(policy.choose(View.of(dark, shape))) == "all on gpu"
+            assert label(policy.choose(OffloadView.of(dark, shape))) == "all on gpu"
     assert moved > 3
 
 

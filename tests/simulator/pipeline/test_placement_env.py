@@ -11,7 +11,7 @@ import pytest
 from greentrain.policy.offload.ppo import CHOICES, FEATURES, PpoPolicy, features
 from greentrain.policy.offload.rule import OffloadOracle
 from greentrain.policy.offload.stages import MOVABLE, Hardware, Stage, Where, all_gpu, label
-from greentrain.policy.offload.view import View
+from greentrain.policy.offload.view import OffloadView
 from greentrain.types import Provenance
 from tools.placement_tasks import TASKS, draw_task
 
@@ -68,8 +68,8 @@ def test_tasks_are_the_published_mix_of_assumed_steps() -> None:
         table, shape = task.draw(rng)
         assert {cost.provenance for cost in table.costs.values()} == {Provenance.MODELLED}
         assert (Stage.TRAIN, Hardware.OFFLOAD) not in table.costs
-        assert View.of(table, shape).step(all_gpu(table)).idle_j[Hardware.GPU] == 0.0
-    moved = [label(OffloadOracle().choose(View.of(*task.draw(rng)))) for task in TASKS for _ in range(30)]
+        assert OffloadView.of(table, shape).step(all_gpu(table)).idle_j[Hardware.GPU] == 0.0
+    moved = [label(OffloadOracle().choose(OffloadView.of(*task.draw(rng)))) for task in TASKS for _ in range(30)]
     assert 0.2 < moved.count("all on gpu") / len(moved) < 0.6
 
 
