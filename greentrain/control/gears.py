@@ -8,18 +8,12 @@ so a shift never falls into a gradient accumulation window, and no step but the 
 
 A policy wants a gear from step to step (:class:`StaticPolicy` one gear for the whole run, or a list of steps and
 gears), and :class:`GearLoop` says what is allowed instead.
-
-FP8 is left where its noise drowns the gradient (:class:`QualityGuard`). Quantised training stops being effective where
-the gradient's norm falls under about sqrt(3) times the quantisation noise: Chmiel, Fishman, Banner and Soudry, "FP4 All
-the Way", arXiv 2505.19115 (abstract). They find it with FP4; here it is applied to FP8, whose noise is measured as a
-share of the same gradient (``precision/noise.py``).
 """
 
 import bisect
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,6 +21,7 @@ from torch.optim import Optimizer
 
 from greentrain.config.schema import GreenConfig, PolicyConfig, PrecisionConfig
 from greentrain.control.precision.gearbox import GearBox, check_gears
+from greentrain.control.precision.guard import QualityGuard
 from greentrain.control.precision.noise import Noise, NoiseProbe
 from greentrain.control.precision.recorder import CallRecorder
 from greentrain.control.profiling.distributed import ProfilingRun
@@ -35,46 +30,6 @@ from greentrain.optim import PAPER_GAMMA, adapt
 from greentrain.optim.adapt import unwrap
 from greentrain.types import Decision, Gear, Observation, Policy
 from greentrain.utils.never_raise import never_raises, warn
-
-LEAVE_FP8: Final = math.sqrt(3)
-"""Norm over noise under which FP8 is left: arXiv 2505.19115."""
-RETURN_TO_FP8: Final = 1.5 * LEAVE_FP8
-"""And above which it may be used again. The factor is our own choice: single probes of the ratio vary by a quarter, and
-their mean over ten by less than a tenth."""
-
-
-class QualityGuard:
-    """Says whether FP8 must not be used, with hysteresis."""
-
-    def __init__(self) -> None:
-        self._left = False
-
-    def judge(self, noise: "Noise") -> str | None:
-        """Return why FP8 must not be used now, in a sentence; None if it may.
-
-        Args:
-            noise: The smoothed noise of the gears, after each probe; in whatever gear training runs.
-        """
-        sigma = noise.sigma.get(Gear.FP8)
-        if sigma is None or not (sigma > 0 and math.isfinite(noise.grad_norm)):
-            return None
-        ratio = noise.grad_norm / sigma
-        self._left = ratio < (RETURN_TO_FP8 if self._left else LEAVE_FP8)
-        if not self._left:
-            return None
-        text = f"gradient norm is {ratio:.2g} x FP8's noise"
-        if ratio < LEAVE_FP8:
-            return f"{text}, under sqrt(3) (arXiv 2505.19115)"
-        return f"{text}; it fell under sqrt(3) (arXiv 2505.19115), and FP8 comes back above {RETURN_TO_FP8:.2g}"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, in plain JSON types."""
-        return {"left": self._left}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a checkpoint was written."""
-        self._left = bool(state.get("left", False))
-
 
 PRECISE_FIRST = (Gear.BF16, Gear.FP32, Gear.FP16)
 """What stands in for FP8 where it is not allowed: the gear around its products first."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from greentrain.control.gears import LEAVE_FP8, RETURN_TO_FP8, QualityGuard
+from greentrain.control.precision.guard import LEAVE, RETURN, QualityGuard
 from greentrain.control.precision.noise import Noise
 from greentrain.types import Gear
 
@@ -21,7 +21,7 @@ def test_hysteresis() -> None:
     ratios = [9.0, 1.74, 1.73, 2.5, 2.59, 2.6, 1.8, 1.0, 3.0]
     said = [guard.judge(noise(ratio)) is not None for ratio in ratios]
     assert said == [False, False, True, True, True, False, False, True, False]
-    assert pytest.approx(3) == LEAVE_FP8**2 and pytest.approx(1.5 * LEAVE_FP8) == RETURN_TO_FP8
+    assert pytest.approx(3) == LEAVE**2 and pytest.approx(1.5 * LEAVE) == RETURN
 
 
 def test_it_says_why() -> None:
@@ -55,5 +55,5 @@ def test_it_survives_a_checkpoint() -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys; sys.modules['torch'] = None; import greentrain.control.gears"
+    code = "import sys; sys.modules['torch'] = None; import greentrain.control.precision.guard"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
