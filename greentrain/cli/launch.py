@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from greentrain.config.schema import GreenConfig
     from greentrain.control.launch.commands import Command
     from greentrain.control.launch.outcome import JobState, RetryRules
-    from greentrain.control.launch.runners import Runner, SignalQueue
+    from greentrain.control.launch.runners import AttemptRunner, SignalQueue
     from greentrain.control.launch.supervisor import Waiting
 
 FOLDER: Final = "greentrain-launch"
@@ -157,7 +157,7 @@ def launch(
     sys.exit(code)
 
 
-def _engine(name: str, preload: str, command: "Command", rules: "RetryRules") -> "Runner":
+def _engine(name: str, preload: str, command: "Command", rules: "RetryRules") -> "AttemptRunner":
     from greentrain.control.launch.runners import CommandRunner, ElasticRunner
 
     listen = not sys.stderr.isatty()

@@ -392,7 +392,7 @@ class Guide(Protocol):
         ...
 
 
-class Runner(Protocol):
+class AttemptRunner(Protocol):
     """Runs attempts, one at a time."""
 
     def run(self, attempt: Attempt, signals: SignalQueue, guide: Guide) -> Outcome:

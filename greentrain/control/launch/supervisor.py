@@ -27,7 +27,15 @@ from typing import Final, Protocol
 from greentrain.control.launch import checkpoints, reaper, timeline
 from greentrain.control.launch.commands import Command
 from greentrain.control.launch.outcome import JobFolder, JobState, Outcome, RetryRules, classify_exit
-from greentrain.control.launch.runners import NOTICE, STOP, Attempt, LaunchError, Runner, SignalQueue, end_orphans
+from greentrain.control.launch.runners import (
+    NOTICE,
+    STOP,
+    Attempt,
+    AttemptRunner,
+    LaunchError,
+    SignalQueue,
+    end_orphans,
+)
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer
 from greentrain.types import iso
 from greentrain.utils.topology import ENV_JOB
@@ -103,7 +111,7 @@ class Supervisor:
         self,
         command: Command,
         folder: JobFolder,
-        runner: Runner,
+        runner: AttemptRunner,
         rules: RetryRules,
         *,
         grace_s: float = reaper.GRACE_S,
