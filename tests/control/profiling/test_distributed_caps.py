@@ -151,7 +151,7 @@ def test_a_table_is_kept_for_its_own_caps_and_objective_only(tmp_path: Path) -> 
 RANKS = """
 import json, os, sys
 import torch.distributed as dist
-from greentrain.policy.action_table import Objective
+from greentrain.policy.action_table import ActionObjective
 from tests.helpers.capped import FakeCaps, Job
 
 rank = int(os.environ["RANK"])
@@ -168,7 +168,7 @@ for caps in (
     rows = [(c.action.cap, c.power_w.mean) for c in job.tables[0].costs]
     answers.append({"steps": steps, "rows": rows, "now": 1.0 if caps is None else caps.fraction})
 job = Job(FakeCaps(fractions=tuple(1.0 - 0.04 * n for n in range(21))))  # each rank knows another grid
-job.run(job.phase(objective=Objective(name="carbon", g_per_kwh=400.0 / (1 + rank), embodied_g_per_s=0.5 * rank)))
+job.run(job.phase(objective=ActionObjective(name="carbon", g_per_kwh=400.0 / (1 + rank), embodied_g_per_s=0.5 * rank)))
 answers.append({"rows": [(c.action.cap, c.power_w.mean) for c in job.tables[0].costs], "now": 1.0})
 print(json.dumps(answers))
 dist.destroy_process_group()
