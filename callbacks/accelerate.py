@@ -29,7 +29,7 @@ class Prepared:
     """Follows prepared objects, each once.
 
     Args:
-        driver: What the hooks drive.
+        driver: Driver that the hooks call.
         begin: Starts the session; called before the first batch and the first forward.
     """
 

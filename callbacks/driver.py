@@ -114,7 +114,7 @@ class Driver:
             world_size: Number of processes.
             local_rank: Rank on this node.
             local_world_size: Number of processes on this node.
-            model: Its parameters are counted.
+            model: Model whose parameters are counted; None: there is none to count.
 
         Raises:
             MeterError: A meter that was asked for by name cannot be opened.
@@ -144,7 +144,7 @@ class Driver:
 
         Args:
             model: The model, before the framework replaces its forward.
-            device: Where it will run.
+            device: Device that the model will run on.
             scaler: The framework's GradScaler; None: it uses none.
             wrap_forward: False where the framework enters the gears' autocast context itself.
 
@@ -160,7 +160,7 @@ class Driver:
 
         Args:
             optimizer: The optimizer, in its framework's wrapper or not.
-            counts: Its steps are those of the run; False where :meth:`boundary` is called.
+            counts: Whether its steps are those of the run; False where :meth:`boundary` is called.
 
         Raises:
             ConfigError: gamma is asked for and this is no Adam.

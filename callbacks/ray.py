@@ -161,7 +161,7 @@ def check_version(version: str | None = None) -> None:
     """Refuse a Ray whose insides nobody has tried.
 
     Args:
-        version: To check; None: the installed one.
+        version: Version of Ray to check; None: the installed one.
 
     Raises:
         MissingExtraError: It is another minor version than the tested one.
@@ -240,7 +240,7 @@ def open_coordinator(name: str, **terms: Any) -> Any:
     """Start the coordinator of a Ray Train run beside this process and return its handle.
 
     Args:
-        name: Of the actor.
+        name: Name of the actor.
         **terms: Arguments of RayCoordinator.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -262,9 +262,9 @@ class GreenRaySession(GreenSession):
     that follows does not return: Ray ends the workers and starts others from it.
 
     Args:
-        config: Under a plain TorchTrainer, anything that GreenSession accepts (with an absolute ``run.dir``: Ray
+        config: Anything that GreenSession accepts, under a plain TorchTrainer (with an absolute ``run.dir``: Ray
             changes the working folder); else None.
-        **parts: As in GreenSession: meter, signal, clock.
+        **parts: Further arguments of GreenSession: meter, signal, clock.
 
     Raises:
         ConfigError: Two configurations.
@@ -303,9 +303,9 @@ class GreenRaySession(GreenSession):
         """Call ``ray.train.report`` with the run's state in the checkpoint of rank 0; every rank calls it.
 
         Args:
-            metrics: As in ray.train.report.
-            checkpoint: As there. Where ``checkpoint_due`` is True, that of rank 0 is the one that was asked for.
-            **more: As there.
+            metrics: Metrics that ray.train.report takes.
+            checkpoint: Checkpoint to report. Where ``checkpoint_due`` is True, rank 0's is the one that was asked for.
+            **more: Further arguments of ray.train.report.
         """
         due, saved = self.checkpoint_due, checkpoint is not None
         with self.phase("checkpoint"):
@@ -460,9 +460,9 @@ def want(ranks: int, *, run: str, reason: str = "by hand") -> None:
     """Ask a running GreenTorchTrainer for another number of workers, from any process of its Ray namespace.
 
     Args:
-        ranks: How many.
+        ranks: Number of workers wanted.
         run: ``RunConfig.name`` of the trainer.
-        reason: For the log.
+        reason: Reason that the log shows.
 
     Raises:
         ConfigError: There is no such run, or the number is outside its range.

@@ -77,7 +77,7 @@ class RayCoordinator:
         least: Fewest workers that Ray may start.
         most: Most.
         ranks: Wanted at the start.
-        patience_s: How long workers may take from an opening to a checkpoint (s).
+        patience_s: Longest time that workers may take from an opening to a checkpoint (s).
         now_s: Monotonic time (s).
     """
 

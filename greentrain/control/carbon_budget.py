@@ -54,10 +54,10 @@ class CarbonBudget:
     """Watches the grams of a run.
 
     Args:
-        budget_g: What the run may emit, operational (g).
+        budget_g: Most operational emissions of the run (g).
         action: ``warn``: only says so; ``cheaper``: also the gear of least energy a token from 80 % on; ``stop``: also
             a checkpoint and an end at 100 %.
-        menu: What the job can do.
+        menu: Menu of the choices of the job.
     """
 
     def __init__(self, budget_g: float, action: str, menu: Menu) -> None:
@@ -81,8 +81,8 @@ class CarbonBudget:
         Args:
             spent_g: Emitted until now (g); None where nobody knows.
             tokens_done: Trained until now.
-            tokens: Of the whole job; None: not known.
-            gear: In use.
+            tokens: Tokens of the whole job; None: not known.
+            gear: Gear in use.
             reported: ``kind`` of the events that were reported before.
         """
         free = np.zeros(len(self._gears), np.bool_)
@@ -173,8 +173,8 @@ class BudgetWatch:
 
         Args:
             tokens_done: Tokens of all ranks until now.
-            gear: In use; None: the run has none.
-            table: What gears cost, where it was measured.
+            gear: Gear in use; None: the run has none.
+            table: Table of the costs of gears; None: it was not measured.
         """
         if not self._sync.step() or self.stop or not self._channel.possible:
             return

@@ -327,8 +327,8 @@ def choose_cap(
     """Return rank 0's choice on all ranks: the best limit for one gear; None where there is none. Every rank calls it.
 
     Args:
-        table: What was measured.
-        objective: Returns what it is chosen for; asked on rank 0.
+        table: Table of the costs that were measured.
+        objective: Returns the objective of the choice; asked on rank 0.
         run: The run.
         gear: The gear of the run.
         fractions: Limits that this process can set.
@@ -360,7 +360,7 @@ class Controller:
     Args:
         config: The checked configuration.
         host: The session.
-        launcher: Who brings the training back; None: the one whose folder is named in the environment, if any.
+        launcher: Launcher that brings the training back; None: the one whose folder the environment names, if any.
     """
 
     def __init__(self, config: GreenConfig, host: "Host", launcher: "Launcher | None" = None) -> None:
@@ -413,7 +413,7 @@ class Controller:
         Args:
             run: The run.
             signal: Carbon intensity in the grid's own time.
-            grid_time: What that is.
+            grid_time: Clock that maps the machine's time to the grid's.
             resumed: It goes on.
         """
         if not resumed:

@@ -103,7 +103,7 @@ class RankZeroChannel:
         """Broadcast rank 0's message to all ranks; every rank calls it equally often.
 
         Args:
-            message: What rank 0 broadcasts, in plain JSON types; ignored on the other ranks.
+            message: Message of rank 0, in plain JSON types; ignored on the other ranks.
 
         Returns:
             The message; None where it did not arrive in time.
@@ -126,8 +126,8 @@ class RankZeroChannel:
 
         Args:
             rank: This one.
-            ranks: How many there are.
-            wait_s: How long to wait (s).
+            ranks: Number of ranks.
+            wait_s: Longest wait (s).
 
         Returns:
             False if not all came in time, or the store is gone.

@@ -77,8 +77,8 @@ class ElasticBatchSampler:
 
     Args:
         length: Samples of the dataset.
-        share: What this rank does.
-        seed: Of the order; the same on all ranks and in all attempts.
+        share: This rank's share of every optimizer step.
+        seed: Seed of the order; the same on all ranks and in all attempts.
         shuffle: False: in the order of the dataset, every epoch.
 
     Raises:

@@ -53,7 +53,7 @@ class GearLoop:
         """Return the decision for the coming step.
 
         Args:
-            seen: What the policy may know.
+            seen: Observation of all that the policy may know.
             done: Steps done by gear.
             vetoes: Gears that must not be used now, and why.
         """
@@ -159,7 +159,7 @@ class Gears:
         Args:
             model: The model, before a framework replaces its forward.
             scaler: The GradScaler in use, or True where a framework scales the loss itself; None: there is none.
-            device: Where the model will run; None: where its parameters are.
+            device: Device that the model will run on; None: that of its parameters.
             wrap_forward: False where the framework enters ``box.context`` itself.
 
         Raises:
@@ -221,7 +221,7 @@ class Gears:
 
         Args:
             optimizer: A torch optimizer, or a framework's wrapper around one.
-            counts: Its steps are those of the run, unless an optimizer was bound before; False where something else
+            counts: Whether its steps are the run's, unless an optimizer was bound before; False where something else
                 calls :meth:`boundary`.
 
         Raises:

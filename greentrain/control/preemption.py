@@ -56,7 +56,7 @@ class PreemptionHandler:
     """Ends one process of a run when it is asked to.
 
     Args:
-        launcher: Who brings it back.
+        launcher: Launcher that brings it back.
         run: The run.
         wake: Ends a pause: a process that is asked to leave must not sleep.
         unix_s: Time.
@@ -125,9 +125,9 @@ class PreemptionHandler:
         """Prepare to leave after this step; called on every rank at the same one.
 
         Args:
-            ranks: Of the next attempt.
-            not_before_unix_s: When to start it (s since the epoch); None: at once.
-            reason: For people.
+            ranks: Number of ranks of the next attempt.
+            not_before_unix_s: Earliest start of the next attempt (s since the epoch); None: at once.
+            reason: Reason, for people.
         """
         self.request = Request(attempt=self.attempt, ranks=ranks, not_before_unix_s=not_before_unix_s, reason=reason)
         if self._first:

@@ -112,7 +112,7 @@ def table_of_run(run: Mapping[str, Any], where: str) -> ActionTable | None:
 
     Args:
         run: The content of run.json.
-        where: Its path, for errors.
+        where: Path of run.json, for errors.
 
     Raises:
         ConfigError: The table is of a format that this version does not read.

@@ -150,8 +150,8 @@ class ActionTable:
         Args:
             rows: One an action: ``gear``, ``tokens_per_s`` and ``power_w`` of the whole job; ``cap`` (1.0) and
                 ``ranks`` may be left out.
-            device: For people: what it is a table of.
-            where: What an error calls the rows: the file.
+            device: Device that the table is of, for people.
+            where: Name of the rows in errors: the file.
 
         Raises:
             ConfigError: There is no row, or one lacks a key, has an unknown one or a value out of bounds, or two are of
@@ -359,7 +359,7 @@ class ActionObjective:
 
         Args:
             speed: Tokens, samples or steps a second, above 0.
-            power_w: Of all devices together (W).
+            power_w: Power of all devices together (W).
         """
         per_w, per_s = 1.0, 0.0
         if self.name == "carbon":
@@ -403,10 +403,10 @@ def choose(
     and a mean is as likely too high as too low.
 
     Args:
-        table: What was measured. Rows of unknown speed or power are never chosen.
-        objective: What counts.
+        table: Table of the costs that were measured. Rows of unknown speed or power are never chosen.
+        objective: Objective that gives the score and the bound.
         reference: Action whose speed the bound is a share of; None: the fastest that is wanted.
-        wanted: Which actions may be chosen.
+        wanted: Says whether an action may be chosen.
 
     Raises:
         ConfigError: No action is left, or the reference is not in the table.
@@ -476,13 +476,13 @@ def cache_key(
     """Return the key of a table: another one as soon as something changes that speed or power depend on.
 
     Args:
-        actions: What is profiled.
+        actions: Actions that are profiled.
         parameters: Shape and dtype of every parameter, in the order of the model.
         layers: The linear layers and whether they run in FP8, as ``session.gears.describe()`` says.
         backend: Name of the FP8 backend; "" for none.
         device: Name of the device.
         world_size: Ranks of the job.
-        versions: Of torch, and of what else counts.
+        versions: Versions of torch, and of what else counts.
         tokens_per_step: Tokens, or samples, of an optimizer step; rounded to two digits, as packed batches vary.
         settings: Whatever else makes steps faster or slower here: compiled or not, micro-batches a step.
     """

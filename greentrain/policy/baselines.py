@@ -49,7 +49,7 @@ class PriceFile:
 
     Args:
         path: The file; times carry ``Z`` or an offset.
-        currency: For reasons.
+        currency: Currency of the prices, shown in reasons.
 
     Raises:
         ConfigError: The file cannot be read or is malformed; names file, line, value and remedy.
@@ -75,7 +75,7 @@ class SyntheticPrices:
     seed gives the same prices for ever.
 
     Args:
-        seed: Of the noise.
+        seed: Seed of the noise.
         mean_per_h: Their mean.
     """
 
@@ -149,7 +149,7 @@ class Threshold:
     """Runs one row, or nothing.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
         row: The row; None: the usual training, ``menu.static``.
     """
 
@@ -190,8 +190,8 @@ class Spot:
     """Runs one row, or nothing.
 
     Args:
-        menu: What a job can do.
-        prices: Where prices come from; None makes them up, and says so in name and reasons.
+        menu: Menu of the choices of a job.
+        prices: Source of prices; None makes them up, and says so in name and reasons.
         row: The row; None: the usual training, ``menu.static``.
     """
 
@@ -242,8 +242,8 @@ class LowestWindow:
     """Runs one row in the cheapest steps of the window ahead, or nothing.
 
     Args:
-        menu: What a job can do.
-        window_h: How far it looks ahead (h).
+        menu: Menu of the choices of a job.
+        window_h: Length of the look ahead (h).
         row: The row; None: the usual training, ``menu.static``.
     """
 
@@ -291,7 +291,7 @@ class StaticSchedule:
     """One row from the start until all tokens are done.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
         row: The row; None: the usual training, ``menu.static``.
     """
 
@@ -316,7 +316,7 @@ class CarbonBlind:
     job ends when its tokens are done, and the holding with it.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
     """
 
     past_s = 0.0

@@ -57,7 +57,7 @@ class ForecastDual:
     """The price of the best plan on the forecast: that of ``mpc``. The default.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
     """
 
     past_s = 0.0
@@ -74,7 +74,7 @@ class TrailingDual:
     """The price at which the last 14 days would have brought tokens at the pace that is needed now: no forecast at all.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
     """
 
     past_s = TRAILING_H * S_PER_HOUR
@@ -163,8 +163,8 @@ def train(menu: Menu, chain: IntensityChain, *, switch_s: float, epoch_s: float 
     """Return the soft values of a menu.
 
     Args:
-        menu: What a job can do.
-        chain: How intensity goes on.
+        menu: Menu of the choices of a job.
+        chain: Markov chain of hourly intensity.
         switch_s: Time in which a change of width trains nothing, at full power (s).
         epoch_s: Time between two decisions (s). Below an hour the values of an hour are used: intensity is hourly.
     """
@@ -206,7 +206,7 @@ def _settled(stage: Array, follows: Array, width_of: NDArray[np.int64], discount
         stage: (l, x, g, v) cost of an epoch.
         follows: (x, x) probability of the next state.
         width_of: (v,) index of the width of each row.
-        discount: Of an epoch.
+        discount: Discount factor of an epoch.
     """
     stage_32, follows_32 = stage.astype(np.float32), (discount * follows).astype(np.float32)
     values = np.zeros(stage.shape[:3], np.float32)
@@ -228,7 +228,7 @@ def draw(energy: Array, seed: int, jobs: NDArray[np.int64], t_unix_s: Array) -> 
 
     Args:
         energy: (n, v) cost / temperature.
-        seed: Of the draws, 0 or above.
+        seed: Seed of the draws, 0 or above.
         jobs: (n,) which jobs these are.
         t_unix_s: (n,) time of the decision (s since the epoch, UTC).
     """
@@ -247,11 +247,11 @@ class CarbonGear:
     went on in other grids.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
         switch_s: Time in which a change of width trains nothing, at full power (s).
         epoch_s: Time between two decisions (s).
-        dual: Where the price is from; None: the forecast, as in ``mpc``.
-        chain: How intensity goes on from hour to hour; None: the shipped one.
+        dual: Source of the price of a token; None: the forecast, as in ``mpc``.
+        chain: Markov chain of hourly intensity; None: the shipped one.
         seed: Draw rows from the Gibbs distribution exp(-cost / T) with random numbers of this seed; None: take the
             row of least cost, which is its limit for T to 0.
     """

@@ -50,8 +50,8 @@ class CarbonGearPrinted:
     """Learns while it runs, as printed; it remembers every job from its start on.
 
     Args:
-        menu: What a job can do. All rows are actions, as in the text, whether they can be best or not.
-        seed: Of the draws.
+        menu: Menu of the choices of a job. All rows are actions, as in the text, whether they can be best or not.
+        seed: Seed of the draws.
         eq13: Learn the cost of Eq. 13, carbon *plus* price x tokens, in place of line 5's carbon alone.
     """
 

@@ -117,8 +117,8 @@ class Carl:
     """Takes the most likely of three actions.
 
     Args:
-        menu: What a job can do.
-        network: Of the policy; None: the shipped one.
+        menu: Menu of the choices of a job.
+        network: Network of the policy; None: the shipped one.
     """
 
     past_s = TRAILING_H * S_PER_HOUR

@@ -64,7 +64,7 @@ class IntensityChain:
 
         Args:
             histories: One array a grid: hourly intensity without gaps (g/kWh), at least 21 days and a day.
-            made_by: What to run for the same counts.
+            made_by: Command that gives the same counts.
             sources: Names of the histories.
 
         Raises:
@@ -102,7 +102,7 @@ class IntensityChain:
 
         Args:
             path: File to write.
-            about: Where they are from: ``made_by``, ``traces`` and what else a reader should know.
+            about: Facts on their origin: ``made_by``, ``traces`` and what else a reader should know.
         """
         before, after = np.nonzero(self.counts)
         np.savez_compressed(

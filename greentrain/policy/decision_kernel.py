@@ -56,7 +56,7 @@ class Reach:
         Args:
             rows: Rows taken now.
             current: Rows until now, of a shape that broadcasts to that of ``rows``.
-            held_s: Since the width last changed (s), likewise.
+            held_s: Time since the width last changed (s), of such a shape too.
         """
         if not self.switch_s:
             return np.zeros(np.broadcast(rows, current).shape)
@@ -172,11 +172,11 @@ def explain(template: str, seen: Outlook, choice: Choice, row: int, names: Seque
 
     Args:
         template: One of ``reasons`` of a choice or a decision.
-        seen: What the policy saw.
-        choice: What it wanted.
+        seen: State of the jobs and grids that the policy saw.
+        choice: Choice that the policy wanted.
         row: Row that was decided.
-        names: Of the menu's rows.
-        job: Which job.
+        names: Names of the menu's rows.
+        job: Index of the job.
     """
     figures: dict[str, Figure | str] = {
         "now": Figure(seen.now_g_per_kwh[job]),
@@ -235,7 +235,7 @@ class DecisionKernel:
 
     Args:
         policy: Decides.
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
         switch_s: Time in which a change of width trains nothing, at the power of the new width (s).
         dwell_s: Shortest time between two changes of width (s).
         margin_s: Time to spare before the deadline (s).
@@ -338,7 +338,7 @@ class DecisionKernel:
         Args:
             jobs: (k,) which.
             seen: All jobs.
-            choice: What the policy wanted.
+            choice: Choice that the policy wanted.
             allowed: (m,), (k, m) or (n, m).
             rows: (n,) changed in place.
         """

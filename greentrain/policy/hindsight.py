@@ -100,10 +100,10 @@ def judge(
     Args:
         g_per_kwh: (h,) intensity of each column from the start on, NaN where unknown.
         weights_s: (h,) time in each column until the deadline (s).
-        menu: What the job could do; ``menu.provenance`` says where its watts are from.
+        menu: Menu of the choices that the job had; ``menu.provenance`` says where its watts are from.
         tokens: Trained.
         actual_g: Emitted by IT power, PUE left out; None where not known.
-        intensity_from: Where the intensity is from, for people.
+        intensity_from: Source of the intensity, for people.
         fp8_max_share: Largest share of the time in FP8 that was allowed.
         why_unknown: Why ``actual_g`` is None.
     """

@@ -55,7 +55,7 @@ class Menu:
             table: Costs of actions; those whose speed or power nobody knows are left out.
             released: Whether ranks that do not work are given back and cost nothing.
             idle_w: Power of one rank that is held and does not work (W).
-            wanted: Which actions may be chosen.
+            wanted: Says whether an action may be chosen.
 
         Raises:
             ConfigError: No action is left, or ranks are held and nobody says what that costs.
@@ -93,7 +93,7 @@ class Menu:
         A row in FP8 then stands for the mixture of the two at this share, at the same width and cap.
 
         Args:
-            share: Of the steps, in 0..1.
+            share: Largest share of the steps in FP8, in 0..1.
         """
         if share >= 1.0 or not self.fp8.any():
             return self
@@ -170,9 +170,9 @@ def menu_of(facts: Mapping[str, Any], speed: float = 1.0, power: float = 1.0) ->
     """Return the choices of a job as it was, in the grid's time.
 
     Args:
-        facts: Of run.json.
-        speed: How fast the job was against its table.
-        power: What it drew against its table.
+        facts: Facts on the job's menu from run.json.
+        speed: Speed of the job over that of its table.
+        power: Power of the job over that of its table.
     """
     import numpy as np
 

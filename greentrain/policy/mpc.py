@@ -26,7 +26,7 @@ class Mpc:
     """Plans as if changes of width were free.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
     """
 
     past_s = 0.0
@@ -67,7 +67,7 @@ class MpcSwitching:
     """Plans changes of width.
 
     Args:
-        menu: What a job can do.
+        menu: Menu of the choices of a job.
         switch_s: Time in which a change of width trains nothing, at the power of the new width (s).
         dwell_s: Shortest time between two changes of width (s).
     """

@@ -17,7 +17,7 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
 
     Args:
         config: Section ``policy``.
-        menu: What the job can do.
+        menu: Menu of the choices of the job.
 
     Raises:
         ConfigError: The menu lacks the gear of a static schedule, a file is wrong, or the policy does not plan.

@@ -67,7 +67,7 @@ class Widths:
             g: Intensity of each (g/kWh).
             weights_s: Time in each (s).
             lost_s: Part of it in which nothing is trained (s).
-            price: Of a token (g).
+            price: Price of a token (g).
             at: Index of the width of each.
         """
         worth = price * np.maximum(weights_s - lost_s, 0.0)
@@ -120,11 +120,11 @@ class Costs:
         """Sweep from the deadline back to now.
 
         Args:
-            widths: Of the menu.
-            rules: Of changes.
+            widths: Widths of the menu.
+            rules: Rules of changes of width.
             g: (n, h) intensity (g/kWh).
             weights_s: (n, h) time in each column (s).
-            prices: (n, l) of a token (g).
+            prices: (n, l) prices of a token (g).
         """
         stay, enter = _columns(widths, rules, g, weights_s, prices)
         h, held = len(stay), rules.held
@@ -238,11 +238,11 @@ class Switching:
     """Plans for jobs whose changes of width cost time.
 
     Args:
-        menu: What the jobs can do.
+        menu: Menu of the choices of the jobs.
         step_s: Spacing of the columns (s); dwell counts in whole columns.
         switch_s: Time in which a change of width trains nothing (s).
         dwell_s: Shortest time between two changes of width (s).
-        hysteresis: What a first change must gain beyond its cost, as a share of what ``switch_s`` loses at full speed:
+        hysteresis: Least gain of a first change beyond its cost, as a share of what ``switch_s`` loses at full speed:
             a forecast that wavers would else have a job follow it. It changes no value, only the first rows.
 
     Raises:

@@ -159,7 +159,7 @@ def steps_up(menu: Menu) -> tuple[NDArray[np.int64], Array, Array]:
     """Return the hull from its cheapest row on, and what each step up it costs and brings.
 
     Args:
-        menu: With v rows on its hull that are as fast as the cheapest row or faster.
+        menu: Menu with v rows on its hull that are as fast as the cheapest row or faster.
 
     Returns:
         (v,) rows; (v - 1,) grams a token at 1 g/kWh, increasing; (v - 1,) tokens/s.
@@ -197,7 +197,7 @@ def deadline_price(seen_g_per_kwh: Array, weights_s: Array, tokens: Array, menu:
         seen_g_per_kwh: (n, h) intensity of each column; unknown ones (NaN) count as the mean of the job's known ones.
         weights_s: (n, h) time in each column that is left to the job (s).
         tokens: (n,) still to be done.
-        menu: What the jobs can do. Off may cost power; that a job may end before its deadline is not counted here.
+        menu: Menu of the jobs. Off may cost power; that a job may end before its deadline is not counted here.
 
     Returns:
         (n,) g/token: 0 where nothing is left to do, inf where even the fastest row comes too late.
@@ -224,7 +224,7 @@ def row_at(menu: Menu, g_per_kwh: Array, price_g: Array) -> NDArray[np.int64]:
     """Return the rows that emit least, a token being worth its price; of equals the fastest.
 
     Args:
-        menu: What the jobs can do.
+        menu: Menu of the choices of the jobs.
         g_per_kwh: Intensity, of any shape; where it is unknown (NaN) the fastest row is safe and is returned.
         price_g: Price (g/token), of a shape that goes with it.
     """
@@ -366,7 +366,7 @@ class KnownGrid:
         """Return what emits least at a price, with no more FP8 than there is time for.
 
         Args:
-            price: Of a token (g).
+            price: Price of a token (g).
             may_end: Whether the job may end within the last column.
         """
         rows, fp8_rows, gain = self._rows(price)
@@ -393,9 +393,9 @@ class KnownGrid:
         """Return (h,) what the job at least emits if it ends in each column: weak duality, for any two prices.
 
         Args:
-            tokens: To be done.
-            price: Of a token (g).
-            fp8_price: Of a second in FP8 (g), from 0 on.
+            tokens: Tokens still to be trained.
+            price: Price of a token (g).
+            fp8_price: Price of a second in FP8 (g), from 0 on.
         """
         rows, _, gain = self._rows(price)
         best = self._rate(rows, price) - (np.maximum(gain - fp8_price, 0.0) if self.limited else 0.0)
@@ -446,7 +446,7 @@ def rounded(grid: KnownGrid, tokens: float, low: Rows, high: Rows) -> Rows:
 
     Args:
         grid: (h,) columns, until the plan's end.
-        tokens: To be done.
+        tokens: Tokens still to be trained.
         low: (h,) rows or ENDED, of a plan with too few tokens or just enough.
         high: (h,) rows or ENDED, of one that is as good and has enough.
     """
@@ -526,8 +526,8 @@ def best_end(grid: KnownGrid, tokens: float) -> tuple[Edge[Mixture], int]:
     """Return the best plan and the column in which it ends.
 
     Args:
-        grid: Until the deadline.
-        tokens: To be done, no more than can be.
+        grid: Grid and job until the deadline.
+        tokens: Tokens still to be trained, no more than can be.
     """
     bounds = np.where(grid.most() >= tokens, -np.inf, np.inf)
     start = plain_price(grid, tokens)
@@ -601,8 +601,8 @@ def solve(g_per_kwh: Array, weights_s: Array, tokens: float, menu: Menu, *, fp8_
     Args:
         g_per_kwh: (h,) intensity of each column.
         weights_s: (h,) time in each column until the deadline (s).
-        tokens: To be done.
-        menu: What the job can do. Where off draws power, ranks are held until the job ends, and its end is chosen.
+        tokens: Tokens still to be trained.
+        menu: Menu of the job. Where off draws power, ranks are held until the job ends, and its end is chosen.
         fp8_max_share: Largest share of the time until the deadline in FP8.
 
     Raises:
@@ -636,7 +636,7 @@ def price(seen_g_per_kwh: Array, weights_s: Array, tokens: Array, menu: Menu) ->
         seen_g_per_kwh: (n, h) intensity of each column; unknown ones (NaN) count as the mean of the job's known ones.
         weights_s: (n, h) time in each column that is left to the job (s).
         tokens: (n,) still to be done.
-        menu: What the jobs can do. Where off draws power each job's end is looked for, one job after the other.
+        menu: Menu of the jobs. Where off draws power each job's end is looked for, one job after the other.
 
     Returns:
         (n,) g/token: 0 where nothing is left to do, inf where even the fastest row comes too late.
@@ -654,8 +654,8 @@ def shortest_s(tokens: float, menu: Menu, *, fp8_max_share: float = 1.0) -> floa
     """Return the shortest time in which a job can be done (s): its earliest feasible deadline, from its start.
 
     Args:
-        tokens: Of the job.
-        menu: What it can do.
+        tokens: Tokens of the job.
+        menu: Menu of the choices of the job.
         fp8_max_share: Largest share of that time in FP8.
     """
     speed = float(menu.tokens_per_s[~menu.fp8].max())

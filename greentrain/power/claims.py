@@ -74,7 +74,7 @@ class Claims:
     Args:
         folder: Folder of the node's claims; where it cannot be written, every claim is granted and
             ``degraded`` says why.
-        owner: What to tell others about this process: run id, rank.
+        owner: Facts on this process that others are told: run id, rank.
     """
 
     def __init__(self, folder: Path, owner: Mapping[str, str | int]) -> None:

@@ -75,7 +75,7 @@ class LinuxProc:
     """Reads /proc directly: about 10 microseconds a process, psutil needs ten times that.
 
     Args:
-        root: Where procfs is mounted.
+        root: Mount point of procfs.
     """
 
     def __init__(self, root: str = "/proc") -> None:
@@ -406,12 +406,12 @@ class CpuModelMeter:
         scope: ``process_tree``: a process, its descendants, and its share of the idle power. ``machine``: all load.
         root_pid: Top of the process tree; None is this process. Read once more before it is waited for: the tree of
             a process that is gone reads as missing.
-        kinds: What to model: CPU, DRAM or both.
+        kinds: Kinds of device to model: CPU, DRAM or both.
         tdp_w: Thermal design power of all packages (W); None looks it up in codecarbon's table.
         local_world_size: Ranks on this node that share the CPUs; each is charged its part of the idle power.
         excluded_pids: Called at each read: processes whose own meters book them, left out with their descendants.
         notes: Said first by the sensor of a kind, for example why it is modelled.
-        proc: Where procfs is mounted; where it does not exist, psutil is asked.
+        proc: Mount point of procfs; where it does not exist, psutil is asked.
         clock: Time.
 
     Raises:

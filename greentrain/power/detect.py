@@ -85,7 +85,7 @@ class Borrowed:
     """A meter whose owner is somebody else, who closes it: an offload device that outlives the run.
 
     Args:
-        meter: Of the other.
+        meter: Meter that somebody else owns and closes.
     """
 
     def __init__(self, meter: PowerMeter) -> None:
@@ -218,7 +218,7 @@ def open_meters(
 
     Args:
         config: Section ``power``.
-        topology: Where this process stands among the ranks of its node.
+        topology: Place of this process among the ranks of its node.
         root_pid: Top of the process tree that the model charges; None is this process.
         excluded_pids: Called at each read of the model: processes whose own meters book them.
         environ: Environment variables; None: those of the process.

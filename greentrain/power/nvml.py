@@ -218,7 +218,7 @@ def tick_of(edges: Sequence[tuple[float, float]]) -> tuple[float | None, float |
     """Return tick period and time of one tick from the changes seen, None where they do not tell.
 
     Args:
-        edges: Of each change its time and how far off that may be (s), in order.
+        edges: Time of each change and how far off that may be (s), in order.
     """
     if not edges:
         return None, None

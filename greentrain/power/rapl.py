@@ -92,7 +92,7 @@ class RaplMeter:
     Args:
         root: The powercap tree.
         strict: True: raise if a counter cannot be read. False: it becomes a MISSING sensor that names the remedy.
-        kinds: Which counters to open.
+        kinds: Kinds of device whose counters are opened.
         clock: Time.
 
     Raises:

@@ -121,7 +121,7 @@ class EnergyCurve:
     """Cumulative energy of one device as a function of monotonic time.
 
     Args:
-        sensor: How the device is read.
+        sensor: Sensor of the device.
         t0_s: Start of the curve (s); a first power reading is held back to it.
         on_event: Called with a name and a sentence when the sensor misbehaves.
     """
@@ -376,7 +376,7 @@ class Pace:
         Args:
             t_s: Time of the reading (s).
             energy_j: Sum of the counters (J).
-            seen: How many counters are in it; with none every tick is read.
+            seen: Number of counters in the sum; with none every tick is read.
         """
         if not seen or seen != self._seen:
             self._seen, self._flat, self._energy_j, self._t_s = seen, 0, energy_j, t_s
@@ -407,12 +407,12 @@ class Sampler:
     """Reads a meter periodically into curves.
 
     Args:
-        meter: What to read; used from this thread only while the sampler runs.
-        curves: By device uid; samples of other devices are dropped. May be changed by ``on_tick``.
+        meter: Meter to read; used from this thread only while the sampler runs.
+        curves: Curves by device uid; samples of other devices are dropped. May be changed by ``on_tick``.
         sample_s: Sampling period of hardware sensors (s).
         clock: Time.
         on_tick: Called in this thread, with the time (s); is to call ``settle``.
-        tick_s: How often that is (s).
+        tick_s: Period of these calls (s).
     """
 
     def __init__(

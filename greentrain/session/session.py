@@ -85,7 +85,7 @@ class PhaseHooks:
     """Holds the hooks of one session and takes them off again.
 
     Args:
-        session: Where phases and steps are marked.
+        session: Session in which phases and steps are marked.
     """
 
     def __init__(self, session: Marks) -> None:
@@ -322,7 +322,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             device's ``meter``; read but not closed.
         signal: Carbon signal to use instead of the one the configuration names.
         clock: Time, for tests and replays.
-        launcher: Who starts the training again after it left; None: ``greentrain launch``, if that started it.
+        launcher: Launcher that starts the training again once it left; None: ``greentrain launch``, if that started it.
 
     Raises:
         ConfigError: The configuration is wrong. Raised here, before training starts.
@@ -636,7 +636,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         Args:
             t0_s: Start (s).
             t1_s: End (s).
-            wait_s: How long to wait for the sensors to report past ``t1_s`` (s).
+            wait_s: Longest wait for the sensors to report past ``t1_s`` (s).
 
         Returns:
             None if the window is not (or no longer) known, or holds a gap.

@@ -60,7 +60,7 @@ class ActuatorContract:
         Args:
             make: Opens an actuator; it is closed after each test.
             setting: Returns what the hardware has now, to be compared with ``==``.
-            levels: As the attribute.
+            levels: Value of the attribute ``levels``.
             **settings: Other attributes of this class, such as ``outside``.
         """
         members = {"actuator": opened("actuator", make), "setting": lambda _: setting(), "levels": levels}

@@ -268,8 +268,8 @@ class FakeDriver:
     Args:
         gpus: The GPUs, or how many default ones.
         library: A library from :func:`build_library` to use again; None compiles one (0.3 s).
-        init_error: What nvmlInit returns, NvmlCode.SUCCESS for success.
-        driver_version: What nvmlSystemGetDriverVersion says.
+        init_error: Return code of nvmlInit, NvmlCode.SUCCESS for success.
+        driver_version: Version that nvmlSystemGetDriverVersion returns.
 
     Raises:
         RuntimeError: There is no C compiler, or it failed.

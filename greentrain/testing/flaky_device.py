@@ -46,7 +46,7 @@ class Flaky(Wrapped):
 
     Args:
         device: Computes; closed with this one.
-        faults: By the number of the batch, counted from 0.
+        faults: Faults by the number of the batch, counted from 0.
         depth: Batches that may wait.
     """
 

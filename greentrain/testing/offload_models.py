@@ -57,7 +57,7 @@ def encoder(
     """Return a random encoder with a score head: post layer norm, both directions, learnt positions.
 
     Args:
-        seed: Of the weights.
+        seed: Seed of the weights.
         layers: Blocks.
         hidden: Width, a multiple of ``heads``.
         heads: Attention heads.
@@ -65,12 +65,12 @@ def encoder(
         vocabulary: Token ids.
         max_tokens: Longest sequence.
         types: Token types; 0: none.
-        head: How rows become a sequence.
+        head: Pooling of a sequence's rows: their mean, the first or the last.
         labels: Scores a sequence.
         gate: Activation of the perceptron.
         pooler: A layer with tanh between pooling and score, as BERT has.
         bias: Whether layers have biases.
-        activation_bits: Of what linear layers multiply.
+        activation_bits: Bits of the activations that linear layers multiply.
     """
     made = _ModelMaker(seed, activation_bits)
     tokens = made.embed("token", hidden, vocabulary)
@@ -111,7 +111,7 @@ def decoder(
     """Return a random decoder: RMS norm before, rotary positions, grouped keys, gated perceptron, causal.
 
     Args:
-        seed: Of the weights.
+        seed: Seed of the weights.
         layers: Blocks.
         hidden: Width.
         heads: Query heads, a multiple of ``kv_heads``.
@@ -123,7 +123,7 @@ def decoder(
         head: Log-probabilities of the tokens, or a score of the last row.
         labels: Scores a sequence.
         bias: Whether the projections to queries, keys and values have biases, as in Qwen2.
-        activation_bits: Of what linear layers and the vocabulary head multiply.
+        activation_bits: Bits of the activations that linear layers and the vocabulary head multiply.
     """
     made = _ModelMaker(seed, activation_bits)
     width = head_width or hidden // heads
@@ -154,7 +154,7 @@ def sequences(artifact: Artifact, *, seed: int = 0, lengths: tuple[int, ...] = (
 
     Args:
         artifact: A compiled model.
-        seed: Of the tokens.
+        seed: Seed of the tokens.
         lengths: Tokens of each sequence.
         prompt: Tokens that all sequences of at least this length begin with.
     """

@@ -18,7 +18,7 @@ class Wrapped:
 
     Args:
         device: The inner device, which is closed with this one.
-        name: How it is called.
+        name: Name of the device.
         depth: Batches that may wait here.
     """
 
@@ -36,8 +36,8 @@ class Wrapped:
         """Return a batch's result, in the queue's thread.
 
         Args:
-            number: Of the batch, from 0.
-            batch: What was submitted.
+            number: Number of the batch, from 0.
+            batch: Batch that was submitted.
             inner: The inner device's result, now or later.
         """
         return inner.result()

@@ -27,7 +27,7 @@ def noop_environment(folder: Path) -> Mapping[str, str]:
     """Return the environment of a process in which XRT runs without a card.
 
     Args:
-        folder: In which XRT's libraries are linked as XRT wants them to lie; made where it is missing.
+        folder: Folder in which XRT's libraries are linked as XRT wants them to lie; made where it is missing.
 
     Raises:
         DeviceError: XRT's no-op emulation is not installed.
@@ -48,8 +48,8 @@ def noop_device(folder: Path, **arguments: Any) -> Iterator[XrtDevice]:
     """Open an XrtDevice without a card, and close it.
 
     Args:
-        folder: For what XRT needs; made where it is missing.
-        arguments: Of the device.
+        folder: Folder for what XRT needs; made where it is missing.
+        arguments: Further arguments of the device.
 
     Raises:
         DeviceError: XRT's no-op emulation or g++ is not installed.

@@ -176,9 +176,9 @@ def open_clocks(
 
     Args:
         config: Section ``actuators.clocks``; how far down is for its reader to know.
-        topology: Where this process stands among the ranks.
+        topology: Place of this process among the ranks.
         warn: Called with each sentence that the user should read.
-        guardian: To share with :func:`~greentrain.control.actuators.power_cap.open_power_cap`; None: one of its own.
+        guardian: Guardian shared with :func:`~greentrain.control.actuators.power_cap.open_power_cap`; None: its own.
     """
     opened = open_gpus((), topology, warn, key="actuators.clocks", what="clocks", guardian=guardian)
     if opened is None:

@@ -63,7 +63,7 @@ class GpuKnobs:
 
     Args:
         nvml: The initialised bindings.
-        gpu: As listed.
+        gpu: The GPU, as :mod:`greentrain.power.nvml` lists it.
     """
 
     def __init__(self, nvml: Any, gpu: NvmlGpu) -> None:
@@ -212,7 +212,7 @@ def choose(
     Args:
         nvml: The initialised bindings.
         named: UUIDs to take; empty: those the process trains on.
-        topology: Where this process stands among the ranks.
+        topology: Place of this process among the ranks.
         key: Configuration key of ``named``, for the error.
         environ: Environment variables; None: those of the process.
 
@@ -260,8 +260,8 @@ def strangers(gpu: GpuKnobs, ranks: int = 1) -> Sequence[int]:
     many as the node has ranks of this job are taken for these.
 
     Args:
-        gpu: Which one.
-        ranks: Of this job on the node.
+        gpu: GPU whose processes are looked at.
+        ranks: Number of ranks of this job on the node.
     """
     try:
         pids = gpu.pids()
@@ -330,9 +330,9 @@ class Opened:
 
     Args:
         nvml: The initialised bindings; released by :meth:`close`.
-        gpus: Those that may be changed.
+        gpus: GPUs that may be changed.
         visible: All that the process sees.
-        topology: Where it stands among the ranks.
+        topology: Place of the process among the ranks.
         guardian: Joined here, left by :meth:`close`.
         named: True where the configuration names the GPUs.
     """
@@ -385,11 +385,11 @@ def open_gpus(
 
     Args:
         named: UUIDs from the configuration; empty: those the process trains on.
-        topology: Where this process stands among the ranks.
+        topology: Place of this process among the ranks.
         warn: Called with each sentence that the user should read.
         key: Configuration key of ``named``.
         what: ``power limits`` or ``clocks``, for the sentences.
-        guardian: To take part in; None: a new one.
+        guardian: Guardian to take part in; None: a new one.
 
     Raises:
         ConfigError: A named GPU is not visible to this process.
@@ -458,7 +458,7 @@ def refusal(what: str, error: Exception) -> str:
 
     Args:
         what: ``power limits`` or ``clocks``.
-        error: What the driver said.
+        error: Error that the driver raised.
     """
     if type(error).__name__ == "NVMLError_NoPermission":
         return (
@@ -475,8 +475,8 @@ def holder_of(uuid: str, guardian: Guardian) -> str:
     """Return who has changed a GPU's settings now; empty if nobody but this guardian has.
 
     Args:
-        uuid: Of the GPU.
-        guardian: Whose own records do not count.
+        uuid: UUID of the GPU.
+        guardian: Guardian of this process, whose own records do not count.
     """
     path = guardian_main.record_path(str(guardian.folder), uuid)
     if uuid in guardian.held:
@@ -498,7 +498,7 @@ def repair(folder: Path | None = None) -> list[str]:
     """Put right what dead jobs left on the GPUs of this node, without opening anything where there is nothing to do.
 
     Args:
-        folder: Of the records; None: that of the device claims.
+        folder: Folder of the records; None: that of the device claims.
 
     Returns:
         What was done, one sentence a GPU. Never raises.

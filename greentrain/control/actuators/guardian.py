@@ -41,7 +41,7 @@ class Guardian:
     :func:`~greentrain.control.actuators.clocks.open_clocks`; each takes part in it until it is closed.
 
     Args:
-        folder: Of the records of this node; None: that of the device claims.
+        folder: Folder of this node's records; None: that of the device claims.
         library: The driver's library.
     """
 

@@ -253,9 +253,9 @@ def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]
     """Put right what processes left behind that died together with their guardian.
 
     Args:
-        folder: Of the records.
+        folder: Folder of the records.
         settings: The driver.
-        wait_s: How long the guardian of a process that is dead is waited for: it is just at work (s).
+        wait_s: Longest wait for the guardian of a dead process, which is just at work (s).
 
     Returns:
         What was done, one sentence a GPU.
@@ -304,7 +304,7 @@ class Library:
     """The driver's C library, loaded when first needed. Functions as in nvml.h.
 
     Args:
-        name: Of the shared library.
+        name: File name of the shared library.
     """
 
     def __init__(self, name: str) -> None:
@@ -355,7 +355,7 @@ class Guard:
     """What the guardian holds, and how it answers.
 
     Args:
-        folder: Of the records.
+        folder: Folder of the records.
         owner: The training process: PID namespace, pid, start time.
         library: The driver.
     """

@@ -43,7 +43,7 @@ class CappedGpu:
     """One GPU and what was done to it (mW).
 
     Args:
-        knobs: Its settings.
+        knobs: Settings of the GPU.
     """
 
     def __init__(self, knobs: GpuKnobs) -> None:
@@ -99,7 +99,7 @@ class PowerCap(GpuSetting):
 
     Args:
         opened: The GPUs, NVML and the guardian; closed with it.
-        fractions: What to choose from, descending, first 1.0, each possible on every GPU.
+        fractions: Fractions of the limit to choose from, descending, first 1.0, each possible on every GPU.
         dwell_s: Shortest time between two changes (s).
         warn: Called with one sentence where something cannot be done; once a sentence.
         clock: Monotonic seconds.
@@ -326,9 +326,9 @@ def open_power_cap(
 
     Args:
         config: Section ``actuators.power_cap``.
-        topology: Where this process stands among the ranks.
+        topology: Place of this process among the ranks.
         warn: Called with each sentence that the user should read.
-        guardian: To share with :func:`~greentrain.control.actuators.clocks.open_clocks`; None: one of its own.
+        guardian: Guardian shared with :func:`~greentrain.control.actuators.clocks.open_clocks`; None: one of its own.
         clock: Monotonic seconds.
 
     Raises:
@@ -386,7 +386,7 @@ def survey_caps(folder: Path | None = None) -> Sequence[str]:
     The right is tried by setting the limit that is set already, which changes nothing.
 
     Args:
-        folder: Of the records; None: that of the device claims.
+        folder: Folder of the records; None: that of the device claims.
     """
     place = claims_dir() if folder is None else folder
     try:

@@ -52,7 +52,7 @@ def would_start(words: Sequence[str]) -> Started:
     """Return what ``accelerate launch`` would have started.
 
     Args:
-        words: Its options, the script and the script's arguments.
+        words: Options of ``accelerate launch``, the script and the script's arguments.
 
     Raises:
         ValueError: It refuses its options, or would start something that is no local training.

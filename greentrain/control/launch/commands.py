@@ -113,8 +113,8 @@ class Command:
         """Return the words of one attempt.
 
         Args:
-            ranks: Its width; None: that of the command.
-            checkpoint: What it starts from; None: nothing.
+            ranks: Number of ranks of the attempt; None: that of the command.
+            checkpoint: Checkpoint that the attempt starts from; None: it starts from none.
         """
         words = list(self.words)
         if ranks is not None and not self.has_placeholder:

@@ -94,12 +94,12 @@ def insist(
 
     Args:
         request: Makes it.
-        verb: What it needs the right to, as in ``patch``.
-        group: On what: API group.
-        resource: Plural.
-        namespace: Where.
-        name: Which one.
-        pauses_s: Before each repetition (s).
+        verb: Verb that the request needs the right to, such as ``patch``.
+        group: API group of the resource.
+        resource: Plural name of the kind of resource.
+        namespace: Namespace of the resource.
+        name: Name of the resource.
+        pauses_s: Pauses before each repetition (s).
         sleep: Sleeps so many seconds.
 
     Raises:
@@ -191,10 +191,10 @@ class KubernetesJob:
     Experimental: it ran against an imitated API server, never on a cluster (docs/status.md).
 
     Args:
-        namespace: Of the Job.
-        name: Of the Job.
+        namespace: Namespace of the Job.
+        name: Name of the Job.
         connection: The client; None: that of the pod we are in, or of the kubeconfig.
-        pauses_s: Before each repetition of a request that failed (s).
+        pauses_s: Pauses before each repetition of a request that failed (s).
         sleep: Sleeps so many seconds.
 
     Raises:
@@ -534,7 +534,7 @@ def run_kubernetes(
     """Follow the plan with a Job until it has ended, or a signal ends us.
 
     Args:
-        config: With a policy that plans.
+        config: Configuration with a policy that plans.
         job: ``namespace/name``.
         folder: Launch folder of the pod with rank 0 on the volume that the pods share: progress.json is read there, and
             the number of pods written to the folder above it. None: nothing is known of the Job's progress.

@@ -221,10 +221,10 @@ def classify_exit(
     """Return what follows.
 
     Args:
-        state: Of the attempt that has ended.
-        outcome: How.
-        request: What the training asked for; that of another attempt counts as none.
-        rules: What is allowed.
+        state: State of the job in the attempt that has ended.
+        outcome: Outcome of that attempt: exit code, last lines, duration.
+        request: Request that the training left; that of another attempt counts as none.
+        rules: Rules of what the user allows.
         progressed: Whether it left more than it found.
         has_checkpoint: Whether a whole checkpoint is there; None: nobody looked.
         unix_s: Now (s since the epoch).

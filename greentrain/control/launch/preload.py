@@ -66,8 +66,8 @@ def to_text(imports: Sequence[Import], folder: Path, report: Path) -> str:
     """Return what the fork server is told.
 
     Args:
-        imports: What to import.
-        folder: Of the script, first on the path of modules.
+        imports: Modules to import.
+        folder: Folder of the script, first on the path of modules.
         report: File for what was imported, and in how many seconds.
     """
     return json.dumps({"imports": imports, "folder": str(folder), "report": str(report)})

@@ -104,8 +104,8 @@ def end_all(
 
     Args:
         find: Returns who is to be ended; asked again and again, as they may start others.
-        grace_s: From SIGTERM to SIGKILL (s).
-        leave_s: Before the SIGTERM (s).
+        grace_s: Time from SIGTERM to SIGKILL (s).
+        leave_s: Time before the SIGTERM (s).
         reap: Called at each look.
 
     Returns:
@@ -134,7 +134,7 @@ class Reaper:
 
     Args:
         line: Socket to the supervisor.
-        command: What to start.
+        command: Command to start.
         fds: File descriptors that the command inherits.
     """
 

@@ -33,7 +33,7 @@ def orphans(folder: str) -> list[int]:
     """Return all processes of this user that were started for a launch folder, but this one and its parents.
 
     Args:
-        folder: As in their variable GREENTRAIN_LAUNCH_DIR.
+        folder: Launch folder, as in their variable GREENTRAIN_LAUNCH_DIR.
     """
     if not folder:
         return []
@@ -57,8 +57,8 @@ def end_orphans(folder: str, grace_s: float) -> int:
     A reaper among them ends its command by itself, so it is given the time for that before anything is killed.
 
     Args:
-        folder: As of :func:`orphans`.
-        grace_s: From SIGTERM to SIGKILL (s).
+        folder: Launch folder, as :func:`orphans` takes it.
+        grace_s: Time from SIGTERM to SIGKILL (s).
     """
     seen: set[int] = set()
 
@@ -89,8 +89,8 @@ class ReaperClient:
     """A command under a reaper.
 
     Args:
-        command: What to start.
-        environ: Its environment, with ENV_DIR.
+        command: Command to start.
+        environ: Environment of the command, with ENV_DIR.
         fds: File descriptors that it inherits.
         listen: Whether its standard error passes through here, so that its last lines are known.
 
@@ -216,7 +216,7 @@ class _Tee:
     """Passes standard error on and remembers its end.
 
     Args:
-        fd: Where it arrives.
+        fd: File descriptor on which it arrives.
     """
 
     def __init__(self, fd: int) -> None:
@@ -326,7 +326,7 @@ class SignalQueue:
 
         Args:
             timeout_s: Longest wait (s); None: no bound.
-            files: What else to wait for.
+            files: Files to wait for as well.
 
         Returns:
             The files that can be read.
@@ -399,9 +399,9 @@ class AttemptRunner(Protocol):
         """Run an attempt to its end, when nothing of it is left.
 
         Args:
-            attempt: What to run.
+            attempt: Attempt to run.
             signals: The signals that reach the supervisor.
-            guide: What to do about them.
+            guide: Guide that says what to do about them.
 
         Raises:
             LaunchError: It cannot be started, and could not be another time.
@@ -481,7 +481,7 @@ class ElasticRunner:
         command: A script under python or torchrun, on one node.
         preload: Modules that the fork server imports beside those of the script.
         warm: Whether workers are forked; otherwise each one starts and imports anew.
-        listen: As of :class:`CommandRunner`.
+        listen: Whether to remember the last lines of standard error; see :class:`CommandRunner`.
 
     Raises:
         ConfigError: The interpreter of the command has no torch, or not this package.

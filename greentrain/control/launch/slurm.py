@@ -63,8 +63,8 @@ class Scontrol:
 
     Args:
         program: Path of scontrol.
-        environ: Its environment; None: ours.
-        pauses_s: Before each repetition (s).
+        environ: Environment of scontrol; None: that of this process.
+        pauses_s: Pauses before each repetition (s).
         sleep: Sleeps so many seconds.
     """
 
@@ -188,8 +188,8 @@ class Shape:
 
         Args:
             job: The job.
-            ranks: That fill it.
-            by_node: Whether it asked for tasks a node.
+            ranks: Number of ranks that fill the job.
+            by_node: Whether the job asked for tasks a node.
 
         Returns:
             The shape; None where the ranks do not fill it evenly, or where GPUs were asked for the whole job: the size
@@ -223,9 +223,9 @@ class SlurmWaiting:
     Args:
         scontrol: Slurm.
         job_id: The job.
-        handover: Where the launcher and the training talk, on a file system that all nodes see.
+        handover: Files through which the launcher and the training talk, on a file system that all nodes see.
         local: Waits inside the allocation: short waits, and where Slurm does not let the job go.
-        ranks: Of the attempt that this allocation was made for.
+        ranks: Number of ranks of the attempt that this allocation was made for.
         by_node: Whether the job asked for tasks a node.
         warn: Tells the user.
         min_away_s: Shortest wait that is worth a requeue (s).
@@ -339,9 +339,9 @@ def open_slurm(
 
     Args:
         environ: Environment of this process.
-        handover: Where the launcher and the training talk.
+        handover: Files through which the launcher and the training talk.
         local: Waits inside the allocation.
-        ranks: Of the next attempt.
+        ranks: Number of ranks of the next attempt.
         min_away_s: Shortest wait that is worth a requeue (s).
         soon_s: Earliest start after a requeue (s).
 

@@ -28,7 +28,7 @@ class GreenWindow:
     """Knows when one job should train.
 
     Args:
-        config: With a policy that plans.
+        config: Configuration with a policy that plans.
         actions: Run folder, declared table or ``reference``; None: policy.actions, or what an attempt of this job has
             measured, once it has.
         ranks: Smallest and largest width.

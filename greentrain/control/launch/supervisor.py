@@ -48,8 +48,8 @@ class Waiting(Protocol):
         """Let the time pass.
 
         Args:
-            until_unix_s: When the next attempt starts (s since the epoch, UTC); None: at once.
-            ranks: That it starts with.
+            until_unix_s: Start of the next attempt (s since the epoch, UTC); None: at once.
+            ranks: Number of ranks that the next attempt starts with.
 
         Returns:
             True: somebody else starts this program again at that time, so the supervisor leaves now, with its state
@@ -97,11 +97,11 @@ class Supervisor:
     """Supervises one job.
 
     Args:
-        command: What to run.
-        folder: Its folder, held.
+        command: Command to run.
+        folder: Folder of the job, held.
         runner: Runs its attempts.
-        rules: What is allowed.
-        grace_s: From a SIGTERM that is passed on to SIGKILL (s).
+        rules: Rules of what the user allows.
+        grace_s: Time from a SIGTERM that is passed on to SIGKILL (s).
         green_start: Whether the first attempt waits for the window too.
         waiting: Returns where the job is between two attempts, and the width that fits there (None: any).
         tell: Shows a line to people.

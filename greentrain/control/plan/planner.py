@@ -35,9 +35,9 @@ class Overhead:
     """The PUE of a job's hours, as its facility has recorded them.
 
     Args:
-        facility: In the grid's own time.
+        facility: Facility in the grid's own time.
         start_s: Start of the job (s since the epoch, UTC).
-        deadline_s: Its deadline.
+        deadline_s: Deadline of the job (s since the epoch, UTC).
     """
 
     def __init__(self, facility: Facility, start_s: float, deadline_s: float) -> None:
@@ -84,7 +84,7 @@ class GridOutlook:
 
         Args:
             grid_s: The moment (s since the epoch, UTC).
-            ahead_s: How far to look (s).
+            ahead_s: Length of the look ahead (s).
         """
         edges_s = self._past_edges_s(grid_s)
         hours, past = math.ceil(ahead_s / self.step_s), means(self._signal, edges_s)
@@ -121,7 +121,7 @@ def means(signal: CarbonSignal, edges_s: NDArray[np.floating[Any]]) -> Array:
     """Return the mean intensity between each two edges (g/kWh); NaN where the signal does not know it.
 
     Args:
-        signal: Of one zone.
+        signal: Carbon signal of one zone.
         edges_s: (k + 1,) s since the epoch, UTC.
     """
     values = [signal.mean(a, b).g_per_kwh for a, b in pairwise(edges_s.tolist())]
@@ -206,11 +206,11 @@ class Planner:
         config: Section ``policy``.
         job: Tokens and deadline.
         time: The grid's time.
-        grid: What is known of the grid.
-        menu: What the job can do, in real time.
+        grid: Past and forecast intensity of the grid.
+        menu: Menu of the choices of the job, in real time.
         make: Returns the policy for a menu.
         pausable: Whether off may be chosen.
-        ranks: Of this process's job now, where the menu has several widths.
+        ranks: Number of ranks of this process's job now, where the menu has several widths.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Planner:
 
         Args:
             tokens: Tokens that all ranks have trained.
-            real_s: In so many seconds without pauses.
+            real_s: Time that this took, without pauses (s).
         """
         expected = float(self.menu.tokens_per_s[self._row]) * self.time.speed * real_s
         if expected <= 0:
@@ -418,11 +418,11 @@ def plan_document(
     """Return the plan in plain JSON types.
 
     Args:
-        planner: Who decides.
-        policy: Its name in the configuration.
-        grid: What is known of the grid.
+        planner: Planner that decides.
+        policy: Name of the policy in the configuration.
+        grid: Past and forecast intensity of the grid.
         past: Intensities before the job (g/kWh), by the hour.
-        tokens: That all ranks have trained.
+        tokens: Tokens that all ranks have trained.
     """
     menu = planner.menu
     hours = math.ceil((planner.job.deadline_s - planner.job.start_s) / S_PER_HOUR)

@@ -218,8 +218,8 @@ class PlanFacts:
         it and then knows better.
 
         Args:
-            table: Of this attempt.
-            ranks: Its width.
+            table: Table of costs at the width of this attempt.
+            ranks: Number of ranks of this attempt.
             widths: All that may be used.
         """
         if any(cost.action.ranks is not None for cost in table.costs):
@@ -260,8 +260,8 @@ def widths_of(
 
     Args:
         width: Section ``actuators.width``.
-        offer: What the launcher can do; None: nothing.
-        ranks: Of this attempt.
+        offer: Offer of what the launcher can do; None: nothing.
+        ranks: Number of ranks of this attempt.
         warn: Called with a sentence where the launcher and the job disagree.
     """
     if width is None or offer is None:
@@ -285,7 +285,7 @@ def measure_idle_power_w(host: Host, rest_s: float, *, books_all: bool) -> float
 
     Args:
         host: The session, which marks the phase and reads the sensors.
-        rest_s: How long (s); the first half is for clocks to fall.
+        rest_s: Length of the rest (s); the first half is for clocks to fall.
         books_all: The rank books what others leave to it, so without a device nothing is known.
     """
     token = host.begin(PAUSED_PHASE)
@@ -311,13 +311,13 @@ class Schedule:
         config: The checked configuration; ``policy`` plans.
         run: The run.
         signal: Carbon intensity in the grid's own time.
-        grid_time: What the grid's time is.
+        grid_time: Clock that maps the machine's time to the grid's.
         host: The session.
-        actors: What the plan acts through: the controller.
+        actors: Actors that the plan acts through: the controller.
         declared: A table that was declared; None: measure one.
         unix_s: Time.
-        state: Of an earlier part of the run.
-        tokens: That all ranks have trained in it.
+        state: State of an earlier part of the run.
+        tokens: Tokens that all ranks have trained in it.
     """
 
     def __init__(
@@ -375,7 +375,7 @@ class Schedule:
         """Note the end of an optimizer step, on every rank; now and then, decide.
 
         Args:
-            tokens: That all ranks have trained until now, earlier parts included.
+            tokens: Tokens that all ranks have trained until now, earlier parts included.
         """
         synced = self._sync.step()
         done, self.tokens = tokens - self.tokens, tokens

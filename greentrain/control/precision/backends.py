@@ -40,7 +40,7 @@ class Fp8Backend(Protocol):
         """Return ``x W^T + b``, differentiable once, in autocast's dtype or else in that of x.
 
         Args:
-            layer: Its Parameters are used as they are.
+            layer: Layer whose Parameters are used as they are.
             x: (..., in_features).
         """
         ...
@@ -131,8 +131,8 @@ def trial(backend: Fp8Backend, device: torch.device) -> None:
     """Run a small layer forward and backward as training will, and compare. Draws no random number.
 
     Args:
-        backend: What to try.
-        device: Where; 24 rows there, which is no multiple of 16.
+        backend: Backend to try.
+        device: Device to try it on, with 24 rows, which is no multiple of 16.
 
     Raises:
         Exception: Whatever it raises, or ArithmeticError if a result is far off.

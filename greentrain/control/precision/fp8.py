@@ -120,7 +120,7 @@ def multiply(left: Operand, right: Operand, scaling: str, dtype: torch.dtype, ge
         right: (columns, summed).
         scaling: ``tensorwise`` or ``rowwise``.
         dtype: The type of the result.
-        gemm: What the device needs.
+        gemm: Padding and result type that FP8 products need on the device.
         fast: Sum in the tensor core's own, shorter accumulator: the forward pass can afford it (TE and torchao do so).
 
     Returns:
@@ -181,7 +181,7 @@ def fp8_linear(x: Tensor, weight: Tensor, scaling: str = "tensorwise", gemm: Gem
         x: (..., K) in float32, bfloat16 or float16; any leading dimensions, also none or empty ones.
         weight: (N, K) in one of those; cast to FP8 from its own dtype, not through autocast's.
         scaling: ``tensorwise`` or ``rowwise``.
-        gemm: What the device needs; None looks it up.
+        gemm: Padding and result type that FP8 products need on the device; None looks it up.
 
     Returns:
         (..., N) in autocast's dtype where autocast is on, else in that of x. A gradient has the dtype of its tensor.

@@ -20,8 +20,8 @@ class GearGraphs(nn.Module):
 
     Args:
         box: The gears, attached to the model that ``module`` is or is a part of.
-        module: What to capture: the model, or its blocks one by one.
-        sample_args: Its inputs, of the shapes and dtypes of training.
+        module: Module to capture: the model, or its blocks one by one.
+        sample_args: Inputs of the module, of the shapes and dtypes of training.
 
     Raises:
         ConfigError: There is no CUDA device, or the module is on none.

@@ -182,7 +182,7 @@ def compare_gradients(box: GearBox, recorder: CallRecorder, low: Sequence[Gear],
         box: The gears, attached to the model.
         recorder: The recorder that has recorded a call of that model.
         low: Gears to compare with FP32.
-        samples: How many of the recorded samples to use; an odd one is left out.
+        samples: Number of recorded samples to use; an odd one is left out.
 
     Raises:
         RuntimeError: The recorded call cannot be made again, or nothing is trained.

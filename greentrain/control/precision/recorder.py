@@ -32,7 +32,7 @@ class KeptSamples:
 
     Args:
         tree: Tensors in tuples, lists, mappings and dataclasses.
-        keep: How many samples are kept.
+        keep: Number of samples that are kept.
     """
 
     def __init__(self, tree: Any, keep: int) -> None:
@@ -46,7 +46,7 @@ class KeptSamples:
         """Return the arguments with some of the kept samples in them, for one use.
 
         Args:
-            rows: Which samples: consecutive, within ``range(self.kept)``.
+            rows: Range of samples: consecutive, within ``range(self.kept)``.
         """
         return change_leaves(self._tree, lambda leaf: leaf.take(rows) if isinstance(leaf, _KeptTensor) else leaf)
 
@@ -111,8 +111,8 @@ class CallReplay:
     """A recorded call with some of its samples, to be made once.
 
     Args:
-        call: What was recorded in training.
-        rows: Which of its kept samples are used.
+        call: Call that was recorded in training.
+        rows: Range of its kept samples that are used.
     """
 
     def __init__(self, call: "_Call", rows: range) -> None:
@@ -188,7 +188,7 @@ class CallRecorder:
 
     Args:
         model: The outermost module that training calls: DDP, OptimizedModule, a DeepSpeed engine, or the model itself.
-        loss_scale: What the loss is multiplied with before backward, a GradScaler's ``get_scale``.
+        loss_scale: Returns the factor of the loss before backward, a GradScaler's ``get_scale``.
     """
 
     def __init__(self, model: nn.Module, loss_scale: Callable[[], float] = lambda: 1.0) -> None:
@@ -216,7 +216,7 @@ class CallRecorder:
         """Record the next training forward.
 
         Args:
-            keep: How many samples of it.
+            keep: Number of its samples to keep.
         """
         self.disarm()
         self._call = None

@@ -67,14 +67,14 @@ class ProfilingRun:
 
     Args:
         box: The gears, attached.
-        sensors: What the rank books.
+        sensors: Sensors that the rank books.
         energy: Returns joules by device between two monotonic times, waiting so many seconds for sensors.
         max_steps: Most steps of the phase.
-        cache: Where tables are kept; None: measure in any case, keep nothing.
+        cache: Cache of tables; None: measure in any case, keep nothing.
         tell: Called with the finished table.
         rounds: Most blocks an action; None: ROUNDS.
         caps: Power limits to measure each gear at; None: those that there are. They are 1.0 afterwards.
-        objective: What the search for caps goes by, slowdown included; rank 0's counts. None: joules a step.
+        objective: Objective of the search for caps, slowdown included; rank 0's counts. None: joules a step.
         clock: Monotonic time (s), that of ``energy``.
 
     Raises:

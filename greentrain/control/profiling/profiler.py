@@ -297,8 +297,8 @@ def next_cap(
 
     Args:
         count: Caps in the list, at least one.
-        seen: What was measured, by index.
-        blocks: How many more there are steps for.
+        seen: Speed and power that were measured, by index.
+        blocks: Number of further blocks that there are steps for.
         coarse: Caps of the first pass, beside the highest; see :func:`coarse_caps`.
         slowest: Fewest steps a second that are of use; what is slower, beyond noise, ends the pass.
         score: Cost of a step from speed and power; less is better.
@@ -463,7 +463,7 @@ class CapTurns:
 
     Args:
         gears: The one to start in first.
-        caps: From the highest on; at least two.
+        caps: Power caps from the highest on, at least two.
         rounds: Most blocks an action.
         warm: Least warm-up steps of a block that is not a gear's first.
         settle_s: Time after a change of cap that counts as warm-up (s).
@@ -704,7 +704,7 @@ class GearProfiler:
         agree: Returns rank 0's number on every rank.
         caps: Power caps to measure each gear at, as fractions of the limit found; who drives the profiler sets
             :attr:`cap` before the next step, or calls :meth:`drop`.
-        score: What a step costs, from steps/s and watts: what the search for caps looks for. None: joules a step.
+        score: Cost of a step from steps/s and watts, which the search for caps makes least. None: joules a step.
         max_slowdown: Largest share of its gear's speed that a cap may cost to be of use; None: any.
         gather: Returns a number of every rank, in the order of ranks.
         settle_s: Least warm-up after a change of cap (s).
@@ -906,9 +906,9 @@ class GearProfiler:
         """Return what was measured; a gear without a whole block is not in it.
 
         Args:
-            device: For people: what the steps ran on.
+            device: Device that the steps ran on, for people.
             world_size: Ranks of the job.
-            versions: What it was measured with.
+            versions: Versions of the software it was measured with.
             created_unix_s: Time (s since the epoch); None: now.
             records: The blocks of all ranks, from ``profile_blocks.add_ranks``; None: those of this rank alone.
         """

@@ -74,7 +74,7 @@ class PpoPolicy:
     """Takes the most likely action, or leaves all on the GPU where the joules of either are not known.
 
     Args:
-        network: Of the policy; None: the shipped one.
+        network: Network of the policy; None: the shipped one.
     """
 
     name = "ppo"

@@ -161,7 +161,7 @@ class StaticPlan:
     """Moves everything that can be moved, or nothing.
 
     Args:
-        where: Where movable stages run.
+        where: Place where movable stages run.
     """
 
     def __init__(self, where: Where = Where.GPU) -> None:

@@ -155,7 +155,7 @@ def plans(table: CostTable, wheres: tuple[Where, ...] = tuple(Where)) -> list[Pl
 
     Args:
         table: Costs.
-        wheres: What a movable stage may do.
+        wheres: Places where a movable stage may run.
     """
     start = all_gpu(table)
     found: list[Plan] = [

@@ -259,9 +259,9 @@ def timeline(table: CostTable, plan: Plan, shape: StepShape) -> Timeline:
     """Return what a step takes and uses under a plan.
 
     Args:
-        table: What its stages cost.
-        plan: Where they run.
-        shape: How the step is cut.
+        table: Costs of the stages.
+        plan: Plan of where they run.
+        shape: Shape of the step: how it is cut.
 
     Raises:
         ConfigError: The plan cannot be carried out.
