@@ -89,7 +89,7 @@ def _command(answer: "Callable[..., StudyAnswer]", without: str = "") -> None:
     """Make a command of a function that answers what is asked.
 
     Args:
-        answer: Takes what the shared options ask for, and then its own options.
+        answer: Function that takes what the shared options ask for, and then its own options.
         without: Name of a shared option that means nothing to it.
     """
     (table, *shared), (_, *own) = (inspect.signature(part).parameters.values() for part in (_shared, answer))

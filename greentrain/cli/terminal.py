@@ -43,7 +43,7 @@ def input_checked(*wrong: type[Exception]) -> Iterator[None]:
     """End with 2, and one line, where what was given is wrong.
 
     Args:
-        wrong: What is raised for wrong input.
+        wrong: Exceptions that wrong input raises.
     """
     try:
         yield
@@ -101,7 +101,7 @@ def put(text: str, out: Path | None) -> None:
     """Print a text, or write it to the file of :data:`OutOption`.
 
     Args:
-        text: What is printed, with the end of its last line.
+        text: The text, with the end of its last line.
         out: File to write to; None prints on standard output.
 
     Raises:
@@ -122,7 +122,7 @@ def words_of(option: str, text: str, allowed: tuple[str, ...] = ()) -> list[str]
 
     Args:
         option: Name of the option, for messages.
-        text: What was given for it.
+        text: The list, as the option was given.
         allowed: Words that may be in it; empty: any.
 
     Raises:
@@ -179,7 +179,7 @@ def progress(what: str, *, quiet: bool = False) -> Iterator[Callable[..., None]]
     """Yield what takes the number done and, where it is known, of all: a bar on standard error.
 
     Args:
-        what: What is under way, as ``simulating``.
+        what: Name of the work under way, as ``simulating``.
         quiet: Draw nothing, as for ``--json``; nor is anything drawn where standard error is no terminal.
     """
     if quiet or not _is_terminal(sys.stderr):

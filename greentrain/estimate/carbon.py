@@ -93,8 +93,8 @@ def intensity(signal: Signal, duration_h: float, start: datetime | None = None) 
 
     Args:
         signal: Grid of the cluster, from :func:`signal_of`.
-        duration_h: How long it runs (h).
-        start: When it starts; None: at any time of a typical year, or with the first row of a trace.
+        duration_h: Length of the run (h).
+        start: Start of the run; None: any time of a typical year, or the first row of a trace.
 
     Raises:
         ConfigError: A trace does not reach from the start to the end of the run.
@@ -414,8 +414,8 @@ def sci_ranges(shape: ModelShape, tokens: float, operational_g: Range, embodied_
     Args:
         shape: The model.
         tokens: Training tokens, gross.
-        operational_g: Location-based, PUE included; contracts do not count.
-        embodied_g: Embodied share; None where it is not known.
+        operational_g: Location-based operational emissions (g), PUE included; contracts do not count.
+        embodied_g: Embodied share (g); None where it is not known.
     """
     low, mid, high = (
         _scores(

@@ -113,7 +113,12 @@ def known(path: Path | None = None) -> Mapping[str, Accelerator]:
 
 
 def find(name: str, path: Path | None = None) -> Accelerator:
-    """Return a device by name, as :meth:`Catalogue.find` does."""
+    """Return a device by name, as :meth:`Catalogue.find` does.
+
+    Args:
+        name: Name of the device, or a usual spelling of it.
+        path: Path of a user's YAML file of devices; None: the table alone.
+    """
     return catalogue(path).find(name)
 
 
@@ -121,7 +126,7 @@ def catalogue(path: Path | None = None) -> Catalogue:
     """Return the table with a user's file over it.
 
     Args:
-        path: YAML, as at the head of this module; None: the table alone.
+        path: Path of the user's YAML file, as at the head of this module; None: the table alone.
 
     Raises:
         ConfigError: The file cannot be read, or a key, value or unit in it is wrong.
@@ -295,7 +300,7 @@ def project(device: Accelerator, years: float, rates: GrowthRates | None = None)
     Args:
         device: The known one.
         years: Number of years after the device's own, 0 to 20. What is unknown of it stays unknown.
-        rates: None: published rates, and those of the table.
+        rates: Rates of growth; None: published rates, and those of the table.
     """
     bound("years", years, 0.0, 20.0)
     rates = GrowthRates() if rates is None else rates

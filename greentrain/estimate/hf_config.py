@@ -262,9 +262,9 @@ class _ConfigReader:
         """Return a size by its flag, its key or another spelling, or as the type's own class or the caller fills it in.
 
         Args:
-            key: In the configuration.
-            default: The caller's; None: it must be there.
-            flag: The name in a shape of what a flag gives; empty: there is no flag.
+            key: Key of the size in the configuration.
+            default: Size where the configuration has none; None: it must be there.
+            flag: Name of the size among the flags; empty: there is no flag.
         """
         spelling, found = self._in_file(key)
         if flag in self._given:

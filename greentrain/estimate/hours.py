@@ -58,7 +58,7 @@ class Blend:
         Args:
             by_table: Device-hours by ``peak``.
             optimum_h: Device-hours of the search's optimum.
-            share: Which share of real hours that is, by ``optimum``.
+            share: The optimum's share of real hours, by ``optimum``.
         """
         mid = middle(by_table.mid, optimum_h / share)
         return Range(

@@ -87,8 +87,8 @@ class MfuTable:
         Args:
             family: Class of devices, as ``Accelerator.family``.
             is_moe: True for mixtures of experts.
-            active_parameters: Those that a token meets.
-            year: Of the run; None: today.
+            active_parameters: Number of the parameters that a token meets.
+            year: Year of the run; None: today's software.
         """
         size = min(max(active_parameters, self.smallest), self.largest)
         shift = self.per_decade ** math.log10(size / REFERENCE_PARAMETERS)

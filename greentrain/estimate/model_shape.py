@@ -122,7 +122,7 @@ def sized(parameters: float, active: float | None = None) -> ModelShape:
 
     Args:
         parameters: Number of all parameters.
-        active: Those that a token meets; None: all of them.
+        active: Number of the parameters that a token meets; None: all of them.
 
     Raises:
         ConfigError: There are more active parameters than parameters.

@@ -61,7 +61,7 @@ def money(device: Accelerator, device_hours: Range, facility_kwh: Range, prices:
         device: Device whose default rent is taken.
         device_hours: Device-hours.
         facility_kwh: Energy, facility included.
-        prices: Those that are known. In another currency than the defaults', only these count.
+        prices: Prices that are known. In another currency than the defaults', only these count.
     """
     defaults = prices.currency == CURRENCY
     kwh, kwh_source = _price(prices.per_kwh, KWH if defaults else None, KWH_SOURCE)

@@ -116,9 +116,9 @@ def given(tokens_per_s: float, *, devices: int, watts: float | None = None) -> P
     """Return a pilot that somebody measured elsewhere.
 
     Args:
-        tokens_per_s: Speed of the whole job.
-        devices: Accelerators that made them.
-        watts: Power of the whole job, without PUE; None: not known.
+        tokens_per_s: Speed of the whole job (tokens/s).
+        devices: Number of accelerators in the job.
+        watts: Power of the whole job (W), without PUE; None: not known.
     """
     bound("tokens_per_s", tokens_per_s, 1e-6, 1e15)
     bound("devices", devices, 1, 1e7)
@@ -142,7 +142,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
         folder: Folder of one run.
         warmup_steps: Steps to leave out; None: found from the steps' times (least standard error of the rest's mean,
             White 1997, Simulation 69:323, where they are slower than the rest), at least 1, within the first quarter.
-        devices: Accelerators; None: those in the folder.
+        devices: Number of accelerators; None: those in the folder.
 
     Raises:
         RunFolderError: The folder cannot be read.
@@ -216,7 +216,7 @@ def forecast(pilot: Pilot, tokens: float, *, count: int | None = None, good: Ran
     Args:
         pilot: The short run.
         tokens: All tokens of the long run.
-        count: Devices of the long run; None: those of the pilot. Others are taken to be as fast each.
+        count: Number of devices of the long run, each as fast as the pilot's; None: as many as the pilot has.
         good: Share of the time that makes progress; None: from published failures.
     """
     bound("tokens", tokens, 1.0, 1e18)

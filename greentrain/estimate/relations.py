@@ -65,10 +65,10 @@ def relations(
     Args:
         workload: Workload of the estimate.
         cluster: Cluster of the estimate.
-        again: Estimates anew.
+        again: Function that returns the grams of another workload or cluster, by the table.
         device: The cluster's device.
-        others: Devices beside it.
-        zones: Places beside the cluster's.
+        others: Devices to compare it with.
+        zones: Zones to compare the cluster's with.
     """
     try:
         here = again(workload, cluster)
@@ -95,9 +95,9 @@ def start_hours(signal: Signal, duration_h: float, start: datetime | None, share
     """Return the best and the worst hour to begin; nothing for a grid without hours, or a run of weeks.
 
     Args:
-        signal: The grid.
-        duration_h: How long the run is (h).
-        start: When it is to begin; its day is searched. None: the middle of each month of a typical year, or the first
+        signal: Carbon intensity of the grid.
+        duration_h: Length of the run (h).
+        start: Start of the run; its day is searched. None: the middle of each month of a typical year, or the first
             day of a trace.
         share: Share of the operational grams in all grams: they alone depend on the hour.
     """

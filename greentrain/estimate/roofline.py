@@ -70,8 +70,8 @@ def gemm_s(rates: DeviceRates, m: Floats, n: Floats, k: Floats | float, groups: 
 
     Args:
         rates: The device.
-        m: Rows.
-        n: Columns.
+        m: Rows of the first matrix.
+        n: Columns of the second matrix.
         k: Inner dimension.
         groups: Products that share the launch, such as the experts of a layer.
     """
@@ -173,7 +173,7 @@ def exposed_data_s(data_s: Floats, busy_s: Floats, layouts: Layouts, batches: Fl
         busy_s: Seconds of one micro-batch on one stage: a backward pass hides gradients, a forward pass weights.
         layouts: The layouts.
         batches: Micro-batches a step.
-        practice: The least share that stays.
+        practice: Constants, with the least share of the traffic that stays.
     """
     window = busy_s * np.where(layouts.zero >= 2, batches, 1.0)
     return np.maximum(data_s - window, practice.exposed_data.value * data_s)

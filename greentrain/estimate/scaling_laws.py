@@ -85,6 +85,10 @@ class DenseLaw:
     def of(self, shape: ModelShape, tokens: float) -> ScalingPoint:
         """Return the loss of a dense model after so many tokens.
 
+        Args:
+            shape: Shape of the model.
+            tokens: Number of training tokens.
+
         Raises:
             ConfigError: The model has experts.
         """
@@ -127,7 +131,7 @@ class FineGrainedLaw:
         """Return the loss (nats per token).
 
         Args:
-            total_parameters: Of all experts, without the embeddings.
+            total_parameters: Number of parameters, all experts included, without the embeddings.
             tokens: Training tokens.
             granularity: Width of a dense perceptron over that of an expert.
         """
@@ -161,6 +165,11 @@ class FineGrainedLaw:
     def of(self, shape: ModelShape, tokens: float, sequence: int = 2048) -> ScalingPoint:
         """Return the loss of a mixture of experts after so many tokens; its granularity is its experts a token.
 
+        Args:
+            shape: Shape of the model.
+            tokens: Number of training tokens.
+            sequence: Tokens of a sequence, for the FLOP of attention.
+
         Raises:
             ConfigError: The model is dense.
         """
@@ -184,8 +193,8 @@ class FineGrainedLaw:
         """Return the model of least loss for a compute budget (FLOP).
 
         Args:
-            flop: The budget.
-            granularity: None: the best power of two among those fitted.
+            flop: Compute budget (FLOP).
+            granularity: Width of a dense perceptron over that of an expert; None: the best power of two fitted.
         """
         bound("flop", flop, 1e12, 1e36)
         if granularity is None:

@@ -71,7 +71,7 @@ def search(
         shape: The model.
         workload: Tokens, sequence, batch, precision.
         accelerator: The device.
-        count: How many of them.
+        count: Number of devices.
         practice: Constants; None: those of the device's family.
 
     Raises:
@@ -121,7 +121,7 @@ def smallest_count(
         accelerator: The device.
         limit_s: Time limit (s).
         practice: Constants; None: those of the device's family.
-        takes: How long real runs take beside the optimum; the limit is theirs.
+        takes: Function from devices and the optimum's seconds to those of real runs, which keep the limit.
 
     Raises:
         ConfigError: No number up to 64 times that one keeps the limit, or nothing fits into memory.

@@ -120,8 +120,8 @@ def footprint(
         device: Device of the table, or a projected one.
         cluster: Place and PUE; the device in it is not read.
         signal: The cluster's grid, where many points share it; None: it is looked up.
-        precision: A device without BF16 takes FP16 for it.
-        embodied: ``lca`` or ``act``.
+        precision: Precision of the training; a device without BF16 takes FP16 for it.
+        embodied: Method of the embodied carbon, ``lca`` or ``act``.
         lifetime_years: Years over which the middle of the embodied carbon is spread.
 
     Raises:
@@ -197,7 +197,7 @@ def in_few_bits(law: DenseLaw, share: float) -> DenseLaw:
 
     Args:
         law: Law as it holds in 16 bits.
-        share: Above 0, at most 1; :func:`effective_share`, or what one has measured.
+        share: Share above 0, at most 1; from :func:`effective_share`, or measured.
     """
     bound("share", share, 1e-3, 1.0)
     return dataclasses.replace(
@@ -211,7 +211,7 @@ def as_good(law: DenseLaw, point: ScalingPoint, share: float) -> ScalingPoint:
     Args:
         law: Law as it holds in 16 bits.
         point: Point that ``law.best`` returned.
-        share: Above 0, at most 1.
+        share: Share above 0, at most 1, as for :func:`in_few_bits`.
     """
     return in_few_bits(law, share).best(point.flop / share)
 

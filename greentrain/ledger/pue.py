@@ -148,7 +148,7 @@ class ReplayedPue(Facility):
 
     Args:
         facility: The records, in the grid's own time.
-        time: Moment of the grid that belongs to a moment of the machine.
+        time: Relation of the grid's time to the machine's.
     """
 
     def __init__(self, facility: TracePue, time: GridTime) -> None:
@@ -169,8 +169,8 @@ def open_facility(config: CarbonConfig, tell: Callable[[str], None], clock: Cloc
 
     Args:
         config: Section ``carbon``.
-        tell: Takes a warning, from another thread.
-        clock: Time.
+        tell: Function that takes a warning, called from another thread.
+        clock: Clock to take the time from; None: the system's.
 
     Raises:
         TraceError: The file of ``carbon.pue_csv`` is malformed.
@@ -220,12 +220,12 @@ class PrometheusPue(Facility):
         url: The server, for example ``http://prometheus:9090``.
         query: PromQL whose result is one number.
         constant: PUE that counts where the server says nothing.
-        tell: Takes the one warning of a run, from the thread that asks.
+        tell: Function that takes the one warning of a run, called from the thread that asks.
         poll_s: Time between two questions (s).
         stale_s: Time for which an answer holds (s).
         timeout_s: Longest wait for one answer (s).
         transport: An httpx transport, for tests.
-        clock: Time.
+        clock: Clock to take the time from; None: the system's.
 
     Raises:
         MissingExtraError: httpx is not installed.

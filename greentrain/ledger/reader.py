@@ -146,7 +146,7 @@ class RankBooks:
     """What the journal of one rank says, taken in record by record: its processes, its sensors, its sums, its end.
 
     Args:
-        split: Divides an entry among groups that are summed apart, such as days and zones; all are one group without.
+        split: Function that divides an entry among groups summed apart, such as days and zones; by default one.
     """
 
     def __init__(self, split: Callable[[Mapping[str, Any]], Groups] = _one_group) -> None:
@@ -348,7 +348,7 @@ def read_ranks(folder: Path, run: Mapping[str, Any], read: Callable[[Path], Rank
     Args:
         folder: The run's folder.
         run: Content of run.json.
-        read: Reads one journal, and may raise what is in ``WRONG_DATA``.
+        read: Function that reads one journal, and may raise what is in ``WRONG_DATA``.
 
     Returns:
         Books by rank, of the ranks that have begun.
@@ -400,7 +400,7 @@ def read_books(path: Path, books: RankBooks, lines: Callable[[Path], Iterable[by
     Args:
         path: The journal.
         books: The books that take it in.
-        lines: Opens the journal and yields its lines.
+        lines: Function that opens the journal and yields its lines.
 
     Raises:
         RunFolderError: It is no regular file, or of no version.

@@ -180,7 +180,7 @@ def advise(
         grids: Grids that are expected of each zone.
         tokens: Tokens of the job.
         start_s: Earliest start (s since the epoch, UTC).
-        deadline_s: When the job has to be done.
+        deadline_s: Time by which the job has to be done (s since the epoch, UTC).
         actions: Actions that the job can take.
         policy: Section ``policy``; ``mpc`` plans where it names no policy that does.
         precision: Section ``precision``: gears that may be used, and the largest share of FP8; None: all.

@@ -120,7 +120,7 @@ class CarbonTrainEnv(gymnasium.Env[Observed, np.int64]):
         """Start a job.
 
         Args:
-            seed: Of the draws from now on.
+            seed: Seed of the draws from now on.
             options: ``start`` (hours after the start of the trace), ``trace`` (number of the trace) and ``slack`` in
                 place of what would be drawn.
 

@@ -55,6 +55,14 @@ class GridTrace:
     ) -> "GridTrace":
         """Read a trace file, as ``greentrain.carbon.trace`` checks it.
 
+        Args:
+            path: Path of the CSV file.
+            zone: Zone of the values; None takes the file's name.
+            source: Publication of the values, with year; None names the file.
+            max_gap_h: Longest hole that is bridged (h); 0: none.
+            basis: Average or marginal.
+            accounting: ``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it.
+
         Raises:
             TraceError: It is malformed, has a time without a zone, or a hole longer than ``max_gap_h``.
         """
@@ -112,8 +120,8 @@ class Sight:
     Args:
         trace: The truth.
         forecaster: Forecasts from the past hours, the running one among them; None: perfect foresight.
-        horizon_h: How far ahead anybody looks (h).
-        past_h: How many past hours the forecaster gets; three weeks are enough.
+        horizon_h: Reach of the forecasts (h).
+        past_h: Past that the forecaster gets (h); three weeks are enough.
     """
 
     step_s = S_PER_HOUR

@@ -68,9 +68,9 @@ def recorded_grid(text: str, *, max_gap_h: float = 0.0) -> Grid:
     """Read a trace file.
 
     Args:
-        text: Its path; what it is may follow behind an ``@``: ``grid.csv@marginal``, ``grid.csv@average:production``.
+        text: Path of the file; its basis may follow an ``@``: ``grid.csv@marginal``, ``grid.csv@average:production``.
             Without, its values are averages and nobody says how they were accounted.
-        max_gap_h: Holes up to this long are bridged (h).
+        max_gap_h: Longest hole that is bridged (h).
 
     Raises:
         ConfigError: What follows the ``@`` is no basis.
@@ -175,10 +175,10 @@ def zone_grids(
 
     Args:
         carbon: Section ``carbon``; its zone counts where none is named.
-        zones: Names.
+        zones: Names of the zones.
         recorded: Recordings, which come after the zones.
         start_s: Start (s since the epoch, UTC).
-        deadline_s: Deadline.
+        deadline_s: Deadline (s since the epoch, UTC).
 
     Raises:
         ConfigError: No zone is named, one twice, or bases are mixed.

@@ -48,10 +48,10 @@ class Jobs:
         """Return the same job at several starts, each ``seeds`` times.
 
         Args:
-            starts: (n,) s since the epoch, UTC.
-            tokens: Of each.
-            deadline_s: After its start (s).
-            seeds: How often: policies that draw, draw for each anew.
+            starts: Starts of the jobs (s since the epoch, UTC), shape (n,).
+            tokens: Tokens of each job.
+            deadline_s: Deadline of each job, after its start (s).
+            seeds: Number of copies of each start; policies that draw, draw for each anew.
         """
         start_unix_s = np.repeat(starts, seeds)
         n = len(start_unix_s)
@@ -64,7 +64,7 @@ def windows(trace: GridTrace, count: int, *, length_s: float, history_h: float =
 
     Args:
         trace: The grid.
-        count: How many.
+        count: Number of windows.
         length_s: Length of each window (s).
         history_h: Hours of the trace before the first window.
 

@@ -198,9 +198,9 @@ def intensity(axes: "Axes", edges_unix_s: Array, g_per_kwh: Array, top_g_per_kwh
 
     Args:
         axes: Axes that are drawn into.
-        edges_unix_s: (h + 1,)
-        g_per_kwh: (h,)
-        top_g_per_kwh: Highest value that is to fit; None: that of the grid.
+        edges_unix_s: Edges of the intervals (s since the epoch, UTC), shape (h + 1,).
+        g_per_kwh: Intensity of each interval (g/kWh), shape (h,).
+        top_g_per_kwh: Highest value that is to fit (g/kWh); None: that of the grid.
     """
     edges = times(edges_unix_s)
     axes.stairs(g_per_kwh, edges, fill=True, color=GRID_COLOUR, alpha=0.18)

@@ -88,7 +88,7 @@ def read_happened(
     """Read a run folder.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         actions: A table in place of the run's own.
         policy: Settings in place of the run's own: deadline, whether ranks that do not work are released.
 

@@ -233,7 +233,7 @@ def replay(
     """Run policies over the grid that a run had, from its start to its deadline, for the tokens that it trained.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         policy: Section ``policy`` in place of the run's own; its tokens do not count.
         policies: Names as in ``policy.name``; none: the usual ones.
         actions: A table in place of the run's own.

@@ -155,6 +155,10 @@ class SimulationResult:
     def of(self, policy: str, trace: str | None = None) -> PolicyOutcome:
         """Return the outcome of a policy; of the first trace where none is named.
 
+        Args:
+            policy: Name of the policy.
+            trace: Name of the trace; None: the first one.
+
         Raises:
             KeyError: It was not simulated.
         """
@@ -207,10 +211,10 @@ def simulate(
         policies: Names as in ``policy.name``, or ``carbon_blind``; none: ``static``, ``carbon_blind`` and that of the
             configuration.
         table: Table of what actions bring and cost; None: the one that ``policy.actions`` declares.
-        starts_unix_s: When the jobs start (s since the epoch, UTC); None: ``count`` windows spread over each trace.
-        count: How many windows.
+        starts_unix_s: Starts of the jobs (s since the epoch, UTC), shape (n,); None: ``count`` windows in each trace.
+        count: Number of windows in each trace.
         history_h: Hours of a trace before its first window.
-        seeds: How often each window is run, for policies that draw.
+        seeds: Number of runs of each window, for policies that draw.
         forecaster: Forecaster of what policies see of the future; None: they see all of it.
         shield: Whether the deadline outranks the policies, as in training; without, a policy that cannot keep it shows.
         history: Whether to keep what every job did in every epoch.

@@ -409,9 +409,9 @@ def write_results(
     """Write ``table.csv``, ``result.json`` and one picture a scene, and return their paths.
 
     Args:
-        folder: Made where there is none.
+        folder: Folder to write to; made where there is none.
         result: Result in plain JSON types.
-        table_csv: The table.
+        table_csv: The table, as the text of a CSV file.
         scenes: Names of pictures and what is on them; none: no picture.
         suffix: Format of the pictures.
 

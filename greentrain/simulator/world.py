@@ -79,7 +79,7 @@ class World:
 
         Args:
             kernel: Policy, menu and rules.
-            jobs: What has to be done.
+            jobs: Jobs to run; they lie within the trace.
             history: Whether to keep every epoch.
 
         Raises:
@@ -180,7 +180,7 @@ class JobsUnderway:
         """Decide, and let the jobs that are not over do that for one epoch.
 
         Args:
-            seen: What :meth:`look` has just returned; None: look.
+            seen: Outlook that :meth:`look` has just returned; None: look now.
         """
         seen = self.look() if seen is None else seen
         decided = self._kernel.decide(seen)

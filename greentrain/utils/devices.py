@@ -76,7 +76,7 @@ def check_keys(given: Any, where: str, allowed: Sequence[str]) -> None:
     """Check that something is a section with known keys only.
 
     Args:
-        given: What may be a section.
+        given: Value that may be a section.
         where: Place of it, for messages.
         allowed: Keys that it may have.
 

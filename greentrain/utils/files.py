@@ -17,7 +17,7 @@ def write_atomic(path: Path, text: str) -> Path:
 
     Args:
         path: Path of the file, which is returned.
-        text: What it holds.
+        text: Content of the file.
 
     Raises:
         RunFolderError: The folder cannot be written.
@@ -37,7 +37,7 @@ def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) ->
 
     Args:
         path: Path of the file.
-        data: What it holds.
+        data: Content of the file, before it becomes JSON.
         private: Whether nobody but the owner may read it.
 
     Raises:

@@ -69,7 +69,7 @@ class Access:
     127.0.0.1 has another one.
 
     Args:
-        token: At least 16 characters of ASCII, or None: everybody on this machine may ask.
+        token: Token of at least 16 characters of ASCII; None: everybody on this machine may ask.
 
     Raises:
         ConfigError: The token is too short.

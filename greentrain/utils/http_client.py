@@ -76,11 +76,11 @@ class HttpClient:
         silence_s: Longest wait for a connection, and between two pieces (s).
         most_bytes: Largest body that is taken.
         connect_s: Longest wait for a connection, where it is another one (s).
-        headers: Sent with every request.
+        headers: Headers of every request.
         env_proxies: Take proxies from the environment.
         unpack: Unpack bodies that were sent compressed; False takes them as they were sent.
         transport: A transport of httpx, for tests.
-        monotonic_s: Gives the monotonic time (s).
+        monotonic_s: Function that returns the monotonic time (s).
 
     Raises:
         MissingExtraError: httpx is not installed.
@@ -135,11 +135,11 @@ class HttpClient:
             method: Method of HTTP.
             path: Path behind the address, with its slash.
             params: Query of the URL.
-            headers: Sent with this request alone.
+            headers: Headers of this request alone.
             body: Body that is sent; with an iterable, give a Content-Length among the headers.
             read_s: Longest silence of the server, where that is longer than for other requests (s).
             within_s: Time within which the whole answer must be there (s), looked at with each piece.
-            stop: Gives up when it is set.
+            stop: Event; the request is given up when it is set.
 
         Raises:
             HttpError: No whole answer came.

@@ -82,7 +82,7 @@ def listen_checked(host: str, port: int, *, has_token: bool, option: str = "") -
         host: Name or address of this machine.
         port: TCP port; 0: any that is free.
         has_token: Clients must send a token; without one, only this machine may be able to ask.
-        option: Put before ``host`` and ``port`` where they are named, such as ``--``.
+        option: Prefix of ``host`` and ``port`` where messages name them, such as ``--``.
 
     Raises:
         ConfigError: The host is no address of this machine, or can be reached by others without a token; the port is
@@ -174,7 +174,7 @@ class AsgiHost:
         """Take no more requests, let those that run finish, and end. Idempotent.
 
         Args:
-            late: Called where some still run after ``late_s``.
+            late: Function that is called where some still run after ``late_s``.
             late_s: Time that they get until then (s).
         """
         self.server.should_exit = True
@@ -279,11 +279,11 @@ class ThreadHost:
 
     Args:
         listener: Socket that listens; closed by the host.
-        answer: Makes the reply to a request. It may raise OSError of the body, which ends the connection.
+        answer: Function from a request to its reply. It may raise OSError of the body, which ends the connection.
         name: Name of the threads.
         limits: Bounds of what a client can hold.
-        busy: Reply to whom there is no connection for.
-        slowest_bytes_per_s: A body that comes slower than this is given up, after ``receive_s``.
+        busy: Reply to clients for whom no connection is left.
+        slowest_bytes_per_s: Least speed of a body (bytes/s); a slower one is given up, after ``receive_s``.
         keeps_open: A client may send several requests over one connection.
         drain_s: Time that answers under way get at the end (s).
     """

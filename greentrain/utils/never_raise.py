@@ -55,8 +55,8 @@ def warn_experimental(feature: str, proven: str) -> None:
     """Say once a process, on rank 0, that a feature has never met its hardware; never raises.
 
     Args:
-        feature: What is about to be used, as the subject of a sentence.
-        proven: How it was tested instead.
+        feature: Name of the feature that is about to be used, as the subject of a sentence.
+        proven: Words for the tests that it had instead.
     """
     if feature in _UNPROVEN or current_topology().rank:
         return

@@ -105,8 +105,8 @@ def significant(value: float, digits: int = 3, separator: str = "\N{THIN SPACE}"
 
     Args:
         value: The number.
-        digits: How many of its digits are significant.
-        separator: What sets thousands apart.
+        digits: Number of significant digits.
+        separator: Text that sets thousands apart.
     """
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
@@ -121,7 +121,7 @@ def unit_of(value: float, units: Units, digits: int = 3) -> tuple[float, str]:
     Args:
         value: The value; 0 has the unit without a prefix.
         units: Sizes and names.
-        digits: How many digits of the value will be shown.
+        digits: Number of digits of the value that will be shown.
     """
     if not value:
         return next((unit for unit in units if unit[0] in (1.0, 3600.0)), units[-1])

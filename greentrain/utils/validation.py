@@ -153,8 +153,8 @@ def load(cls: type[T], source: Any, what: str, keys: str) -> T:
     Args:
         cls: Dataclass of the settings.
         source: Path of a YAML file, a mapping, or settings of this class, which are returned as they are.
-        what: What is loaded, in the words of messages.
-        keys: What a file should hold, for the message where it holds something else.
+        what: Name of the settings in messages.
+        keys: Words for what a file should hold, for the message where it holds something else.
 
     Raises:
         ConfigError: Names the file, key, value, bound and remedy.

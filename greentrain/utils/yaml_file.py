@@ -19,7 +19,7 @@ def read(path: Path, what: str = "configuration") -> Any:
 
     Args:
         path: The file.
-        what: It is, for the message.
+        what: Name of the file's content in messages, as ``configuration``.
 
     Raises:
         ConfigError: It cannot be read, is no UTF-8, or no YAML; names the file, and the line where there is one.

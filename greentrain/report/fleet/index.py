@@ -125,6 +125,10 @@ class Index:
     def export(self, path: Path, only: RunSelection = NO_SELECTION) -> None:
         """Write the runs, a line each and whole even if only a part is selected, as CSV or Parquet by suffix.
 
+        Args:
+            path: Path of the file.
+            only: Selection of runs.
+
         Raises:
             ConfigError: Another suffix.
             RunFolderError: The file cannot be written.

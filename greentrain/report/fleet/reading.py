@@ -203,7 +203,7 @@ def read_folder(folder: Path, lines: Lines = lines_of) -> RunReading:
 
     Args:
         folder: The folder.
-        lines: Opens run.json and the journals, and yields their lines.
+        lines: Function that opens run.json and the journals, and yields their lines.
     """
     run: Mapping[str, Any] = {}
     try:

@@ -85,9 +85,9 @@ def render(
 
     Args:
         by: Keys of the totals.
-        totals: One a group.
+        totals: Totals of the groups, one each.
         whole: The sum of all, or nothing.
-        rows: The runs behind them.
+        rows: Rows of the runs behind the totals.
         others: Runs among which the broken ones are told; a selection does not hide them.
     """
     from rich.console import Group

@@ -72,7 +72,7 @@ class RunSelection:
 
     Args:
         since: First month or day (UTC), ``2026-01`` or ``2026-01-15``.
-        until: Last one, itself included.
+        until: Last month or day, itself included.
         where: Wanted values by name; an empty one stands for runs that have none.
 
     Raises:

@@ -146,7 +146,7 @@ class Page:
 
     Args:
         config: Section ``export.prometheus``.
-        local_rank: Added to the port, unless that is 0.
+        local_rank: Rank of this process on its machine, added to a port other than 0.
 
     Raises:
         ConfigError: The token file cannot be read, can be read by others, or holds too short a token.

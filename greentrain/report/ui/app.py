@@ -55,7 +55,7 @@ class LinkAuth:
     Args:
         cookie: Name of the cookie.
         token: Token of a file, sent as ``Authorization: Bearer TOKEN``; None: the link is the only way in.
-        used: Called with the next word when one was used.
+        used: Function that is called with the next word when one was used.
 
     Raises:
         ConfigError: The token is too short.
@@ -204,7 +204,7 @@ class PageGuard:
 
     Args:
         app: The routes.
-        door: Says who may see the runs.
+        door: Check of who may see the runs.
         names: Names under which the server is asked.
     """
 
@@ -268,7 +268,7 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
 
     Args:
         watching: The runs.
-        door: Says who may see the runs.
+        door: Check of who may see the runs.
         names: Names under which the server is asked.
     """
     app = FastAPI(title="GreenTrain runs", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)

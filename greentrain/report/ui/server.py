@@ -54,10 +54,10 @@ class PageServer:
 
     Args:
         root: Folder of run folders.
-        at: Address, and for whom.
+        at: Address to listen at, and who may ask there.
         cache: File of the index; None: in the user's cache folder.
         every_s: Time between two looks at the folders while a page is open (s).
-        used: Called with the next link when one was used.
+        used: Function that is called with the next link when one was used.
 
     Raises:
         ConfigError: As of :class:`Listening`; ``every_s`` is out of bounds; the cache is somebody else's.

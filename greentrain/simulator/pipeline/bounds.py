@@ -172,7 +172,7 @@ def footprint(card: str, given_kg: Sequence[float] | None = None) -> CardFootpri
 
     Args:
         card: Name of the card.
-        given_kg: One number, or low, mid and high.
+        given_kg: Embodied carbon of a card (kgCO2e): one number, or low, mid and high; None: the table's.
 
     Raises:
         ConfigError: Another number of numbers, or they are not in order.
@@ -201,8 +201,8 @@ def break_even(
     Args:
         home: Step without cards.
         away: Step with the cards.
-        card: Embodied carbon of one.
-        cards: How many; None: those of ``away``.
+        card: Embodied carbon of one card.
+        cards: Number of cards; None: as many as in ``away``.
     """
     if home.g is None or away.g is None:
         return None

@@ -179,7 +179,7 @@ def simulate(
 
     Args:
         table: Table with what the stages of the step take.
-        mode: How the training waits.
+        mode: Place of the passes, and the point at which the training waits for them.
         setting: Cards, and how rollouts finish.
         grid: Grid, which says what a joule emits.
         plan: Plan of where stages run, in place of the mode's own.
@@ -239,8 +239,8 @@ def step_ends(table: PipelineTable, mode: Mode, steps: int, setting: Setting | N
 
     Args:
         table: Table with what the stages of the step take.
-        mode: How the training waits.
-        steps: How many trainings, 1 to MOST_STEPS.
+        mode: Place of the passes, and the point at which the training waits for them.
+        steps: Number of training steps, 1 to MOST_STEPS.
         setting: Cards, and how rollouts finish.
 
     Raises:

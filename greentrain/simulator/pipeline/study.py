@@ -104,7 +104,7 @@ def answer_modes(
         cards: Numbers of cards.
         steps: Number of steps in a row, for the mean.
         gpus: Numbers of GPUs for T(N); needs ``link``.
-        link: Between GPUs.
+        link: Link between GPUs.
 
     Raises:
         ConfigError: Something of the input is wrong.
@@ -178,8 +178,8 @@ def answer_sensitivity(asked: StudyRequest, over: str, values: Sequence[str], mo
         over: A key of ``OVER``.
         values: Factors of the reward model or the batch, names of models where a card is modelled, or g/kWh; none: the
             usual ones.
-        mode: How the training waits.
-        cards: How many.
+        mode: Place of the passes, and the point at which the training waits for them.
+        cards: Number of cards.
 
     Raises:
         ConfigError: Something of the input is wrong.

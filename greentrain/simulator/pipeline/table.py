@@ -90,7 +90,7 @@ class PipelineTable:
         """Return the table with seconds and watts of passes on a card; other passes lose theirs.
 
         Args:
-            passes: By stage.
+            passes: Seconds and watts on a card, by stage; None: watts not known.
             **card: Other fields of the table.
 
         Raises:
@@ -132,7 +132,7 @@ class PipelineTable:
         """Return what a step costs, of all GPUs and in joules.
 
         Args:
-            cards: Where there are more than passes, each pass is shared by several: its time falls, its joules stay.
+            cards: Number of cards. With more than passes, each pass is shared: its time falls, its joules stay.
             card_stays: The cards are there and powered whatever the plan.
 
         Raises:

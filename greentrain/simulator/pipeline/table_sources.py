@@ -56,7 +56,7 @@ def read_table(path: Path, *, tokens: float | None = None) -> PipelineTable:
     """Read a file.
 
     Args:
-        path: ``.yaml``, ``.yml`` or ``.csv``.
+        path: Path of the file: ``.yaml``, ``.yml`` or ``.csv``.
         tokens: Output tokens of a step, in place of the file's own.
 
     Raises:
@@ -273,7 +273,7 @@ def table_of_run(folder: Path, *, tokens: float | None = None) -> PipelineTable:
     was metered, but for cards.
 
     Args:
-        folder: The run's.
+        folder: The run's folder.
         tokens: Output tokens of a step; None: those that the run counted.
 
     Raises:
