@@ -25,7 +25,7 @@ class Batch:
     Args:
         ids: One array of token ids [tokens] a sequence.
         types: Token types of the same lengths, or None: all 0.
-        prompt_tokens: How many leading tokens of each sequence are its prompt, or None. Sequences that begin with the
+        prompt_tokens: Number of leading tokens of each sequence that are its prompt, or None. Sequences with the
             same prompt share its computation, and log-probabilities are returned only for what follows it.
     """
 

@@ -79,7 +79,7 @@ class OffloadDevice(Protocol):
         Args:
             handle: Handle that this device gave out.
             batch: Sequences to compute.
-            wait_s: How long to wait for room in the queue (s); None: as long as it takes.
+            wait_s: Longest wait for room in the queue (s); None: as long as it takes.
 
         Returns:
             A future; its exception is a DeviceError where the device failed.

@@ -39,7 +39,7 @@ class GearAdamW(torch.optim.AdamW):
         lr: Learning rate eta, a float or a tensor of one element.
         betas: Decay rates of the moments m and v.
         eps: Added to gamma sqrt(v).
-        weight_decay: lambda.
+        weight_decay: Weight decay lambda.
         amsgrad: Use the largest v so far.
         gamma: A number above 0, or a callable that is asked at every step, after the step's closure.
         decay: ``keep``, ``scale`` or ``paper``, see :class:`Form`.
@@ -228,7 +228,7 @@ def adapt(optimizer: Any, gamma: float | Callable[[], float], decay: Form | str 
     * All ranks must use the same gamma at the same step.
 
     Args:
-        optimizer: For-loop, foreach, fused or capturable Adam of torch; of DeepSpeed, bitsandbytes or torchao;
+        optimizer: Adam of torch (for-loop, foreach, fused or capturable), of DeepSpeed, bitsandbytes or torchao;
             or the wrapper of a framework around one.
         gamma: A number above 0, or a callable that is asked at every step, after the step's closure.
         decay: ``keep``, ``scale`` or ``paper``, see :class:`Form`.
@@ -255,9 +255,9 @@ class Adapted:
     """What :func:`adapt` did to one optimizer.
 
     Args:
-        optimizer: One that :func:`greentrain.optim.adapt.check` passes.
-        gamma: Read at every step.
-        form: How it enters.
+        optimizer: Optimizer that :func:`greentrain.optim.adapt.check` passes.
+        gamma: Reader of gamma, asked at every step.
+        form: Form in which gamma enters a step.
     """
 
     def __init__(self, optimizer: Optimizer, gamma: Gamma, form: Form) -> None:

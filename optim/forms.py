@@ -81,10 +81,10 @@ class Form(StrEnum):
         """Return eta', eps' and lambda' that make a stock step one of this form.
 
         Args:
-            lr: eta, a float or a tensor of one element, which is not written to.
+            lr: Learning rate eta, a float or a tensor of one element, which is not written to.
             eps: Added to sqrt(v).
-            weight_decay: lambda.
-            gamma: How much slower a step is, above 0.
+            weight_decay: Weight decay lambda.
+            gamma: Factor by which a step is slower, above 0.
             decoupled: Decay is AdamW's; False: it is Adam's L2 term.
         """
         if self is Form.SCALE:
@@ -149,8 +149,8 @@ class TemporaryParamGroups:
 
         Args:
             groups: ``optimizer.param_groups``.
-            form: How gamma enters.
-            gamma: How much slower a step is, above 0; nothing is touched where the form leaves it alone.
+            form: Form in which gamma enters a step.
+            gamma: Factor by which a step is slower, above 0; nothing is touched where the form leaves it alone.
             decoupled: Whether decay is AdamW's, for a group that does not say so itself.
         """
         if form.leaves_alone(gamma):

@@ -273,10 +273,10 @@ def compile(
         head: Kind of output that the model must have; ``auto`` takes the one that it has.
         precision: ``w8a8`` for exact devices; the others round weights only, for comparison.
         activations: ``tensor`` is the published rule of one scale a batch, for comparison.
-        activation_bits: Of what linear layers and the vocabulary head multiply. 16 is as exact on every exact device,
+        activation_bits: Bits of the rows that linear layers and the head multiply. 16 is as exact on all exact devices,
             nearer to the model, and twice the products; of precision ``w8a8`` with one scale a token.
         smooth: Calibration for SmoothQuant, or None.
-        temperature: Of the log-probabilities: logits are divided by it, as where tokens were sampled with it. Trainers
+        temperature: Divisor of the logits before the log-probabilities, as in sampling at that temperature. Trainers
             of RLHF want their reference at the policy's sampling temperature.
 
     Returns:

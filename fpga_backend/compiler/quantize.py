@@ -25,9 +25,9 @@ def tensors_of(recipe: Recipe, parameters: Mapping[str, torch.Tensor], precision
     """Return the tensors of every stem.
 
     Args:
-        recipe: How each tensor is made of parameters.
+        recipe: Recipe by which each tensor is made of parameters.
         parameters: Parameters by name, on any device, of any floating type.
-        precision: Of the program. In the weight-only precisions the products' weights are integers of 8 or 4 bits that
+        precision: Precision to round to. In the weight-only ones the products' weights are integers of 8 or 4 bits that
             are written back as binary32; embeddings, norms, biases and the score head are bfloat16.
 
     Raises:

@@ -29,7 +29,7 @@ class SmoothQuant:
 
     Args:
         batches: Batches like those that the model will see, some thousands of tokens: their maxima decide.
-        alpha: How much of the difficulty moves: 0 nothing of the activations', 1 all. The paper takes 0.5.
+        alpha: Share of the activations' difficulty that moves into the weights, 0 to 1. The paper takes 0.5.
 
     Raises:
         ValueError: No batches, or alpha not within 0 and 1.

@@ -215,9 +215,9 @@ class InProcess:
     Args:
         uid: Identity of the device, see ``DeviceInfo.uid``.
         depth: Number of batches that may wait.
-        open_: Turns an artifact into something that runs.
-        info: What the device says of itself while it is open; None: its uid.
-        note: Where its joules are booked, since it has no sensor of its own.
+        open_: Function that turns an artifact into something that runs.
+        info: Description that :meth:`probe` returns while the device is open; None: made of its uid.
+        note: Text that tells where its joules are booked, since it has no sensor of its own.
 
     Raises:
         ValueError: ``depth`` is below 1.
@@ -267,7 +267,7 @@ class InProcess:
         Args:
             handle: Model that is loaded here.
             batch: Sequences.
-            wait_s: How long to wait for room in the queue (s); None: as long as it takes.
+            wait_s: Longest wait for room in the queue (s); None: as long as it takes.
 
         Raises:
             BatchError: It does not fit the model.

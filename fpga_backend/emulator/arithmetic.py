@@ -73,7 +73,7 @@ def dequantise(
         acc: Sums, int32, or integers in binary64.
         scale: Scale of each row [rows, 1].
         weight_scale: Scale of each output [n].
-        bias: [n] or None.
+        bias: Bias of each output [n], or None.
     """
     y = acc.to(torch.float32).mul_(scale).mul_(weight_scale)
     return y if bias is None else y.add_(bias)
@@ -107,7 +107,7 @@ def gate(x: torch.Tensor, table: torch.Tensor, up: torch.Tensor | None, *, times
     """Apply an activation by table.
 
     Args:
-        x: Arguments.
+        x: Arguments of the activation, binary32.
         table: The contract's integers / 2^15, binary32 [8192].
         up: Factor of the same shape, or None.
         times_x: True for a gate, False where the table holds the value.

@@ -125,10 +125,10 @@ def explore(
         program: Program in any precision.
         cards: Cards with all constants that the model needs.
         precisions: Keys of ``PRECISIONS``.
-        batches: Sequences at a time, over all cards.
-        sequences: Tokens of each.
-        numbers: How many cards.
-        flip_rates: Measured, by precision.
+        batches: Sizes of batches (sequences), over all cards.
+        sequences: Lengths of sequences (tokens).
+        numbers: Numbers of cards.
+        flip_rates: Measured rates of rank flips against FP32, by precision.
 
     Raises:
         ConfigError: A card lacks a constant.

@@ -58,7 +58,7 @@ def interval(rates: npt.ArrayLike, confidence: float = 0.95) -> Interval:
     """Return the middle part of what was drawn, NaN left out.
 
     Args:
-        rates: One candidate's [draws], or a ratio of two.
+        rates: Rates of one candidate [draws], or the ratio of two candidates' rates.
         confidence: Share of the draws within.
     """
     values = np.asarray(rates, dtype=np.float64)

@@ -67,7 +67,7 @@ def by_margin(
         reference: Scores [items].
         candidate: Scores of the same items in another precision [items].
         pairs: Pairs to compare; None: all. Those that the reference scores the same are left out.
-        parts: Into how many parts; with fewer pairs, as many parts as pairs.
+        parts: Number of parts; with fewer pairs, as many parts as pairs.
 
     Raises:
         ValueError: Scores are not finite or not of the same items, or there are no pairs.

@@ -28,7 +28,7 @@ def advantages(rewards: npt.ArrayLike) -> Floats:
     """Return the advantages of groups: 0 throughout a group whose rewards are all the same.
 
     Args:
-        rewards: [groups, size].
+        rewards: Rewards [groups, size].
 
     Raises:
         ValueError: Not two-dimensional.

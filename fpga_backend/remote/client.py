@@ -276,7 +276,7 @@ class RemoteDevice:
 
     Args:
         url: The server, for example ``http://127.0.0.1:8765``.
-        token: The one that it printed.
+        token: Token that the server printed.
         depth: Number of batches that may wait here.
         patience: Limits of time.
 

@@ -256,8 +256,8 @@ def received(path: Path, digest: str) -> Artifact:
     """Return the artifact in a file that was uploaded.
 
     Args:
-        path: The file. It may be deleted afterwards.
-        digest: Which artifact it must be.
+        path: Path of the uploaded file, which may be deleted afterwards.
+        digest: Digest of the artifact that was announced.
 
     Raises:
         MalformedError: The file is no upload.

@@ -36,10 +36,10 @@ class XrtDevice:
         design: The xclbin: linked for the card, or, for no-op emulation, of metadata only (:mod:`.xclbin`).
         addresses: PCI address of the card's user function (``0000:c1:00.1``); of several cards, also as one text with
             commas: each model is then divided over them; none: the first card that is found.
-        api: Through AMD's ``pyxrt``, through the C library with ``ctypes``, or through what is there (``auto``).
+        api: Way to XRT: AMD's ``pyxrt``, the C library with ``ctypes``, or what is there (``auto``).
         depth: Number of batches that may wait.
         timeout_s: A batch that takes longer fails, and the worker with it (s); None: no limit.
-        restarts: How often a worker that died is replaced, its models loaded again. With 0 the device is lost with its
+        restarts: Most times a dead worker is replaced, its models loaded again. With 0 the device is lost with its
             worker, and the artifacts are not kept in memory.
         activation_bytes: Bound of the memory that a batch's rows take; a larger batch runs in waves.
         memory_bytes: Use no more of the card's memory; None: all that the design names.
@@ -177,8 +177,8 @@ class XrtDevice:
         """Return the median time of handing bytes to the worker and hearing that it has them (s).
 
         Args:
-            nbytes: 131072 are the ids of 64 sequences of 512 tokens.
-            repeats: Rounds.
+            nbytes: Size of the message (bytes); 131072 are the ids of 64 sequences of 512 tokens.
+            repeats: Number of rounds.
 
         Raises:
             DeviceLostError: The device is closed or gone.

@@ -65,7 +65,7 @@ def choose(address: str | None = None, root: Path = ROOT) -> PciFunction:
     """Return the function to use.
 
     Args:
-        address: The one that is wanted; it may be of a card that is not in ``CARDS``. None: the first that can be used.
+        address: PCI address of the function, also of a card that is not in ``CARDS``. None: the first that can be used.
         root: Folder in which Linux shows the bus.
 
     Raises:

@@ -208,8 +208,8 @@ class CardMeter:
     Args:
         device: The card.
         source: Source of its power readings.
-        note: Why there is no source.
-        clock: Time.
+        note: Reason why there is no source.
+        clock: Clock that tells the time.
         period_s: Time between two readings (s).
         stale_s: Age at which a reading counts no longer, see ``STALE_S`` (s).
     """

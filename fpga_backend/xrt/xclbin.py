@@ -220,7 +220,7 @@ def write(
     """Write an xclbin of metadata only, with one unit a kernel and one memory a region.
 
     Args:
-        path: The file.
+        path: Path of the file to write.
         kernels: Kernels that it lists.
         regions: Memory regions in the order of their ``bank``.
         channel_bytes: Size of one pseudo channel; a test makes a card small with it.

@@ -22,8 +22,8 @@ def group_advantages(rewards: Tensor, size: int, *, scale: Literal["group", "bat
     arXiv 2402.03300, section 4.1.2; ``none`` is Dr. GRPO's, arXiv 2503.20783.
 
     Args:
-        rewards: [B]; NaN marks a rollout that nobody could score: it counts for no mean and gets 0.
-        size: S.
+        rewards: Rewards [B]; NaN marks a rollout that nobody could score: it counts for no mean and gets 0.
+        size: Number S of rollouts in each group.
         scale: Quantity by which advantages are divided.
 
     Raises:
@@ -43,9 +43,9 @@ def leave_one_out(rewards: Tensor, size: int, *, normalise: bool = False) -> Ten
     arXiv 2402.14740, section 2.2.
 
     Args:
-        rewards: [B], the KL penalty in them; NaN as in :func:`group_advantages`.
-        size: S.
-        normalise: Over the batch's mean and deviation.
+        rewards: Rewards [B], the KL penalty in them; NaN as in :func:`group_advantages`.
+        size: Number S of rollouts in each group.
+        normalise: Whether advantages are normalised by the batch's mean and deviation.
 
     Raises:
         ValueError: B is no multiple of S, or S is below 2.
@@ -65,10 +65,10 @@ def rewards_with_kl(scores: Tensor, logprobs: Tensor, reference: Tensor, mask: T
     arXiv 1909.08593, section 2; arXiv 2203.02155, equation 2.
 
     Args:
-        scores: [B]
+        scores: Scores of the rollouts [B].
         logprobs: Log-probabilities under the policy that drew the tokens [B, T].
         reference: Log-probabilities under the frozen policy [B, T].
-        mask: [B, T]; each row has a token.
+        mask: Mask of the tokens that count [B, T]; each row has a token.
         beta: Weight of the penalty.
     """
     kept = mask.to(logprobs.dtype)
@@ -84,7 +84,7 @@ def returns(rewards: Tensor, mask: Tensor, *, gamma: float = 1.0) -> Tensor:
 
     Args:
         rewards: A reward a token [B, T].
-        mask: [B, T]
+        mask: Mask of the tokens that count [B, T].
         gamma: Discount of a token.
     """
     kept = mask.bool()
@@ -100,8 +100,8 @@ def whitened(values: Tensor, mask: Tensor) -> Tensor:
     """Return values [B, T] with mean 0 and deviation 1 over the batch's tokens; 0 where the mask is.
 
     Args:
-        values: [B, T]
-        mask: [B, T], at least two tokens.
+        values: Values of the tokens [B, T].
+        mask: Mask of the tokens that count [B, T], at least two tokens.
     """
     kept = values[mask.bool()]
     scale = torch.rsqrt(kept.var() + 1e-8)
@@ -130,8 +130,8 @@ def step_advantages(rewards: Tensor, steps: Tensor, mask: Tensor, size: int) -> 
     Args:
         rewards: Reward of a step at the token where it ends [B, T]; anything elsewhere.
         steps: 1 where a step ends [B, T].
-        mask: [B, T]
-        size: S.
+        mask: Mask of the tokens that count [B, T].
+        size: Number S of rollouts in each group.
 
     Raises:
         ValueError: B is no multiple of S, or S is below 2.

@@ -204,7 +204,7 @@ class ServeClient:
 
         Args:
             ids: Token ids of each sequence, prompt and response: never text, which another tokenizer cuts elsewhere.
-            temperature: By which the logits are divided; a compiled reference has its own and refuses another.
+            temperature: Divisor of the logits; a compiled reference has its own and refuses another.
 
         Raises:
             ServeError: No server gave an answer, or one that does not belong to the tokens.

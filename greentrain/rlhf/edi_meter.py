@@ -51,7 +51,7 @@ class SessionEnergy:
     """Joules of a session and of offload devices.
 
     Args:
-        session: Measures the GPU's side; None: nobody knows it.
+        session: Session that measures the GPU's joules; None: nobody knows them.
         devices: Offload devices. Those that are in the session as ``extra_meters`` are read from there.
     """
 
@@ -137,7 +137,7 @@ class EdiMeter:
 
     Args:
         source: Source of the joules.
-        matrix: Is updated.
+        matrix: Matrix that is updated.
         cards: Offload devices, all with the same idle power.
     """
 

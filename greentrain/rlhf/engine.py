@@ -224,7 +224,7 @@ class EngineState:
     Args:
         passes: Passes by kind.
         depth: Number of parts that may be under way.
-        timeout_s: After which a device counts as hanging (s); None: never.
+        timeout_s: Time after which a device counts as hanging (s); None: never.
     """
 
     def __init__(self, passes: dict[PassKind, FrozenPass], depth: int, timeout_s: float | None) -> None:
@@ -457,7 +457,7 @@ class PassTask:
         """Give it to its place, or at once to the other.
 
         Args:
-            patience_s: How long to wait for room in the device's queue (s); 0 in the thread that would make room.
+            patience_s: Longest wait for room in the device's queue (s); 0 in the thread that would make room.
 
         Raises:
             BatchError: It does not fit the model.
@@ -672,7 +672,7 @@ class Ticket:
         """Wait for the result: the barrier.
 
         Args:
-            timeout_s: How long (s); None: as the engine was told. After that the device counts as hanging until it
+            timeout_s: Longest wait (s); None: the engine's. After that the device counts as hanging until it
                 answers, and what it has is redone at home, for which the engine's time is waited.
 
         Raises:
@@ -735,7 +735,7 @@ class TimedTicket(Ticket):
     """The ticket of a scheduler.
 
     Args:
-        ticket: The engine's.
+        ticket: Ticket of the engine.
         waited: Called after a wait, with the monotonic time at which it began (s).
         ran: Called with the device's seconds when the result is first taken.
     """
@@ -783,7 +783,7 @@ class OffloadEngine:
     Args:
         passes: One of each kind.
         depth: Parts that may be under way at a time; more wait in ``submit``.
-        timeout_s: How long a barrier, or a ``submit`` without room, waits before the device counts as hanging and its
+        timeout_s: Longest wait of a barrier, or a ``submit`` without room: then the device counts as hanging and its
             passes are redone at home (s); None: for ever.
         sequential: ``submit`` returns when the pass has run, as if there were no other device: the order of the
             published baseline, and what concurrent results are compared with.

@@ -46,11 +46,11 @@ class BestPartSize:
     """Climbs over powers of two to the size of most tokens a second, and stays. The same measurements, the same sizes.
 
     Args:
-        start: First size; a power of two.
-        smallest: Bound; a power of two.
-        largest: Bound; a power of two.
+        start: First size (sequences); a power of two.
+        smallest: Smallest size (sequences); a power of two.
+        largest: Largest size (sequences); a power of two.
         samples: Parts of a size before it is judged.
-        margin: By how much a size must be faster than the best one so far.
+        margin: Share by which a size must be faster than the best one so far.
         again: Parts after which its neighbours are tried again.
 
     Raises:

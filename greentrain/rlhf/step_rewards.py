@@ -36,7 +36,7 @@ class StepTicket:
     Args:
         ticket: Ticket of the prefixes.
         ends: Places where steps end, by completion.
-        width: T.
+        width: Number T of columns (tokens).
         label: Number of the score of a prefix that is the reward.
     """
 
@@ -77,7 +77,7 @@ def submit(
         completions: Token ids of each completion, without padding.
         ends: Indices of the tokens at which a step ends, by completion: see :func:`step_ends`.
         kind: Kind of the pass.
-        width: T; None: of the longest completion.
+        width: Number T of columns (tokens); None: that of the longest completion.
         label: Number of the score of a prefix that is the reward; may be left out where there is one.
 
     Raises:

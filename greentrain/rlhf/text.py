@@ -15,9 +15,9 @@ class TextEncoder:
 
     Args:
         tokenizer: Tokenizer of transformers.
-        max_tokens: Longer texts lose tokens.
+        max_tokens: Longest text (tokens); longer ones lose tokens.
         special_tokens: Add what the tokenizer puts around a text. TRL's reward models get none.
-        truncation: On which side they lose them; None: on the tokenizer's. The tokenizer stays as it is.
+        truncation: Side on which they lose them; None: the tokenizer's. The tokenizer stays as it is.
 
     Raises:
         ConfigError: ``max_tokens`` leaves no room beside the special tokens.

@@ -57,11 +57,11 @@ async def compute_score(
         solution_str: The response, decoded by verl.
         ground_truth: Not used: the reward model judges.
         extra_info: The data set's column of that name.
-        url: Of the server; None: from the environment.
-        prompt_key: Where in ``extra_info`` the prompt's text is, which then precedes the response; None: the response
+        url: URL of the server; None: the environment's ``GREENTRAIN_URL``.
+        prompt_key: Key of the prompt's text in ``extra_info``, which then precedes the response; None: the response
             is scored alone.
-        timeout_s: For one answer (s).
-        tries: Before the run is stopped.
+        timeout_s: Longest wait for one answer (s).
+        tries: Number of tries before the run is stopped.
 
     Raises:
         ServeError: The server gave no reward.

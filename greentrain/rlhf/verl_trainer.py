@@ -33,7 +33,7 @@ class GreenTrainSync(PPOTrainerSync):  # type: ignore[misc]  # verl is not insta
     Experimental: verl's own calling code was run against it, its training never (docs/status.md).
 
     Args:
-        config: verl's, with a ``greentrain`` block as in :func:`greentrain.rlhf.verl_reward.client_options`.
+        config: Settings of verl, a ``greentrain`` block in it, see :func:`greentrain.rlhf.verl_reward.client_options`.
 
     Raises:
         ConfigError: There is no reference to offload, or it is the actor without its adapter.

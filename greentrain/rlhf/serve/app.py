@@ -378,7 +378,7 @@ def application(
         text: Encoder of texts for each pass.
         token: Token that clients must have, or None.
         limits: Bounds of what clients may ask for.
-        too_long: Says what is done with texts that are.
+        too_long: ``refuse`` texts of more tokens than the model takes, or ``truncate`` them.
 
     Raises:
         ConfigError: The token is too short.

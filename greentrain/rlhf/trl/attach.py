@@ -18,7 +18,7 @@ def offload_reference(trainer: Any, engine: OffloadEngine, *, beta: float | None
     ``OffloadGRPOTrainer`` and ``OffloadRLOOTrainer`` overlap it.
 
     Args:
-        trainer: Before ``train``.
+        trainer: Trainer of TRL, before ``train``.
         engine: Engine that has a reference pass.
         beta: Weight of the KL term; None: the trainer's.
 
@@ -82,7 +82,7 @@ def longest_prompt(trainer: Any, room: int, rows: int = 100_000) -> int:
 
     Args:
         trainer: Trainer that has data; prompts that come as a stream or from an environment are not known yet.
-        room: Tokens.
+        room: Length that a prompt may have without being looked at (tokens).
         rows: Number of rows of each data set that are looked at.
     """
     prompts = known_prompts(trainer, rows)

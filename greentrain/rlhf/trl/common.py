@@ -44,7 +44,7 @@ class OffloadMetrics:
         """Count from a step on: the first one, or the one that a run resumes at; nothing within a run.
 
         Args:
-            step: Steps so far.
+            step: Number of steps so far.
         """
         if self._step is None or step < self._step:
             self._seen, self._step = dict(self._engine.stats()), step
@@ -56,7 +56,7 @@ class OffloadMetrics:
         the busy time for which nobody waited.
 
         Args:
-            step: Steps so far.
+            step: Number of steps so far.
         """
         if self._step is None or step <= self._step:
             return {}
@@ -259,8 +259,8 @@ class Offloading:
         """Hand in the reference pass of padded prompts and completions.
 
         Args:
-            prompts: ids and mask.
-            completions: ids and mask.
+            prompts: Token ids and mask, each [sequences, tokens].
+            completions: Token ids and mask, each [sequences, tokens].
 
         Returns:
             Waits for the log-probabilities of the completions [sequences, tokens].

@@ -125,7 +125,7 @@ def submit_ahead(what: str) -> Iterator[None]:
     """Make a hand-in that fails one warning; whoever reads the numbers hands in again.
 
     Args:
-        what: Is handed in.
+        what: Name of what is handed in, for the warning.
 
     Raises:
         BatchError: It does not fit the model, now or later.
