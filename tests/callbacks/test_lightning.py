@@ -25,7 +25,7 @@ from greentrain.callbacks.lightning import GreenCallback
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, POWER_W, Recorder, TinyLM, text_loader
-from tests.helpers.forked import in_a_child
+from tests.helpers.child import in_a_child
 
 pytestmark = [
     pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),

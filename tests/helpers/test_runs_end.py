@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.forked import in_a_child
+from tests.helpers.child import in_a_child
 from tests.helpers.tiers import spread
 
 ROOT = Path(__file__).resolve().parents[2]

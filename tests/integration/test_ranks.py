@@ -102,8 +102,8 @@ def test_a_second_launch_with_the_same_port_is_a_run_of_its_own(lab: "Lab") -> N
     [
         pytest.param(4, "shared", marks=pytest.mark.long),
         (4, "own"),
-        pytest.param(8, "shared", marks=pytest.mark.long),
-        pytest.param(8, "uuid", marks=pytest.mark.long),
+        pytest.param(8, "shared", marks=[pytest.mark.long, pytest.mark.alone]),
+        pytest.param(8, "uuid", marks=[pytest.mark.long, pytest.mark.alone]),
     ],
 )
 def test_each_gpu_is_booked_by_exactly_one_rank(lab: "Lab", world: int, visible: str) -> None:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.alone
 @pytest.mark.long
 def test_a_day_in_a_minute(tmp_path: Path) -> None:
     command = [sys.executable, "recipes/lightning/green_day.py", "--small", "--minutes", "1", "--out", str(tmp_path)]

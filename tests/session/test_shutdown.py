@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from greentrain.session.session import ShutdownHook
-from tests.helpers.forked import in_a_child
+from tests.helpers.child import in_a_child
 
 
 class Listener:

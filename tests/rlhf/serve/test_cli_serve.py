@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from greentrain.cli.serve import serve
 from greentrain.testing.offload_models import decoder, encoder
-from tests.helpers.forked import in_a_child
+from tests.helpers.child import in_a_child
 
 APP = typer.Typer()
 APP.command()(serve)
