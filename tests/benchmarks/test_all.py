@@ -33,6 +33,7 @@ def test_commands_are_those_that_the_scripts_take(benchmark: every.Benchmark) ->
     assert (ROOT / "docs" / benchmark.document).is_file()
 
 
+@pytest.mark.long
 def test_a_page_names_machine_versions_and_date_and_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

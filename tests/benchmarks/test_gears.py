@@ -34,6 +34,7 @@ def test_quick_cases_give_a_figure_in_every_row(tmp_path: Path) -> None:
     assert all(f"| {row['what']} |" in done.stdout for row in rows)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_way_to_train_blocks_works_or_says_why_not(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"width": 128, "blocks": 1, "batch": 2, "context": 16, "measure_s": 0.02}
@@ -73,6 +74,7 @@ def test_verdicts() -> None:
     assert row(2.0, 1.0, None).verdict == ""
 
 
+@pytest.mark.long
 def test_a_part_of_a_table_does_not_replace_it() -> None:
     done = _run("--only", "step", "--into", str(DOCS))
     assert done.returncode == 2

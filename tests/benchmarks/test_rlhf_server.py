@@ -8,6 +8,7 @@ import torch
 from benchmarks.rlhf_server import DEVICES, main
 
 
+@pytest.mark.long
 def test_quick_rows_are_whole_and_right(capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     try:

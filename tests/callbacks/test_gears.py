@@ -221,6 +221,7 @@ def test_static_fp8(tmp_path: Path, run: Callable[..., tuple[Model, GreenSession
     assert session.metrics()["green/fp8_share"] == 1.0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("run", [_raw, _lightning, _accelerate, _transformers])
 def test_the_noise_probe_finds_a_ratio_and_changes_no_number(
     tmp_path: Path, run: Callable[..., tuple[Model, GreenSession]], monkeypatch: pytest.MonkeyPatch

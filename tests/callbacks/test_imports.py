@@ -17,6 +17,7 @@ def test_the_package_imports_without_any_framework() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["lightning", "transformers", "accelerate"])
 def test_a_missing_framework_names_its_extra(name: str) -> None:
     done = _run(f"import greentrain.callbacks.{name}")

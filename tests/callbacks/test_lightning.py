@@ -179,6 +179,7 @@ def test_an_exception_closes_the_run(tmp_path: Path, recorder: Make) -> None:
     assert "save_checkpoint" not in vars(trainer)
 
 
+@pytest.mark.long
 @in_a_child
 def test_sigterm_is_handled_as_without_us(tmp_path: Path, recorder: Make) -> None:
     class Terminated(L.Callback):

@@ -191,6 +191,7 @@ def test_accelerate_pauses(planned: GreenSession, tmp_path: Path) -> None:
     assert due == [True] + [False] * (STEPS - 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("train", [train_transformers, train_lightning, train_accelerate])
 def test_a_long_pause_ends_the_process_and_the_next_one_goes_on(tmp_path: Path, train: Any) -> None:
     launcher = FakeLauncher()

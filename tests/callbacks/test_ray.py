@@ -22,7 +22,7 @@ import torch
 from greentrain.ledger.reader import RunRecord, read_run
 from tests.callbacks.ray_here import hide_from_processes, import_ray
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 JOB = Path(__file__).with_name("ray_job.py")
 TIME_S = 300.0
 
@@ -99,7 +99,6 @@ def record(job: Path) -> RunRecord:
     return read_run(folder)
 
 
-@pytest.mark.long
 def test_the_plan_makes_it_two_workers_and_one_again(answer: dict[str, Any], record: RunRecord) -> None:
     assert answer["metrics"]["widths"] == [1, 2, 1]
     assert [(before, after) for before, after, _ in answer["resizes"]] == [(1, 2), (2, 1)]

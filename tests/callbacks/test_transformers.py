@@ -146,6 +146,7 @@ def test_a_second_training_is_a_run_of_its_own(tmp_path: Path, recorder: Make) -
     assert session.totals().steps == 4
 
 
+@pytest.mark.long
 def test_a_checkpoint_without_us_loads_with_us_and_back(tmp_path: Path, recorder: Make) -> None:
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
     _trainer(tmp_path, **options).train()

@@ -259,6 +259,7 @@ def test_a_fault_of_the_server_is_tried_again(tmp_path: Path, status: int) -> No
         assert server.paths()[:2] == ["/carbon-intensity/history"] * 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "bad",
     [
@@ -480,6 +481,7 @@ def test_a_clock_of_ours_that_is_far_off_knows_nothing_rather_than_something_wro
     with serving(electricity_maps) as server, following(em_source(server.url), tmp_path, clock=Off()) as signal:
         until(lambda: bool(told))
         assert "differ by 2160.0 h" in told[0]
+        idle(server)
         assert signal.mean(Off().unix_s() - 5, Off().unix_s()).g_per_kwh is None
 
 

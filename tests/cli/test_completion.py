@@ -86,6 +86,7 @@ def test_values(folder: Path, shell: str, line: str, found: list[str]) -> None:
     assert _complete(shell, line, folder) == found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("line", "found"),
     [

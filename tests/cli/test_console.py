@@ -68,6 +68,7 @@ def test_a_pipe_cuts_nothing(folder: Path, force: dict[str, str]) -> None:
     assert ("\x1b" in done.stdout) == bool(force)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "words",
     [
@@ -147,6 +148,7 @@ def test_ctrl_c_is_130_and_a_line(tmp_path: Path, words: Sequence[str]) -> None:
     assert (process.returncode, out, err) == (130, "", "greentrain: interrupted\n")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("reader", ["head -n 1", "true"])
 @pytest.mark.parametrize("words", ["config docs", "report runs/A", "rlhf simulate published --json"])
 def test_a_reader_that_goes_away_is_no_error(folder: Path, words: str, reader: str) -> None:

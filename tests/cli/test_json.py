@@ -96,6 +96,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("words", [*CALLS.values(), *MORE.values()], ids=[*CALLS, *MORE])
 def test_standard_output_is_one_document(words: Sequence[str], folder: Path) -> None:
     done = greentrain(*words, "--json", cwd=folder)

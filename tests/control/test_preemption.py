@@ -161,6 +161,7 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
         assert asked.request_leave() and launcher.requests
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("blind", [False, True], ids=["both see the folder", "another node does not"])
 def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: bool) -> None:
     store = HashStore()

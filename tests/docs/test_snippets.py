@@ -65,6 +65,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return {name: told.get(name, f"not reached: {done.stderr[-3000:]}") for name in (*SHOWN, *(b.name for b in RUN))}
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [block.name for block in RUN])
@@ -93,6 +94,7 @@ def test_shell_lines_run(block: Block, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", TESTED)
 def test_files_with_tests_pass(page: str, tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ def test_a_run_plans_with_it_to_the_end_and_its_summary_says_assumed(
     assert "assumed" in caplog.text
 
 
+@pytest.mark.long
 def test_gears_that_a_run_measures_take_its_place(tmp_path: Path, trace: Path) -> None:
     table = _table(tmp_path, 1)
     green = _session(tmp_path, trace, table, hours_of_work=1000)

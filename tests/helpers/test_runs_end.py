@@ -28,6 +28,7 @@ def run(folder: Path, *words: str, **files: str) -> "subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=60.0, cwd=folder, env=clean)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dies", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_a_worker_that_dies_at_the_end_makes_the_run_red(tmp_path: Path, dies: str) -> None:
     last = f"import os, signal\ndef test_last():\n    {dies}\ndef test_after():\n    pass\n"

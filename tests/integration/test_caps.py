@@ -85,6 +85,7 @@ def until(what: Any, longest_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_a_limit_is_measured_chosen_and_put_back(tmp_path: Path, driver: FakeDriver) -> None:
     process = start(tmp_path, driver, linger_s=2.0, sections={"actuators": {"power_cap": {"max_slowdown": 0.3}}})

@@ -164,6 +164,7 @@ def test_fsdp2_shifts_all_gears_under_its_default_policy(tmp_path: Path, how: st
         assert answers[0]["kind"] == "FSDPNet"
 
 
+@pytest.mark.long
 def test_fsdp2_with_bf16_weights_refuses_fp32(tmp_path: Path) -> None:
     for answer in _run(FSDP, tmp_path, "bf16"):
         assert "fp32" in answer["error"] and "gathers its weights in bfloat16" in answer["error"]

@@ -144,6 +144,7 @@ def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: 
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_crash_before_the_first_checkpoint_continues_the_run(tmp_path: Path, desk: LauncherFiles) -> None:
     settings = config(tmp_path)
     del settings["run"]["id"]

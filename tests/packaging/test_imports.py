@@ -53,6 +53,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         getattr(greentrain, "GreenSesion")  # noqa: B009
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "use"),

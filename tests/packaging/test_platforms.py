@@ -21,6 +21,7 @@ JOB = Path(__file__).resolve().parents[1] / "helpers" / "platform_job.py"
 FOLDERS = ("greentrain", "callbacks", "fpga_backend", "optim", "recipes")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("platform", ["windows", "macos", "container"])
 def test_a_run_is_measured_and_reported(tmp_path: Path, platform: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", "COLUMNS": "200"}
@@ -95,6 +96,7 @@ def _interpreter(version: str) -> str | None:
     return None
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
 def test_the_sources_are_python_of_later_versions(version: str, tmp_path: Path) -> None:
     interpreter = _interpreter(version)

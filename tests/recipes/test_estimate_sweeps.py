@@ -20,6 +20,7 @@ RANGES = (
     *("embodied_share", "crossing_g_per_kwh"),
 )
 Row = dict[str, str]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,6 @@ def by_curve(found: list[Row]) -> dict[tuple[str, str], list[Row]]:
     return curves
 
 
-@pytest.mark.long
 def test_four_figures_say_that_they_are_modelled(out: Path) -> None:
     assert {path.name for path in out.iterdir()} == {f"{f}.{end}" for f in FIGURES for end in ("svg", "png", "csv")}
     for figure in FIGURES:

@@ -77,6 +77,7 @@ def test_shifts_and_learns(command: list[str], first: str, ranks: int, tmp_path:
     assert sum(" mJ/token (modelled)" in line for line in lines) == 2
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
 def test_without_deepspeed_the_launcher_names_it(tmp_path: Path, cache: Path) -> None:
     done = _run(ZERO, tmp_path, cache)

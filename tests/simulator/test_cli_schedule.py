@@ -191,6 +191,7 @@ def test_a_real_process_is_silent_but_for_its_table_and_imports_no_torch() -> No
     assert "\x1b" not in done.stdout and "carbon_blind" in done.stdout and done.stdout.rstrip().endswith("NONE")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "words",
     [

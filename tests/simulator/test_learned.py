@@ -38,6 +38,7 @@ def run(world: World, policy: SchedulePolicy, jobs: Jobs, switch_s: float = RESI
 
 
 # Zones, years and accountings that the chain was never counted on, and two grids with their own hours taken out.
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name", ["de_2023_em", "gb_2023_em", "us_caiso_2023_em", "us_ercot_2022_eia", "us_pjm_2022_eia"]
 )

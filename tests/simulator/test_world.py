@@ -126,6 +126,7 @@ def test_twice_the_same() -> None:
 # -- what holds for every plan -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 10_000), slack=st.floats(1.0, 3.0), held=st.booleans())
 def test_more_slack_never_costs_carbon_with_perfect_foresight(seed: int, slack: float, held: bool) -> None:

@@ -162,6 +162,7 @@ def test_a_fork_server_that_fails_makes_workers_spawn(job: Launched) -> None:
     assert len(lines(job, "up")) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "victim",
     ["supervisor", pytest.param("agent", marks=pytest.mark.long), pytest.param("fork server", marks=pytest.mark.long)],
@@ -181,6 +182,7 @@ def test_no_worker_outlives_who_started_it(job: Launched, victim: str) -> None:
         assert process.returncode == 0 and job.state["attempt"] == 2, out
 
 
+@pytest.mark.long
 def test_sigterm_reaches_every_rank_and_ends_the_job_for_now(job: Launched) -> None:
     job.script(
         "def end(*_):\n  say('told'); sys.exit(0)\n"

@@ -282,6 +282,7 @@ def test_the_shape_of_a_job(tmp_path: Path) -> None:
     assert Shape.of(job(2, 2, gres=True), 16, by_node=False) is None
 
 
+@pytest.mark.long
 def test_a_job_leaves_before_its_time_limit(slurm: Cluster, limited: tuple[str, Path]) -> None:
     job_id, folder = limited
     assert slurm.wait(job_id, "COMPLETED")["Restarts"] == "1"
@@ -289,6 +290,7 @@ def test_a_job_leaves_before_its_time_limit(slurm: Cluster, limited: tuple[str, 
     assert [start[1] for start in lines(folder, "start")] == ["0", "1"]
 
 
+@pytest.mark.long
 def test_a_training_is_deferred_started_requeued_and_finished_by_mpc(slurm: Cluster, planned: tuple[str, Path]) -> None:
     job_id, folder = planned
     found = slurm.wait(job_id, "COMPLETED", "FAILED", timeout_s=100.0)

@@ -93,6 +93,7 @@ def test_a_policy_that_plans_nothing_has_no_window(tmp_path: Path) -> None:
         GreenWindow(GreenConfig(), actions=None, ranks=(1, 1), job_unix_s=0.0, tell=print)
 
 
+@pytest.mark.long
 def test_the_launcher_starts_when_it_is_green(tmp_path: Path) -> None:
     import json
 

@@ -313,6 +313,7 @@ def test_a_log_on_a_full_disk_does_not_end_the_launcher(job: Launched) -> None:
     assert found.returncode == 0 and job.state["phase"] == "done" and job.state["attempt"] == 2
 
 
+@pytest.mark.long
 def test_a_guardian_has_the_time_that_a_refusing_driver_takes(job: Launched) -> None:
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(7.5); open('restored', 'w')"
     job.script(f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {deaf!r}], start_new_session=True)")

@@ -384,6 +384,7 @@ def test_a_plan_asks_the_launcher_for_another_width(tmp_path: Path, grid: TraceS
     assert {event["action"]["ranks"] for event in events(green)[:-1]} == {1}
 
 
+@pytest.mark.long
 def test_without_a_launcher_no_other_width_is_planned(tmp_path: Path, grid: TraceSignal) -> None:
     table = tmp_path / "widths.yaml"
     rows = [f"- {{gear: bf16, ranks: {n}, tokens_per_s: {200 * n}, power_w: {500 * n}}}\n" for n in (1, 2)]

@@ -102,6 +102,7 @@ def test_compiled_it_breaks_no_graph() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.long
 def test_its_import_is_quiet() -> None:
     code = (
         "import greentrain.control.precision.ao, logging; assert logging.getLogger('torchao').level == logging.NOTSET"

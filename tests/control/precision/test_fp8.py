@@ -296,6 +296,7 @@ def compiled_equals_eager(backend: Any, scaling: str, gemm: Gemm | None, mode: C
     torch._dynamo.reset()
 
 
+@pytest.mark.sweep
 @scalings
 @pytest.mark.parametrize("gemm", [None, LIKE_CUDA])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo does so, torch 2.13

@@ -565,6 +565,7 @@ def ranks() -> Answers:
     return first, second
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["plain", "talks", "uneven"])
 def test_ranks_agree_on_gamma_and_on_the_next_probe(mode: str, ranks: Answers) -> None:

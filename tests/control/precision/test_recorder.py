@@ -111,6 +111,7 @@ def plain(net: nn.Module) -> bool:
 COMPILED = ("loss", "logits", "ModelOutput, loss")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("case", "wrapper"),
     [(case, "none") for case in CASES]

@@ -85,6 +85,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_rank_without_limits_does_not_stop_the_others(tmp_path: Path) -> None:
     with socket.socket() as free:

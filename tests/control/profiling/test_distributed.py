@@ -92,6 +92,7 @@ def test_a_callable_is_run_until_all_is_measured_and_the_table_is_kept(tmp_path:
     assert "Gears side by side" in (page := render_html(summary, None)) and "fp8 " in page
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_coming_steps_of_training_are_measured_where_nothing_is_passed(tmp_path: Path) -> None:
     with _session(tmp_path) as green:

@@ -18,6 +18,7 @@ from tests.fpga_backend.compiler.tiny_models import BUILDERS, MAX_TOKENS, compil
 CAUSAL = ["llama score", "llama reward", "smollm", "qwen2", "gpt2"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", BUILDERS)
 def test_program_is_the_model_in_floating_point(name: str) -> None:
     model, artifact = compiled(name)
@@ -29,6 +30,7 @@ def test_program_is_the_model_in_floating_point(name: str) -> None:
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * float(np.ptp(wanted)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", BUILDERS)
 def test_integers_stay_near_the_model(name: str) -> None:
     model, artifact = compiled(name)

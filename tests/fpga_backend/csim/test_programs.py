@@ -176,6 +176,7 @@ def test_layers_of_8_and_16_bits_in_one_program(library: Path) -> None:
         )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("ap_int", [False, True])
 def test_plain_integers_and_ap_int_give_the_same_bits(tmp_path: Path, ap_int: bool) -> None:
     """Built with another optimisation than the device's, too: no bit rests on the compiler's."""

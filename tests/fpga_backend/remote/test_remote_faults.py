@@ -361,6 +361,7 @@ def process(device: str, token_file: Path) -> Iterator[tuple[subprocess.Popen[st
         server.kill()
 
 
+@pytest.mark.long
 def test_a_server_that_hangs_or_is_killed_in_the_middle(tmp_path: Path) -> None:
     with process("emulator", tmp_path / "token") as (server, url, token):
         artifact = encoder(layers=4, hidden=128, inner=512)

@@ -33,6 +33,7 @@ def structure(found: Area) -> None:
     assert 8 * found.macs <= found.carry < 10.5 * found.macs
 
 
+@pytest.mark.long
 @with_yosys
 def test_a_small_array_takes_half_a_dsp_a_mac() -> None:
     structure(synthesise(1, 2))

@@ -22,6 +22,7 @@ def model() -> Path:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tokens", [16, pytest.param(128, marks=pytest.mark.long)])
 def test_products_of_a_layer_are_torchs(model: Path, square: Simulator, tokens: int) -> None:
     made = gemms(model, tokens)

@@ -26,6 +26,7 @@ def product(a: Any, w: Any) -> Any:
     return a.astype(np.int64) @ w.astype(np.int64).T
 
 
+@pytest.mark.sweep
 @given(
     m=SIDE, n=SIDE, k=st.integers(1, 200), a_kind=st.sampled_from(sorted(KINDS)), w_kind=st.sampled_from(sorted(KINDS))
 )

@@ -90,6 +90,7 @@ def test_a_forgotten_device_ends_its_worker(
     assert ended(pid, 5.0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("program", "code"),
     [

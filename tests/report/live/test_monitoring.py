@@ -138,6 +138,7 @@ def knows(url: str, expr: str) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus binary on PATH (Debian: apt install prometheus)")
 def test_a_real_prometheus_knows_every_panel_of_a_running_job(tmp_path: Path) -> None:

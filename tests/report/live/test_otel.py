@@ -153,6 +153,7 @@ def test_a_collector_that_hangs_does_not_hold_the_end(tmp_path: Path) -> None:
         assert time.monotonic() - start_s < CLOSE_S + 2
 
 
+@pytest.mark.long
 def test_a_provider_that_the_program_has_set_is_used(tmp_path: Path) -> None:
     """In a process of its own, as a provider can be set only once; twice in a row is no conflict."""
     code = f"""

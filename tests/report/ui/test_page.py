@@ -365,6 +365,7 @@ def test_a_page_of_another_port_gets_nothing(served: PageServer, chrome: Chrome,
             )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (1280, True), (390, False), (390, True)])
 def test_every_view_fits_and_has_its_colours(served: PageServer, tmp_path: Path, width: int, dark: bool) -> None:
     image = pytest.importorskip("PIL.Image", reason="pillow is not installed")

@@ -46,6 +46,7 @@ def test_the_reward_rises_and_streamed_passes_leave_the_weights_of_sequential_on
     assert overlapping.rewards == sequential.rewards
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", [reinforce_offload.REINFORCE, reinforce_offload.PROCESS])
 def test_without_a_critic_the_reward_rises_too(models: Models, algorithm: str, tmp_path: Path) -> None:
     config = {"run": {"dir": str(tmp_path)}}

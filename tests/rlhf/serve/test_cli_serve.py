@@ -93,6 +93,7 @@ def test_a_port_that_is_taken_is_named(settings: Path) -> None:
     assert done.output.count("\n") == 1
 
 
+@pytest.mark.long
 @in_a_child
 def test_a_signal_while_models_load_ends_the_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = []

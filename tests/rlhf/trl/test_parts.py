@@ -361,6 +361,7 @@ def test_figures_of_a_resumed_run_are_a_step_of_its_own(engine: OffloadEngine) -
 # -- data with columns -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
 def test_precomputed_columns_are_trls(algorithm: str, tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_rloo_trains_to_the_same_bits_in_every_mode(parts: Any, tmp_path: Path) 
     assert len({tiny.digest(trained("rloo", mode, tmp_path, *parts)) for mode in MODES}) == 1
 
 
+@pytest.mark.long
 def test_conversations_adapters_and_other_rewards_are_streamed(parts: Any, tmp_path: Path) -> None:
     talks = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in tiny.prompts()["prompt"]]})
     digests, phases = set(), {}

@@ -53,6 +53,7 @@ class Shy(Wrapped):
         return super().submit(handle, batch, wait_s=wait_s)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("algorithm", "mode"), [("grpo", "late"), ("grpo", "stream"), ("rloo", "stream")])
 def test_a_device_that_refuses_early_is_asked_again_where_the_numbers_are_read(
     algorithm: str, mode: str, parts: Any, wanted: Any, tmp_path: Path

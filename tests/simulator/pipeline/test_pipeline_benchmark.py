@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import yaml
 
@@ -38,6 +39,7 @@ def test_the_quick_tables_meet_their_closed_forms(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--into replaces all tables" in done.stderr and text.read_text() == "before"
 
 
+@pytest.mark.long
 def test_a_real_loop_gives_a_table_that_predicts_its_own_step() -> None:
     from benchmarks.rlhf_pipeline_loop import MODES, validate
 
