@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +23,16 @@ from greentrain.ledger.journal import RUN_JSON, last_record, rank_path, read_obj
 from greentrain.ledger.totals import Totals
 from greentrain.types import FORMAT_VERSION, Topology
 from greentrain.utils import redact
+from greentrain.utils.never_raise import warn
 from greentrain.utils.topology import ENV_JOB
 from greentrain.utils.validation import folder_name
 from greentrain.utils.version import __version__
 
 ENV_RUN_ID = "GREENTRAIN_RUN_ID"
 _LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_RESTARTS: Final = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""How often the launcher has started this job's processes anew (torchrun, Environment Variables,
+https://docs.pytorch.org/docs/stable/elastic/run.html; sbatch(1), OUTPUT ENVIRONMENT VARIABLES; read 2026-11-22)."""
 
 
 def choose_run_id(config: RunConfig, place: Topology, unix_s: float, nth: int, carried: str | None = None) -> str:
@@ -58,24 +61,56 @@ def choose_run_id(config: RunConfig, place: Topology, unix_s: float, nth: int, c
             return run_id
     if place.world_size == 1:
         return new_run_id(config.name, unix_s)
-    return agreed_run_id(config.name, place, unix_s) or free_run_id(Path(config.dir), config.name, place, nth)
+    agreed = agreed_run_id(config.name, place, unix_s)
+    if agreed is not None:
+        return agreed
+    if place.local_world_size < place.world_size and not any(map(_names_a_launch, _LAUNCH[2:])):
+        warn(
+            "nothing tells this launch from an earlier one on all nodes, so ranks may write into several run folders:"
+            f" start GreenTrain after torch.distributed.init_process_group, or set run.id or ${ENV_RUN_ID}"
+        )
+    return free_run_id(Path(config.dir), config.name, place, nth)
 
 
-def agreed_run_id(name: str, place: Topology, unix_s: float) -> str | None:
-    """Ask torch.distributed's key-value store, if it is up, so that all ranks get rank 0's id. No collective."""
+def _names_a_launch(variable: str) -> bool:
+    return os.environ.get(variable, "none") not in ("", "none")  # "none" is torchrun's default
+
+
+def agreed_run_id(name: str, place: Topology, unix_s: float, store: Any = None) -> str | None:
+    """Return the id that the first rank to come has put into torch.distributed's store; None where there is none.
+
+    Nobody waits: whoever comes first decides, and who comes an hour later finds it. Ranks come to the same start if
+    they come to it after as many collectives, which is the same point of one program; a session on one rank alone thus
+    shifts no later start of all.
+
+    Args:
+        name: The name of the run.
+        place: The place of this rank in the job.
+        unix_s: The present time (s since the epoch).
+        store: The store; None: that of the process group, if there is one.
+    """
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
+    if store is None and (dist is None or not dist.is_available() or not dist.is_initialized()):
         return None
     try:
-        store = sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
-        nth = store.add(f"greentrain/starts/{place.rank}", 1)  # of all sessions of this rank
-        key = f"greentrain/run_id/{nth}"
-        if place.rank == 0:
-            store.set(key, new_run_id(name, unix_s))
-        store.wait([key], timedelta(seconds=10))
-        return str(store.get(key).decode())
-    except Exception:
+        c10d = sys.modules["torch.distributed.distributed_c10d"]
+        if store is None:
+            store = c10d._get_default_store()
+        point = _collectives(c10d)
+        nth = store.add(f"greentrain/starts/{point}/{place.rank}", 1)  # of all sessions that this rank starts there
+        chosen = store.compare_set(f"greentrain/run_id/{point}/{nth}", "", new_run_id(name, unix_s))
+        return str(chosen.decode())
+    except Exception as error:
+        warn(f"the ranks cannot agree on a run id through the job's store ({error!r}): its environment names the run")
         return None
+
+
+def _collectives(c10d: Any) -> int:
+    """Return how many collectives the default process group has begun; 0 where it does not count them."""
+    try:
+        return int(c10d._get_default_group()._get_sequence_number_for_group())
+    except Exception:  # a backend without numbers: the order of starts has to do
+        return 0
 
 
 def new_run_id(name: str, unix_s: float) -> str:
@@ -88,8 +123,7 @@ def launch_run_id(name: str, topology: Topology, nth: int, environ: Mapping[str,
     """Return an id that all ranks of one launch find without talking to one another.
 
     It is made of what the launcher set for all of them; on a single node also of the common parent process, so
-    that two launches with the same port differ. A worker group that an elastic agent restarts gets the same id
-    and so continues its run.
+    that two launches with the same port differ.
 
     Args:
         name: The name of the run.
@@ -107,7 +141,10 @@ def launch_run_id(name: str, topology: Topology, nth: int, environ: Mapping[str,
 
 
 def free_run_id(folder: Path, name: str, topology: Topology, nth: int, environ: Mapping[str, str] | None = None) -> str:
-    """Return the first id of a launch whose run this rank has not finished: launches may look the same.
+    """Return the first id of a launch that is this rank's to write: launches may look the same.
+
+    A run that this rank has finished is not continued, nor one that an earlier process of it has left behind, unless
+    the launcher says that it has started the processes of the same job anew.
 
     Args:
         folder: The parent of the run folders.
@@ -116,11 +153,17 @@ def free_run_id(folder: Path, name: str, topology: Topology, nth: int, environ: 
         nth: The how-manieth run of this process it is, from 1.
         environ: The environment variables; os.environ by default.
     """
-    while True:
-        run_id = launch_run_id(name, topology, nth, environ)
-        if not is_finished(rank_path(folder / run_id, topology.rank)):
-            return run_id
+    env = os.environ if environ is None else environ
+    restarted = any(env.get(key, "0") not in ("", "0") for key in _RESTARTS)
+
+    def journal(run: int) -> Path:
+        return rank_path(folder / launch_run_id(name, topology, run, environ), topology.rank)
+
+    while journal(nth).exists():
+        if restarted and not is_finished(journal(nth)) and not journal(nth + 1).exists():
+            break
         nth += 1
+    return launch_run_id(name, topology, nth, environ)
 
 
 def is_finished(journal: Path) -> bool:

@@ -6,10 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain import __version__
 from greentrain.config.schema import GreenConfig, RunConfig
+from greentrain.errors import GreenTrainWarning
+from greentrain.ledger import run_folder
 from greentrain.ledger.run_folder import (
+    agreed_run_id,
     choose_run_id,
     free_run_id,
     is_finished,
@@ -74,15 +78,74 @@ def test_only_a_clean_end_is_finished(tmp_path: Path, lines: list[object], finis
     assert not is_finished(tmp_path / "absent")
 
 
-def test_a_launch_that_looks_like_a_finished_one_gets_the_next_folder(tmp_path: Path) -> None:
+def test_a_launch_that_looks_like_an_earlier_one_gets_the_next_folder(tmp_path: Path) -> None:
     place = Topology(rank=1, world_size=2, local_rank=1, local_world_size=2, host="h")
-    first = free_run_id(tmp_path, "gpt", place, 1, AGENT)
-    folder = tmp_path / first
-    folder.mkdir()
-    (folder / "rank-00001.jsonl").write_text('{"kind":"open"}\n', encoding="utf-8")
-    assert free_run_id(tmp_path, "gpt", place, 1, AGENT) == first
-    (folder / "rank-00001.jsonl").write_text('{"kind":"close","reason":"finished"}\n', encoding="utf-8")
-    assert free_run_id(tmp_path, "gpt", place, 1, AGENT) == first + "-2"
+    restarted = AGENT | {"TORCHELASTIC_RESTART_COUNT": "1"}
+
+    def chosen(environ: dict[str, str]) -> str:
+        return free_run_id(tmp_path, "gpt", place, 1, environ)
+
+    def leaves(run_id: str, line: str) -> None:
+        (tmp_path / run_id).mkdir(exist_ok=True)
+        (tmp_path / run_id / "rank-00001.jsonl").write_text(line + "\n", encoding="utf-8")
+
+    first = chosen(AGENT)
+    assert chosen(restarted) == first, "the first attempt was killed before it wrote anything"
+    leaves(first, '{"kind":"open"}')
+    assert chosen(AGENT) == first + "-2", "a new job does not continue one that crashed"
+    assert chosen(restarted) == first, "the launcher's restart of the same job does"
+    leaves(first + "-2", '{"kind":"open"}')
+    assert chosen(restarted) == first + "-2", "of the newest one"
+    leaves(first + "-2", '{"kind":"close","reason":"finished"}')
+    assert chosen(restarted) == chosen(AGENT) == first + "-3"
+
+
+class Job:
+    """A store that ranks share, and how many collectives the program has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store, self.collectives = HashStore(), 0
+        monkeypatch.setattr(run_folder, "_collectives", lambda c10d: self.collectives)
+
+    def start(self, rank: int) -> str | None:
+        place = Topology(rank=rank, world_size=2, local_world_size=1)
+        return agreed_run_id("gpt", place, 0.0, self.store)
+
+
+def test_a_rank_that_comes_late_finds_the_id_of_the_first_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    others = job.start(1)  # rank 0 is still in its logger's login
+    assert others is not None and job.start(0) == others
+    assert job.start(0) == job.start(1) != others, "their second run"
+
+
+def test_a_session_on_rank_0_alone_shifts_no_later_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    alone = job.start(0)
+    job.collectives += 1  # a barrier, or the first of the training's own
+    assert job.start(1) == job.start(0) != alone
+
+
+def test_a_store_that_is_gone_is_said_and_the_environment_names_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def add(self, *_: object) -> int:
+            raise RuntimeError("Broken pipe")
+
+    with pytest.warns(GreenTrainWarning, match=r"cannot agree on a run id.*Broken pipe"):
+        assert agreed_run_id("gpt", Topology(world_size=2), 0.0, Gone()) is None
+
+
+def test_ranks_that_nothing_tells_apart_from_an_earlier_launch_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("SLURM_JOB_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    config, place = RunConfig(dir=str(tmp_path), name="gpt"), Topology(world_size=16, local_world_size=8)
+    with pytest.warns(GreenTrainWarning, match=r"nothing tells this launch from an earlier one"):
+        choose_run_id(config, place, 0.0, 1)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "4711")
+    choose_run_id(config, place, 0.0, 1)
 
 
 def test_run_json_says_what_ran_where_and_with_which_settings() -> None:
