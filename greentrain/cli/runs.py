@@ -95,23 +95,21 @@ def report(
 
 
 def _report(runs: list[Path], *, as_json: bool) -> None:
-    from greentrain.ledger.reader import read_run
-    from greentrain.report import compare, table, write_report
-    from greentrain.report.summary import summarize
+    from greentrain.report import RunReport, compare, table
 
-    summaries: list[dict[str, Any]] = [summarize(read_run(folder)) for folder in runs]
     if len(runs) > 1:
-        comparison = compare.compare(summaries)
+        comparison = compare.compare([RunReport.read(folder).summary for folder in runs])
         if as_json:
             typer.echo(json.dumps(comparison, indent=1))
         else:
             console().print(compare.render(comparison))
         return
-    html = write_report(runs[0])
+    found = RunReport.read(runs[0])
+    html = found.write()
     if as_json:
-        typer.echo(json.dumps(summaries[0], indent=1))
+        typer.echo(json.dumps(found.summary, indent=1))
         return
-    console().print(table.render(summaries[0]))
+    console().print(table.render(found.summary))
     console().print(f"Report: {html}", highlight=False, markup=False, soft_wrap=True)
 
 

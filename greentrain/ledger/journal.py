@@ -20,7 +20,7 @@ import stat
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -44,8 +44,9 @@ WAITING_LINES = 4096
 _STEP_GROUPS: Final = b',"step_groups":'
 LONGEST_LINE_BYTES: Final = 1 << 22
 """More is read of no line at once; an entry of 20 devices, 100 phases and 64 step groups has 0.1 MB."""
-_LARGEST_FILE_BYTES: Final = 1 << 26
-"""More is read of no run.json, which has some kB: a plan's tables, and a line for each layer of the model."""
+_LARGEST_FILE_BYTES: Final = 1 << 23
+"""More is read of no run.json, which has some kB: a plan's tables, and 0.2 kB for each layer of the model. So much JSON
+becomes 0.2 GB of lists in lists at worst."""
 _BLOCK_BYTES: Final = 1 << 16
 
 
@@ -271,6 +272,9 @@ class JournalTail:
         self.behind = True
         """True until a reading has reached the end of the file."""
         self._at = 0
+        """Where the first line begins that is not read yet."""
+        self._looked = 0
+        """Up to where it is known to have no end: a line that never ends is not searched again at each reading."""
 
     def read(self, most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
         """Yield the new records; entries get no step groups, which are most of a line.
@@ -287,13 +291,17 @@ class JournalTail:
         except FileNotFoundError:
             return
         with file:
-            start = file.seek(self._at)
-            while self._at - start < most_bytes:
-                line = file.readline(LONGEST_LINE_BYTES)
-                if not line.endswith(b"\n") and len(line) < LONGEST_LINE_BYTES:  # it is being written, or there is none
+            start, most_of_line = file.seek(self._looked), LONGEST_LINE_BYTES + self._at
+            while self._looked - start < most_bytes:
+                line = file.readline(most_of_line - self._looked)
+                self._looked += len(line)
+                if not line.endswith(b"\n") and self._looked < most_of_line:  # it is being written, or there is none
                     self.behind = False
                     break
-                self._at += len(line)
+                if len(line) < self._looked - self._at:  # it had begun when the file was read before
+                    file.seek(self._at)
+                    line = file.read(self._looked - self._at)
+                self._at, most_of_line = self._looked, self._looked + LONGEST_LINE_BYTES
                 record = parse_line(line, short=True)
                 if record is not None:
                     yield record
@@ -312,22 +320,24 @@ def read_object(path: Path) -> dict[str, Any]:
         RunFolderError: It is no regular file, too large, no JSON, or JSON of another type.
         OSError: It is not there, or cannot be read.
     """
-    with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > _LARGEST_FILE_BYTES:
-            raise RunFolderError(f"{path} has more than {_LARGEST_FILE_BYTES} bytes: it was damaged, or is of no run")
-        return object_of(file.read(), path)
+    return object_of(lines_of(path), path)
 
 
-def object_of(text: bytes, path: Path) -> dict[str, Any]:
-    """Return the JSON object in a text.
+def object_of(lines: Iterable[bytes], path: Path) -> dict[str, Any]:
+    """Return the JSON object in the lines of a file; of a larger one than any run has, no more than that is read.
 
     Args:
-        text: The text.
-        path: The file that it is from, for the message.
+        lines: The lines.
+        path: The file that they are from, for the message.
 
     Raises:
-        RunFolderError: It is no JSON, or JSON of another type.
+        RunFolderError: It is too large, no JSON, or JSON of another type.
     """
+    text = bytearray()
+    for line in lines:
+        text += line
+        if len(text) > _LARGEST_FILE_BYTES:
+            raise RunFolderError(f"{path} has more than {_LARGEST_FILE_BYTES} bytes: it was damaged, or is of no run")
     try:
         found = json.loads(text.decode())
     except (ValueError, RecursionError) as error:
@@ -509,7 +519,7 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
     )
 
 
-WRONG_DATA: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, IndexError)
+WRONG_DATA: Final = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, IndexError)
 """What a record raises that makes no sense."""
 _MOST: Final = 2.0**63
 """No joule, gram, second or count of an entry is so large; what is, or is no number, is damaged."""

@@ -2,20 +2,104 @@
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import WRONG_DATA
-from greentrain.ledger.reader import read_run, wait_for_ranks
+from greentrain.ledger.reader import RunRecord, read_run, wait_for_ranks
+from greentrain.utils.files import write_atomic
 
 if TYPE_CHECKING:
     from greentrain.ledger.active_run import ActiveRun
+    from greentrain.report.series import RunSeries
 
 log = logging.getLogger(__name__)
 
 MOST_ENTRIES: Final = 4000
 """Entries a rank that are kept apart: 11 hours of 10 s intervals; longer runs are merged while they are read."""
+_MOST_OF_ALL: Final = 32_000
+"""Entries of all ranks that are kept apart, at about 3 kB each, so that 1,024 ranks need no more memory than 8."""
+_LEAST: Final = 32
+"""Entries a rank that are kept apart however many ranks there are, for the curves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """A run folder, read once, and what is said of it: the table, the JSON and all report files are of one reading."""
+
+    record: RunRecord
+    series: "RunSeries | None"
+    summary: dict[str, Any]
+    """As ``summarize`` documents it."""
+
+    @classmethod
+    def read(cls, folder: Path | str) -> "RunReport":
+        """Read a run folder; the journals are only read. A run that is still going gets the figures so far.
+
+        Args:
+            folder: The run's folder, from whomever.
+
+        Raises:
+            RunFolderError: The folder is no run folder, or what it holds makes no sense.
+        """
+        from greentrain.report.series import build_series
+        from greentrain.report.summary import summarize
+
+        folder = Path(folder)
+        ranks = sum(1 for _ in folder.glob("rank-*.jsonl"))
+        record = read_run(folder, most=max(_LEAST, min(MOST_ENTRIES, _MOST_OF_ALL // max(ranks, 1))))
+        with _sense_of(folder):
+            series = build_series(record)
+            summary = summarize(record, series=series)
+            json.dumps(summary, allow_nan=False)  # which has no word for a figure that is not finite
+            return cls(record=record, series=series, summary=summary)
+
+    def page(self) -> str:
+        """Return report.html.
+
+        Raises:
+            RunFolderError: What the folder holds makes no sense.
+        """
+        from greentrain.report.html import render_html
+
+        with _sense_of(self.record.folder):
+            return render_html(self.summary, self.series)
+
+    def write(self) -> Path:
+        """Write all report files into the run's folder and return the path of report.html.
+
+        Raises:
+            RunFolderError: The folder cannot be written, or what it holds makes no sense.
+        """
+        from greentrain.report.exports import write_boamps, write_emissions_csv, write_model_card
+        from greentrain.report.summary import write_summary
+
+        folder, page = self.record.folder, self.page()
+        with _sense_of(folder):
+            write_summary(self.summary, folder)
+            write_emissions_csv(self.summary, self.record.run, folder)
+            write_model_card(self.summary, folder)
+            write_boamps(self.summary, folder)
+            return write_atomic(folder / "report.html", page)
+
+
+@contextmanager
+def _sense_of(folder: Path) -> "Iterator[None]":
+    """Name the folder where its facts make no report."""
+    import numpy as np
+
+    try:
+        with np.errstate(all="ignore"):  # of figures near the largest; what comes of them is checked
+            yield
+    except WRONG_DATA as error:
+        raise RunFolderError(
+            f"{folder} holds a run.json or a record that makes no sense ({error!r:.200}): it was damaged, or changed by"
+            " hand"
+        ) from error
 
 
 def write_report(folder: Path | str) -> Path:
@@ -23,28 +107,13 @@ def write_report(folder: Path | str) -> Path:
 
     The journals are only read. A run that is still going gets the figures so far.
 
+    Args:
+        folder: The run's folder.
+
     Raises:
         RunFolderError: The folder is no run folder, or cannot be written.
     """
-    from greentrain.report.exports import write_boamps, write_emissions_csv, write_model_card
-    from greentrain.report.html import write_html
-    from greentrain.report.series import build_series
-    from greentrain.report.summary import summarize, write_summary
-
-    folder = Path(folder)
-    record = read_run(folder, most=MOST_ENTRIES)
-    try:
-        series = build_series(record)
-        summary = summarize(record, series=series)
-        write_summary(summary, folder)
-        write_emissions_csv(summary, record.run, folder)
-        write_model_card(summary, folder)
-        write_boamps(summary, folder)
-        return write_html(summary, series, folder)
-    except WRONG_DATA as error:
-        raise RunFolderError(
-            f"{folder} holds a run.json or a record that makes no sense ({error!r}): it was damaged, or changed by hand"
-        ) from error
+    return RunReport.read(folder).write()
 
 
 CLOSE_WAIT_S: Final = 5.0
@@ -68,8 +137,9 @@ def report_at_close(run: "ActiveRun", *, wait: bool) -> Path | None:
         run.look_at_others()
     page = None
     try:
-        page = write_report(run.folder)
-        line = plan_line(json.loads((run.folder / "summary.json").read_text(encoding="utf-8")))
+        report = RunReport.read(run.folder)
+        page = report.write()
+        line = plan_line(report.summary)
         if line is not None:
             log.info(line)
     except Exception as error:

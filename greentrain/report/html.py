@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Mapping
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
 from greentrain.report import charts, estimated, svg
@@ -12,7 +11,6 @@ from greentrain.report.plan_chart import plan_chart
 from greentrain.report.series import RunSeries
 from greentrain.report.summary import gear_table, profiled, pue_text
 from greentrain.utils import quantities
-from greentrain.utils.files import write_atomic
 
 _KIND_NAMES: Final = {"gpu": "GPU", "cpu": "CPU", "dram": "memory", "fpga": "FPGA", "node": "whole node"}
 MAX_EVENTS: Final = 24
@@ -79,15 +77,6 @@ def _tied(text: str) -> str:
     return re.sub(r"(?<=\d) (?=\S)", "\N{NO-BREAK SPACE}", text)
 
 
-def write_html(summary: Mapping[str, Any], series: RunSeries | None, folder: Path) -> Path:
-    """Write report.html and return its path.
-
-    Raises:
-        RunFolderError: The folder cannot be written.
-    """
-    return write_atomic(folder / "report.html", render_html(summary, series))
-
-
 def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the texts of the first screen; the same figures as summary.json, with units."""
     energy, carbon, work = summary["energy"], summary["carbon"], summary["work"]
@@ -142,11 +131,11 @@ def likeness(amount: float, unit: str) -> tuple[str, str]:
 def _per(work: Mapping[str, Any]) -> dict[str, str]:
     for one, many, key in (("token", "tokens", "tokens"), ("sample", "samples", "samples")):
         if work[f"j_per_{one}"] is not None:
-            grams = work[f"g_per_k{one}"]
+            grams, rate = work[f"g_per_k{one}"], work[f"{key}_per_j"]  # of 0 J there is no rate
             return {
                 "title": f"Per {one}",
                 "value": f"{quantities.joules(work[f'j_per_{one}'])}/{one}",
-                "detail": f"{quantities.significant(work[f'{key}_per_j'])} {many}/J",
+                "detail": "no energy was drawn" if rate is None else f"{quantities.significant(rate)} {many}/J",
                 "grams": "" if grams is None else f"{quantities.carbon(grams)} per 1\N{THIN SPACE}000 {many}",
             }
     if work["j_per_step"] is not None:

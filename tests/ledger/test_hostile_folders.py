@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.journal import Journal, rank_path, read_journal
+from greentrain.ledger.journal import Journal, JournalTail, rank_path, read_journal
 from greentrain.ledger.reader import read_run, sums_of_others
 from greentrain.ledger.run_folder import is_finished
 from greentrain.report import write_report
@@ -128,6 +128,70 @@ def test_a_line_without_an_end_needs_no_memory_of_its_size(tmp_path: Path) -> No
             assert tracemalloc.get_traced_memory()[1] < 1 << 26
         finally:
             tracemalloc.stop()
+
+
+def test_of_an_endless_run_json_only_so_much_is_read(tmp_path: Path) -> None:
+    import tracemalloc
+
+    folder = run_of(tmp_path)
+    with (folder / "run.json").open("r+b") as file:
+        file.truncate(1 << 28)  # a sparse file: 256 MiB of zeros behind the JSON
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunFolderError, match="has more than"):
+            read_run(folder)
+        assert "has more than" in str(read_folder(folder).row.error)
+        assert RunFollow(folder).look().total_j == 2000.0
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
+
+
+class Counted:
+    """A file that counts the bytes that are read of it."""
+
+    read_bytes = 0
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+
+    def __enter__(self) -> "Counted":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def seek(self, at: int) -> int:
+        return self._file.seek(at)
+
+    def read(self, most: int) -> bytes:
+        return self._counted(self._file.read(most))
+
+    def readline(self, most: int) -> bytes:
+        return self._counted(self._file.readline(most))
+
+    def _counted(self, data: bytes) -> bytes:
+        Counted.read_bytes += len(data)
+        return data
+
+
+def test_a_line_that_never_ends_is_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.ledger.journal.open_regular", Counted)
+    monkeypatch.setattr(Counted, "read_bytes", 0)
+    path = tmp_path / "rank-00000.jsonl"
+    tail = JournalTail(path)
+    for _ in range(64):
+        with path.open("ab") as file:
+            file.write(b" " * (1 << 17))
+        assert not list(tail.read()) and not tail.behind
+    assert Counted.read_bytes <= 2 * path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b'\n{"kind":"event","t":1,"name":"x"}\n{"kind":"event",')
+    assert [record["name"] for record in tail.read()] == ["x"]
+    with path.open("ab") as file:
+        file.write(b'"t":2,"name":"y"}\n')
+    assert [record["name"] for record in tail.read()] == ["y"]
+    assert not list(tail.read())
 
 
 @pytest.mark.parametrize(

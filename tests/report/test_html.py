@@ -79,6 +79,15 @@ def test_a_run_that_booked_nothing_still_has_a_page(tmp_path: Path) -> None:
     assert "killed" in page
 
 
+@pytest.mark.parametrize(("tokens", "samples"), [(10, 0), (0, 3), (0, 0)])
+def test_work_on_no_energy_has_a_report_without_a_rate(tmp_path: Path, tokens: int, samples: int) -> None:
+    items = [entry(T0_S, T0_S + 10, {"GPU-0": device(0.0)}, tokens=tokens, samples=samples, steps=5)]
+    page, summary = _page(Folder(tmp_path).rank(0, [GPU], items).path)
+    assert (summary["energy"]["energy_j"], summary["work"]["tokens_per_j"]) == (0.0, None)
+    one = "token" if tokens else "sample" if samples else "step"
+    assert _text_of(page, "headline-per") == headline(summary)["per"]["value"] == f"0 J/{one}"
+
+
 def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
     page, _ = _page(showcase(tmp_path, hours=1.0))
     assert not re.findall(r"""(?:src|href|action|data)\s*=\s*["'](?!data:)""", page)

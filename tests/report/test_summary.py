@@ -10,6 +10,7 @@ import pytest
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
+from greentrain.report import RunReport
 from greentrain.report.fleet.reading import read_folder
 from greentrain.report.html import provenance_sentence
 from greentrain.report.live.follow import RunFollow
@@ -23,6 +24,19 @@ FROZEN = Path(__file__).parents[1] / "data" / "run-format-1"
 
 def _summary(folder: Path, now_unix_s: float = LATER_S) -> dict[str, Any]:
     return summarize(read_run(folder), now_unix_s=now_unix_s)
+
+
+def test_a_report_of_many_ranks_keeps_no_more_entries_than_one_of_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("greentrain.report._MOST_OF_ALL", 16)
+    monkeypatch.setattr("greentrain.report._LEAST", 2)
+    folder = four_ranks(tmp_path)  # of 12 entries each
+    found = RunReport.read(folder)
+    assert all(len(rank.entries) <= 4 for rank in found.record.ranks)
+    whole = _summary(folder)
+    for group, key in (("energy", "energy_j"), ("energy", "facility_energy_j"), ("carbon", "emissions_g")):
+        assert found.summary[group][key] == pytest.approx(whole[group][key], rel=1e-12)
 
 
 def test_one_rank_adds_up(tmp_path: Path) -> None:

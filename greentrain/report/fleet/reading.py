@@ -209,7 +209,7 @@ def read_folder(folder: Path, lines: Lines = lines_of) -> RunReading:
     try:
         path = folder / RUN_JSON
         if path.exists():
-            run = object_of(b"".join(lines(path)), path)
+            run = object_of(lines(path), path)
             check_format(run.get("format", FORMAT_VERSION), path)
         return _read(folder, run, lines)
     except RunFolderError as error:

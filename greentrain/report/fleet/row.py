@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.journal import WRONG_DATA
-from greentrain.ledger.reader import RankBooks, read_run
+from greentrain.ledger.reader import RankBooks
 from greentrain.ledger.totals import MISSING, EnergyPart, Totals
-from greentrain.report import MOST_ENTRIES
+from greentrain.report import RunReport
 from greentrain.report.estimated import estimated
-from greentrain.report.summary import ALIVE_S, summarize
+from greentrain.report.summary import ALIVE_S
 from greentrain.types import kwh_from_j
 
 
@@ -220,8 +219,8 @@ def _gear_shares(ranks: Sequence[Totals]) -> dict[str, float]:
 
 def _saved_g(folder: Path) -> float | None:
     try:
-        plan = summarize(read_run(folder, most=MOST_ENTRIES))["plan"]
-    except (RunFolderError, *WRONG_DATA):
+        plan = RunReport.read(folder).summary["plan"]
+    except RunFolderError:
         return None  # the books are whole; only the plan's own records are not
     if plan is None or plan["saving_vs_static"] is None:
         return None

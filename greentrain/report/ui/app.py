@@ -5,7 +5,6 @@ routes turns away all others, and gives every answer the headers that keep a bro
 report are read, or made in memory: nothing is written into a run folder.
 """
 
-import contextlib
 import hmac
 import json
 import os
@@ -13,7 +12,7 @@ import secrets
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -27,16 +26,11 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from greentrain.errors import ConfigError, RunFolderError
-from greentrain.ledger.journal import WRONG_DATA
-from greentrain.ledger.reader import read_run
 from greentrain.ledger.run_folder import ESTIMATE
-from greentrain.report import MOST_ENTRIES
+from greentrain.report import RunReport
 from greentrain.report.fleet.find import is_raw
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import RunSelection, parse_where
-from greentrain.report.html import render_html
-from greentrain.report.series import build_series
-from greentrain.report.summary import summarize
 from greentrain.report.ui.watching import Watching, row_json, total_json
 from greentrain.utils.http_access import Access, HostNames
 from greentrain.utils.version import __version__
@@ -124,10 +118,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
     Raises:
         RunFolderError: It cannot be read.
     """
-    with _readable(folder):
-        found = summarize(read_run(folder, most=MOST_ENTRIES))
-        json.dumps(found, allow_nan=False)  # JSON has no word for a figure that is not finite
-        return found
+    return RunReport.read(folder).summary
 
 
 def report_of(folder: Path) -> bytes:
@@ -139,21 +130,7 @@ def report_of(folder: Path) -> bytes:
     found = _existing(folder)
     if found is not None:
         return found
-    with _readable(folder):
-        record = read_run(folder, most=MOST_ENTRIES)
-        series = build_series(record)
-        return render_html(summarize(record, series=series), series).encode("utf-8", "replace")
-
-
-@contextlib.contextmanager
-def _readable(folder: Path) -> Iterator[None]:
-    """Raise RunFolderError for what a folder does that is not a run's."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFolderError(f"{folder.name} cannot be read: {error.strerror or error}") from error
-    except WRONG_DATA as error:
-        raise RunFolderError(f"a record of {folder.name} makes no sense: {type(error).__name__}: {error}") from error
+    return RunReport.read(folder).page().encode("utf-8", "replace")
 
 
 def _existing(folder: Path) -> bytes | None:
