@@ -67,7 +67,7 @@ def build(folder: Path | str | None = None, *, ap_int: bool | None = None, flags
     if headers is not None:
         command += ["-DGT_AP_INT", "-isystem", str(headers), "-Wno-maybe-uninitialized"]
     try:
-        folder = Path(folder) if folder is not None else cache_folder() / "csim"
+        folder = Path(folder) if folder is not None else cache_folder(part="csim")
         target = folder / f"kernels-{_key(compiler, command)}.so"
         if not target.is_file():
             folder.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ class GridCache:
         Raises:
             RuntimeError: No folder is known.
         """
-        return (cache_folder() / "grid" if self._folder is None else self._folder) / self._name
+        return (cache_folder(part="grid") if self._folder is None else self._folder) / self._name
 
     def read(self) -> Known | None:
         """Return what the file holds; None where it has not changed since, or holds nothing of use. Never raises."""

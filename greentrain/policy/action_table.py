@@ -516,7 +516,7 @@ class ActionCache:
         Raises:
             RuntimeError: No folder is known.
         """
-        return (self._folder or cache_folder()) / "actions" / f"{key}.json"
+        return (self._folder / "actions" if self._folder else cache_folder(part="actions")) / f"{key}.json"
 
     def load(self, key: str) -> ActionTable | None:
         """Return the table of a key; None where there is none that can be read. Never raises."""
@@ -546,4 +546,4 @@ class ActionCache:
         try:
             return str(self.path(key))
         except RuntimeError:
-            return f"the home folder, which is not known (set {ENV_DIR})"
+            return f"the user's cache folder (set {ENV_DIR})"

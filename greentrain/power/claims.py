@@ -4,35 +4,60 @@ Every rank that sees a GPU or a RAPL package could book it; summed over ranks th
 A process books a device only while it holds the lock of the device's uid in a folder of the node. The kernel
 drops the lock when the process dies, so a crash leaves nothing behind and another rank takes over.
 
-Locks are per user: two users' jobs on one node are two nodes to this module.
+Locks are per user: two users' jobs on one node are two nodes to this module, and nothing that another user has written
+is believed (:mod:`greentrain.utils.private_files`).
 """
 
 import contextlib
+import fnmatch
 import json
 import math
 import os
 import re
 import secrets
-import stat
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import psutil
 from filelock import BaseFileLock, FileLock, Timeout
+
+from greentrain.utils import private_files
 
 ENV_DIR = "GREENTRAIN_CLAIMS_DIR"
 _PROCESS = "process-"
 
 
+RUN: Final = Path("/run")
+"""What lasts until the next boot: root's, and in ``user/UID`` a user's (Filesystem Hierarchy Standard 3.0, 3.15;
+pam_systemd(8))."""
+
+
 def claims_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the node's folder of claims: $GREENTRAIN_CLAIMS_DIR, else one a user in the temporary folder."""
+    """Return this user's folder of claims and records on the node, whether it is there or not.
+
+    $GREENTRAIN_CLAIMS_DIR, else ``greentrain`` in root's or the user's folder in /run or in $XDG_RUNTIME_DIR, else one
+    in the temporary folder. A user's processes must all find the same one: what was begun in the temporary folder stays
+    there, though /run/user/UID comes with a login. A named folder that others can write to gets one of this user's.
+
+    Args:
+        environ: Environment variables; None: those of the process.
+    """
     env = os.environ if environ is None else environ
+    user = os.geteuid() if private_files.HAS_OWNERS else None
+    own = f"greentrain-claims-{'user' if user is None else user}"
     if env.get(ENV_DIR):
-        return Path(env[ENV_DIR])
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"greentrain-claims-{user}"
+        named = Path(os.path.abspath(env[ENV_DIR]))  # the guardian runs in another folder
+        return named / own if user is not None and named.is_dir() and named.stat().st_mode & 0o022 else named
+    temporary = Path(tempfile.gettempdir()) / own
+    if user is None or (user != 0 and private_files.is_private(str(temporary))):
+        return temporary
+    for base in (RUN / "user" / str(user) if user else RUN, Path(env.get("XDG_RUNTIME_DIR", ""))):
+        if base.is_absolute() and private_files.is_private(str(base)):
+            return base / "greentrain"
+    return temporary
 
 
 def other_pids(folder: Path, own_pid: int | None = None) -> frozenset[int]:
@@ -45,8 +70,8 @@ def other_pids(folder: Path, own_pid: int | None = None) -> frozenset[int]:
     own = os.getpid() if own_pid is None else own_pid
     return frozenset(
         pid
-        for path in folder.glob(f"{_PROCESS}*.pid")
-        if (pid := int(path.name.removeprefix(_PROCESS).partition(".")[0])) != own and _is_of(path, pid)
+        for name in fnmatch.filter(private_files.names(str(folder)), f"{_PROCESS}*.pid")
+        if (pid := int(name.removeprefix(_PROCESS).partition(".")[0])) != own and _is_of(folder / name, pid)
     )
 
 
@@ -58,22 +83,12 @@ def _is_of(announcement: Path, pid: int) -> bool:
         return False
 
 
-def _not_ours(folder: Path) -> str:
-    """Say why the folder in the temporary one is not to be used: anybody may make one of its name there first."""
-    if folder.parent != Path(tempfile.gettempdir()) or not hasattr(os, "getuid"):
-        return ""
-    found = folder.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
-        return ""
-    return f"no claims: {folder} is a link or another user's; remove it, or set {ENV_DIR}"
-
-
 class Claims:
     """The device locks that this process holds.
 
     Args:
-        folder: Folder of the node's claims; where it cannot be written, every claim is granted and
-            ``degraded`` says why.
+        folder: Folder of the node's claims; where it cannot be written, or may be somebody else's work, every claim is
+            granted and ``degraded`` says why.
         owner: Facts on this process that others are told: run id, rank.
     """
 
@@ -85,12 +100,10 @@ class Claims:
         self._announcement = folder / f"{_PROCESS}{os.getpid()}.{secrets.token_hex(4)}.pid"  # one a session
         self.degraded = ""
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.degraded = _not_ours(folder)
-            if not self.degraded:
-                self._announcement.touch()
+            private_files.make_folder(str(folder))
+            private_files.replace(str(self._announcement), "")
         except OSError as error:
-            self.degraded = f"no claims: cannot write {folder} ({error.strerror})"
+            self.degraded = f"no claims: cannot write {folder} ({error.strerror}); {ENV_DIR} names another folder"
 
     @property
     def held(self) -> frozenset[str]:
@@ -101,13 +114,17 @@ class Claims:
         """Try to become the one process that books a device; return True if it is."""
         if uid in self._locks or self.degraded:
             return True
-        lock = FileLock(self._path(uid, ".lock"), thread_local=False)
+        path = self._path(uid, ".lock")
+        lock = FileLock(path, thread_local=False)
         try:
+            os.close(
+                private_files.open_file(str(path), os.O_RDWR | os.O_CREAT)
+            )  # no planted link, which it would follow
             lock.acquire(timeout=0)
         except Timeout:
             return False
         except OSError as error:
-            self.degraded = f"no claims: {self._path(uid, '.lock')}: {error.strerror}"
+            self.degraded = f"no claims: {path}: {error.strerror}"
             return True
         self._locks[uid] = lock
         self._free_since_s[uid] = self._last_end_s(uid)
@@ -124,8 +141,8 @@ class Claims:
     def holder(self, uid: str) -> Mapping[str, str | int | float]:
         """Return what the last holder of a device said about itself; empty if nothing is known."""
         try:
-            data = json.loads(self._path(uid, ".json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            data = json.loads(private_files.read(str(self._path(uid, ".json"))) or "{}")
+        except ValueError:
             return {}
         return data if isinstance(data, dict) else {}
 
@@ -140,7 +157,7 @@ class Claims:
 
     def _tell(self, uid: str, words: Mapping[str, str | int | float]) -> None:
         with contextlib.suppress(OSError):
-            self._path(uid, ".json").write_text(json.dumps(words), encoding="utf-8")
+            private_files.replace(str(self._path(uid, ".json")), json.dumps(words))
 
     def _last_end_s(self, uid: str) -> float:
         last, now_s = self.holder(uid), time.monotonic()

@@ -144,7 +144,7 @@ def _kept(kind: PassKind, given: PassSettings, folder: Path) -> Path | None:
         ):
             with path.open("rb") as file:
                 key.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-        return cache_folder() / "compiled" / key.hexdigest()[:32]
+        return cache_folder(part="compiled") / key.hexdigest()[:32]
     except (OSError, RuntimeError) as error:
         log.warning("%s is not kept compiled: %s", folder, error)
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.errors import RunFolderError
+from greentrain.utils import private_files
 
 ENV_DIR: Final = "GREENTRAIN_CACHE_DIR"
 
@@ -61,18 +62,23 @@ def _replace(path: Path, text: str, *, private: bool = False, durable: bool = Fa
             part.unlink()
 
 
-def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return $GREENTRAIN_CACHE_DIR, else $XDG_CACHE_HOME/greentrain, else ~/.cache/greentrain.
+def cache_folder(environ: Mapping[str, str] | None = None, *, part: str = "") -> Path:
+    """Return $GREENTRAIN_CACHE_DIR, else $XDG_CACHE_HOME/greentrain, else ~/.cache/greentrain, or a folder in it.
+
+    What lies there is read back and believed, compiled kernels included, so it must be this user's, or root's.
 
     Args:
         environ: Environment, os.environ by default.
+        part: Name of the folder in it.
 
     Raises:
-        RuntimeError: None of them is set and this user has no home.
+        RuntimeError: None of them is set and this user has no home; the folder is another user's, or everybody's.
     """
     env = os.environ if environ is None else environ
-    if env.get(ENV_DIR):
-        return Path(env[ENV_DIR])
     base = env.get("XDG_CACHE_HOME", "")
     # a relative one is to be ignored: XDG Base Directory Specification 0.8, 2026-11-21
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "greentrain"
+    own = env.get(ENV_DIR) or (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "greentrain"
+    folder = Path(own) / part
+    if why := private_files.foreign(str(folder)):
+        raise RuntimeError(f"{folder} is not trusted: {why}; name another folder in {ENV_DIR}")
+    return folder

@@ -462,44 +462,52 @@ def test_a_lender_refuses_a_token_that_others_can_read(tmp_path: Path, capsys: p
     assert "chmod 600" in said.err and SECRET not in said.out + said.err
 
 
-@pytest.mark.parametrize("kind", ["another user's", "link"])
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the one temporary folder of a machine that has no folder of this user's in /run."""
+    monkeypatch.delenv(claims.ENV_DIR)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(claims, "RUN", tmp_path / "none")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["another user's", "link", "others can write"])
 def test_claims_trust_no_folder_that_somebody_else_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Anybody can make a folder of that name in the temporary one, with links in it to files that a lock empties."""
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = claims.claims_dir({})
-    assert folder.parent == tmp_path
+    folder = claims.claims_dir()
+    assert folder.parent == temporary
     if kind == "link":
-        (tmp_path / "elsewhere").mkdir()
-        folder.symlink_to(tmp_path / "elsewhere")
+        (temporary / "elsewhere").mkdir()
+        folder.symlink_to(temporary / "elsewhere")
     else:
         folder.mkdir()
-        mine = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+        folder.chmod(0o777 if kind == "others can write" else 0o755)
+    if kind == "another user's":
+        mine = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     found = Claims(folder, {"run_id": "r", "rank": 0})
-    assert "another user's" in found.degraded and found.take("GPU-1")
+    assert kind in found.degraded and found.take("GPU-1")
     found.release()
     assert list(folder.iterdir()) == []
 
 
-def test_the_folder_of_claims_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = claims.claims_dir({})
+def test_the_folder_of_claims_is_its_owners_alone(temporary: Path) -> None:
+    folder = claims.claims_dir()
     found = Claims(folder, {"run_id": "r", "rank": 0})
     assert not found.degraded and found.take("GPU-1") and folder.stat().st_mode & 0o777 == 0o700
     found.release()
 
 
-def test_a_warning_of_claims_reaches_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(claims.ENV_DIR)
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    claims.claims_dir({}).symlink_to(tmp_path)
-    config = {"run": {"dir": str(tmp_path / "runs"), "id": "one", "report": False}, "power": {"sample_s": 0.02}}
+def test_a_warning_of_claims_reaches_the_journal(temporary: Path) -> None:
+    claims.claims_dir().symlink_to(temporary)
+    config = {"run": {"dir": str(temporary / "runs"), "id": "one", "report": False}, "power": {"sample_s": 0.02}}
     with (
-        pytest.warns(GreenTrainWarning, match="another user's"),
+        pytest.warns(GreenTrainWarning, match="it is a link"),
         GreenSession(config, meter=FlatMeter(), topology=Topology()),
     ):
         pass
-    texts = [event["text"] for event in read_run(tmp_path / "runs/one").ranks[0].events]
+    texts = [event["text"] for event in read_run(temporary / "runs/one").ranks[0].events]
     assert any("ranks of this node may book the same device" in text for text in texts)

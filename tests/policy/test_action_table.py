@@ -227,9 +227,9 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv(ENV_DIR, raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.warns(GreenTrainWarning, match="home folder"):
+    with pytest.warns(GreenTrainWarning, match="cache folder"):
         assert ActionCache().load("k") is None
-    with pytest.warns(GreenTrainWarning, match="home folder"):
+    with pytest.warns(GreenTrainWarning, match="cache folder"):
         assert ActionCache().save("k", _table()) is None
 
 

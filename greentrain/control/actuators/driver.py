@@ -27,6 +27,7 @@ from greentrain.errors import ConfigError, MeterError
 from greentrain.power.claims import ENV_DIR, claims_dir
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
+from greentrain.utils import private_files
 from greentrain.utils.never_raise import once, warn_experimental
 
 BUSY_SHARE: Final = 50
@@ -314,11 +315,11 @@ def _in_container() -> bool:
 
 
 def writable(folder: Path) -> str:
-    """Return why records cannot be written into a folder; empty if they can."""
+    """Return why records cannot be kept in a folder; empty if they can."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_files.make_folder(str(folder))
     except OSError as error:
-        return f"cannot make {folder} ({error.strerror})"
+        return f"cannot use {folder} ({error.strerror})"
     return "" if os.access(folder, os.W_OK) else f"cannot write {folder}"
 
 
@@ -504,7 +505,7 @@ def repair(folder: Path | None = None) -> list[str]:
         What was done, one sentence a GPU. Never raises.
     """
     place = claims_dir() if folder is None else folder
-    if not any(place.glob("cap-*.state")):
+    if not guardian_main.records(str(place)):
         return []
     try:
         nvml = open_nvml()

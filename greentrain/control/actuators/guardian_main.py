@@ -6,9 +6,9 @@
     the process ends, by whatever -> where the setting is still ours, put back what was found -> drop the record
 
 It runs as a script (``python -I -S guardian_main.py``; :mod:`greentrain.control.actuators.guardian` starts it), in a
-session of
-its own and deaf to signals, on the standard library and the driver's C library alone: 17 ms to start and 9 MB. It
-hears of the end by a pidfd; the end of the pipe alone says nothing, as forked data loader workers hold it too.
+session of its own and deaf to signals, on the standard library, one more file of ours and the driver's C library: 17 ms
+to start and 9 MB. It hears of the end by a pidfd; the end of the pipe alone says nothing, as forked data loader workers
+hold it too.
 
 The record outlives both processes. Where a node agent kills the whole group, the next start finds a record whose owner
 is dead and whose lock is free, and repairs (:func:`repair`). A power limit outlives its process but neither a reboot
@@ -16,7 +16,8 @@ nor a reload of the driver (NVML API reference, nvmlDeviceSetPowerManagementLimi
 another boot are dropped.
 
 The lock is held by the guardian and by nobody who forks, so a free lock means that the guardian is gone, in whatever
-PID namespace it was.
+PID namespace it was. What a record says is set with the rights of whoever reads it: only records count that this user
+alone can have written (:mod:`greentrain.utils.private_files`).
 """
 
 import contextlib
@@ -30,6 +31,11 @@ with contextlib.suppress(ImportError):  # Windows, where greentrain.control.cont
     import fcntl
 
 TYPE_CHECKING = False
+if TYPE_CHECKING or __name__ != "__main__":
+    from greentrain.utils import private_files
+else:  # alone: without the package, whose folder is no place to look for modules
+    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "utils"))
+    import private_files
 if TYPE_CHECKING:
     from typing import Protocol
 
@@ -155,38 +161,37 @@ def record_path(folder: str, uuid: str) -> str:
     return os.path.join(folder, f"cap-{''.join(c if c.isalnum() or c in '._-' else '_' for c in uuid)}.state")
 
 
+def records(folder: str) -> "list[str]":
+    """Return the files of records in a folder; none where the folder is missing or not this user's alone."""
+    names = private_files.names(folder)
+    return [os.path.join(folder, name) for name in names if name.startswith("cap-") and name.endswith(".state")]
+
+
 def read(path: str) -> "Record | None":
-    """Return the record in a file; None if there is none."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return parse(file.read())
-    except OSError:
-        return None
+    """Return the record in a file; None if there is none that this user alone can have written."""
+    return parse(private_files.read(path) or "")
 
 
 def write(path: str, record: Record) -> None:
     """Replace a file's record; one without changes is no file.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder cannot be written, or is not this user's alone.
     """
     if record.is_empty:
-        if os.path.exists(path):
-            os.unlink(path)
-        return
-    with open(path + ".new", "w", encoding="ascii") as file:
-        file.write(record.text())
-    os.replace(path + ".new", path)
+        private_files.remove(path)
+    else:
+        private_files.replace(path, record.text())
 
 
 def take_lock(path: str, wait_s: float = 0.0) -> "int | None":
     """Return the open lock beside a record, waiting for it; None if somebody holds it.
 
     Raises:
-        OSError: The folder cannot be written.
+        OSError: The folder cannot be written, or is not this user's alone.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = os.open(path[: -len(".state")] + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    private_files.make_folder(os.path.dirname(path))
+    fd = private_files.open_file(path[: -len(".state")] + ".lock", os.O_RDWR | os.O_CREAT)
     end_s = time.monotonic() + wait_s
     while True:
         try:
@@ -215,9 +220,7 @@ def forget(folder: str, uuid: str, part: str) -> None:
         OSError: The folder cannot be written.
     """
     path = record_path(folder, uuid)
-    if not os.path.exists(path):
-        return
-    lock = take_lock(path, 0.2)
+    lock = take_lock(path, 0.2) if path in records(folder) else None
     if lock is None:
         return
     try:
@@ -261,14 +264,7 @@ def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]
         What was done, one sentence a GPU.
     """
     said = []
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return []
-    for name in names:
-        path = os.path.join(folder, name)
-        if not (name.startswith("cap-") and name.endswith(".state")):
-            continue
+    for path in records(folder):
         record = read(path)
         if record is not None and owner_lives(record):
             continue
@@ -281,7 +277,7 @@ def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]
                 said += _repair_one(path, settings)
             finally:
                 let_go(lock)
-        except OSError as error:  # the driver's, or the folder's: it may be another user's
+        except OSError as error:  # the driver's, or the folder's
             said.append(f"what a dead job left on a GPU ({path}) cannot be put back: {error}")
     return said
 
@@ -293,8 +289,7 @@ def _repair_one(path: str, settings: "Settings") -> "list[str]":
             return []
         if record.boot == boot_id():
             what = give_back(settings, record)
-    if os.path.exists(path):
-        os.unlink(path)
+    private_files.remove(path)
     if record is None or not what:
         return []
     return [f"GPU {record.uuid}: a job that died with its guardian (pid {record.owner[1]}) had left {what}"]

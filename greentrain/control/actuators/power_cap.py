@@ -427,8 +427,8 @@ def _line(gpu: GpuKnobs) -> str:
 
 def _records(folder: Path) -> Sequence[str]:
     lines = []
-    for path in sorted(folder.glob("cap-*.state")):
-        record = guardian_main.read(str(path))
+    for path in guardian_main.records(str(folder)):
+        record = guardian_main.read(path)
         if record is None or record.boot != guardian_main.boot_id():
             continue
         lives = guardian_main.owner_lives(record)

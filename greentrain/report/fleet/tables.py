@@ -200,7 +200,7 @@ def default_path(root: Path) -> Path | None:
     """Return where the tables of a root are kept; None where this user has no folder for it."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:24]
     try:
-        return cache_folder() / "fleet" / f"{name}.duckdb"
+        return cache_folder(part="fleet") / f"{name}.duckdb"
     except RuntimeError:
         return None
 

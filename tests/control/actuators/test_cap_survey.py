@@ -38,7 +38,7 @@ def test_records_are_shown(node: Node) -> None:
 def test_a_folder_that_cannot_be_written(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node(FakeGpu())
     monkeypatch.setenv("GREENTRAIN_CLAIMS_DIR", os.devnull + "/claims")
-    assert "cannot make /dev/null/claims" in survey_caps()[-1]
+    assert "cannot use /dev/null/claims" in survey_caps()[-1]
 
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from greentrain.config.schema import PowerCapConfig
 from greentrain.control.actuators import guardian, guardian_main
+from greentrain.control.actuators.driver import repair
 from greentrain.control.actuators.guardian import Guardian, Refused
-from greentrain.testing.fake_nvml import FakeGpu
+from greentrain.control.actuators.power_cap import open_power_cap, survey_caps
+from greentrain.testing.fake_nvml import FakeDriver, FakeGpu
+from greentrain.types import Topology
 from tests.control.actuators.on_fake import ADMIN_W, Node, Said, alive, capping, clocking, wait_until
+from tests.helpers.users import STRANGER, as_root
 
 
 def test_it_is_tiny_and_quick(node: Node) -> None:
@@ -176,9 +181,12 @@ def test_an_unknown_gpu_and_an_unknown_word_are_answered(node: Node) -> None:
 
 
 def test_it_runs_without_greentrain_or_site_packages() -> None:
-    code = f"import sys; exec(open({guardian_main.__file__!r}).read(), {{'__name__': 'it'}}); print(*sys.modules)"
+    names = {"__name__": "__main__", "__file__": guardian_main.__file__}
+    run = f"exec(open({guardian_main.__file__!r}).read(), {names!r})"  # as a script, to which no number is given
+    code = f"import sys\ntry: {run}\nexcept ValueError: print(*sys.modules)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
+    assert "private_files" in loaded
     assert not {"greentrain", "json", "re", "typing", "subprocess", "socket", "pynvml"} & set(loaded)
 
 
@@ -195,3 +203,70 @@ def test_a_process_exits_without_a_word_about_its_guardian(node: Node) -> None:
     done = subprocess.run(command, env=driver.env(dict(os.environ)), capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
     assert wait_until(lambda: driver.state(0).power_limit_w == ADMIN_W)
+
+
+def forged(folder: Path, uuid: str) -> guardian_main.Record:
+    """Write the record of a dead job that would set 200 W for good."""
+    record = guardian_main.Record(uuid, guardian_main.boot_id(), (guardian_main.this_process()[0], 4194000, 1))
+    record.announce(200_000, 650_000)
+    record.clocks = True
+    folder.mkdir(parents=True, exist_ok=True)
+    Path(guardian_main.record_path(str(folder), uuid)).write_text(record.text(), encoding="ascii")
+    return record
+
+
+def unharmed(driver: FakeDriver, folder: Path) -> None:
+    """Open limits, change one if that is possible, and see that only the administrator's hand is on the GPU."""
+    assert repair(folder) == []
+    said = Said()
+    cap = open_power_cap(PowerCapConfig(fractions=(1.0, 0.8)), Topology(), said, guardian=Guardian(folder))
+    assert cap is None and len(said) == 1 and str(folder) in said[0]
+    assert (driver.state(0).power_limit_w, driver.state(0).power_limit_sets) == (ADMIN_W, 0)
+    assert any("not set while cannot use" in line for line in survey_caps(folder))
+
+
+@pytest.mark.parametrize("kind", ["anybody's", "link"])
+def test_a_record_that_anybody_could_have_written_sets_nothing(node: Node, tmp_path: Path, kind: str) -> None:
+    driver, folder = node(FakeGpu(limit_w=ADMIN_W)), tmp_path / "planted"
+    record = forged(folder, driver.uuid(0))
+    path = Path(guardian_main.record_path(str(folder), record.uuid))
+    secret, made = tmp_path / "secret", tmp_path / "made"
+    secret.write_text("important", encoding="ascii")
+    path.with_name(path.name + ".new").symlink_to(secret)
+    path.with_suffix(".lock").symlink_to(made)
+    if kind == "link":
+        (tmp_path / "link").symlink_to(folder)
+        unharmed(driver, tmp_path / "link")
+    else:
+        folder.chmod(0o777)
+        unharmed(driver, folder)
+        with pytest.raises(PermissionError):
+            guardian_main.write(str(path), record)
+    assert secret.read_text(encoding="ascii") == "important" and not made.exists()
+    assert guardian_main.parse(path.read_text(encoding="ascii")) is not None, "what is foreign is left as it is"
+
+
+@as_root
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_another_users_record_sets_nothing_on_roots_gpus(node: Node, tmp_path: Path, all_of_it: bool) -> None:
+    driver, folder = node(FakeGpu(limit_w=ADMIN_W)), tmp_path / "planted"
+    path = Path(guardian_main.record_path(str(folder), forged(folder, driver.uuid(0)).uuid))
+    for one in (path, *([folder] if all_of_it else [])):
+        os.chown(one, STRANGER, STRANGER)
+    if all_of_it:
+        unharmed(driver, folder)
+        assert path.exists()
+    assert guardian_main.read(str(path)) is None and repair(folder) == []
+    assert driver.state(0).power_limit_w == ADMIN_W and driver.state(0).gpu_clock_sets == 0
+
+
+def test_the_guardian_itself_writes_into_no_foreign_folder(node: Node, tmp_path: Path) -> None:
+    driver, folder = node(FakeGpu(limit_w=ADMIN_W)), tmp_path / "planted"
+    folder.mkdir()
+    folder.chmod(0o777)
+    one = Guardian(folder, library=str(driver.library))
+    one.join()
+    with pytest.raises(Refused, match="others can write"):
+        one.tell_limit(driver.uuid(0), 650_000, 400_000)
+    one.leave()
+    assert list(folder.iterdir()) == []
