@@ -15,7 +15,6 @@ import dataclasses
 import logging
 import os
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -418,7 +417,7 @@ class ActiveRun:
             return
         self.closed = True
         t1_s = self._clock.monotonic_s()
-        stopped = self._sampler.stop()
+        stopped = self._sampler.stop(t1_s)
         self.facility.close()
         if not self._lock.acquire(timeout=5.0):
             log.warning("GreenTrain: the bookkeeper hangs in a driver; the last interval is not booked")
@@ -447,10 +446,7 @@ class ActiveRun:
             log.warning("GreenTrain: booking failed: %r", error)
 
     def _close(self, reason: str, t1_s: float, stopped: bool) -> None:
-        if stopped:
-            time.sleep(min(0.15, max((curve.wait_s(t1_s) for curve in self._devices.curves.values()), default=0.0)))
-            self._sampler.read(final=True)
-            self._sampler.settle()
+        self._sampler.settle()
         self._claim_rest()
         for curve in self._devices.curves.values():
             curve.finish(t1_s)
@@ -481,7 +477,7 @@ class ActiveRun:
                 return
             self._claim_rest()
             for curve in self._devices.curves.values():
-                if now_s - curve.frontier_s > max(MAX_LAG_S, 4 * curve.sensor.period_s):
+                if now_s - curve.frontier_s > max(MAX_LAG_S, 4 * curve.sensor.period_s, 1.5 * curve.pace_s):
                     curve.advance_missing(now_s - curve.sensor.period_s)
             t1_s = min((curve.frontier_s for curve in self._devices.curves.values()), default=now_s)
             if t1_s > self._books.t_s:
@@ -491,7 +487,7 @@ class ActiveRun:
             self._next_peers_s = now_s + max(PEERS_S, PEER_COST_S * self.topology.world_size)
         elapsed_s = now_s - self.t0_s
         longest_s = max(self.config.run.book_s - LATE_S, self.config.run.book_s / 2)
-        self._next_book_s = now_s + min(longest_s, max(FIRST_BOOK_S, elapsed_s / 5))
+        self._next_book_s = min(now_s, self._books.t_s + LATE_S) + min(longest_s, max(FIRST_BOOK_S, elapsed_s / 5))
 
     def _claim_rest(self) -> None:
         self._next_claim_s = self._clock.monotonic_s() + CLAIM_S

@@ -8,9 +8,11 @@ import contextlib
 import dataclasses
 import functools
 import os
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from greentrain.config.schema import PowerConfig
 from greentrain.errors import ConfigError, GreenTrainWarning, MeterError, MissingExtraError
@@ -19,14 +21,23 @@ from greentrain.power.rapl import RaplMeter, find_zones
 from greentrain.types import Counter, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor, Topology
 from greentrain.utils.clock import Clock, SystemClock
 
-EARLY: float = 0.9
-"""A member is due when this share of its period has passed: a timer that wakes a little early skips no read."""
+EARLY: Final = 0.9
+"""A part is due when this share of its pace has passed: a timer that wakes a little early skips no read."""
+MAX_SHARE: Final = 0.001
+"""Highest share of one core that reading may cost; a slow sensor is read less often."""
+MAX_PACE_S: Final = 10.0
+"""Longest time between two readings (s), whatever they cost."""
+TIMED_S: Final = 1.0
+"""Reads as rare as this (s) are timed each: their cost grows with the machine's processes. Those of fast counters are
+not, as a probe knows better what they cost in a row."""
+COST_GROWTH: Final = 1.25
+"""Largest growth of a read's known cost from one read to the next: one that was interrupted says little."""
 
 
 class CompositeMeter:
     """The union of several meters' sensors.
 
-    ``read`` returns the samples of the members that are due, so not every sensor each time. A member that raises,
+    ``read`` returns the samples of the parts that are due, so not every sensor each time. A meter that raises,
     against its contract, gives failed samples and one warning.
 
     Args:
@@ -36,49 +47,51 @@ class CompositeMeter:
 
     def __init__(self, meters: Sequence[PowerMeter], *, clock: Clock | None = None) -> None:
         clock = clock or SystemClock()
-        seen: set[str] = set()
-        self._members: list[_Member] = []
-        for meter in meters:
-            uids = [s.device.uid for s in meter.sensors if s.device.uid not in seen]
-            seen.update(uids)
-            self._members.append(_Member(meter, tuple(dict.fromkeys(uids)), clock))
-
-    @property
-    def meters(self) -> Sequence[PowerMeter]:
+        self.meters = tuple(meters)
         """The members."""
-        return [member.meter for member in self._members]
+        self.parts: list[MeterPart] = []
+        """What is read on its own: each device of a member that can be split, other members whole."""
+        self._guard = _Guard()
+        seen: set[str] = set()
+        for meter in meters:
+            split = getattr(meter, "split", None)
+            for part in [meter] if split is None else split():
+                uids = tuple(dict.fromkeys(s.device.uid for s in part.sensors if s.device.uid not in seen))
+                seen.update(uids)
+                self.parts.append(MeterPart(part, uids, clock, self._guard))
 
     @property
     def sensors(self) -> Sequence[Sensor]:
         """The sensors of all members, in their order."""
-        return [sensor for member in self._members for sensor in member.sensors()]
+        return [sensor for part in self.parts for sensor in part.sensors()]
 
     def read(self) -> Sequence[PowerSample]:
-        """Read the members whose period has passed."""
-        return [sample for member in self._members if member.due() for sample in member.read()]
-
-    def read_all(self) -> Sequence[PowerSample]:
-        """Read every member now, due or not: at the end of a run."""
-        return [sample for member in self._members for sample in member.read()]
+        """Read the parts whose period has passed."""
+        return [sample for part in self.parts if part.due() for sample in part.read()]
 
     def select(self, uids: Collection[str]) -> None:
-        """Tell the members which devices are still wanted; one of which none is wanted is not read."""
-        for member in self._members:
-            member.select(uids)
-
-    def counters(self) -> Sequence[Counter]:
-        """Return the counters of all members that may be read directly."""
-        return [counter for member in self._members for counter in member.counters()]
+        """Tell the members which devices are still wanted; a part of which none is wanted is not read."""
+        for part in self.parts:
+            part.idle = not any(uid in uids for uid in part.uids)
+        for meter in self.meters:
+            select = getattr(meter, "select", None)
+            if select is not None:
+                with self._guard(meter, "selecting devices"):
+                    select(uids)
 
     def probe(self) -> None:
         """Let the members that can find out how fast their sensors tick and what a read costs."""
-        for member in self._members:
-            member.probe()
+        for meter in self.meters:
+            probe = getattr(meter, "probe", None)
+            if probe is not None and any(part.uids for part in self.parts):
+                with self._guard(meter, "probing"):
+                    probe()
 
     def close(self) -> None:
         """Close all members. Idempotent."""
-        for member in self._members:
-            member.close()
+        for meter in self.meters:
+            with self._guard(meter, "closing"):
+                meter.close()
 
 
 class Borrowed:
@@ -104,81 +117,102 @@ class Borrowed:
         """Leave the meter open."""
 
 
-class _Member:
-    def __init__(self, meter: PowerMeter, uids: tuple[str, ...], clock: Clock) -> None:
+class MeterPart:
+    """What is read in one go, at its own pace, and may hang alone: one GPU, or a meter that is not split.
+
+    Args:
+        meter: Read here, closed by its owner.
+        uids: Devices that are read; what else the meter says is left out.
+        clock: Time.
+        guard: Turns what the meter raises into one warning.
+    """
+
+    def __init__(self, meter: PowerMeter, uids: Sequence[str], clock: Clock, guard: "_Guard | None" = None) -> None:
         self.meter = meter
-        self._uids = uids
+        self.uids = uids
+        self.idle = False
+        """Nobody wants any of its devices."""
         self._clock = clock
+        self._guard = guard or _Guard()
         self._last_s: float | None = None
-        self._warned = False
-        self._idle = False
-        self._sensors = self._kept(meter.sensors)
-        self._period_s = min((s.period_s for s in self._sensors), default=0.0)
+        self._cost_s = 0.0
+        self._period_s = 0.0
+        self._sensors: Sequence[Sensor] = ()
+        self.sensors()
 
     def sensors(self) -> Sequence[Sensor]:
-        with self._guard("naming its sensors"):
-            self._sensors = self._kept(self.meter.sensors)
-            self._period_s = min((s.period_s for s in self._sensors), default=0.0)
+        """Return the sensors as they are known now; the last ones that were named where the meter raises."""
+        with self._guard(self.meter, "naming its sensors"):
+            self._sensors = [sensor for sensor in self.meter.sensors if sensor.device.uid in self.uids]
+            self._period_s = min((sensor.period_s for sensor in self._sensors), default=0.0)
         return self._sensors
 
+    @property
+    def cost_s(self) -> float:
+        """CPU time of one read (s): as it was of late where reads are rare, else as probed."""
+        return self._cost_s or sum(sensor.read_cost_s or 0.0 for sensor in self._sensors)
+
+    @property
+    def pace_s(self) -> float:
+        """How often it is read (s): as its fastest sensor asks, more rarely where that would cost too much."""
+        return max(self._period_s, min(self.cost_s / MAX_SHARE, MAX_PACE_S))
+
     def due(self) -> bool:
+        """Return True if its pace asks for a read now."""
         if self._last_s is None:
             return True
-        return not self._idle and self._clock.monotonic_s() - self._last_s >= EARLY * self._period_s
+        return not self.idle and self._clock.monotonic_s() - self._last_s >= EARLY * self.pace_s
 
     def read(self) -> Sequence[PowerSample]:
-        if not self._uids:
+        """Read it once. Whatever the meter does, this returns: failed samples where it raised or gave no samples."""
+        if not self.uids:
             return ()
         self._last_s = self._clock.monotonic_s()
+        start_s = time.thread_time()
         try:
-            return [sample for sample in self.meter.read() if sample.device_uid in self._uids]
-        except Exception as error:
-            self._warn("reading", error)
+            samples = [sample for sample in self.meter.read() if sample.device_uid in self.uids]
+            for sample in samples:
+                if not isinstance(sample, PowerSample):
+                    raise TypeError(f"{sample!r} is no PowerSample")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit of a library too, and a panic of native code: training goes on
+            self._guard.warn(self.meter, "reading", error)
             note = f"{type(self.meter).__name__} failed: {error!r}"
-            return [PowerSample(device_uid=uid, t_s=self._last_s, note=note) for uid in self._uids]
-
-    def select(self, uids: Collection[str]) -> None:
-        self._idle = not any(uid in uids for uid in self._uids)
-        select = getattr(self.meter, "select", None)
-        if select is not None:
-            with self._guard("selecting devices"):
-                select(uids)
+            return [PowerSample(device_uid=uid, t_s=self._last_s, note=note) for uid in self.uids]
+        if self._period_s >= TIMED_S:
+            cost_s = time.thread_time() - start_s
+            self._cost_s = min(cost_s, COST_GROWTH * self._cost_s) if self._cost_s else cost_s
+        return samples
 
     def counters(self) -> Sequence[Counter]:
+        """Return its counters that may be read directly."""
         counters = getattr(self.meter, "counters", None)
-        if counters is not None and not self._idle:
-            with self._guard("listing its counters"):
-                return [counter for counter in counters() if counter.device_uid in self._uids]
+        if counters is not None and not self.idle:
+            with self._guard(self.meter, "listing its counters"):
+                return [counter for counter in counters() if counter.device_uid in self.uids]
         return ()
 
-    def probe(self) -> None:
-        probe = getattr(self.meter, "probe", None)
-        if probe is not None and self._uids:
-            with self._guard("probing"):
-                probe()
-            self.sensors()
 
-    def close(self) -> None:
-        with self._guard("closing"):
-            self.meter.close()
+class _Guard:
+    """Turns what meters raise against their contract into one warning a meter."""
 
-    def _kept(self, sensors: Sequence[Sensor]) -> Sequence[Sensor]:
-        return [sensor for sensor in sensors if sensor.device.uid in self._uids]
+    def __init__(self) -> None:
+        self._warned: set[int] = set()
 
     @contextlib.contextmanager
-    def _guard(self, action: str) -> Iterator[None]:
+    def __call__(self, meter: PowerMeter, action: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
-            self._warn(action, error)
+        except (Exception, SystemExit) as error:
+            self.warn(meter, action, error)
 
-    def _warn(self, action: str, error: Exception) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        text = f"GreenTrain: {type(self.meter).__name__} failed while {action} ({error!r}); training goes on"
-        with contextlib.suppress(GreenTrainWarning):
-            warnings.warn(text, GreenTrainWarning, stacklevel=4)
+    def warn(self, meter: PowerMeter, action: str, error: BaseException) -> None:
+        if id(meter) not in self._warned:
+            self._warned.add(id(meter))
+            text = f"GreenTrain: {type(meter).__name__} failed while {action} ({error!r}); training goes on"
+            with contextlib.suppress(GreenTrainWarning):
+                warnings.warn(text, GreenTrainWarning, stacklevel=4)
 
 
 MODELLED_KINDS = (DeviceKind.CPU, DeviceKind.DRAM)

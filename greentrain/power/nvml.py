@@ -24,12 +24,12 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from greentrain.errors import MeterError
-from greentrain.types import Counter, Device, DeviceKind, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
 
@@ -362,7 +362,9 @@ PART_TIME: Final = ((8, 0), (9, 0))
 UNCERTAINTY: Final = 0.05
 """NVML API reference, nvmlDeviceGetPowerUsage: within 5 % of the current power draw."""
 SHORT_READ_S: Final = 0.0005
-"""A read that takes less than this is dated by one look at the clock, as the probe has measured the rest."""
+"""A read that takes less than this, as the probe has measured it, may be dated by when it began."""
+LONG_READ_S: Final = 0.05
+"""A read that took longer than this was held up, whatever the probe has measured, and is dated to its middle."""
 STUCK_S: Final = 5.0
 """A counter that has not moved for so long is not believed: a GPU that answers draws some watts."""
 
@@ -398,7 +400,7 @@ class NvmlMeter:
         self._closed = False
         try:
             found = [gpu for gpu in list_gpus(self._nvml) if not gpu.hidden]
-            self._gpus = self._wanted = self._open(found, environ)
+            self._gpus = self._open(found, environ)
         except BaseException as error:
             self.close()
             if isinstance(error, self._nvml.NVMLError):
@@ -411,16 +413,12 @@ class NvmlMeter:
         return [gpu.sensor for gpu in self._gpus]
 
     def read(self) -> Sequence[PowerSample]:
-        """Read every wanted GPU once. The time of a sample is the middle of its call."""
-        return [gpu.read() for gpu in self._wanted]
+        """Read every GPU once. The time of a sample is the middle of its call."""
+        return [sample for gpu in self._gpus for sample in gpu.read()]
 
-    def select(self, uids: Collection[str]) -> None:
-        """Read only these GPUs from now on; a rank of a shared node books one of many."""
-        self._wanted = [gpu for gpu in self._gpus if gpu.sensor.device.uid in uids]
-
-    def counters(self) -> Sequence[Counter]:
-        """Return the energy counters of the wanted GPUs that move and are quick to read, as the probe has shown."""
-        return [counter for gpu in self._wanted if (counter := gpu.counter()) is not None]
+    def split(self) -> Sequence[PowerMeter]:
+        """Return a meter for each GPU: the driver can hang on one of them. All are closed with this one."""
+        return self._gpus
 
     def probe(self) -> None:
         """Measure how fast the counters tick and what a read costs. Blocks the calling thread up to 0.4 s."""
@@ -436,7 +434,7 @@ class NvmlMeter:
         if not self._closed:
             self._closed = True
             for gpu in getattr(self, "_gpus", ()):
-                gpu.stop("the meter is closed")
+                gpu.close()
             with contextlib.suppress(Exception):
                 self._nvml.nvmlShutdown()
 
@@ -479,7 +477,22 @@ class _Reader:
         self._is_counter = self.sensor.method == COUNTER
         self._why = self.sensor.note if self.value is None else ""
 
-    def read(self) -> PowerSample:
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        return (self.sensor,)
+
+    def read(self) -> Sequence[PowerSample]:
+        return (self._sample(),)
+
+    def counters(self) -> Sequence[Counter]:
+        if self.value is None or self._half_s is None or not self._is_counter or self._reads_since_change:
+            return ()
+        return (Counter(self._uid, self.value, self._half_s),)
+
+    def close(self) -> None:
+        self.stop("the meter is closed")
+
+    def _sample(self) -> PowerSample:
         before_s = self._clock.monotonic_s()
         if self.value is None:
             return PowerSample(device_uid=self._uid, t_s=before_s, note=self._why)
@@ -487,9 +500,9 @@ class _Reader:
             value = self.value()
         except Exception as error:
             return self._failed(error, before_s)
-        # A second look at the clock costs as much as the first: a read whose cost is known and small needs none.
-        half_s = self._half_s
-        t_s = before_s + half_s if half_s is not None else (before_s + self._clock.monotonic_s()) / 2
+        # Known to be short, a read is dated by its start: what comes after it may be a wait for the interpreter.
+        took_s = self._clock.monotonic_s() - before_s
+        t_s = before_s + (self._half_s if self._half_s is not None and took_s < LONG_READ_S else took_s / 2)
         if not self._is_counter:
             return PowerSample(device_uid=self._uid, t_s=t_s, power_w=value)
         if value != self._last_j:
@@ -499,11 +512,6 @@ class _Reader:
             note = f"the energy counter has stood at {value:.3f} J for {t_s - self._changed_s:.1f} s"
             return PowerSample(device_uid=self._uid, t_s=t_s, note=note)
         return PowerSample(device_uid=self._uid, t_s=t_s, energy_j=value)
-
-    def counter(self) -> Counter | None:
-        if self.value is None or self._half_s is None or not self._is_counter or self._reads_since_change:
-            return None
-        return Counter(self._uid, self.value, self._half_s)
 
     def _failed(self, error: Exception, t_s: float) -> PowerSample:
         why = str(error) if isinstance(error, self._nvml_error) else repr(error)

@@ -1,6 +1,6 @@
 """Reading the meter in the background, and turning its samples into one curve of energy a device.
 
-One thread of a session reads the meter and calls the bookkeeper now and then (:class:`Sampler`). Samples of every
+One thread of a session reads the meter, another calls the bookkeeper now and then (:class:`Sampler`). Samples of every
 sensor end in one monotone curve (:class:`EnergyCurve`). A step or a phase is two timestamps on it; its energy is the
 difference of the interpolated curve, computed later, so nothing is read when a step ends, windows may nest and overlap,
 and parts always sum to the whole. Beside the joules runs a second curve: the seconds of which nothing is known.
@@ -22,13 +22,14 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from greentrain.errors import GreenTrainWarning
+from greentrain.power.detect import EARLY, MAX_PACE_S, MAX_SHARE, CompositeMeter, MeterPart
 from greentrain.types import Counter, PowerMeter, PowerSample, Sensor
 from greentrain.utils.clock import Clock
 
@@ -113,6 +114,8 @@ CAPACITY = 16_384
 """Points kept a device, 27 minutes at 10 Hz: 384 KiB, allocated once."""
 STEP_FLATNESS = 0.25
 """Largest change of power before and after a tick, relative to the jump across it, that still makes it a step."""
+AHEAD_S: Final = 0.1
+"""How far ahead of the clock a reading's time may lie (s)."""
 STUCK_TICKS = 10
 """Ticks without change after which a counter is taken at its word: nothing was used."""
 
@@ -138,6 +141,8 @@ class EnergyCurve:
         self._n = 0
         self._counter_j: float | None = None
         self._power_w: float | None = None
+        self.pace_s = sensor.period_s
+        """How often it is read by now (s)."""
         self._first_read_s = t0_s
         self._gap = False
         self._provisional_s = 0.0
@@ -160,16 +165,25 @@ class EnergyCurve:
         """Return how long after ``t_s`` a reading will surely cover it (s): until the tick after has passed."""
         return self._ticks.settled_s(t_s) - t_s if self._ticks and not self._gap else 0.0
 
-    def append(self, sample: PowerSample) -> None:
-        """Add one reading. Bad readings (failed, NaN, out of order) become gaps, never an exception."""
-        value = sample.energy_j if sample.energy_j is not None else sample.power_w
-        bad = value is None or not math.isfinite(value) or (sample.power_w is not None and value < 0)
+    def append(self, sample: PowerSample, now_s: float = math.inf) -> None:
+        """Add one reading. Bad readings (failed, no number, of no time that can be) become gaps, never an exception.
+
+        Args:
+            sample: The reading.
+            now_s: A time by which it had been taken (s); one of a later time is bad.
+        """
+        value: Any = sample.energy_j if sample.energy_j is not None else sample.power_w
+        try:
+            bad = not math.isfinite(value) or (sample.power_w is not None and value < 0)
+            bad = bad or not -math.inf < sample.t_s <= now_s + AHEAD_S
+        except TypeError:
+            bad = True
         if not bad and sample.t_s < self._last_read_s and self._n:
             self._on_event("warning", f"{self._name}: a reading is older than the one before and was dropped")
             return
         if bad:
             if not self._gap:
-                reason = sample.note or f"reading was {value!r}"
+                reason = sample.note or f"reading was {value!r} of {sample.t_s!r} s"
                 self._on_event("gap", f"{self._name}: no reading ({reason}); its energy is missing from here on")
             self._gap = True
             return
@@ -211,12 +225,15 @@ class EnergyCurve:
         self._push(t_s, self._energy[self._n - 1], self._missing[self._n - 1] + behind_s)
 
     def finish(self, t_s: float) -> None:
-        """Extend the curve to ``t_s`` at its last power: the part of a tick that no counter value covers yet."""
+        """Extend the curve to ``t_s`` at its last power where a reading is not due yet; what failed is missing."""
         self._open_points = 0
         behind_s = t_s - self.frontier_s
         if behind_s <= 0:
             return
-        if self._n == 0 or self._gap or behind_s > max(2.0, 3 * self.sensor.period_s):
+        open_s = 2 * max(self.sensor.period_s, self.pace_s, self.sensor.averaging_s)
+        if self._ticks is not None:
+            open_s = max(open_s, (STUCK_TICKS + 2) * self._ticks.tick_s)
+        if self._n == 0 or self._gap or behind_s > open_s:
             self.advance_missing(t_s)
             return
         i = self._n - 1
@@ -322,7 +339,7 @@ class EnergyCurve:
         first = self._power_w is None
         if dt_s <= 0 and not first:
             return
-        limit_s = max(2.0, 5 * self.sensor.period_s)
+        limit_s = max(2.0, 5 * self.sensor.period_s, 2 * self.pace_s)
         if (self._gap or dt_s > limit_s) and not first:
             if not self._gap:
                 self._on_event("gap", f"{self._name}: no reading for {dt_s:.1f} s; its energy is missing")
@@ -393,26 +410,72 @@ class Pace:
         return 2 if self._flat < STEADY_FOR else 3
 
 
-MAX_SHARE = 0.001
-"""Highest share of one core that reading may cost; a slow sensor is read less often."""
-MAX_WAKE_S = 10.0
-"""Longest time between two readings (s), whatever they cost."""
-EARLY = 0.9
-"""The meter is read when this share of the shortest period has passed: a timer may wake a little early."""
-SHORT_S = 0.12
-"""Longest sleep that stop() waits for (s)."""
+SHORT_S: Final = 0.12
+"""Longest sleep of a reader that is not cut short at the end (s)."""
+LONG_READ_S: Final = 0.05
+"""A direct read that took longer was held up and is dated to its middle (s)."""
+HANG_S: Final = 1.0
+"""A read that takes longer is taken for hung (s): reads take 0.5 us to several ms in public measurements."""
+SLOW_S: Final = 5.0
+"""Longest that a meter of slow sensors is waited for (s); those of fast ones get HANG_S."""
+LAST_HANG_S: Final = 0.5
+"""The same for the last reading, which the end of the run waits for."""
+STOP_S: Final = 3.0
+"""Longest that the end of the run waits for all last readings (s)."""
+FIRST_S: Final = 1.0
+"""Longest that the start of the run waits for the first reading (s)."""
+TICK_WAIT_S: Final = 0.15
+"""Longest wait for a counter's tick after the end of the run (s)."""
+AGAIN_S: Final = 0.1
+"""Later look at an overdue read (s): a stopped process, or one whose interpreter was held, is not a hung driver."""
+
+
+class _Reader:
+    """One thread that reads. Where a driver holds it, it is left to itself, and ends when the driver lets go."""
+
+    def __init__(self, run: Callable[["_Reader"], None]) -> None:
+        self.part: MeterPart | None = None
+        """Being read."""
+        self.since_s = 0.0
+        """When that read began (s)."""
+        self.left = False
+        self.cpu_s = 0.0
+        self.going = threading.Lock()
+        self.going.acquire()
+        self.thread = threading.Thread(target=run, args=(self,), name="greentrain-reader", daemon=True)
+
+    def is_left(self) -> bool:
+        """Return True if another one reads in its place."""
+        return self.left
+
+    def holds(self, part: MeterPart) -> bool:
+        """Return True while a read of this part has not come back."""
+        return self.part is part
+
+    def sleep(self, wait_s: float) -> bool:
+        """Sleep, and return False if reading is to end."""
+        # A plain sleep costs half of what a wait with a time-out does, but only the latter can be cut short.
+        if 0 < wait_s <= SHORT_S:
+            time.sleep(wait_s)
+            return self.going.locked()
+        return not self.going.acquire(timeout=max(0.0, wait_s))
 
 
 class Sampler:
     """Reads a meter periodically into curves.
 
+    One thread reads, another one works the readings in and looks after the first: where a driver hangs on a device,
+    that device alone is given up, with a failed reading that says so, and a new thread reads the others. It is read
+    again once its driver has let go.
+
     Args:
-        meter: Meter to read; used from this thread only while the sampler runs.
+        meter: Meter to read; used from the reading thread only while the sampler runs.
         curves: Curves by device uid; samples of other devices are dropped. May be changed by ``on_tick``.
         sample_s: Sampling period of hardware sensors (s).
         clock: Time.
-        on_tick: Called in this thread, with the time (s); is to call ``settle``.
+        on_tick: Called in the second thread, with the time (s); is to call ``settle``.
         tick_s: Period of these calls (s).
+        on_probe: Called there once, when it is known what the sensors are like.
     """
 
     def __init__(
@@ -426,149 +489,242 @@ class Sampler:
         tick_s: float = 1.0,
         on_probe: Callable[[], None] = lambda: None,
     ) -> None:
-        self._meter = meter
+        self._meter = meter if isinstance(meter, CompositeMeter) else CompositeMeter([meter], clock=clock)
         self._curves = curves
         self._sample_s = sample_s
         self._clock = clock
         self._on_tick = on_tick
         self._on_probe = on_probe
         self._tick_s = tick_s
-        self._running = threading.Lock()
-        self._running.acquire()
-        self._thread: threading.Thread | None = None
         self._warned = False
         self._wanted: frozenset[str] | None = None
+        self._selected: frozenset[str] | None = None
         self._unsorted: deque[PowerSample | tuple[str, float, float]] = deque()
-        self.busy_s = 0.0
-        """CPU seconds that the thread has used."""
+        self._all = MeterPart(self._meter, (), clock)
+        """Stands for the meter as a whole while it is probed."""
+        self._settled_s = 0.0
+        self._looking = threading.Lock()
+        self._stuck: list[tuple[MeterPart, _Reader]] = []
+        self._first, self._probed, self._ending = threading.Event(), threading.Event(), threading.Event()
+        self._reader = _Reader(self._run)
+        self._keeper = threading.Thread(target=self._keep, name="greentrain-sampler", daemon=True)
+        self._keeper_cpu_s = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """CPU seconds that the threads have used."""
+        return self._reader.cpu_s + self._keeper_cpu_s
 
     def start(self) -> None:
-        """Take the first reading now, in the caller's thread, then go on in the background."""
-        self.read()
+        """Take the first reading now, and go on in the background; a driver that hangs is not waited for."""
+        self._reader.thread.start()
+        self._first.wait(FIRST_S)
         self.settle()
-        self._thread = threading.Thread(target=self._run, name="greentrain-sampler", daemon=True)
-        self._thread.start()
+        self._keeper.start()
 
-    def stop(self, timeout_s: float = 5.0) -> bool:
-        """End the thread; return False if it hangs in a driver and had to be left."""
-        if self._running.locked():
-            self._running.release()
-        if self._thread is None or self._thread is threading.current_thread():
-            return True
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def read(self, final: bool = False) -> Sequence[PowerSample]:
-        """Read the meter once, for :meth:`settle` to work in. Never raises.
+    def stop(self, t1_s: float | None = None) -> bool:
+        """Read everything a last time and end the threads.
 
         Args:
-            final: Read sensors that are not due as well: it is the end of the run.
+            t1_s: End of the run (s): the last readings are to hold it, so a tick is waited for. None: now.
+
+        Returns:
+            False if a thread hangs and had to be left: what it read is not known, and the meter is not to be closed.
         """
-        try:
-            read = getattr(self._meter, "read_all", self._meter.read) if final else self._meter.read
-            samples: Sequence[PowerSample] = read()
-        except Exception as error:
-            self._warn(f"the power meter failed ({error!r})")
-            now_s = self._clock.monotonic_s()
-            samples = [PowerSample(device_uid=uid, t_s=now_s, note=f"meter failed: {error!r}") for uid in self._curves]
-        self._unsorted.extend(samples)
-        return samples
+        end_s = time.monotonic() + STOP_S
+        self._settled_s = 0.0 if t1_s is None else max((c.wait_s(t1_s) for c in self._curves.values()), default=0.0)
+        self._ending.set()
+        if self._reader.thread.ident is None:
+            return True
+        while self._reader.thread.is_alive() and time.monotonic() < end_s:
+            if self._reader.going.locked():
+                self._reader.going.release()
+            self._reader.thread.join(SHORT_S)
+            self._look_after(LAST_HANG_S)
+        for part in self._meter.parts:
+            if self._reader.holds(part) or self._hangs(part):
+                self._give_up(part)
+        if self._keeper is not threading.current_thread():
+            self._keeper.join(max(0.0, end_s - time.monotonic()) + AGAIN_S)
+        stuck = any(reader.thread.is_alive() for _, reader in self._stuck)
+        return not (stuck or self._reader.thread.is_alive() or self._keeper.is_alive())
 
     def select(self, uids: Collection[str]) -> None:
-        """Tell the meter which devices are still wanted. Never raises."""
+        """Read only these devices from now on."""
         self._wanted = frozenset(uids)
-        select = getattr(self._meter, "select", None)
-        if select is not None:
-            try:
-                select(uids)
-            except Exception as error:
-                self._warn(f"the power meter cannot select devices ({error!r})")
 
     def settle(self) -> None:
         """Put what was read since the last call into the curves. Cheap in a batch, dear one by one: cold caches."""
+        now_s = self._clock.monotonic_s()
         with contextlib.suppress(IndexError):
             while True:
                 sample = self._unsorted.popleft()
                 curve = self._curves.get(sample[0])
                 if curve is not None:
-                    curve.append(sample if isinstance(sample, PowerSample) else PowerSample(*sample))
+                    curve.append(sample if isinstance(sample, PowerSample) else PowerSample(*sample), now_s)
 
-    def _run(self) -> None:
-        try:
-            self._probe()
-        except Exception as error:
-            self._warn(f"the probe of the sensors failed ({error!r})")
+    # -- the thread that reads ---------------------------------------------------------------------------------
+
+    def _run(self, reader: _Reader) -> None:
+        if not self._first.is_set():
+            self._read(reader, all_parts=True)
+            self._first.set()
+        if not self._probed.is_set() and reader.going.locked():
+            self._learn(reader)
         sensors = self._meter.sensors
-        wake_s = wake_period_s(sensors, self._sample_s)
+        wake_s = self._wake_s(sensors)
         ticking = {s.device.uid: s.tick_s for s in sensors if s.tick_s and wake_s <= s.tick_s}
         pace = Pace(max(ticking.values(), default=wake_s))
         monotonic_s, push = self._clock.monotonic_s, self._unsorted.append
-        counters: Sequence[Counter] = ()
-        due_s = read_s = settle_s = monotonic_s() + wake_s
-        while self._sleep(due_s - monotonic_s()):
-            now_s, energy_j, seen = monotonic_s(), 0.0, 0
+        counters: Sequence[tuple[MeterPart, Counter]] = ()
+        read_s = settle_s = monotonic_s()
+        due_s = read_s + wake_s
+        while reader.sleep(due_s - monotonic_s()) and not reader.is_left():
+            t_s = now_s = monotonic_s()
+            energy_j, seen = 0.0, 0
             if now_s < read_s:
                 try:
-                    for uid, read_j, delay_s in counters:
-                        t_s, value_j = monotonic_s(), read_j()
-                        push((uid, t_s + delay_s, value_j))
+                    for part, (uid, read_j, delay_s) in counters:
+                        reader.since_s, reader.part = t_s, part
+                        value_j = read_j()
+                        after_s = monotonic_s()
+                        if reader.left:
+                            break
+                        push((uid, t_s + (delay_s if after_s - t_s < LONG_READ_S else (after_s - t_s) / 2), value_j))
                         energy_j += value_j
                         seen += 1
+                        t_s = after_s
                 except Exception:
                     read_s = now_s
+                reader.part = None
+                if reader.is_left():
+                    return
             if now_s >= read_s:
-                values_j = [s.energy_j for s in self.read() if s.energy_j is not None and s.device_uid in ticking]
+                if self._selected != self._wanted and self._wanted is not None:
+                    self._selected = self._wanted
+                    self._meter.select(self._wanted)
+                samples = self._read(reader)
+                values_j = [s.energy_j for s in samples if s.device_uid in ticking and isinstance(s.energy_j, float)]
                 energy_j, seen = sum(values_j), len(values_j)
-                counters, read_s = self._direct(sensors, ticking, now_s)
+                counters, read_s = self._direct(ticking, now_s)
             due_s += wake_s * pace.after(now_s, energy_j, seen)
             if due_s < now_s:
                 due_s = now_s + wake_s
-            if now_s < settle_s:
-                continue
-            settle_s = now_s + self._tick_s
-            try:
-                self._on_tick(now_s)
-            except Exception as error:
-                self._warn(f"a background task failed ({error!r})")
-            self.busy_s = time.thread_time()
+            if now_s >= settle_s:
+                settle_s = now_s + self._tick_s
+                wake_s = self._wake_s(sensors)
+                reader.cpu_s = time.thread_time()
+        if not reader.is_left():
+            time.sleep(min(TICK_WAIT_S, self._settled_s))
+            self._read(reader, all_parts=True)
 
-    def _direct(
-        self, sensors: Iterable[Sensor], ticking: Collection[str], now_s: float
-    ) -> tuple[Sequence[Counter], float]:
+    def _read(self, reader: _Reader, all_parts: bool = False) -> Sequence[PowerSample]:
+        """Read the parts that are due, or all that are wanted, but for those that hang."""
+        samples: list[PowerSample] = []
+        for part in self._meter.parts:
+            if self._hangs(part) or not (part.due() or (all_parts and not part.idle)):
+                continue
+            reader.since_s, reader.part = self._clock.monotonic_s(), part
+            found = part.read()
+            reader.part = None
+            if reader.left:
+                break  # nobody knows of when these are
+            samples.extend(found)
+            self._unsorted.extend(found)
+        return samples
+
+    def _direct(self, ticking: Collection[str], now_s: float) -> tuple[Sequence[tuple[MeterPart, Counter]], float]:
         """Return the counters that can be read without their meter, and until when (s): others must not wait."""
-        listed = getattr(self._meter, "counters", None)
-        try:
-            counters = () if listed is None else [counter for counter in listed() if counter.device_uid in ticking]
-        except Exception as error:
-            self._warn(f"the power meter cannot list its counters ({error!r})")
-            counters = ()
-        direct = {counter.device_uid for counter in counters}
-        until_s = self._tick_s
-        for sensor in sensors:
-            uid = sensor.device.uid
-            if uid not in direct and (self._wanted is None or uid in self._wanted):
-                until_s = min(until_s, sensor.period_s)
+        counters, until_s = [], self._tick_s
+        for part in self._meter.parts:
+            if self._hangs(part) or part.idle:
+                continue
+            found = [counter for counter in part.counters() if counter.device_uid in ticking]
+            counters += [(part, counter) for counter in found]
+            if len(found) < len(part.uids):
+                until_s = min(until_s, part.pace_s)
         return counters, now_s + EARLY * until_s
 
-    def _sleep(self, wait_s: float) -> bool:
-        # A plain sleep costs half of what a wait with a time-out does, but only the latter can be cut short.
-        if 0 < wait_s <= SHORT_S:
-            time.sleep(wait_s)
-            return self._running.locked()
-        return not self._running.acquire(timeout=max(0.0, wait_s))
-
-    def _probe(self) -> None:
-        probe = getattr(self._meter, "probe", None)
-        if probe is None:
+    def _learn(self, reader: _Reader) -> None:
+        reader.since_s, reader.part = self._clock.monotonic_s(), self._all
+        self._meter.probe()
+        reader.part = None
+        if reader.is_left():
             return
-        probe()
         for sensor in self._meter.sensors:
             curve = self._curves.get(sensor.device.uid)
             if curve is not None:
                 curve.sensor = sensor
                 if sensor.tick_s is not None:
                     curve.use_tick(sensor.tick_s, sensor.tick_edge_s)
-        self._on_probe()
+        self._probed.set()
+
+    def _wake_s(self, sensors: Sequence[Sensor]) -> float:
+        """Return how often to wake (s), as things are now, and let the curves know how rarely they are read."""
+        parts = [part for part in self._meter.parts if part.uids]
+        wake_s = wake_period_s([(part.cost_s, part.pace_s) for part in parts], self._sample_s)
+        if any(sensor.tick_s and 0.8 * wake_s <= sensor.tick_s <= 1.25 * wake_s for sensor in sensors):
+            wake_s *= VERNIER
+        for part in parts:
+            for uid in part.uids:
+                curve = self._curves.get(uid)
+                if curve is not None:
+                    curve.pace_s = max(wake_s, part.pace_s)
+        return wake_s
+
+    # -- the thread that works readings in ---------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        told = False
+        while not self._ending.wait(self._tick_s if told else AGAIN_S):
+            self._look_after(HANG_S)
+            if not self._probed.is_set():
+                continue
+            try:
+                if not told:
+                    told = True
+                    self._on_probe()
+                self._on_tick(self._clock.monotonic_s())
+            except Exception as error:
+                self._warn(f"a background task failed ({error!r})")
+            self._keeper_cpu_s = time.thread_time()
+
+    def _look_after(self, hang_s: float) -> None:
+        """Leave a reader whose driver does not answer, and start another one."""
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            reader = self._reader
+            part, since_s = reader.part, reader.since_s
+            if part is None:
+                return
+            if hang_s == HANG_S:
+                hang_s = max(hang_s, min(part.pace_s, SLOW_S) if part.uids else SLOW_S)
+            if self._clock.monotonic_s() - since_s > hang_s:
+                time.sleep(AGAIN_S)
+                if reader.part is part and reader.since_s == since_s:
+                    self._leave(reader, part)
+        finally:
+            self._looking.release()
+
+    def _leave(self, reader: _Reader, part: MeterPart) -> None:
+        reader.left = True
+        self._stuck.append((part, reader))
+        self._probed.set()
+        self._first.set()
+        self._give_up(part)
+        self._reader = _Reader(self._run)
+        if self._ending.is_set():
+            self._reader.going.release()
+        self._reader.thread.start()
+
+    def _give_up(self, part: MeterPart) -> None:
+        now_s = self._clock.monotonic_s()
+        note = "its driver does not answer; what hangs is read again once it does"
+        self._unsorted.extend(PowerSample(device_uid=uid, t_s=now_s, note=note) for uid in part.uids)
+
+    def _hangs(self, part: MeterPart) -> bool:
+        return any(stuck is part and reader.holds(part) for stuck, reader in self._stuck)
 
     def _warn(self, text: str) -> None:
         if not self._warned:
@@ -577,19 +733,14 @@ class Sampler:
                 warnings.warn(f"GreenTrain: {text}; training goes on", GreenTrainWarning, stacklevel=2)
 
 
-def wake_period_s(sensors: Iterable[Sensor], sample_s: float) -> float:
-    """Return how often to wake (s): as asked, slower for slow or costly sensors, a vernier for ticking ones."""
-    listed = list(sensors)
-    if not listed:
-        return max(sample_s, 1.0)
-    wake_s = max(sample_s, min(sensor.period_s for sensor in listed))
-    while _cost(listed, wake_s) > MAX_SHARE and wake_s < MAX_WAKE_S:
+def wake_period_s(parts: Collection[tuple[float, float]], sample_s: float) -> float:
+    """Return how often to wake (s): as asked, more rarely for slow sensors and where all reads together cost much.
+
+    Args:
+        parts: CPU time of a read (s) and own pace (s) of each part of the meter.
+        sample_s: Sampling period that is asked for (s).
+    """
+    wake_s = max(sample_s, min((pace_s for _, pace_s in parts), default=1.0))
+    while wake_s < MAX_PACE_S and sum(cost_s for cost_s, pace_s in parts if pace_s <= wake_s) > MAX_SHARE * wake_s:
         wake_s *= 1.25
-    if any(sensor.tick_s and 0.8 * wake_s <= sensor.tick_s <= 1.25 * wake_s for sensor in listed):
-        wake_s *= VERNIER
-    return min(wake_s, MAX_WAKE_S)
-
-
-def _cost(sensors: Iterable[Sensor], wake_s: float) -> float:
-    """Return the share of a core that reading costs: a sensor is read when it is due, not at every wake."""
-    return sum((sensor.read_cost_s or 0.0) / max(wake_s, sensor.period_s) for sensor in sensors)
+    return min(wake_s, MAX_PACE_S)

@@ -97,7 +97,6 @@ def test_members_are_read_at_their_own_period() -> None:
         clock.now_s += 0.097
     assert fast.reads == 31
     assert slow.reads in (3, 4)
-    assert uids(meter.read_all()) == ["fast", "slow"]
 
 
 def test_first_of_two_equal_uids_wins() -> None:
@@ -122,7 +121,7 @@ def test_a_member_that_raises_gives_failed_samples_and_one_warning() -> None:
     bad.error = RuntimeError("driver fell over")
     with pytest.warns(GreenTrainWarning, match="driver fell over") as caught:
         samples = meter.read()
-        meter.read_all()
+        meter.read()
         meter.close()
     assert len(caught) == 1
     assert uids(samples) == ["bad1", "bad2", "good"]
@@ -155,3 +154,59 @@ def test_no_members() -> None:
     assert list(meter.sensors) == []
     assert list(meter.read()) == []
     meter.close()
+
+
+def test_a_member_that_splits_is_read_a_device_at_a_time_and_closed_once() -> None:
+    class Card(Fake):
+        def split(self) -> Sequence[PowerMeter]:
+            return halves
+
+    halves = (Fake("a"), Fake("b"))
+    card = Card("a", "b")
+    meter = CompositeMeter([card])
+    assert [part.uids for part in meter.parts] == [("a",), ("b",)]
+    halves[0].error = RuntimeError("fell off the bus")
+    with pytest.warns(GreenTrainWarning, match="fell off"):
+        assert [sample.missing for sample in meter.read()] == [True, False]
+    meter.select(["b"])
+    assert [part.idle for part in meter.parts] == [True, False]
+    meter.close()
+    assert (card.closed, halves[0].closed, card.reads) == (1, 0, 0)
+
+
+def test_a_part_whose_reads_become_dear_is_read_more_rarely_and_again_more_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """2,500 processes make a read of the CPU's model cost 25 ms; the machine has fewer of them later."""
+    cpu_s = [0.0]
+    clock = FakeClock()
+
+    class Tree(Fake):
+        cost_s = 0.0002
+
+        def read(self) -> Sequence[PowerSample]:
+            cpu_s[0] += self.cost_s
+            return super().read()
+
+    monkeypatch.setattr("time.thread_time", lambda: cpu_s[0])
+    tree = Tree("cpu", period_s=1.0, clock=clock)
+    (part,) = CompositeMeter([tree], clock=clock).parts
+    part.read()
+    assert (part.cost_s, part.pace_s) == pytest.approx((0.0002, 1.0))
+    tree.cost_s = 0.005
+    part.read()
+    assert part.cost_s < 0.0003, "one slow read may have been interrupted"
+    for _ in range(20):
+        part.read()
+    assert (part.cost_s, part.pace_s) == pytest.approx((0.005, 5.0))
+    clock.now_s += 4.0
+    assert not part.due()
+    clock.now_s += 1.0
+    assert part.due()
+    tree.cost_s = 0.025
+    for _ in range(20):
+        part.read()
+    assert part.pace_s == 10.0
+    tree.cost_s = 0.0002
+    part.read()
+    assert part.pace_s == 1.0

@@ -89,7 +89,7 @@ def test_a_counter_that_runs_backwards_is_a_gap_and_never_negative() -> None:
     assert "backwards" in events[0][1]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -5.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -5.0, "300", [300.0]])
 def test_impossible_power_is_a_gap(value: float) -> None:
     curve, events = _curve()
     _power(curve, (0.0, 100.0), (1.0, value), (2.0, 100.0))
@@ -147,3 +147,46 @@ def test_parts_sum_to_the_whole_and_the_curve_is_monotone(steps: list[tuple[floa
     energy, _ = curve.at(bounds)
     assert np.all(np.diff(energy) >= -1e-9)
     assert np.sum(np.diff(energy)) == pytest.approx(curve.between(0.0, t_s)[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("t_s", [math.nan, math.inf, 1e9, "now", None])
+def test_a_reading_of_a_time_that_cannot_be_is_a_gap_and_the_next_one_counts(t_s: float) -> None:
+    curve, events = _curve()
+    for sample in (
+        PowerSample("GPU-1", 0.0, 0.0),
+        PowerSample("GPU-1", t_s, 100.0),
+        PowerSample("GPU-1", 2.0, 200.0),
+        PowerSample("GPU-1", 3.0, 300.0),
+    ):
+        curve.append(sample, now_s=3.0)
+    assert [name for name, _ in events] == ["gap"]
+    assert curve.frontier_s == 3.0
+    assert curve.between(0.0, 3.0) == pytest.approx((300, 0.0))
+
+
+def test_what_is_not_due_yet_is_extended_and_what_failed_is_missing() -> None:
+    curve, _ = _curve(period_s=0.1)
+    _counter(curve, (0.0, 0.0), (0.5, 50.0), (1.0, 100.0))
+    curve.finish(1.15)
+    assert curve.between(0.0, 1.15) == pytest.approx((115, 0.0))
+    late, _ = _curve(period_s=0.1)
+    _counter(late, (0.0, 0.0), (0.5, 50.0), (1.0, 100.0))
+    late.finish(2.0)
+    assert late.between(0.0, 2.0) == pytest.approx((100, 1.0))
+
+
+def test_a_sensor_that_is_read_rarely_by_choice_has_no_gaps() -> None:
+    curve, events = _curve(period_s=1.0)
+    curve.pace_s = 10.0
+    _power(curve, (0.0, 100.0), (10.0, 100.0), (20.5, 100.0))
+    assert curve.between(0.0, 20.5) == pytest.approx((2050, 0.0))
+    _power(curve, (41.0, 100.0))
+    assert curve.between(20.5, 41.0) == pytest.approx((0.0, 20.5))
+    assert [name for name, _ in events] == ["gap"]
+
+
+def test_the_gap_limit_is_five_periods() -> None:
+    curve, events = _curve(period_s=1.0)
+    _power(curve, (0.0, 100.0), (4.9, 100.0), (10.1, 100.0))
+    assert curve.between(0.0, 10.1) == pytest.approx((490, 5.2))
+    assert len(events) == 1
