@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.ledger.bookkeeper import Bookkeeper, Mark
+from greentrain.ledger.bookkeeper import STEP_GROUPS, Bookkeeper, Mark
+from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import ConstantPue
 from greentrain.power.sampler import EnergyCurve
 from greentrain.types import Device, DeviceKind, GearUse, PowerSample, Provenance, Sensor
@@ -104,3 +105,62 @@ def test_no_device_means_no_knowledge() -> None:
     entry = _books(Mark(0.0, "gear", "bf16"), Mark(1.0, "step", tokens=5)).book(2.0, {})
     assert entry.gears == {"bf16": GearUse(seconds=2.0, steps=1, tokens=5)}
     assert not entry.gears["bf16"].is_known
+
+
+def test_a_device_that_nobody_can_read_is_missing_for_the_whole_interval() -> None:
+    entry = _books().book(10.0, {}, unread=[_sensor("other", Provenance.MISSING)])
+    other = entry.devices["other"]
+    assert (other.energy_j, other.missing_s, other.provenance) == (0.0, 10.0, Provenance.MISSING)
+
+
+def test_joules_of_steps_go_on_over_intervals() -> None:
+    books = _books(*(Mark(float(t_s), "step", tokens=1) for t_s in (2, 4, 7, 9)))
+    gpu = _curve("gpu", [(float(t_s), 100.0 * t_s) for t_s in range(11)])
+    groups = [group for t_s in (5.0, 10.0) for group in books.book(t_s, {"gpu": gpu}).step_groups]
+    assert [energy_j for _, _, energy_j, _ in groups] == pytest.approx([200, 200, 300, 200])
+    assert [t_s for _, t_s, _, _ in groups] == pytest.approx([1002, 1004, 1007, 1009])
+
+
+def test_many_steps_are_merged_and_none_is_lost() -> None:
+    books = _books(*(Mark(0.05 * i, "step", tokens=i) for i in range(1, 200)))
+    entry = books.book(10.0, {"gpu": _curve("gpu", [(0.0, 0.0), (10.0, 1000.0)])})
+    assert len(entry.step_groups) == STEP_GROUPS
+    assert sum(group[0] for group in entry.step_groups) == entry.steps == 199
+    assert sum(group[3] for group in entry.step_groups) == entry.tokens == sum(range(200))
+    assert sum(group[2] for group in entry.step_groups) == pytest.approx(100 * 0.05 * 199)
+
+
+def test_embodied_carbon_is_of_the_devices_that_are_booked() -> None:
+    rate = EmbodiedRate(low_g_per_h=1.0, mid_g_per_h=36.0, high_g_per_h=100.0, source="test")
+    curves = {"gpu": _curve("gpu", [(0.0, 0.0), (100.0, 1.0)])}
+    entry = _books().book(100.0, curves, embodied={"gpu": rate, "of another rank": rate})
+    assert entry.embodied_g == pytest.approx(1.0)
+    assert _books().book(100.0, curves, embodied={"of another rank": rate}).embodied_g is None
+
+
+def test_a_clock_that_falls_back_makes_no_interval_of_negative_length() -> None:
+    books, gpu = _books(), _curve("gpu", [(0.0, 0.0), (10.0, 1000.0)])
+    books.book(8.0, {"gpu": gpu})
+    entry = books.book(5.0, {"gpu": gpu})
+    assert (entry.t0_unix_s, entry.t1_unix_s) == (1008.0, 1008.0)
+    assert entry.devices["gpu"].energy_j == 0.0 and books.t_s == 8.0
+    assert books.book(10.0, {"gpu": gpu}).devices["gpu"].energy_j == pytest.approx(200)
+
+
+def test_grams_are_joules_times_pue_times_intensity() -> None:
+    books = Bookkeeper(t0_s=0.0, unix_offset_s=1000.0, signal=SIGNAL, facility=ConstantPue(1.5))
+    entry = books.book(10.0, {"gpu": _curve("gpu", [(0.0, 0.0), (10.0, 7.2e6)])})
+    assert entry.operational_g == pytest.approx(2.0 * 1.5 * 360.0)
+
+
+def test_the_joules_while_a_phase_is_open_are_all_there_whatever_lies_inside() -> None:
+    books = _books(
+        Mark(1.0, "begin", "step", 1),
+        Mark(2.0, "begin", "forward", 2),
+        Mark(4.0, "end", "forward", 2),
+        Mark(9.0, "end", "step", 1),
+    )
+    entry = books.book(10.0, {"gpu": _curve("gpu", [(0.0, 0.0), (10.0, 1000.0)])})
+    assert entry.phase_inclusive_j == pytest.approx({"step": 800.0, "forward": 200.0})
+    assert entry.devices["gpu"].phases == pytest.approx({"other": 200.0, "step": 600.0, "forward": 200.0})
+    assert entry.phase_s == pytest.approx({"other": 2.0, "step": 6.0, "forward": 2.0})

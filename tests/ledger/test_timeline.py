@@ -61,6 +61,28 @@ def test_an_end_without_begin_and_a_late_mark_change_nothing() -> None:
     assert _seconds(timeline.cut(4.0)) == {"data": 1.0, "other": 1.0}
 
 
+def test_marks_that_come_out_of_order_are_sorted_by_time() -> None:
+    timeline = PhaseTimeline(0.0)
+    timeline.add([Mark(3.0, "end", "data", 1), Mark(2.5, "step", tokens=2), Mark(1.0, "begin", "data", 1)])
+    timeline.add([Mark(2.0, "step", tokens=1)])
+    cut = timeline.cut(4.0)
+    assert _seconds(cut) == {"other": 2.0, "data": 2.0}
+    assert [mark.tokens for mark in cut.steps] == [1, 2]
+
+
+def test_an_end_closes_the_phase_of_its_token_or_else_the_last_one() -> None:
+    timeline = PhaseTimeline(0.0)
+    begun = [Mark(1.0, "begin", "eval", 1), Mark(2.0, "begin", "forward", 2), Mark(3.0, "begin", "eval", 3)]
+    timeline.add([*begun, Mark(5.0, "end", "eval", 1), Mark(7.0, "end", "eval", 3), Mark(8.0, "end", "forward", 9)])
+    cut = timeline.cut(10.0)
+    # Token 1 closes the outer one, so the inner one goes on to 7; no phase has token 9, so forward stays open.
+    assert _seconds(cut) == {"other": 1.0, "eval": 1.0 + 4.0, "forward": 1.0 + 3.0}
+    assert sorted(cut.open_s) == [("eval", 1.0, 7.0), ("forward", 2.0, 10.0)]
+    untold = PhaseTimeline(0.0)
+    untold.add([*begun, Mark(5.0, "end", "eval")])
+    assert _seconds(untold.cut(6.0)) == {"other": 1.0, "eval": 1.0 + 2.0, "forward": 1.0 + 1.0}
+
+
 def test_forgotten_ends_do_not_grow_without_bound() -> None:
     timeline = PhaseTimeline(0.0)
     timeline.add(Mark(i * 1e-3, "begin", f"p{i}", i + 1) for i in range(1000))

@@ -124,6 +124,80 @@ def test_an_idle_counter_does_not_hold_the_books_back() -> None:
     assert curve.between(0.5, 4.0) == pytest.approx((0.0, 0.0))
 
 
+def _ticking(points: list[tuple[float, float]]) -> EnergyCurve:
+    """Return the curve of a counter that ticks each 0.1 s and is read 10 ms after each tick."""
+    curve, _ = _curve(t0_s=0.01)
+    curve.use_tick(0.1, 0.0)
+    _counter(curve, *((t_s + 0.01, energy_j) for t_s, energy_j in points))
+    return curve
+
+
+def _tick_energies(power_w: list[float]) -> list[tuple[float, float]]:
+    """Return what a counter shows at each tick, of the mean power of each tick."""
+    return [(round(0.1 * i, 6), 0.1 * sum(power_w[:i])) for i in range(len(power_w) + 1)]
+
+
+def test_a_step_of_power_is_found_inside_its_tick() -> None:
+    # 100 W up to 0.53 s, 300 W from then on: the tick from 0.5 to 0.6 s has a mean of 240 W.
+    curve = _ticking(_tick_energies([100.0] * 5 + [240.0] + [300.0] * 4))
+    assert curve.between(0.5, 0.53)[0] == pytest.approx(3.0)
+    assert curve.between(0.53, 0.6)[0] == pytest.approx(21.0)
+    assert curve.between(0.2, 0.9)[0] == pytest.approx(33.0 + 111.0)
+
+
+def test_a_step_down_is_found_as_well() -> None:
+    curve = _ticking(_tick_energies([300.0] * 5 + [160.0] + [100.0] * 4))  # down at 0.53 s
+    assert curve.between(0.5, 0.53)[0] == pytest.approx(9.0)
+    assert curve.between(0.53, 0.6)[0] == pytest.approx(7.0)
+
+
+@pytest.mark.parametrize(
+    "power_w",
+    [
+        pytest.param([100.0 + 20 * i for i in range(10)], id="a slope"),
+        pytest.param([100.0, 100, 100, 150, 100, 100, 100, 100, 100, 100], id="a peak"),
+        pytest.param([100.0, 160, 100, 160, 220, 260, 260, 200, 260, 200], id="noise"),
+        pytest.param([100.0] * 5 + [300.0] * 5, id="a step on a tick"),
+    ],
+)
+def test_what_is_no_step_inside_a_tick_stays_a_straight_line(power_w: list[float]) -> None:
+    curve = _ticking(_tick_energies(power_w))
+    for i in range(1, 9):
+        assert curve.between(0.1 * i, 0.1 * i + 0.03)[0] == pytest.approx(0.03 * power_w[i])
+
+
+def test_the_energy_at_every_tick_is_the_counters_own() -> None:
+    ticks = _tick_energies([50.0, 50, 50, 120, 300, 300, 300, 90, 60, 60])
+    curve = _ticking(ticks)
+    for t_s, energy_j in ticks[1:-1]:
+        assert curve.between(0.0, t_s)[0] == pytest.approx(energy_j)
+
+
+@pytest.mark.parametrize(("period_s", "silent_s"), [(0.1, 1.9), (1.0, 2.9)])
+def test_a_short_rest_at_the_end_is_extended_and_a_long_one_is_missing(period_s: float, silent_s: float) -> None:
+    def curve() -> EnergyCurve:
+        made, _ = _curve(period_s=period_s)
+        _counter(made, *((period_s * i, 100.0 * period_s * i) for i in range(31)))
+        return made
+
+    end_s = 30 * period_s
+    short, long = curve(), curve()
+    short.finish(end_s + silent_s)
+    assert short.between(end_s, end_s + silent_s) == pytest.approx((100 * silent_s, 0.0))
+    long.finish(end_s + silent_s + 0.2)
+    assert long.between(end_s, end_s + silent_s + 0.2) == pytest.approx((0.0, silent_s + 0.2))
+
+
+@pytest.mark.parametrize(("period_s", "longest_s"), [(0.1, 2.0), (1.0, 5.0)])
+def test_power_is_joined_over_five_periods_and_no_longer(period_s: float, longest_s: float) -> None:
+    for silent_s, known in ((longest_s - 0.1, True), (longest_s + 0.1, False)):
+        curve, events = _curve(period_s=period_s)
+        _power(curve, (0.0, 100.0), (period_s, 100.0), (period_s + silent_s, 100.0))
+        energy_j, missing_s = curve.between(period_s, period_s + silent_s)
+        assert (energy_j, missing_s) == pytest.approx((100 * silent_s, 0.0) if known else (0.0, silent_s))
+        assert bool(events) is not known
+
+
 def test_old_points_make_room_and_recent_windows_stay_right() -> None:
     curve, _ = _curve()
     n = CAPACITY + 1000

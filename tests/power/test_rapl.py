@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from greentrain.errors import MeterError
-from greentrain.power.rapl import MAX_ZONE_W, RaplMeter, find_zones
+from greentrain.power.rapl import MAX_ZONE_W, SETTLE_S, RaplMeter, find_zones
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, Provenance
 
@@ -147,6 +147,58 @@ def test_reset_is_not_taken_for_a_wrap(tmp_path: Path) -> None:
     path.write_text("2000007")
     (sample,) = meter.read()
     assert sample.energy_j == pytest.approx(2.0)
+    meter.close()
+
+
+@pytest.mark.parametrize(("watts", "wrapped"), [(0.9, True), (1.1, False)])
+def test_a_fall_is_a_wrap_as_far_as_a_package_can_draw(tmp_path: Path, watts: float, wrapped: bool) -> None:
+    """A wrap is believed up to the power that no zone exceeds, over the time since the last reading and a little."""
+    used_j, gap_s = 500.0, 500.0 / (watts * MAX_ZONE_W) - SETTLE_S
+    path = zone(tmp_path, "intel-rapl:0", "package-0", int(RANGE_UJ - 100e6)) / "energy_uj"
+    clock = FakeClock()
+    meter = RaplMeter(tmp_path, clock=clock)
+    clock.now_s += gap_s
+    path.write_text(str(int(used_j * 1e6 - 100e6)))
+    (sample,) = meter.read()
+    assert sample.missing is not wrapped
+    if wrapped:
+        assert sample.energy_j == pytest.approx(used_j)
+    meter.close()
+
+
+def test_a_probe_says_what_a_read_costs(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 100)
+
+    class Ticking(FakeClock):
+        """A clock on which each look costs 10 ms."""
+
+        def monotonic_s(self) -> float:
+            self.now_s += 0.01
+            return self.now_s
+
+    meter = RaplMeter(tmp_path, clock=Ticking())
+    meter.probe()
+    # Two looks at the start and end and one a read: six intervals of 10 ms, over five reads.
+    assert meter.sensors[0].read_cost_s == pytest.approx(0.012)
+    meter.close()
+
+
+def test_a_file_that_was_closed_is_opened_again(tmp_path: Path) -> None:
+    path = zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000) / "energy_uj"
+    clock = FakeClock()
+    meter = RaplMeter(tmp_path, clock=clock)
+    path.rename(path.with_name("gone"))
+    path.with_name("energy_uj").write_text("nonsense")
+    clock.now_s += 1
+    assert not meter.read()[0].missing, "the open file is still the old one"
+    path.unlink()
+    path.with_name("gone").write_text("")
+    clock.now_s += 1
+    assert meter.read()[0].missing, "an empty file holds no number"
+    path.write_text("3000000")
+    clock.now_s += 1
+    (sample,) = meter.read()
+    assert sample.energy_j == pytest.approx(2.0), "the joules of the gap are in the counter"
     meter.close()
 
 

@@ -1,0 +1,245 @@
+"""Change the code in small ways, one at a time, and see whether the tests notice.
+
+    python tools/mutants.py                                 # a sample of the rooms that decide what is booked and done
+    python tools/mutants.py greentrain/power --each 20      # 20 mutants of each file of a room
+    python tools/mutants.py greentrain/power/rapl.py --each 0       # every mutant of one file
+
+A mutant is one change: a comparison moved over its bound or turned round, a sum made a difference, a condition negated,
+a number changed, a call or an addition left out. The tests of its file are those of ``tests/<room>`` that import it,
+the one of its name first; it is killed when one of them fails or takes five times as long as without it. Each runs
+in a copy of the working tree, so nothing here is touched. What survives is printed as file, line and change: a test
+that is missing, or a change that makes no difference (a search order, a size of a buffer), which a person has to judge.
+"""
+
+import argparse
+import ast
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).resolve().parents[1]
+HEART = (
+    *("greentrain/power", "greentrain/ledger", "greentrain/control/carbon_budget.py"),
+    *("greentrain/control/coordination.py", "greentrain/control/plan", "greentrain/control/precision/gearbox.py"),
+    *("greentrain/policy/decision_kernel.py", "greentrain/carbon/series.py", "optim", "callbacks"),
+)
+"""What is looked at where nothing is named: where joules, grams, tokens and decisions come from."""
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.And: ast.Or,
+    ast.Or: ast.And,
+}  # fmt: skip
+TURNED: dict[type[ast.AST], type[ast.AST]] = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt}
+NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
+ELSEWHERE = {"greentrain/ledger/active_run.py": "tests/session"}
+"""Files that another room's tests drive."""
+TALK = re.compile(r"(log|logger|warnings|_?warn|_?event|_?say|_on_event|event)\b")
+"""Calls that tell a person something: what they say is not looked at."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file."""
+
+    path: Path
+    line: int
+    before: str
+    after: str
+    source: str
+    """The whole file with the change."""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
+
+
+def _changes(node: ast.AST) -> Iterator[str]:
+    """Yield what could stand in the place of a node."""
+    new: ast.AST
+    match node:
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            for swaps in (SWAPS, TURNED):
+                if type(op) in swaps:
+                    yield f"({ast.unparse(ast.Compare(left, [swaps[type(op)]()], [right]))})"  # type: ignore[list-item]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in SWAPS:
+            new = ast.BinOp(left, SWAPS[type(op)](), right)  # type: ignore[arg-type]
+            yield f"({ast.unparse(new)})"
+        case ast.BoolOp(op=op, values=values):
+            new = ast.BoolOp(SWAPS[type(op)](), values)  # type: ignore[arg-type]
+            yield f"({ast.unparse(new)})"
+        case ast.UnaryOp(op=ast.Not() | ast.USub(), operand=operand):
+            yield f"({ast.unparse(operand)})"
+        case ast.Constant(value=bool(value)):
+            yield repr(not value)
+        case ast.Constant(value=int(value)):
+            yield repr(value + 1)
+        case ast.Constant(value=float(value)):
+            yield repr(value * 10 if value else 1.0)
+        case ast.Call(func=ast.Name(id=name)) if name in NAMES:
+            yield ast.unparse(node).replace(name, NAMES[name], 1)
+        case ast.AugAssign() | ast.Expr(value=ast.Call()):
+            yield "pass"
+        case ast.Continue() | ast.Break():
+            yield "pass"
+        case ast.IfExp(test=test, body=body, orelse=other):
+            yield f"({ast.unparse(ast.IfExp(test, other, body))})"
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below one that do something: no annotation, default text, message or import for checkers."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "type_comment", "format_spec", "bases"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr | ast.Raise):
+                continue
+            if isinstance(child, ast.Expr | ast.Call) and TALK.match(ast.unparse(child).rpartition("self.")[2]):
+                continue
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                continue
+            yield child
+            yield from _nodes(child)
+
+
+def mutants(path: Path) -> list[Mutant]:
+    """Return every mutant of a file."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    raw, starts, found = text.encode(), [0], []
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line.encode()))
+    for node in _nodes(ast.parse(text)):
+        if not isinstance(node, ast.expr | ast.stmt):
+            continue
+        first = starts[node.lineno - 1] + node.col_offset
+        last = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        for after in _changes(node):
+            source = (raw[:first] + after.encode() + raw[last:]).decode()
+            before = " ".join(raw[first:last].decode().split())
+            found.append(Mutant(path, node.lineno, before[:90], after[:90], source))
+    return found
+
+
+def tests_of(path: Path) -> list[str]:
+    """Return the test files of a source file: those of its room that name its module, the one of its name first."""
+    module = ".".join(path.with_suffix("").parts)
+    if not module.startswith("greentrain."):
+        module = f"greentrain.{module}"
+    room = Path("tests", *module.split(".")[1:-1])
+    if str(path) in ELSEWHERE:
+        return [ELSEWHERE[str(path)]]
+    folder = next(place for place in (room, *room.parents) if (ROOT / place).is_dir())
+    own = folder / f"test_{path.stem}.py"
+    named = re.compile(rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{path.stem}\b")
+    files = sorted((ROOT / folder).rglob("test_*.py")) if folder != Path("tests") else []
+    others = [file.relative_to(ROOT) for file in files if named.search(file.read_text(encoding="utf-8"))]
+    return [str(file) for file in dict.fromkeys([*([own] if (ROOT / own).is_file() else []), *others])]
+
+
+def _copy(folder: Path) -> Path:
+    """Return a copy of the working tree, as its tests need it."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+def _passes(tree: Path, tests: Sequence[str], limit_s: float) -> bool:
+    """Return whether the tests of a copy pass in time."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
+    environ = os.environ | {"PYTHONPATH": str(tree), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".hypothesis")}
+    process = subprocess.Popen(
+        words, cwd=tree, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        return process.wait(limit_s) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+        return False
+
+
+def survivors(paths: Sequence[Path], each: int, seed: int, jobs: int) -> dict[Path, tuple[int, list[Mutant]]]:
+    """Try mutants of files and return for each file how many were tried, and which survived.
+
+    Args:
+        paths: Files, relative to the repository.
+        each: Most mutants of a file; 0: all.
+        seed: Seed of the choice.
+        jobs: How many are tried at a time.
+
+    Raises:
+        SystemExit: The tests of a file fail without a change, or there are none.
+    """
+    out: dict[Path, tuple[int, list[Mutant]]] = {}
+    trees: SimpleQueue[Path] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="mutants") as folder, ThreadPoolExecutor(jobs) as pool:
+        for number in range(jobs):
+            trees.put(_copy(Path(folder, str(number))))
+
+        def survives(mutant: Mutant, tests: list[str], limit_s: float) -> bool:
+            tree = trees.get()
+            file = tree / mutant.path
+            try:
+                file.write_text(mutant.source, encoding="utf-8")
+                return _passes(tree, tests, limit_s)
+            finally:
+                shutil.copy2(ROOT / mutant.path, file)
+                trees.put(tree)
+
+        for path in paths:
+            chosen, tests = mutants(path), tests_of(path)
+            if each and len(chosen) > each:
+                chosen = random.Random(f"{seed} {path}").sample(chosen, each)
+            if not chosen:
+                continue
+            tree, begun_s = trees.get(), time.monotonic()
+            if not tests or not _passes(tree, tests, 600.0):
+                raise SystemExit(f"{path}: its tests fail without any change, or there are none: {' '.join(tests)}")
+            trees.put(tree)
+            limit_s = 20.0 + 5.0 * (time.monotonic() - begun_s)
+            alive = list(pool.map(lambda mutant: survives(mutant, tests, limit_s), chosen))  # noqa: B023
+            out[path] = len(chosen), [mutant for mutant, lives in zip(chosen, alive, strict=True) if lives]
+            tried, left = out[path]
+            print(f"{path}: {tried - len(left)} of {tried} killed", *map(str, left), sep="\n    ", flush=True)
+    return out
+
+
+def main() -> None:
+    """Print survivors and a table of the shares killed; end with 1 where a room is under the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", default=HEART, help="files or folders of the source")
+    parser.add_argument("--each", type=int, default=8, help="most mutants of a file; 0: all (default 8)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--bar", type=float, default=0.85, help="least share killed in each room")
+    args = parser.parse_args()
+    files: list[Path] = []
+    for name in args.paths:
+        place = ROOT / name
+        found = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        files += [file.relative_to(ROOT) for file in found if file.name != "__init__.py"]
+    rooms: dict[str, list[int]] = {}
+    for path, (tried, left) in survivors(files, args.each, args.seed, args.jobs).items():
+        of = rooms.setdefault(str(path.parent), [0, 0])
+        of[0] += tried
+        of[1] += tried - len(left)
+    print("\n| room | mutants | killed | share |\n|---|---:|---:|---:|")
+    for room, (tried, killed) in sorted(rooms.items()):
+        print(f"| {room} | {tried} | {killed} | {killed / tried:.0%} |")
+    sys.exit(any(killed < args.bar * tried for tried, killed in rooms.values()))
+
+
+if __name__ == "__main__":
+    main()
