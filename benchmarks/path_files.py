@@ -38,7 +38,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[1]
 LINKS: Final = ("optim", "callbacks", "fpga_backend")
 """Folders of the package that lie at the root and are linked into ``greentrain``."""
-GROUND: Final = ("greentrain/errors.py", "greentrain/types.py", "greentrain/units.py", "greentrain/utils/")
+GROUND: Final = ("greentrain/errors.py", "greentrain/types.py", "greentrain/utils/")
 TARGETS: Final = {"joule": 22, "decision": 28, "rlhf": 16}
 """Files that a path may pass at most."""
 

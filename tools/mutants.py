@@ -105,6 +105,8 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
                 continue
             if isinstance(child, ast.Expr | ast.Call) and TALK.match(ast.unparse(child).rpartition("self.")[2]):
                 continue
+            if isinstance(child, ast.UnaryOp) and isinstance(child.operand, ast.Constant):
+                continue  # -1 as a place in a list, or for "none"
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 continue
             yield child
