@@ -10,6 +10,7 @@ import typer
 from greentrain.cli.terminal import WRONG, OutOption, put, say
 from greentrain.errors import CarbonSignalError, ConfigError, MissingExtraError
 from greentrain.utils import redact
+from greentrain.utils.display import one_line
 
 app = typer.Typer(name="config", help="The configuration: its schema, checks and values.", no_args_is_help=True)
 
@@ -44,7 +45,7 @@ def check(
         else:
             found.append({"file": str(path), "ok": True, "error": None})
             if not as_json:
-                typer.echo(f"{path}: fine")
+                typer.echo(one_line(f"{path}: fine"))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     if not all(one["ok"] for one in found):

@@ -18,6 +18,7 @@ import typer
 from greentrain.cli import completion as complete
 from greentrain.cli.terminal import FAILED, JsonOption, OutOption, console, progress, put
 from greentrain.errors import ConfigError
+from greentrain.utils.display import one_line
 
 if TYPE_CHECKING:
     from greentrain.report.live.follow import RunFollow, RunNow
@@ -212,12 +213,11 @@ def _audit(root: Path, key: bytes | None, *, write: bool) -> None:
     files = sum(len(run["files"]) for run in document["runs"])
     signed = "signed" if key is not None else "not signed"
     counted = _counted(len(document["runs"]), files)
-    typer.echo(f"{path}: {counted}, {energy(document['totals']['energy_j'])}, {signed}")
+    typer.echo(f"{one_line(str(path))}: {counted}, {energy(document['totals']['energy_j'])}, {signed}")
 
 
 def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None:
     from greentrain.report.fleet.audit import read_document, verify
-    from greentrain.report.fleet.report import shown
 
     document = read_document(path)
     with progress("checking runs", quiet=as_json) as told:
@@ -226,12 +226,12 @@ def _verify(path: Path, root: Path, key: bytes | None, *, as_json: bool) -> None
     if as_json:
         findings = [{"kind": str(f.kind), "place": f.place, "text": f.text} for f in verdict.findings]
         answer: dict[str, Any] = {"ok": verdict.ok, "runs": verdict.runs, "files": verdict.files, "findings": findings}
-        typer.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+        put(json.dumps(answer, indent=1, ensure_ascii=False) + "\n", None)
     else:
         for finding in verdict.findings:
-            typer.echo(f"{finding.kind}: {shown(finding.place)}: {shown(finding.text)}")
+            typer.echo(one_line(f"{finding.kind}: {finding.place}: {finding.text}"))
         signed = "" if key is None or not verdict.ok else ", signature valid"
-        when = shown(str(document.get("created_utc")))
+        when = one_line(str(document.get("created_utc")))
         typer.echo(f"{word}: {_counted(verdict.runs, verdict.files)}, audited {when}{signed}")
     if not verdict.ok:
         raise typer.Exit(FAILED)

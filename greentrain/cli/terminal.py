@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from greentrain.errors import CarbonSignalError, ConfigError, GreenTrainError, RunFolderError
 from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
+from greentrain.utils.display import Plain, one_line, plain
 from greentrain.utils.validation import choice
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def input_checked(*wrong: type[Exception]) -> Iterator[None]:
     try:
         yield
     except wrong as error:
-        typer.echo(f"greentrain: {error}", err=True)
+        say(f"greentrain: {error}")
         raise typer.Exit(WRONG) from error
 
 
@@ -94,7 +95,7 @@ def interrupted() -> int:
 def say(line: str) -> None:
     """Print a line on standard error, where it can be written."""
     with contextlib.suppress(OSError):  # the disk of a log is full, or nobody reads it any more
-        typer.echo(line, err=True)
+        typer.echo(one_line(line), err=True)
 
 
 def put(text: str, out: Path | None) -> None:
@@ -108,7 +109,7 @@ def put(text: str, out: Path | None) -> None:
         RunFolderError: The file cannot be written.
     """
     if out is None:
-        typer.echo(text, nl=False)
+        typer.echo(plain(text) if _is_terminal(sys.stdout) else text, nl=False)
         return
     try:
         out.write_text(text, encoding="utf-8")
@@ -168,10 +169,18 @@ def console(**options: Any) -> "Console":
 
     Colours are rich's: none in a pipe, by NO_COLOR or TERM=dumb; FORCE_COLOR brings them back.
     """
-    from rich.console import Console
+    from rich.console import Console, ConsoleRenderable, RenderHook
+
+    class _Plainly(RenderHook):
+        """Lets nothing that is printed steer the terminal; what a command shows live it wraps itself."""
+
+        def process_renderables(self, renderables: "list[ConsoleRenderable]") -> "list[ConsoleRenderable]":
+            return [Plain(renderable) for renderable in renderables]
 
     narrow = _is_terminal(sys.stdout) or bool(os.environ.get("COLUMNS"))
-    return Console(width=None if narrow else WIDE, **options)
+    console = Console(width=None if narrow else WIDE, **options)
+    console.push_render_hook(_Plainly())
+    return console
 
 
 @contextlib.contextmanager

@@ -394,6 +394,8 @@ class UnknownRecords:
             self._count(f"records of kind {kind!r}")
             return
         fields = KINDS[kind]
+        if kind == "event" and not is_event(record):
+            self._count("events without a time or a name")
         if fields is not None and not record.keys() <= fields:
             for name in sorted(record.keys() - fields - _INSIDE.get(kind, set())):
                 self._count(f"{kind}.{name}")
@@ -523,6 +525,17 @@ WRONG_DATA: Final = (KeyError, TypeError, ValueError, AttributeError, Arithmetic
 """What a record raises that makes no sense."""
 _MOST: Final = 2.0**63
 """No joule, gram, second or count of an entry is so large; what is, or is no number, is damaged."""
+
+
+LATEST_S: Final = 253_402_300_800.0
+"""End of the year 9999, after which Python has no date (s since the epoch, UTC)."""
+
+
+def is_event(record: Mapping[str, Any]) -> bool:
+    """Return whether a record of kind ``event`` has a time in the calendar, a name, and no text that is none."""
+    t_unix_s = record.get("t")
+    known = isinstance(t_unix_s, int | float) and abs(t_unix_s) < LATEST_S
+    return known and isinstance(record.get("name"), str) and isinstance(record.get("text", ""), str)
 
 
 def check_entry(entry: Mapping[str, Any]) -> None:

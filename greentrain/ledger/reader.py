@@ -26,6 +26,7 @@ from greentrain.ledger.journal import (
     check_entry,
     check_format,
     entry_from_json,
+    is_event,
     last_record,
     lines_from_the_end,
     lines_of,
@@ -299,7 +300,7 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
             books.add(record)
             if record["kind"] == "entry":
                 entries.append(entry_from_json(record))
-            elif record["kind"] == "event":
+            elif record["kind"] == "event" and is_event(record):
                 events.append({"text": "", **record})
         if books.opens:
             note = unknown.note(books.opens[0].get("t", 0.0))

@@ -26,6 +26,9 @@ _MOST_OF_ALL: Final = 32_000
 _LEAST: Final = 32
 """Entries a rank that are kept apart however many ranks there are, for the curves."""
 
+_MOST_NAMES: Final = 1 << 16
+"""Rows of phases and devices on a page: 1,024 nodes of eight GPUs have 10,240 devices."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
@@ -55,6 +58,8 @@ class RunReport:
         with _sense_of(folder):
             series = build_series(record)
             summary = summarize(record, series=series)
+            if len(summary["phases"]) + len(summary["devices"]) > _MOST_NAMES:
+                raise RunFolderError(f"{folder} names more than {_MOST_NAMES} phases and devices: no training did")
             json.dumps(summary, allow_nan=False)  # which has no word for a figure that is not finite
             return cls(record=record, series=series, summary=summary)
 

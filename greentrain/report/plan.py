@@ -418,7 +418,7 @@ def plan_figures(
     changed = [d for i, d in enumerate(plan.decisions) if i == 0 or d.row != plan.decisions[i - 1].row or d.done]
     off = [float(row["tokens_per_s"]) == 0 for row in plan.facts["rows"]]
     return {
-        "policy": plan.facts["policy"],
+        "policy": str(plan.facts["policy"]),
         "unit": "tokens" if totals.tokens or not totals.samples else "samples",
         "tokens": plan.tokens,
         "tokens_done": plan.tokens_done,

@@ -116,7 +116,7 @@ def _devices(summary: Mapping[str, Any]) -> "Table":
         style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(provenance, "red")
         table.add_row(
             escape(short_name(device, summary["devices"])),
-            f"[{style}]{provenance}[/] {escape(device['method'] or '')}",
+            f"[{style}]{escape(provenance)}[/] {escape(device['method'] or '')}",
             quantities.energy(device["energy_j"]),
             quantities.percent(device["share"]) if device["share"] is not None else "",
             quantities.power(device["mean_power_w"]) if device["mean_power_w"] is not None else "",

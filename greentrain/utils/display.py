@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from unicodedata import category
 from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 STYLE: Final = (
     "div.greentrain table{border-collapse:collapse;margin:.3em 0 .6em;font-size:inherit;table-layout:auto}"
@@ -17,6 +24,40 @@ STYLE: Final = (
     "div.greentrain p{margin:.2em 0}div.greentrain summary{cursor:pointer}"
 )
 """Of the class alone; colours are the notebook's, so it is readable on light and dark ones."""
+
+
+_STEERING: Final = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of what is no letter: controls, C1 too, format (which turns the direction of writing), halves of a
+character, and ends of lines and paragraphs (Unicode Standard 16.0, table 4-4)."""
+
+
+def plain(text: str) -> str:
+    """Return anybody's text for a terminal or a log: what would steer one is replaced; line ends stay.
+
+    Args:
+        text: The text, as a name in a file of somebody else.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join("\N{REPLACEMENT CHARACTER}" if c != "\n" and category(c) in _STEERING else c for c in text)
+
+
+def one_line(text: str) -> str:
+    """Return the same in one line."""
+    return plain(text).replace("\n", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Something for a rich console whose words come from anybody: none of them steers the terminal."""
+
+    renderable: "RenderableType"
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[Segment]":
+        from rich.segment import Segment
+
+        for segment in console.render(self.renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +94,14 @@ class Displayable:
         """Return what is shown."""
 
     def __str__(self) -> str:
-        return self._view().line
+        return plain(self._view().line)
 
     def _repr_html_(self) -> str:
         return to_html(self._view())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         view = self._view()
-        return {"text/plain": view.line, "text/html": to_html(view)}
+        return {"text/plain": plain(view.line), "text/html": to_html(view)}
 
 
 def to_html(view: View) -> str:

@@ -13,7 +13,7 @@ from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import Journal, JournalTail, rank_path, read_journal
 from greentrain.ledger.reader import read_run, sums_of_others
 from greentrain.ledger.run_folder import is_finished
-from greentrain.report import write_report
+from greentrain.report import RunReport, write_report
 from greentrain.report.fleet.audit import audit
 from greentrain.report.fleet.reading import read_folder
 from greentrain.report.live.follow import RunFollow
@@ -245,6 +245,44 @@ def test_a_record_of_the_wrong_type_is_named_or_left_out(tmp_path: Path, damage:
         return
     assert read_folder(folder).row.error is not None
     assert RunFollow(folder).look().total_j == 1000.0, "the page leaves it out and goes on"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"name": "warning"},
+        {"t": None, "name": "warning"},
+        {"t": 1e300, "name": "warning"},
+        {"t": "1", "name": "warning"},
+        {"t": T0_S},
+        {"t": T0_S, "name": ["warning"]},
+        {"t": T0_S, "name": "gear", "text": {}},
+    ],
+    ids=str,
+)
+def test_an_event_without_a_time_or_a_name_is_left_out_and_said(tmp_path: Path, event: dict[str, Any]) -> None:
+    folder = run_of(tmp_path)
+    with rank_path(folder, 0).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": "event", **event}) + "\n")
+    found = RunReport.read(folder)
+    found.write()
+    assert [note["name"] for note in found.summary["events"]] == ["note"]
+    assert "events without a time or a name (1 times)" in found.summary["events"][0]["text"]
+    assert RunFollow(folder).look().events == []
+
+
+def test_intervals_of_years_are_split_into_days_only_so_often(tmp_path: Path) -> None:
+    years_s = 60 * 365 * 86_400.0
+    items = [entry(T0_S + i, T0_S + i + years_s, {"GPU-0": device(1.0)}) for i in range(50)]
+    assert read_folder(Folder(tmp_path, "one").rank(0, [GPU], items[:1]).path).row.energy_j == pytest.approx(1.0)
+    assert "longer than a century together" in str(read_folder(Folder(tmp_path).rank(0, [GPU], items).path).row.error)
+
+
+def test_more_names_than_a_training_has_make_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.report._MOST_NAMES", 7)
+    items = [entry(T0_S, T0_S + 10, {"GPU-0": device(1.0)})]
+    with pytest.raises(RunFolderError, match="names more than 7 phases and devices"):
+        write_report(Folder(tmp_path).rank(0, [GPU, CPU], items).path)
 
 
 @pytest.mark.parametrize(

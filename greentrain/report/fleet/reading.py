@@ -164,6 +164,19 @@ def by_day_and_zone(entry: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str |
         yield (day, zone), part if place == 0 else {**part, "steps": 0, "gears": {}}
 
 
+class _BoundedSplit:
+    """``by_day_and_zone`` for one run: its long intervals have no more days together than one may have alone."""
+
+    def __init__(self) -> None:
+        self._whole_days = 0
+
+    def __call__(self, entry: Mapping[str, Any]) -> Iterator[tuple[tuple[int, str | None], Mapping[str, Any]]]:
+        self._whole_days += max(int(entry["t1"] // DAY_S) - int(entry["t0"] // DAY_S) - 1, 0)
+        if self._whole_days > _MOST_DAYS:
+            raise ValueError("its intervals are longer than a century together")
+        return by_day_and_zone(entry)
+
+
 def _days(t0_unix_s: float, t1_unix_s: float) -> Iterator[tuple[int, float]]:
     """Yield the UTC days of an interval with its share on each; the shares add up to 1.
 
@@ -226,7 +239,8 @@ def read_folder(folder: Path, lines: Lines = lines_of) -> RunReading:
 def _read(folder: Path, run: Mapping[str, Any], lines: Lines) -> RunReading:
     if not any(folder.glob("rank-*.jsonl")):
         raise RunFolderError("there is no rank-*.jsonl file; the run died before it booked anything, or was not copied")
-    ranks = read_ranks(folder, run, lambda path: read_books(path, RankBooks(by_day_and_zone), lines))
+    split = _BoundedSplit()
+    ranks = read_ranks(folder, run, lambda path: read_books(path, RankBooks(split), lines))
     cells = RunCells()
     for books in ranks.values():
         cells.add(books)

@@ -14,6 +14,7 @@ from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.tables import check_path
 from greentrain.report.fleet.totals import NO_SELECTION, FleetTotal, RunSelection, check_keys
 from greentrain.utils import quantities
+from greentrain.utils.display import one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -64,9 +65,8 @@ def report(asked: FleetReportRequest, console: "Console", *, as_json: bool) -> N
         if asked.totals_file is not None:
             index.export_totals(asked.totals_file, by, only)
     if as_json:
-        console.file.write(
-            json.dumps(_document(asked, totals, whole, rows, others), indent=1, ensure_ascii=False) + "\n"
-        )
+        text = json.dumps(_document(asked, totals, whole, rows, others), indent=1, ensure_ascii=False) + "\n"
+        console.file.write(plain(text) if console.is_terminal else text)
         return
     console.print(render(by, totals, whole, rows, others))
     for path in (asked.runs_file, asked.totals_file):
@@ -101,7 +101,8 @@ def render(
     for name in ("runs", "energy", "measured", "no reading", "CO\N{SUBSCRIPT TWO}e", *(("tokens",) if work else ())):
         table.add_column(name, justify="right")
     for total in totals:
-        table.add_row(*(Text(shown(value)) for value in total.key.values()), *_figures(total, work=work))
+        names = (Text("\N{EN DASH}" if name is None else one_line(name)) for name in total.key.values())
+        table.add_row(*names, *_figures(total, work=work))
     if by and len(totals) > 1:
         for total in whole:
             table.add_section()
@@ -111,13 +112,6 @@ def render(
     parts.append(Text(_states(rows), style="dim"))
     parts += [Text(text, style="yellow") for text in _troubles(others)]
     return Group(*parts)
-
-
-def shown(text: str | None) -> str:
-    """Return anybody's text for a terminal: what steers one is replaced."""
-    if text is None:
-        return "\N{EN DASH}"
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _refresh(index: Index, *, quiet: bool) -> None:
@@ -161,9 +155,9 @@ def _states(rows: Sequence[RunRow]) -> str:
 
 
 def _troubles(rows: Sequence[RunRow]) -> list[str]:
-    broken = [f"{shown(str(row.folder))}: {shown(row.error)}" for row in rows if row.error is not None]
+    broken = [f"{one_line(str(row.folder))}: {one_line(row.error)}" for row in rows if row.error is not None]
     copies = [
-        f"{shown(str(row.folder))}: a copy of {shown(str(row.duplicate_of))}, not counted"
+        f"{one_line(str(row.folder))}: a copy of {one_line(str(row.duplicate_of))}, not counted"
         for row in rows
         if row.duplicate_of is not None
     ]

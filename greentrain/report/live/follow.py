@@ -4,7 +4,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -149,7 +149,9 @@ class RunFollow:
             if rank.opened is not None and rank.opened is not opened:
                 check_format(rank.opened.get("format"), path)
         try:
-            return _finite(self._shown(run))
+            now = self._shown(run)
+            _check_finite(now)
+            return now
         except WRONG_DATA as error:
             raise RunFolderError(
                 f"{self.folder} holds a run.json or a record that makes no sense ({error!r}): it was damaged, or"
@@ -260,13 +262,20 @@ def _status(state: RankState, journal: Path, now_s: float, book_s: float) -> str
     return SILENT if quiet_s > SILENT_S else RUNNING
 
 
-def _finite(now: RunNow) -> RunNow:
-    """Return it; raise ValueError or OverflowError where JSON or a person could not be shown a figure of it."""
-    for item in fields(now):
-        value = getattr(now, item.name)
-        if isinstance(value, int | float) and not math.isfinite(value):
-            raise ValueError(f"{item.name} is {value}")
-    return now
+def _check_finite(value: Any, name: str = "a figure") -> None:
+    """Raise ValueError or OverflowError where JSON or a person could not be shown a figure in it."""
+    if isinstance(value, int | float):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+    elif is_dataclass(value):
+        for item in fields(value):
+            _check_finite(getattr(value, item.name), item.name)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _check_finite(item, name)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for item in value:
+            _check_finite(item, name)
 
 
 def _written_s(path: Path) -> float:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from greentrain.report.live.follow import RunNow
 from greentrain.utils import quantities
+from greentrain.utils.display import Plain, one_line
 
 MOST_DEVICES: Final = 24
 """Rows of devices; of more, those of the first ranks are shown, and how many are not."""
@@ -20,26 +21,26 @@ _STYLES: Final = {"running": "bold green", "finished": "bold green", "killed": "
 
 def line(now: RunNow) -> str:
     """Return the run in one line; what nobody knows is left out."""
-    parts = [clean(now.name or now.run_id), now.status, quantities.joules(now.total_j) + _label(now)]
+    parts = [now.name or now.run_id, now.status, quantities.joules(now.total_j) + _label(now)]
     if now.power_w is not None:
         parts.append(quantities.power(now.power_w))
     if now.operational_g is not None:
         parts.append(quantities.carbon(now.operational_g + (now.embodied_g or 0.0)))
     if now.g_per_kwh is not None:
-        parts.append(f"grid {quantities.intensity(now.g_per_kwh)} ({clean(now.zone or '')})")
+        parts.append(f"grid {quantities.intensity(now.g_per_kwh)} ({now.zone or ''})")
     if now.gears:
-        parts.append("+".join(map(clean, now.gears)))
+        parts.append("+".join(now.gears))
     parts.append(f"step {quantities.count(now.steps)}")
     if now.tokens_per_s is not None:
         parts.append(f"{quantities.significant(now.tokens_per_s)} tokens/s")
     if now.eta_s is not None:
         parts.append(f"{quantities.duration(now.eta_s)} left")
-    return ", ".join(parts)
+    return one_line(", ".join(parts))
 
 
 def final_line(now: RunNow) -> str:
     """Return how a run ended, in one line."""
-    return f"{clean(now.run_id)} {_ended(now)} after {quantities.duration(now.duration_s)}: {line(now)}"
+    return f"{one_line(now.run_id)} {one_line(_ended(now))} after {quantities.duration(now.duration_s)}: {line(now)}"
 
 
 def frame(now: RunNow) -> RenderableType:
@@ -47,7 +48,7 @@ def frame(now: RunNow) -> RenderableType:
     parts: list[RenderableType] = [_title(now), _figures(now), _devices(now)]
     if now.events:
         parts.append(_events(now))
-    return Group(*parts)
+    return Plain(Group(*parts))
 
 
 def show(now: RunNow, console: Console) -> None:
@@ -58,20 +59,15 @@ def show(now: RunNow, console: Console) -> None:
         print(line(now), file=console.file, flush=True)
 
 
-def clean(text: str) -> str:
-    """Return a text of a file without what would steer the terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def _ended(now: RunNow) -> str:
-    return {"finished": "finished", "killed": "was killed"}.get(now.status, f"ended ({clean(now.status)})")
+    return {"finished": "finished", "killed": "was killed"}.get(now.status, f"ended ({now.status})")
 
 
 def _title(now: RunNow) -> Text:
     title = Text(no_wrap=True, overflow="ellipsis")
-    title.append(clean(now.name or now.run_id), style="bold")
-    title.append(f"  {clean(now.run_id)}  ", style="dim")
-    title.append(clean(now.status), style=_STYLES.get(now.status, "bold yellow"))
+    title.append(one_line(now.name or now.run_id), style="bold")
+    title.append(one_line(f"  {now.run_id}  "), style="dim")
+    title.append(now.status, style=_STYLES.get(now.status, "bold yellow"))
     seen = sum(rank.rank < now.world_size for rank in now.ranks)
     if now.world_size > 1:
         title.append(f"  {seen} of {now.world_size} ranks")
@@ -84,7 +80,7 @@ def _figures(now: RunNow) -> Table:
     table.add_column(style="dim", no_wrap=True, min_width=LABEL)
     table.add_column(no_wrap=True, overflow="ellipsis")
     for name, text in _rows(now):
-        table.add_row(name, Text(text, overflow="ellipsis", no_wrap=True))
+        table.add_row(name, Text(one_line(text), overflow="ellipsis", no_wrap=True))
     return table
 
 
@@ -98,12 +94,12 @@ def _rows(now: RunNow) -> Iterator[tuple[str, str]]:
     if now.g_per_kwh is not None:
         kind = f", {now.kind}" if now.kind else ""
         pue = "" if now.pue in (None, 1.0) else f", PUE {now.pue:g}"
-        yield "grid", f"{quantities.intensity(now.g_per_kwh)} in {clean(now.zone or '?')}{clean(kind)}{pue}"
+        yield "grid", f"{quantities.intensity(now.g_per_kwh)} in {now.zone or '?'}{kind}{pue}"
     else:
         yield "grid", "intensity unknown"
     if now.gears or now.cap is not None:
         cap = "" if now.cap is None else f" at {now.cap:.0%} of the power limit"
-        yield "gear", "+".join(map(clean, now.gears)) + cap
+        yield "gear", "+".join(now.gears) + cap
     yield "steps", quantities.count(now.steps) + _speed(now.steps_per_s, "steps/s")
     for name, count, speed in (
         ("tokens", now.tokens, now.tokens_per_s),
@@ -117,13 +113,13 @@ def _rows(now: RunNow) -> Iterator[tuple[str, str]]:
     if now.eta_s is not None:
         yield "left", quantities.duration(now.eta_s)
     if now.plan is not None:
-        yield "plan", clean(f"{now.plan.action}: {now.plan.reason}")
+        yield "plan", f"{now.plan.action}: {now.plan.reason}"
         if now.plan.paused and now.plan.resume_unix_s is not None:
             yield "", f"would go on in {quantities.duration(max(0.0, now.plan.resume_unix_s - now.t_unix_s))}"
     if now.saved is not None:
         what = "saved" if now.saved.grams >= 0 else "more"
-        text = f"{quantities.mass(abs(now.saved.grams))} CO2e against {clean(now.saved.against)} at once"
-        yield what, f"{text} ({clean(now.saved.provenance)})"
+        text = f"{quantities.mass(abs(now.saved.grams))} CO2e against {now.saved.against} at once"
+        yield what, f"{text} ({now.saved.provenance})"
 
 
 def _devices(now: RunNow) -> Table:
@@ -136,10 +132,10 @@ def _devices(now: RunNow) -> Table:
         missing = f", {quantities.duration(device.missing_s)} missing" if device.missing_s > 0 else ""
         cells = [
             *([str(rank.rank)] if now.world_size > 1 else []),
-            clean(device.name or device.uid),
+            one_line(device.name or device.uid),
             "" if device.power_w is None else quantities.power(device.power_w),
             quantities.joules(device.energy_j),
-            clean(device.provenance) + missing,
+            device.provenance + missing,
         ]
         table.add_row(*map(Text, cells))
     if len(rows) > MOST_DEVICES:
@@ -154,7 +150,7 @@ def _events(now: RunNow) -> Table:
     for event in now.events:
         when = time.strftime("%H:%M:%S", time.localtime(event.t_unix_s))
         rank = f"rank {event.rank}: " if now.world_size > 1 else ""
-        table.add_row(when, Text(clean(f"{rank}{event.name}: {event.text}"), overflow="ellipsis", no_wrap=True))
+        table.add_row(when, Text(one_line(f"{rank}{event.name}: {event.text}"), overflow="ellipsis", no_wrap=True))
     return table
 
 
@@ -175,9 +171,9 @@ def _label(now: RunNow) -> str:
     if not total:
         return ""
     if len(now.energy_j) == 1:
-        return f" ({clean(next(iter(now.energy_j)))})"
+        return f" ({next(iter(now.energy_j))})"
     shares = sorted(now.energy_j.items(), key=lambda item: -item[1])
-    return " (" + ", ".join(f"{joules / total:.0%} {clean(name)}" for name, joules in shares) + ")"
+    return " (" + ", ".join(f"{joules / total:.0%} {name}" for name, joules in shares) + ")"
 
 
 def _speed(value: float | None, unit: str) -> str:

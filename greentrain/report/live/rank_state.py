@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.ledger.journal import WRONG_DATA, entry_from_json
+from greentrain.ledger.journal import WRONG_DATA, entry_from_json, is_event
 from greentrain.ledger.reader import RankBooks, RankRecord, RunRecord
 from greentrain.ledger.totals import Totals
 from greentrain.report.plan import PlanRecord
@@ -18,8 +18,6 @@ LAST_EVENTS: Final = 20
 RECENT_S: Final = 60.0
 """Time over which speeds are taken (s)."""
 _PLAN_EVENTS: Final = ("decision", "leave")
-LATEST_S: Final = 253_402_300_800.0
-"""End of the year 9999, after which Python has no date (s since the epoch, UTC)."""
 
 
 def _joined(a: LedgerEntry, b: LedgerEntry) -> LedgerEntry:
@@ -166,9 +164,9 @@ class RankState:
         self._hours[key] = entry if held is None else _joined(held, entry)
 
     def _event(self, record: Mapping[str, Any]) -> None:
-        name = str(record["name"])
-        if not abs(float(record["t"])) < LATEST_S:
-            raise ValueError("its time is in no calendar")
+        if not is_event(record):
+            return
+        name = record["name"]
         self.events.append(record)
         if name in _PLAN_EVENTS:
             self.decisions.append(record)
