@@ -8,7 +8,6 @@ Hooks mark phases on what Accelerate prepares: models, optimizers, data loaders 
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from greentrain.types import Phase
 from greentrain.utils.files import write_json
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
+from greentrain.utils.topology import local_size
 
 
 class Prepared:
@@ -176,7 +176,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
                 rank=self.process_index,
                 world_size=self.num_processes,
                 local_rank=self.local_process_index,
-                local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE") or self.num_processes),
+                local_world_size=local_size(self.process_index, self.num_processes, self.local_process_index),
                 model=self._models[0] if self._models else None,
             )
 

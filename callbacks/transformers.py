@@ -5,7 +5,6 @@ Example::
     trainer = Trainer(model, args, train_dataset=data, callbacks=[GreenCallback("green.yaml")])
 """
 
-import os
 import sys
 from contextlib import AbstractContextManager
 from types import FrameType
@@ -16,6 +15,7 @@ from greentrain.errors import ConfigError
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
+from greentrain.utils.topology import local_size
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class GreenCallback(TrainerCallback, ExportableState):
             rank=args.process_index,
             world_size=args.world_size,
             local_rank=args.local_process_index,
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size)),
+            local_world_size=local_size(args.process_index, args.world_size, args.local_process_index),
             model=model,
         )
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from greentrain.utils.topology import topology_from_env, topology_from_process_group
+from greentrain.utils.topology import local_size, topology_from_env, topology_from_process_group
 
 
 def _place(env: Mapping[str, str]) -> tuple[int, int, int, int]:
@@ -56,6 +56,46 @@ def test_a_master_on_this_machine_means_that_all_ranks_are() -> None:
 
 def test_a_local_rank_without_a_local_size_is_kept() -> None:
     assert _place({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}) == (3, 4, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "node", "expected"),
+    [("4(x2)", "0", 4), ("4(x2)", "1", 4), ("5,3", "0", 5), ("5,3", "1", 3), ("2(x3),1(x2)", "4", 1), ("8", "0", 8)],
+)
+@pytest.mark.parametrize("name", ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"])
+def test_slurm_says_the_ranks_of_each_node_without_being_told(name: str, tasks: str, node: str, expected: int) -> None:
+    env = {"SLURM_PROCID": "7", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": node, name: tasks}
+    assert _place(env)[3] == expected
+
+
+@pytest.mark.parametrize("tasks", ["", "2", "4(x3)", "8(x", "eight", "(x8)"])
+def test_slurm_tasks_that_are_not_these_ranks_say_nothing(tasks: str) -> None:
+    env = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": tasks}
+    assert _place(env) == (5, 8, 1, 4)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_ranks_that_may_all_be_on_one_node_are_taken_to_be(rank: int) -> None:
+    env = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "4", "SLURM_LOCALID": str(rank), "MASTER_ADDR": "node01"}
+    assert _place(env) == (rank, 4, rank, 4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "env", "expected"),
+    [
+        (5, 1, {"LOCAL_WORLD_SIZE": "4"}, 4),
+        (5, 1, {"SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"}, 4),
+        (5, 1, {"MASTER_ADDR": "localhost"}, 8),
+        (5, 1, {}, 4),
+        (6, 0, {}, 2),
+        (2, 2, {}, 8),
+        (3, None, {}, 1),
+    ],
+)
+def test_a_framework_that_knows_the_ranks_asks_for_the_local_size(
+    rank: int, local_rank: int | None, env: dict[str, str], expected: int
+) -> None:
+    assert local_size(rank, 8, local_rank, env) == expected
 
 
 def test_without_a_process_group_there_is_nothing_to_ask() -> None:
