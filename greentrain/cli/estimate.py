@@ -296,8 +296,13 @@ def _check_files(html: Path | None, actions: Path | None, into: Path | None) -> 
 
 
 def _put(path: Path, text: str, option: str, quiet: bool) -> None:
+    from greentrain.utils.files import replace_file
+
     try:
-        path.write_text(text, encoding="utf-8")
+        if option == "--into":  # whose folder may be anybody's: what is planted there leads nowhere
+            replace_file(path, text.encode())
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be written: {error.strerror or error}") from error
     typer.echo(f"Written: {path}", err=quiet)

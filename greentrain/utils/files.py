@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +25,7 @@ def write_atomic(path: Path, text: str) -> Path:
         RunFolderError: The folder cannot be written.
     """
     try:
-        _replace(path, text, durable=True)
+        replace_file(path, text.encode(), durable=True)
     except OSError as error:
         raise RunFolderError(
             f"cannot write the report {path}: {error.strerror or error}. Make the folder writable, or copy the run"
@@ -44,22 +45,44 @@ def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) ->
     Raises:
         OSError: The file cannot be written.
     """
-    _replace(path, json.dumps(data, indent=1, sort_keys=True, default=str) + "\n", private=private)
+    text = json.dumps(data, indent=1, sort_keys=True, default=str) + "\n"
+    replace_file(path, text.encode(), private=private)
 
 
-def _replace(path: Path, text: str, *, private: bool = False, durable: bool = False) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)  # not through somebody's link
+def replace_file(path: Path, data: bytes, *, private: bool = False, durable: bool = False) -> None:
+    """Put a file in the place of another, whole; a link that lies there is replaced, and never followed.
+
+    The new one is written beside it under a name that nobody can have guessed, in the folder as it was found: what
+    somebody planted there, or puts in the folder's place meanwhile, leads nothing elsewhere.
+
+    Args:
+        path: Path of the file.
+        data: Content of the file.
+        private: Whether nobody but the owner may read it.
+        durable: Whether it is on the disk before it takes the place of the old one.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    folder, at = None, f"{path.parent}{os.sep}"
+    if os.open in os.supports_dir_fd:  # not on Windows
+        folder, at = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), ""
+    part = f"{at}.{secrets.token_hex(8)}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     try:
-        with os.fdopen(os.open(part, flags, 0o600 if private else 0o666), "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with os.fdopen(os.open(part, flags, 0o600 if private else 0o666, dir_fd=folder), "wb") as file:
+            file.write(data)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        part.replace(path)
-    finally:
+        os.replace(part, at + path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
         with contextlib.suppress(OSError):
-            part.unlink()
+            os.unlink(part, dir_fd=folder)
+        raise
+    finally:
+        if folder is not None:
+            os.close(folder)
 
 
 def cache_folder(environ: Mapping[str, str] | None = None, *, part: str = "") -> Path:

@@ -219,7 +219,10 @@ def test_a_report_holds_the_estimate_to_what_was_measured(tmp_path: Path) -> Non
     assert before["estimate"] is None and 'id="estimate"' not in render_html(before, None)
     trained = before["work"]["tokens"]
     words = ("--parameters", "1e9", "--tokens", str(2 * trained), *RUN[4:6], "--count", "1", "--g-per-kwh", "400")
+    (tmp_path / "victim").write_text("mine", encoding="utf-8")
+    (folder / "estimate.json").symlink_to(tmp_path / "victim")  # the folder may be anybody's
     assert _run(*words, "--into", str(folder)).exit_code == 0
+    assert (tmp_path / "victim").read_text(encoding="utf-8") == "mine"
     summary = summarize(read_run(folder))
     found = summary["estimate"]
     assert found["trained_share"] == pytest.approx(0.5)

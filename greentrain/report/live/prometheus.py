@@ -9,6 +9,7 @@ from typing import Any, Final
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError
 from greentrain.report.live.snapshot import OFF, DeviceNow, MissingSeconds, PlanNow, Snapshot
+from greentrain.utils.files import replace_file
 from greentrain.utils.http_access import Access, kept_token
 from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen
 from greentrain.utils.imports import try_import
@@ -227,7 +228,6 @@ class Textfile:
                 f"export.prometheus.textfile: cannot write to {folder}; make it writable, or drop the key"
             )
         self.path = folder / f"{name}.prom"
-        self._part = folder / f".{name}.{os.getpid()}.part"
         self._figures = SnapshotMetrics()
         self._registry = CollectorRegistry()
         self._registry.register(self._figures)
@@ -243,11 +243,7 @@ class Textfile:
         if snapshot.t_unix_s < self._next_s:
             return
         self._next_s = snapshot.t_unix_s + TEXTFILE_S
-        try:
-            self._part.write_bytes(generate_latest(self._registry))
-            self._part.replace(self.path)
-        finally:
-            self._part.unlink(missing_ok=True)
+        replace_file(self.path, generate_latest(self._registry))
 
     def close(self) -> None:
         """Remove the file, whose figures would be shown for ever. Idempotent."""
