@@ -12,18 +12,20 @@ last booking for a logger.
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from greentrain.config.schema import CarbonConfig, GreenConfig
 from greentrain.errors import GreenTrainWarning, NewerFormatError, RunFolderError
-from greentrain.ledger.bookkeeper import Bookkeeper, Mark
+from greentrain.ledger.bookkeeper import Bookkeeper, Mark, folded
 from greentrain.ledger.embodied import EmbodiedRate, embodied_rates, why_unknown
 from greentrain.ledger.journal import RUN_JSON, Journal, rank_path, read_object
 from greentrain.ledger.pue import in_run_time, open_facility
@@ -43,6 +45,7 @@ from greentrain.types import (
     Sensor,
     Topology,
 )
+from greentrain.utils.background import BackgroundWork
 from greentrain.utils.clock import Clock
 from greentrain.utils.files import write_json
 
@@ -218,8 +221,17 @@ def _name(sensor: Sensor) -> str:
 
 log = logging.getLogger(__name__)
 
-MAX_MARKS = 1 << 18
-"""Marks that wait for the bookkeeper: minutes of them; older ones fall out if its thread is stuck."""
+MAX_MARKS: Final = 1 << 20
+"""Marks that wait for the bookkeeper, 0.15 GB: older ones fall out where its thread is stuck, and are counted."""
+HURRY_MARKS: Final = 1 << 16
+"""More than these make the bookkeeper look at once."""
+MANY_MARKS: Final = 1 << 18
+"""Marks of one ledger interval; of more, steps are counted and phases are not told apart any more."""
+_COUNTED: Final = ("step", "count")
+SAVE_S: Final = 1.0
+"""Longest wait on the training thread for books and disk (s)."""
+CLOSE_S: Final = 8.0
+"""Longest wait for the last booking (s): 5 s for a driver that hangs, and the disk."""
 CLAIM_S = 3.0
 """How often to look whether a device of another rank has become free (s)."""
 PEERS_S = 2.0
@@ -287,31 +299,40 @@ class ActiveRun:
         self._next_peers_s = 0.0
         self._others = OtherRanksTotals()
         self._run_json: dict[str, Any] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # of the curves; never taken by a signal handler, nor while a file is written
         self._warned: set[str] = set()
-        path = rank_path(self.folder, topology.rank)
-        resumed = path.exists() and path.stat().st_size > 0
-        earlier = self._earlier(carried) if resumed else carried
-        self._journal = Journal(path)
-        self.ledger = EnergyLedger(self._journal, earlier)
-        self._carried = None if resumed else carried
-        self.t0_s = clock.monotonic_s()
-        self._offset_s = clock.unix_s() - self.t0_s
-        self._devices = ClaimedDevices(
-            meter.sensors, topology, {"run_id": run_id, "rank": topology.rank}, config.carbon, self.event
-        )
-        self._books = self._open_books()
-        self._next_book_s = 0.0
-        self._next_claim_s = 0.0
-        self._sampler = Sampler(
-            meter,
-            self._devices,
-            sample_s=config.power.sample_s,
-            clock=clock,
-            on_tick=self._tick,
-            tick_s=min(LIVE_S if config.run.live else SETTLE_S, config.run.book_s),
-            on_probe=self._write_sensors,
-        )
+        self._counted = 0
+        self._asked = self._started = self._ended = self._facts_new = self._sensors_new = False
+        self._closing: tuple[str, float] | None = None
+        self._brought_back = 0
+        self._journal, earlier, note = self._open_journal(carried)
+        try:
+            self.ledger = EnergyLedger(self._journal, carried if earlier is None else earlier)
+            self._carried = carried if earlier is None else None
+            self.t0_s = clock.monotonic_s()
+            self._offset_s = clock.unix_s() - self.t0_s
+            owner: dict[str, str | int] = {"run_id": self.run_id, "rank": topology.rank}
+            self._devices = ClaimedDevices(meter.sensors, topology, owner, config.carbon, self.event)
+            self._books = self._open_books()
+            self._next_book_s = 0.0
+            self._next_claim_s = 0.0
+            tick_s = min(LIVE_S if config.run.live else SETTLE_S, config.run.book_s)
+            self._sampler = Sampler(
+                meter,
+                self._devices,
+                sample_s=config.power.sample_s,
+                clock=clock,
+                on_tick=self._tick,
+                tick_s=tick_s,
+                on_probe=self._probed,
+            )
+        except BaseException:
+            self._journal.close()
+            raise
+        if note:
+            self.event("warning", note)
+        self._desk = BackgroundWork("greentrain-books", self._pass, 2 * tick_s)  # by itself where no tick comes
+        self._desk.start()
 
     def start(self) -> None:
         """Write the opening line, take the first reading and start the sampler."""
@@ -328,12 +349,15 @@ class ActiveRun:
                 "carried": self._carried.to_dict() if self._carried else None,
             }
         )
+        self._journal.flush(SAVE_S)
         self.t0_s = self._clock.monotonic_s()  # as late as can be: what is used before the first reading is lost
         self._books = self._open_books()
         self._devices.start(self.t0_s)
         self._next_book_s = self.t0_s + min(FIRST_BOOK_S, self.config.run.book_s)
+        self._next_second_s = self.t0_s + LIVE_S
         self.facility.start()
         self._sampler.start()
+        self._started = True
 
     def _open_books(self) -> Bookkeeper:
         facility = in_run_time(self.facility, self.signal)
@@ -355,13 +379,15 @@ class ActiveRun:
 
     @property
     def busy_s(self) -> float:
-        """CPU seconds of the background thread so far."""
-        return self._sampler.busy_s
+        """CPU seconds of sampler and bookkeeper so far."""
+        return self._sampler.busy_s + self._desk.busy_s
 
     def event(self, name: str, text: str, **more: Any) -> None:
-        """Write an event to the journal; a gap or warning is also shown, once a text."""
-        with self._lock:
+        """Queue an event for the journal, also from a signal handler; a gap or warning is also shown, once a text."""
+        try:
             self._journal.append({"kind": "event", "t": self._clock.unix_s(), "name": name, "text": text, **more})
+        except ValueError as error:
+            log.warning("GreenTrain: the event %r is not in the journal: %s", name, error)
         if name in ("gap", "warning"):
             self.warn(text)
 
@@ -380,8 +406,8 @@ class ActiveRun:
         """
         energies: dict[str, float] = {}
         missing_s = 0.0
+        self._desk.ask(SAVE_S)  # which works the readings in
         with self._lock:
-            self._sampler.settle()
             for uid, curve in self._devices.curves.items():
                 if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
                     return None
@@ -401,6 +427,10 @@ class ActiveRun:
         if self.topology.rank == 0 and (self.topology.world_size > 1 or rank_path(self.folder, 1).exists()):
             self._others = sums_of_others(self.folder, 0, self.topology.world_size)
 
+    def hurry(self) -> None:
+        """Let the bookkeeper look now, as many marks wait; costs the training thread a lock's release."""
+        self._desk.ask()
+
     def now(self) -> tuple[float, float]:
         """Return energy so far (J), resumed parts included, and the power of the last second (W), of known parts."""
         with self._lock:
@@ -412,57 +442,74 @@ class ActiveRun:
         return energy_j, power_w
 
     def close(self, reason: str) -> None:
-        """Book the rest, write the closing line, release everything. Idempotent; never raises."""
-        if self.closed:
-            return
+        """Book the rest, write the closing line, release everything. Idempotent; never raises, and waits bounded.
+
+        Whoever was interrupted while it waited may call it again, and waits for the rest.
+        """
+        if self._closing is None:
+            self._closing = reason, self._clock.monotonic_s()
         self.closed = True
-        t1_s = self._clock.monotonic_s()
-        stopped = self._sampler.stop(t1_s)
-        self.facility.close()
-        if not self._lock.acquire(timeout=5.0):
-            log.warning("GreenTrain: the bookkeeper hangs in a driver; the last interval is not booked")
-            return
-        try:
-            self._close(reason, t1_s, stopped)
-        except Exception as error:
-            log.warning("GreenTrain: closing the run failed: %r", error)
-        finally:
-            self._lock.release()
+        if not self._desk.stop(CLOSE_S):
+            log.warning("GreenTrain: a driver hangs, or the disk; the last interval of %s is not booked", self.folder)
+        elif self._journal.unwritten:
+            self._tell_unwritten()
 
     def know(self, **facts: Any) -> None:
         """Note in run.json what was learned after the start: number of parameters, layers. None says nothing."""
         known = {key: value for key, value in facts.items() if value is not None}
         if self._run_json and any(self._run_json.get(key) != value for key, value in known.items()):
-            self._run_json.update(known)
-            self._save_run_json()
+            self._run_json = {**self._run_json, **known}  # a new one, as the other is being written, perhaps
+            self._facts_new = True
+            self._journal.flush(0)
 
-    def book_now(self) -> None:
-        """Bring books and journal up to what the sensors have said: before a checkpoint, at SIGTERM. Never raises."""
-        try:
-            with self._lock:
-                self._sampler.settle()
-            self._book(self._clock.monotonic_s())
-        except Exception as error:
-            log.warning("GreenTrain: booking failed: %r", error)
+    def book_now(self, wait_s: float = SAVE_S) -> None:
+        """Bring books and journal up to what the sensors have said: before a checkpoint, at SIGTERM. Never raises.
 
-    def _close(self, reason: str, t1_s: float, stopped: bool) -> None:
-        self._sampler.settle()
-        self._claim_rest()
-        for curve in self._devices.curves.values():
-            curve.finish(t1_s)
-        self._record(t1_s)
-        self._journal.append(
-            {"kind": "close", "t": t1_s + self._offset_s, "reason": reason, "totals": self.ledger.totals.to_dict()}
-        )
-        self._journal.close()
-        self._devices.release()
-        if stopped:
-            self.meter.close()
+        The bookkeeper's thread does it, so that nothing is booked half, or twice, where a signal comes meanwhile.
+
+        Args:
+            wait_s: Longest time to wait for it (s); it goes on afterwards.
+        """
+        end_s = time.monotonic() + wait_s
+        self._asked = True
+        if not self._desk.ask(wait_s) and not self.closed:
+            self.warn("the books are late, as a device or the disk hangs: a checkpoint has what was booked before")
+        self.save(max(end_s - time.monotonic(), 0.0))
+
+    def save(self, wait_s: float = SAVE_S) -> None:
+        """Wait until what was noted so far is in the journal's file, at most so long (s), and say what is not."""
+        if not self._journal.flush(wait_s):
+            self._tell_unwritten()
+
+    def _tell_unwritten(self) -> None:
+        self.warn(f"the disk does not take the journal of {self.folder}: what it does not hold is lost with a kill")
+
+    # -- in the thread of the books ----------------------------------------------------------------------------
 
     def _tick(self, now_s: float) -> None:
+        self._desk.ask()
+
+    def _probed(self) -> None:
+        self._sensors_new = True
+        self._desk.ask()
+
+    def _pass(self) -> None:
+        """Look at what there is to book, or to close."""
+        if self._closing is not None and not self._ended:
+            self._ended = True
+            self._close(*self._closing)
+        if self._ended or not self._started:
+            return
+        now_s = self._clock.monotonic_s()
         with self._lock:
             self._sampler.settle()
-        if now_s >= self._next_book_s:
+            if self._sensors_new:
+                self._sensors_new = False
+                self._write_sensors()
+        self._take_marks()
+        crowded = self._books.timeline.waiting > MANY_MARKS // 2 and now_s - self._books.t_s >= FIRST_BOOK_S
+        if self._asked or crowded or now_s >= self._next_book_s:
+            self._asked = False
             self._book(now_s)
         elif now_s >= self._next_claim_s and self._books.t_s > self.t0_s:
             with self._lock:
@@ -473,8 +520,6 @@ class ActiveRun:
 
     def _book(self, now_s: float) -> None:
         with self._lock:
-            if self.closed:
-                return
             self._claim_rest()
             for curve in self._devices.curves.values():
                 if now_s - curve.frontier_s > max(MAX_LAG_S, 4 * curve.sensor.period_s, 1.5 * curve.pace_s):
@@ -482,12 +527,33 @@ class ActiveRun:
             t1_s = min((curve.frontier_s for curve in self._devices.curves.values()), default=now_s)
             if t1_s > self._books.t_s:
                 self._record(t1_s)
-        if now_s >= self._next_peers_s:
-            self.look_at_others()
-            self._next_peers_s = now_s + max(PEERS_S, PEER_COST_S * self.topology.world_size)
         elapsed_s = now_s - self.t0_s
         longest_s = max(self.config.run.book_s - LATE_S, self.config.run.book_s / 2)
         self._next_book_s = min(now_s, self._books.t_s + LATE_S) + min(longest_s, max(FIRST_BOOK_S, elapsed_s / 5))
+
+    def _close(self, reason: str, t1_s: float) -> None:
+        stopped = self._sampler.stop(t1_s)
+        self.facility.close()
+        # A handler that closes may have interrupted the main thread where it reads a curve: that one waits for us.
+        locked = self._lock.acquire(timeout=SAVE_S)
+        try:
+            self._sampler.settle()
+            self._claim_rest()
+            for curve in self._devices.curves.values():
+                curve.finish(t1_s)
+            self._record(t1_s)
+        except Exception as error:
+            log.warning("GreenTrain: booking the last interval failed: %r", error)
+        finally:
+            if locked:
+                self._lock.release()
+        self._journal.append(
+            {"kind": "close", "t": t1_s + self._offset_s, "reason": reason, "totals": self.ledger.totals.to_dict()}
+        )
+        self._journal.close(SAVE_S)
+        self._devices.release()
+        if stopped:
+            self.meter.close()
 
     def _claim_rest(self) -> None:
         self._next_claim_s = self._clock.monotonic_s() + CLAIM_S
@@ -496,22 +562,35 @@ class ActiveRun:
             self._write_sensors()
 
     def _record(self, t1_s: float) -> None:
-        marks = []
-        with contextlib.suppress(IndexError):
-            while True:
-                marks.append(Mark(*self.marks.popleft()))
-        self._books.timeline.add(marks)
+        self._take_marks()
         entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates)
         self.ledger.record(entry)
         self.last_entry = entry
 
+    def _take_marks(self) -> None:
+        """Hand the marks of the training to the timeline: of too many, only what they count."""
+        marks = [self.marks.popleft() for _ in range(len(self.marks))]
+        first = next((mark[3] for mark in marks if mark[1] in _COUNTED), None)
+        if first is not None:
+            lost = first - self._counted - 1
+            if lost > 0 and len(marks) >= MAX_MARKS:
+                text = f"{lost} steps, with their tokens, came faster than they could be booked and are in no sum"
+                self.event("warning", text, steps=lost)
+            self._counted = next(mark[3] for mark in reversed(marks) if mark[1] in _COUNTED)
+        timeline = self._books.timeline
+        if timeline.waiting + len(marks) <= MANY_MARKS:
+            timeline.add(itertools.starmap(Mark, marks))
+            return
+        timeline.add(folded(marks))
+        self.warn(
+            f"more than {MANY_MARKS} marks in one interval: all steps count, short phases are in those around them"
+        )
+
     # -- files -------------------------------------------------------------------------------------------------
 
     def _write_sensors(self) -> None:
-        with self._lock:
-            self._journal.append(
-                {"kind": "sensors", "sensors": self._devices.records(), "excluded": list(self._devices.excluded)}
-            )
+        excluded = list(self._devices.excluded)
+        self._journal.append({"kind": "sensors", "sensors": self._devices.records(), "excluded": excluded})
 
     def _write_run_json(self) -> None:
         if self.topology.rank != 0:
@@ -530,28 +609,64 @@ class ActiveRun:
             carbon=self.signal.describe(),
             parameters=self.parameters,
         )
-        self._save_run_json()
+        self._facts_new = True
 
-    def _save_run_json(self) -> None:
-        path = self.folder / RUN_JSON
-        try:
-            write_json(path, self._run_json)
-        except OSError as error:
-            self.event("warning", f"cannot write {path} ({error.strerror})")
+    def _beside(self) -> None:
+        """Write and read the other files of the run, in the thread of the journal."""
+        if not (self._started or self._facts_new):
+            return
+        back, self._brought_back = self._journal.brought_back - self._brought_back, self._journal.brought_back
+        if self._facts_new or (back and self._run_json):
+            self._facts_new = False
+            path = self.folder / RUN_JSON
+            try:
+                write_json(path, self._run_json)
+            except OSError as error:
+                self.event("warning", f"cannot write {path} ({error.strerror})")
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._next_peers_s:
+            self._next_peers_s = now_s + max(PEERS_S, PEER_COST_S * self.topology.world_size)
+            self.look_at_others()
 
-    def _earlier(self, carried: Totals | None) -> Totals:
-        """Return what earlier processes of this rank have booked, from its own journal: others' may be long."""
-        earlier = carried or Totals()
+    def _open_journal(self, carried: Totals | None) -> tuple[Journal, Totals | None, str]:
+        """Open the journal of this rank; in a run of its own where another process of this node has it open.
+
+        Returns:
+            The journal, the totals of earlier processes if there were any, and a warning, or "".
+        """
+        run_id, note = self.run_id, ""
+        for attempt in itertools.count(2):
+            path = rank_path(self.folder, self.topology.rank)
+            resumed = path.exists() and path.stat().st_size > 0
+            journal = Journal(path, beside=self._beside)
+            try:
+                earlier, host = self._earlier(carried) if resumed else (None, self.topology.host)
+            except BaseException:
+                journal.close()
+                raise
+            if journal.alone:
+                return journal, earlier, note
+            if host != self.topology.host:  # whose lock may outlive it
+                return journal, earlier, f"{path} is locked by {host}: if it goes on there, its steps count twice"
+            journal.close()
+            self.run_id = f"{run_id}-{attempt}"
+            self.folder = self.folder.with_name(self.run_id)
+            note = f"another process writes run {run_id} as rank {self.topology.rank}: this one is run {self.run_id}"
+        raise AssertionError
+
+    def _earlier(self, carried: Totals | None) -> tuple[Totals, str]:
+        """Return what earlier processes of this rank have booked, from its own journal, and the host of the last."""
+        earlier, host = carried or Totals(), self.topology.host
         try:
             books = read_books(rank_path(self.folder, self.topology.rank), RankBooks())
             if books.opens:
-                earlier = books.carried + books.sums.totals()
+                earlier, host = books.carried + books.sums.totals(), str(books.opens[-1]["host"])
             read_run_json(self.folder)
         except NewerFormatError:
             raise  # a line of this version among newer ones would make their figures wrong
         except Exception as error:
             log.warning("GreenTrain: cannot read the earlier part of run %s: %r", self.run_id, error)
-        return earlier
+        return earlier, host
 
 
 def metrics_of(run: ActiveRun) -> dict[str, float]:

@@ -7,9 +7,9 @@ precision gear it ran in: a second labelling of the same time, with no nesting.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,47 @@ class Mark(NamedTuple):
     name: str = ""
     """Phase name of a begin or end; name of the gear from here on, empty for none."""
     token: int = 0
-    """Pairs a begin with its end; 0 = the last one open of that name."""
+    """Pairs a begin with its end; 0 = the last one open of that name. Of a step or count: which one it is."""
     tokens: int = 0
     samples: int = 0
+    steps: int = 1
+    """Steps that a ``step`` stands for: more than one where marks were folded."""
+
+
+def folded(marks: Iterable[tuple[Any, ...]]) -> Iterator[Mark]:
+    """Yield fewer marks that count the same steps, tokens and samples, and leave the same phases open.
+
+    The time of phases that begin and end among them counts to what is open around them.
+
+    Args:
+        marks: Fields of marks, in order of time.
+    """
+    phases: dict[int, tuple[Any, ...]] = {}
+    t_s = steps = tokens = samples = 0
+
+    def counted() -> Iterator[Mark]:
+        if steps or tokens or samples:
+            yield Mark(t_s, "step" if steps else "count", "", 0, tokens, samples, steps)
+
+    for mark in marks:
+        kind = mark[1]
+        if kind in ("step", "count"):
+            t_s = mark[0]
+            steps += kind == "step"
+            tokens += mark[4]
+            samples += mark[5]
+        elif kind == "begin":
+            phases[mark[3]] = mark
+        elif kind == "gear":
+            yield from counted()  # what was done before, was done in the gear before
+            steps = tokens = samples = 0
+            yield Mark(*mark)
+        else:
+            token = mark[3] or next((token for token in reversed(phases) if phases[token][2] == mark[2]), 0)
+            if phases.pop(token, None) is None:
+                yield Mark(*mark)
+    yield from counted()
+    yield from itertools.starmap(Mark, phases.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +129,11 @@ class PhaseTimeline:
     def t_s(self) -> float:
         """End of the last slice (s)."""
         return self._t_s
+
+    @property
+    def waiting(self) -> int:
+        """Marks that are in no slice yet."""
+        return len(self._pending)
 
     def add(self, marks: Iterable[Mark]) -> None:
         """Add marks, roughly in order of time. Of marks at the same time, the one added first counts first."""
@@ -304,7 +347,7 @@ class Bookkeeper:
 
 
 def _steps(marks: Sequence[Mark]) -> int:
-    return sum(mark.kind == "step" for mark in marks)
+    return sum(mark.steps for mark in marks if mark.kind == "step")
 
 
 def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int) -> dict[str, GearUse]:
@@ -332,7 +375,7 @@ def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]]
     done = [(0, 0, 0)] * count
     for mark, gear in zip(cut.steps, cut.step_gear, strict=True):
         steps, tokens, samples = done[gear]
-        done[gear] = (steps + (mark.kind == "step"), tokens + mark.tokens, samples + mark.samples)
+        done[gear] = (steps + _steps((mark,)), tokens + mark.tokens, samples + mark.samples)
     return {
         cut.gears[i]: GearUse(
             energy_j=energy[i],

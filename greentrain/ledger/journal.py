@@ -13,18 +13,20 @@ read. docs/run-format.md says what every record holds.
 """
 
 import contextlib
+import errno
+import itertools
 import json
 import math
 import os
 import stat
 import time
-import warnings
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from greentrain.errors import GreenTrainWarning, NewerFormatError, RunFolderError
+from greentrain.errors import NewerFormatError, RunFolderError
 from greentrain.types import (
     FORMAT_VERSION,
     CarbonBasis,
@@ -36,11 +38,14 @@ from greentrain.types import (
     Provenance,
     PueSource,
 )
+from greentrain.utils.background import BackgroundWork
+from greentrain.utils.never_raise import once, warn
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | _BINARY
 WAITING_LINES = 4096
 """Lines kept in memory while the disk refuses them: about 11 hours of 10 s intervals."""
+_LINES_AT_ONCE: Final = 256
 _STEP_GROUPS: Final = b',"step_groups":'
 LONGEST_LINE_BYTES: Final = 1 << 22
 """More is read of no line at once; an entry of 20 devices, 100 phases and 64 step groups has 0.1 MB."""
@@ -56,23 +61,35 @@ def rank_path(folder: Path, rank: int) -> Path:
 
 
 class Journal:
-    """Appends JSON lines to one file and never raises after it is open.
+    """Appends JSON lines to one file, from a thread of its own, and never raises after it is open.
+
+    Appending only queues: whoever appends neither writes nor waits, whatever the disk does. The file is locked, where
+    its system can: ``alone`` is False where another process appends to it, whose lines this one would double. If it is
+    deleted while the folder of all runs is there, it is brought back as it was.
 
     Args:
         path: The file; its folder is created when missing.
         fsync_s: Force the lines to the device this often (s), so that a power cut loses little more than a crash.
+        beside: Function that the thread calls as well, after each time it looked for lines; for other files of the run.
 
     Raises:
         RunFolderError: The folder or file cannot be created or written.
     """
 
-    def __init__(self, path: Path, *, fsync_s: float = 10.0) -> None:
+    def __init__(self, path: Path, *, fsync_s: float = 10.0, beside: Callable[[], None] = lambda: None) -> None:
         self.path = path
-        self._fsync_s = fsync_s
-        self._synced_s = time.monotonic()
         self.lost_lines = 0
-        self._waiting: deque[bytes] = deque()
-        self._warned = False
+        """Lines that were given up, as too many waited."""
+        self.brought_back = 0
+        """Times that the file was deleted and brought back."""
+        self._beside = beside
+        self._given_up = itertools.count(1)
+        self._told = 0
+        self._waiting: deque[tuple[bytes, bytes]] = deque()
+        self._taken: deque[bytes] = deque()
+        """Lines with their number, of the writer alone."""
+        self._ending = self._closed = self._unsynced = False
+        self._warn = once(warn)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_fifo() or path.is_socket():  # a pipe that nobody empties would hold the training up
@@ -83,74 +100,179 @@ class Journal:
                 f"cannot write the run file {path}: {error.strerror}. Make the folder writable or set run.dir to one"
                 " that is"
             ) from error
-        self._torn = self._ends_torn()
+        self.alone = _locked(self._fd)
+        self._torn, self._number = self._end()
+        self._writer = BackgroundWork("greentrain-journal", self._write, fsync_s)
+        # In a thread beside it, as a device that hangs in fsync still takes lines.
+        self._syncer = BackgroundWork("greentrain-fsync", self._sync, fsync_s)
+        self._writer.start()
+        self._syncer.start()
+        if hasattr(os, "register_at_fork"):  # a worker that outlives the training would keep the file locked
+            forked = weakref.WeakMethod(self._forked)
+            os.register_at_fork(after_in_child=lambda: (call := forked()) and call())
 
-    def append(self, record: Mapping[str, Any]) -> bool:
-        """Write one record as one line.
+    @property
+    def unwritten(self) -> int:
+        """Lines that wait to be written."""
+        return len(self._waiting) + len(self._taken)
 
-        Returns:
-            False if the line could not be written yet; it is kept and tried again with the next one.
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Queue one record as one line, which gets a number ``n``; also from a signal handler.
+
+        Raises:
+            ValueError: It holds a figure that is not finite; nothing is queued.
         """
-        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        if len(self._waiting) >= WAITING_LINES:
-            self._waiting.popleft()
-            self.lost_lines += 1
-        self._waiting.append(line)
-        return self.flush()
-
-    def flush(self) -> bool:
-        """Try to write every waiting line; return True if none is left."""
-        if self._fd < 0:
-            return False
-        try:
-            while self._waiting:
-                if self._torn:
-                    self._write(b"\n")
-                    self._torn = False
-                self._write(self._waiting[0])
+        facts = {key: value for key, value in record.items() if key not in ("kind", "n")}
+        kind = json.dumps({"kind": record["kind"]}, separators=(",", ":"))[:-1].encode()
+        self._waiting.append((kind, json.dumps(facts, separators=(",", ":"), allow_nan=False)[1:].encode() + b"\n"))
+        if len(self._waiting) > WAITING_LINES:
+            with contextlib.suppress(IndexError):
                 self._waiting.popleft()
-            if time.monotonic() - self._synced_s >= self._fsync_s:
-                self._sync()
-        except OSError as error:
-            self._warn(error)
-            return False
-        return True
+                self.lost_lines = next(self._given_up)
+        self._writer.ask()
 
-    def close(self) -> None:
-        """Write what waits and close the file. Idempotent."""
-        if self._fd >= 0:
-            self.flush()
-            with contextlib.suppress(OSError):
-                self._sync()
-            os.close(self._fd)
-            self._fd = -1
+    def flush(self, wait_s: float = 1.0) -> bool:
+        """Try to write every line that waits; return True if none is left.
+
+        Args:
+            wait_s: Longest time to wait (s); 0 only asks.
+        """
+        self._writer.ask(wait_s)
+        return not self.unwritten
+
+    def close(self, wait_s: float = 1.0) -> bool:
+        """Write what waits and close the file; return True if all of it is written. Idempotent.
+
+        Args:
+            wait_s: Longest time to wait for the disk (s); what it does not take by then is still tried.
+        """
+        end_s = time.monotonic() + wait_s
+        self._ending = True
+        if self._writer.stop(wait_s):
+            self._syncer.stop(max(end_s - time.monotonic(), 0.0))
+        return not self.unwritten
+
+    def _write(self) -> None:
+        if self._fd < 0:
+            return
+        ending = self._ending  # looked at before the lines, as the last one was queued before
+        try:
+            if self.unwritten and os.fstat(self._fd).st_nlink == 0:
+                self._bring_back()
+            while self._take():
+                data = (b"\n" if self._torn else b"") + b"".join(self._taken)
+                left = os.write(self._fd, data) - self._torn
+                self._unsynced = True
+                while self._taken and left >= len(self._taken[0]) - 1:  # where only its end is missing, it is there
+                    left -= len(self._taken.popleft())
+                self._torn = left != 0
+                if self._taken:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._warn(
+                f"GreenTrain cannot write {self.path} ({error.strerror}); up to {WAITING_LINES} lines wait in memory"
+            )
+        self._beside()
+        if ending:
+            self._closed = True
+            self._syncer.stop(0.0)
+
+    def _take(self) -> bool:
+        """Number the lines to be written next; False where there are none."""
+        if not self._taken and self.lost_lines > self._told:
+            lost, self._told = self.lost_lines - self._told, self.lost_lines
+            text = f"{lost} lines of {self.path} were given up, as it could not be written: what they booked is missing"
+            self._warn(text)
+            event = {"t": time.time(), "name": "warning", "text": text, "lines": lost}
+            self._waiting.appendleft((b'{"kind":"event"', json.dumps(event)[1:].encode() + b"\n"))
+        while self._waiting and len(self._taken) < _LINES_AT_ONCE:
+            kind, facts = self._waiting.popleft()
+            self._number += 1
+            self._taken.append(b'%s,"n":%d%s%s' % (kind, self._number, b"" if facts == b"}\n" else b",", facts))
+        return bool(self._taken)
+
+    def _bring_back(self) -> None:
+        """Write the file anew from what is left of it: it was deleted, and lives while it is open."""
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            fd = os.open(self.path, _FLAGS | os.O_EXCL, 0o644)
+        except OSError as error:
+            self._warn(f"{self.path} was deleted and cannot be brought back ({error.strerror}): its books end there")
+            return
+        try:
+            _locked(fd)
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            while block := os.read(self._fd, _BLOCK_BYTES):
+                if os.write(fd, block) < len(block):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.dup2(fd, self._fd, inheritable=False)
+        except OSError:
+            self.path.unlink()
+            raise
+        finally:
+            os.close(fd)
+        self.brought_back += 1
+        self._warn(f"{self.path} was deleted while it was written, and was brought back")
 
     def _sync(self) -> None:
-        self._synced_s = time.monotonic()
-        os.fsync(self._fd)
+        if self._unsynced:
+            self._unsynced = False
+            with contextlib.suppress(OSError):
+                os.fsync(self._fd)
+        if self._closed and self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
-    def _write(self, data: bytes) -> None:
-        written = os.write(self._fd, data)
-        if written < len(data):
-            self._torn = True
-            raise OSError(28, "No space left on device")
+    def _forked(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
-    def _ends_torn(self) -> bool:
+    def _end(self) -> tuple[bool, int]:
+        """Return whether the file ends in a torn line, and the number of its last line."""
         size = os.fstat(self._fd).st_size
         if size == 0:
-            return False
+            return False, 0
         os.lseek(self._fd, size - 1, os.SEEK_SET)
-        return os.read(self._fd, 1) != b"\n"
+        torn = os.read(self._fd, 1) != b"\n"
+        return torn, next((n for line in lines_from_the_end(self.path) if (n := _number(line))), 0)
 
-    def _warn(self, error: OSError) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"GreenTrain cannot write {self.path} ({error.strerror}); up to {WAITING_LINES} intervals wait in"
-                " memory and training goes on",
-                GreenTrainWarning,
-                stacklevel=2,
-            )
+
+def _locked(fd: int) -> bool:
+    """Lock a file for as long as it is open; False where another process, or session, has it locked."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system has no locks
+        pass
+    return True
+
+
+def _number(line: bytes) -> int:
+    """Return the number of a line; 0 where it is torn, or of a version that did not number."""
+    number = (parse_line(line, short=True) or {}).get("n")
+    return number if isinstance(number, int) else 0
+
+
+class LineNumbers:
+    """Tells which records of a journal stand in it a second time, as a write of theirs was half a success."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def is_new(self, record: Mapping[str, Any]) -> bool:
+        """Take in the next record; False where it was there already. Versions that did not number wrote each once."""
+        number = record.get("n")
+        if isinstance(number, int):
+            if number == self._last or (number < self._last and record["kind"] != "open"):
+                return False
+            self._last = number
+        return True
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -249,9 +371,10 @@ def read_journal(path: Path, *, short: bool = False) -> Iterator[dict[str, Any]]
         RunFolderError: The file cannot be read, or is no regular file.
     """
     try:
+        numbers = LineNumbers()
         for line in lines_of(path):
             record = parse_line(line, short=short)
-            if record is not None:
+            if record is not None and numbers.is_new(record):
                 yield record
     except OSError as error:
         raise RunFolderError(f"cannot read the run file {path}: {error.strerror}") from error
@@ -275,6 +398,7 @@ class JournalTail:
         """Where the first line begins that is not read yet."""
         self._looked = 0
         """Up to where it is known to have no end: a line that never ends is not searched again at each reading."""
+        self._numbers = LineNumbers()
 
     def read(self, most_bytes: float = math.inf) -> Iterator[dict[str, Any]]:
         """Yield the new records; entries get no step groups, which are most of a line.
@@ -303,7 +427,7 @@ class JournalTail:
                     line = file.read(self._looked - self._at)
                 self._at, most_of_line = self._looked, self._looked + LONGEST_LINE_BYTES
                 record = parse_line(line, short=True)
-                if record is not None:
+                if record is not None and self._numbers.is_new(record):
                     yield record
 
 
@@ -358,7 +482,7 @@ _WRITTEN: Final = {
 }
 _INSIDE: Final = {"entry": {"weight"}}  # of greentrain.ledger.reader, in memory only
 KINDS: Final[Mapping[str, frozenset[str] | None]] = {
-    **{kind: frozenset({"kind", *names.split()}) for kind, names in _WRITTEN.items()},
+    **{kind: frozenset({"kind", "n", *names.split()}) for kind, names in _WRITTEN.items()},
     "event": None,  # beside kind, t, name and text it has facts of its own, by its name
 }
 """Kinds of journal record with their fields."""

@@ -22,6 +22,7 @@ from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import (
     RUN_JSON,
     WRONG_DATA,
+    LineNumbers,
     UnknownRecords,
     check_entry,
     check_format,
@@ -409,8 +410,9 @@ def read_books(path: Path, books: RankBooks, lines: Callable[[Path], Iterable[by
         KeyError: A record is damaged; so for each of ``WRONG_DATA``.
         OSError: It cannot be read.
     """
+    numbers = LineNumbers()
     records = (parse_line(line, short=True) for line in lines(path))  # step groups are in no sum
-    for record in _checked((record for record in records if record is not None), path):
+    for record in _checked((record for record in records if record is not None and numbers.is_new(record)), path):
         books.add(record)
     return books
 

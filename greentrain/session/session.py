@@ -43,7 +43,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.control.controller import Controller, is_engine
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.errors import ConfigError, SessionError
-from greentrain.ledger.active_run import ActiveRun, metrics_of
+from greentrain.ledger.active_run import HURRY_MARKS, ActiveRun, metrics_of
 from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_id, grid_time_of
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
@@ -350,6 +350,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         self._controller = Controller(self.config, self, launcher)
         self._enqueue: Callable[[tuple[Any, ...]], None] = _ignore
         self._tokens = itertools.count(1)
+        self._counts = itertools.count(1)
+        """Numbers steps, so that the books know if one fell out."""
         self._run: ActiveRun | None = None
         self._last: ActiveRun | None = None
         self._hook: ShutdownHook | None = None
@@ -418,7 +420,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         self._run = run
         self._last = run
         self._pid = os.getpid()
-        self._queue_marks_into(run.marks.append)
+        self._queue_marks_into(run)
         self._hook = ShutdownHook(self.close, self._on_handled_sigterm)
         self._hook.install()
         self._controller.show()
@@ -432,20 +434,24 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         """
         run = self.active()
         if run is None:
+            if self._last is not None and self._pid == os.getpid():
+                self._last.close(reason)  # a second Ctrl-C may have ended the wait for it
             return
         if self._hook is not None:
             self._hook.hold()
-        self._run = None
-        self._queue_marks_into(None)
-        self._phase_hooks.release()
-        self._controller.closed()
-        run.know(parameters=self.parameters)
-        run.close(reason)
-        self._viewers.close(run)
-        if self._own_signal:
-            _call_if_present(self._signal, "close")
-        if self._hook is not None:
-            self._hook.remove()
+        try:
+            self._run = None
+            self._queue_marks_into(None)
+            self._phase_hooks.release()
+            self._controller.closed()
+            run.know(parameters=self.parameters)
+            run.close(reason)
+            self._viewers.close(run)
+            if self._own_signal:
+                _call_if_present(self._signal, "close")
+        finally:
+            if self._hook is not None:
+                self._hook.remove()
         if run.topology.rank == 0 and self.config.run.report and reason != "left":
             self.report_path = report_at_close(run, wait=reason == "finished")
 
@@ -484,12 +490,14 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             samples: Samples of the same batches.
         """
         t_s = self._controller.step_end(self._now_s())
-        self._enqueue((t_s, "step", "", 0, tokens, samples))
+        self._enqueue((t_s, "step", "", next(self._counts), tokens, samples))
+        if self._run is not None and len(self._run.marks) > HURRY_MARKS:
+            self._run.hurry()
         self._controller.stepped(tokens, samples)
 
     def count(self, tokens: int = 0, samples: int = 0) -> None:
         """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
-        self._enqueue((self._now_s(), "count", "", 0, tokens, samples))
+        self._enqueue((self._now_s(), "count", "", next(self._counts), tokens, samples))
         self._controller.counted(tokens, samples)
 
     def begin(self, name: str) -> int:
@@ -520,9 +528,10 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         """Return a context manager that spends its block in a phase: one of ``Phase`` or a name of your own."""
         return PhaseSpan(self, name)
 
-    def _queue_marks_into(self, queue: Callable[[tuple[Any, ...]], None] | None) -> None:
+    def _queue_marks_into(self, run: ActiveRun | None) -> None:
         """Queue marks from now on; None: drop them."""
-        self._enqueue = queue or _ignore
+        self._enqueue = _ignore if run is None else run.marks.append
+        self._counts = itertools.count(1)
 
     # -- acting on the training --------------------------------------------------------------------------------
 
@@ -654,7 +663,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
     # -- checkpoints ------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Tell that a checkpoint was written just now; call it on every rank.
+        """Tell that a checkpoint was written just now; call it on every rank. Waits at most a second for the disk.
 
         Where the plan, or the launcher, wants the run to leave, this call ends the process: its books are closed, all
         ranks are waited for, and it exits with code 75, to be started again from this checkpoint.
@@ -669,11 +678,15 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             self._controller.steps or self.totals().steps
         )  # the books are late, and hold the steps that a crash undid
         run.event("checkpoint", f"checkpoint after {steps} steps", steps=steps)
+        run.save()
         if self._controller.checkpointed():
             self._leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a training checkpoint must hold to continue the totals: plain JSON types."""
+        """Return what a training checkpoint must hold to continue the totals: plain JSON types.
+
+        Waits at most a second; a warning says so where the books, or the disk, are further behind.
+        """
         run = self.active()
         if run is not None:
             run.book_now()

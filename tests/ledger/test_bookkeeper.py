@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.ledger.bookkeeper import STEP_GROUPS, Bookkeeper, Mark
+from greentrain.ledger.bookkeeper import STEP_GROUPS, Bookkeeper, Mark, folded
 from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import ConstantPue
 from greentrain.power.sampler import EnergyCurve
@@ -164,3 +164,31 @@ def test_the_joules_while_a_phase_is_open_are_all_there_whatever_lies_inside() -
     assert entry.phase_inclusive_j == pytest.approx({"step": 800.0, "forward": 200.0})
     assert entry.devices["gpu"].phases == pytest.approx({"other": 200.0, "step": 600.0, "forward": 200.0})
     assert entry.phase_s == pytest.approx({"other": 2.0, "step": 6.0, "forward": 2.0})
+
+
+def test_marks_that_are_folded_count_the_same_in_the_same_gears_and_leave_the_same_phases_open() -> None:
+    marks = [
+        (0.0, "begin", "run", 1),
+        (1.0, "begin", "step", 2),
+        (2.0, "step", "", 1, 10, 1),
+        (2.0, "end", "step", 2),
+        (3.0, "gear", "fp8"),
+        (3.5, "begin", "step", 3),
+        (4.0, "count", "", 2, 5, 0),
+        (5.0, "step", "", 3, 10, 1),
+        (6.0, "end", "step", 0),
+        (6.0, "end", "before", 0),
+    ]
+    fewer = list(folded(marks))
+    assert fewer == [
+        Mark(2.0, "step", "", 0, 10, 1),
+        Mark(3.0, "gear", "fp8"),
+        Mark(6.0, "end", "before"),
+        Mark(5.0, "step", "", 0, 15, 1),
+        Mark(0.0, "begin", "run", 1),
+    ]
+    assert list(folded(marks[6:7])) == [Mark(4.0, "count", "", 0, 5, 0, 0)]
+    books = _books(*folded([(t_s, "step", "", 1, 2, 1) for t_s in (1.0, 2.0, 3.0)]))
+    entry = books.book(4.0, {"gpu": _curve("gpu", [(0.0, 0.0), (4.0, 400.0)])})
+    assert (entry.steps, entry.tokens, entry.samples) == (3, 6, 3)
+    assert [group[0] for group in entry.step_groups] == [3]
