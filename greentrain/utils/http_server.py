@@ -2,7 +2,9 @@
 
 The page over runs and the served passes are applications; the exporter inside a training and the lent device answer
 with the standard library alone. All of them hold a client to the same limits: connections at a time, size and time of a
-request's head, time to take an answer. Who may ask is for :mod:`greentrain.utils.http_access` to say.
+request's head, time to take an answer. Where all connections are taken, a new one gets the place of the one that has
+waited longest without a whole request, so clients that are silent or slow keep nobody out. Who may ask is for
+:mod:`greentrain.utils.http_access` to say.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ class HostLimits:
     """How much of a server a client can hold, and for how long."""
 
     connections: int = 256
-    """Connections that are open at a time; more are refused with 503."""
+    """Connections that are open at a time; where as many requests are answered, more are refused with 503."""
     head_bytes: int = 2**16
     """Size of a request's head."""
     receive_s: float = 30.0
@@ -150,8 +152,8 @@ class AsgiHost:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=limits.connections,
-                backlog=BACKLOG,
+                limit_concurrency=limits.connections + 1,  # uvicorn counts the one that asks
+                backlog=min(BACKLOG, limits.connections),  # it accepts as many at once, before it looks at any
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(grace_s),
             )
@@ -160,6 +162,8 @@ class AsgiHost:
         self._thread.start()
         while self._thread.is_alive() and not self.server.started:
             time.sleep(0.005)
+        with contextlib.suppress(OSError):  # closed again already
+            listener.listen(BACKLOG)  # uvicorn has made the queue as short as what it accepts at once
 
     def _serve(self) -> None:
         with contextlib.closing(self.listener):
@@ -193,14 +197,22 @@ def _protocol(limits: HostLimits) -> "type[H11Protocol]":
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class TimedProtocol(H11Protocol):
-        """uvicorn's, with two clocks. uvicorn itself has one for idle connections only."""
+        """uvicorn's, with two clocks and a bound on connections. uvicorn itself has a clock for idle ones only."""
 
         receiving: asyncio.TimerHandle | None = None
         sending: asyncio.TimerHandle | None = None
+        waits_since_s: float
 
         def connection_made(self, transport: Any) -> None:
+            others: set[Any] = self.connections  # all of this class
+            waiting = [one for one in others if one.cycle is None or one.cycle.response_complete]
+            if waiting and len(others) >= limits.connections:
+                oldest = min(waiting, key=lambda one: one.waits_since_s)
+                others.discard(oldest)
+                oldest.transport.abort()
             super().connection_made(transport)
             transport.set_write_buffer_limits(high=0)
+            self.waits_since_s = self.loop.time()
             self._start_receiving()
 
         def data_received(self, data: bytes) -> None:
@@ -209,6 +221,7 @@ def _protocol(limits: HostLimits) -> "type[H11Protocol]":
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            self.waits_since_s = self.loop.time()
             self._look()
 
         def pause_writing(self) -> None:
@@ -282,7 +295,7 @@ class ThreadHost:
         answer: Function from a request to its reply. It may raise OSError of the body, which ends the connection.
         name: Name of the threads.
         limits: Bounds of what a client can hold.
-        busy: Reply to clients for whom no connection is left.
+        busy: Reply to clients for whom no connection is left, as all of them are being answered.
         slowest_bytes_per_s: Least speed of a body (bytes/s); a slower one is given up, after ``receive_s``.
         keeps_open: A client may send several requests over one connection.
         drain_s: Time that answers under way get at the end (s).
@@ -313,6 +326,8 @@ class ThreadHost:
         self._drain_s = drain_s
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
+        self._waiting: dict[socket.socket, None] = {}
+        """Those without a whole request, in the order in which they began to wait."""
         self._pid = os.getpid()
         self._closed = False
         listener.settimeout(_TURN_S)
@@ -353,10 +368,12 @@ class ThreadHost:
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name=f"{self._name}-connection")
             thread.daemon = True
+            self._make_room()
             with self._lock:
                 is_free = len(self._open) < self.limits.connections
                 if is_free:
                     self._open[connection] = thread
+                    self._waiting[connection] = None
             try:
                 if is_free:
                     thread.start()
@@ -367,6 +384,24 @@ class ThreadHost:
                 pass
             self._end(connection)
 
+    def waits(self, connection: socket.socket, *, for_request: bool) -> None:
+        """Note whether a connection waits for a request or has one that is being answered."""
+        with self._lock:
+            if not for_request:
+                self._waiting.pop(connection, None)
+            elif connection in self._open:
+                self._waiting[connection] = None
+
+    def _make_room(self) -> None:
+        """Where all connections are taken, end the one that has waited longest for its request."""
+        with self._lock:
+            oldest = next(iter(self._waiting), None) if len(self._open) >= self.limits.connections else None
+            thread = None if oldest is None else self._open[oldest]
+        if oldest is not None and thread is not None:
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+            thread.join(GRACE_S)  # it hears at once, and only then its file is free
+
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(Exception):  # a connection that broke is its client's business
             _RequestHandler(connection, None, self)  # type: ignore[arg-type]
@@ -374,10 +409,12 @@ class ThreadHost:
 
     def _end(self, connection: socket.socket) -> None:
         with self._lock:
-            self._open.pop(connection, None)
+            self._waiting.pop(connection, None)
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         connection.close()
+        with self._lock:
+            self._open.pop(connection, None)
 
 
 class _Incoming(io.RawIOBase):
@@ -436,9 +473,11 @@ class _RequestHandler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self._incoming.expect_head()
+        self.server.waits(self.connection, for_request=True)
         super().handle_one_request()
 
     def do_GET(self) -> None:
+        self.server.waits(self.connection, for_request=False)
         length = self._length()
         self._left = length or 0
         limits = self.server.limits
@@ -456,6 +495,8 @@ class _RequestHandler(BaseHTTPRequestHandler):
         )
         self.connection.settimeout(limits.send_s)
         self._send(reply, reusable=length is not None and not self._left)
+        self.server.waits(self.connection, for_request=True)
+        self._incoming.expect_body(limits.receive_s)  # however long the client has said that its body is
         until = max(0, self._left - DROPPED_BYTES)
         while self._left > until:
             self._read(2**16)

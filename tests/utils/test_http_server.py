@@ -1,18 +1,30 @@
-"""The host of the standard library: what a client can hold of it, and for how long."""
+"""Both hosts: what a client can hold of them, and for how long."""
 
 import contextlib
 import json
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import psutil
 import pytest
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError
-from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen, listen_checked
+from greentrain.utils.http_server import (
+    AsgiHost,
+    HostLimits,
+    HttpReply,
+    HttpRequest,
+    ThreadHost,
+    listen,
+    listen_checked,
+    url_of,
+)
 
 
 def echo(request: HttpRequest) -> HttpReply:
@@ -72,6 +84,111 @@ def test_a_head_that_is_too_large_is_dropped() -> None:
         assert dropped(host, b"GET / HTTP/1.1\r\nX: ", b"1" * 1000) < 5.0
     finally:
         host.close()
+
+
+def test_a_body_that_nobody_wants_and_that_drips_is_dropped(host: ThreadHost) -> None:
+    begun = b"PUT / HTTP/1.1\r\nContent-Length: 999999999999999999\r\n\r\n" + b"x" * 100
+    assert 0.2 < dropped(host, begun, b"1") < 5.0
+
+
+PATIENT = HostLimits(connections=3, receive_s=60.0, send_s=60.0)
+"""No clock of these ends a connection in a test."""
+ASK = b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SILENT = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nX: 1\r\n", ASK)
+"""What clients send that then say nothing; the last has its answer and keeps its connection."""
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.fixture(params=["thread", "asgi"])
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Return the port of a host that takes three connections."""
+    listener = listen("127.0.0.1", 0)
+    made: ThreadHost | AsgiHost
+    if request.param == "thread":
+        made = ThreadHost(listener, echo, name="t", limits=PATIENT, busy=HttpReply(status=503, body=b"{}"))
+    else:
+        pytest.importorskip("uvicorn")
+        made = AsgiHost(application, listener, name="t", limits=PATIENT)
+    yield int(url_of(listener).rpartition(":")[2])
+    made.close()
+
+
+@contextlib.contextmanager
+def clients(port: int, *sent: bytes) -> Iterator[list[socket.socket]]:
+    with contextlib.ExitStack() as opened:
+        found = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10.0)) for _ in sent]
+        for client, words in zip(found, sent, strict=True):
+            client.sendall(words)
+        yield found
+
+
+def answer_of(port: int) -> bytes:
+    """Return the first line of an answer; empty where the connection ends without one."""
+    with clients(port, ASK) as (client,), contextlib.suppress(ConnectionError):
+        return client.recv(4096).partition(b"\r\n")[0]
+    return b""
+
+
+def until(true: Callable[[], bool]) -> bool:
+    end_s = time.monotonic() + 10.0
+    while not true() and time.monotonic() < end_s:
+        time.sleep(0.005)
+    return true()
+
+
+def test_silent_clients_keep_nobody_out_and_cost_no_more_files(port: int) -> None:
+    assert b" 200 " in answer_of(port)
+    me = psutil.Process()
+    before = me.num_fds()
+    with clients(port, *(SILENT * 5)) as silent:
+        for _ in range(3):
+            assert b" 200 " in answer_of(port)
+        assert until(lambda: me.num_fds() - before <= len(silent) + PATIENT.connections)
+        silent[0].settimeout(10.0)
+        with contextlib.suppress(ConnectionError):
+            assert silent[0].recv(1) == b"", "it was the first to wait"
+
+
+def test_a_request_that_is_answered_loses_its_connection_to_nobody() -> None:
+    go, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(request: HttpRequest) -> HttpReply:
+        begun.release()
+        assert go.wait(20.0)
+        return HttpReply(status=200, body=b"{}")
+
+    host = ThreadHost(
+        listen("127.0.0.1", 0), slow, name="t", limits=PATIENT, busy=HttpReply(status=503, body=b'{"busy": 1}')
+    )
+    try:
+        with clients(host.port, ASK, ASK, ASK) as asking:
+            assert all(begun.acquire(timeout=10.0) for _ in asking)
+            assert b" 503 " in answer_of(host.port)
+            go.set()
+            assert [client.recv(4096)[:13] for client in asking] == [b"HTTP/1.1 200 "] * 3
+    finally:
+        go.set()
+        host.close()
+
+
+def test_slow_clients_take_no_files_from_the_training() -> None:
+    pytest.importorskip("prometheus_client")
+    from greentrain.report.live.prometheus import Page
+
+    me = psutil.Process()
+    page = Page(PrometheusConfig(port=0), 0)
+    try:
+        assert b" 200 " in answer_of(page.port)
+        before = me.num_fds()
+        with clients(page.port, *(SILENT[1:3] * 30)) as slow:
+            assert b" 200 " in answer_of(page.port)
+            assert until(lambda: me.num_fds() - before <= len(slow) + 32)
+    finally:
+        page.close()
 
 
 def test_an_address_that_others_reach_needs_a_token() -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,21 +177,41 @@ def test_bodies_that_are_too_large_or_of_unknown_length(server: DeviceServer, re
     assert remote.submit(handle, sequences(artifact)).result(20).scores is not None
 
 
+def address_of(server: DeviceServer) -> tuple[str, int]:
+    return "127.0.0.1", int(server.url.rpartition(":")[2])
+
+
 def test_a_body_that_never_comes_holds_nothing(server: DeviceServer) -> None:
-    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
-    names = f"Authorization: Bearer {server.token}\r\nX-GreenTrain-Client: a test's client\r\n"
-    with socket.create_connection(address, timeout=10.0) as connection:
-        connection.sendall(f"POST /v1/models HTTP/1.1\r\n{names}Content-Length: 50\r\n\r\n{{".encode())
-        assert connection.recv(1) == b""  # hung up after silence_s
+    with ExitStack() as opened:
+        assert half_sent(server, opened).recv(1) == b""  # hung up after silence_s
     assert ask(server, "GET", "/v1/device").status_code == 200
 
 
-def test_too_many_connections_are_turned_away(gated: Gated) -> None:
+def half_sent(server: DeviceServer, opened: ExitStack) -> socket.socket:
+    """Return the connection of a client with the token whose request is being read."""
+    connection = opened.enter_context(socket.create_connection(address_of(server), timeout=10.0))
+    names = f"Authorization: Bearer {server.token}\r\nX-GreenTrain-Client: a test's client\r\n"
+    connection.sendall(f"POST /v1/models HTTP/1.1\r\n{names}Content-Length: 50\r\n\r\n{{".encode())
+    return connection
+
+
+def test_silent_clients_do_not_hold_the_device(gated: Gated) -> None:
+    limits = DeviceServerLimits(connections=4, silence_s=60.0)
+    with serve(gated, limits=limits) as server, ExitStack() as opened:
+        for begun in (b"", b"GET /v1/dev", b"PUT / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n") * 4:
+            opened.enter_context(socket.create_connection(address_of(server), timeout=10.0)).sendall(begun)
+        with closing(RemoteDevice(server.url, token=server.token, patience=QUICK)) as device:
+            assert device.probe().available
+
+
+def test_too_many_requests_at_once_are_turned_away(gated: Gated) -> None:
     with serve(gated, limits=DeviceServerLimits(connections=2)) as server:
-        with httpx.Client(trust_env=False) as one, httpx.Client(trust_env=False) as two:
-            for client in (one, two):
-                client.get(server.url)
-            refusal = ask(server, "GET", "/v1/device")
+        with ExitStack() as opened:
+            for _ in range(2):
+                half_sent(server, opened)
+            deadline_s = time.monotonic() + 5.0
+            while (refusal := ask(server, "GET", "/v1/device")).status_code == 200 and time.monotonic() < deadline_s:
+                half_sent(server, opened)  # the last was not begun yet and lost its place
             assert (refusal.status_code, refusal.json()["error"]) == (503, "QueueFullError")
         deadline_s = time.monotonic() + 5.0
         while (status := ask(server, "GET", "/v1/device").status_code) != 200 and time.monotonic() < deadline_s:
