@@ -2,7 +2,7 @@
 
 A :class:`Batch` is cut into parts (``some``, ``parts``), and the :class:`Result` of each is put together again
 (``joined``). :func:`pack` lays a batch out in rows: each token once, and a prompt that several sequences share once for
-all of them. :func:`buckets` and :func:`length_groups` bring like lengths together, so that padding them costs little.
+all of them. :func:`buckets` brings like lengths together, so that padding them costs little.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -485,21 +485,6 @@ def by_length(batch: Batch) -> tuple[Batch, list[int]]:
     """Return the batch with its sequences in order of length, and the place of each of them in the original."""
     order = sorted(range(len(batch.ids)), key=lambda i: len(batch.ids[i]))
     return batch.some(order), order
-
-
-def length_groups(batch: Batch, most_rows: int) -> tuple[tuple[int, ...], ...]:
-    """Return a batch's sequences in groups of like lengths.
-
-    Args:
-        batch: Sequences.
-        most_rows: Largest number of sequences times longest length in a group of more than one.
-    """
-    sizes = np.array([len(row) for row in batch.ids], dtype=np.int64)
-    groups: list[tuple[int, ...]] = []
-    for group in _alike(np.argsort(sizes, kind="stable"), sizes, np.zeros_like(sizes)):
-        step = max(1, most_rows // int(sizes[list(group)].max()))
-        groups += [tuple(group[i : i + step]) for i in range(0, len(group), step)]
-    return tuple(groups)
 
 
 def _alike(order: Iterable[int], sizes: RowNumbers, before: RowNumbers) -> list[list[int]]:

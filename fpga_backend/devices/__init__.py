@@ -1,6 +1,5 @@
 """Devices that are no FPGA: the baselines to beat, and the one that computes nothing.
 
 * torch_device       floating point on the CPU or a CUDA GPU
-* openvino_device    OpenVINO's CPU and NPU plugins
 * null_device        for "no offload" and for tests of the plumbing
 """

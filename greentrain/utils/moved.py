@@ -17,6 +17,7 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.fleet": "greentrain.report.fleet",
     "greentrain.fpga_backend.csim.documents": "tools.kernel_documents",
     "greentrain.fpga_backend.devices.unmetered": "greentrain.fpga_backend.devices.base",
+    "greentrain.fpga_backend.devices.openvino_device": "recipes.common.openvino_device",
     "greentrain.fpga_backend.in_process": "greentrain.fpga_backend.devices.base",
     "greentrain.fpga_backend.quality.reward_model": "recipes.common.reward_model",
     "greentrain.fpga_backend.quality.snippets": "recipes.common.rated_snippets",

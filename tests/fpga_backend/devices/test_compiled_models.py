@@ -1,4 +1,4 @@
-"""From a model of transformers to the floating-point devices, against the model itself."""
+"""From a model of transformers to the floating-point device, against the model itself."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +9,10 @@ import torch
 
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile
-from greentrain.fpga_backend.device import OffloadDevice
-from greentrain.fpga_backend.devices.openvino_device import OpenVinoDevice
 from greentrain.fpga_backend.devices.torch_device import TorchDevice
 from greentrain.testing.offload_contract import rows_of
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("openvino")
 
 SMALL = {
     "num_hidden_layers": 2,
@@ -43,15 +40,14 @@ def answer(model: Any, ids: Any) -> Any:
 
 
 @pytest.mark.parametrize("make", [bert, qwen])
-def test_both_devices_say_what_the_model_says(make: Callable[[], Any]) -> None:
+def test_the_device_says_what_the_model_says(make: Callable[[], Any]) -> None:
     torch.manual_seed(0)
     model = make().eval()
     rng = np.random.default_rng(0)
     batch = Batch.of([rng.integers(0, 120, n) for n in (7, 30, 12, 30)])
     artifact = compile(model, max_tokens=32, precision="fp32")
-    devices: list[OffloadDevice] = [TorchDevice(), OpenVinoDevice()]
-    for device in devices:
-        found = rows_of(device.submit(device.load(artifact), batch).result(60))
-        device.close()
-        for row, ids in zip(found, batch.ids, strict=True):
-            assert np.abs(row - answer(model, ids)).max() < 1e-5
+    device = TorchDevice()
+    found = rows_of(device.submit(device.load(artifact), batch).result(60))
+    device.close()
+    for row, ids in zip(found, batch.ids, strict=True):
+        assert np.abs(row - answer(model, ids)).max() < 1e-5

@@ -1,18 +1,14 @@
-import builtins
 import dataclasses
-import importlib
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from greentrain.errors import MissingExtraError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.compiler import compile
 from greentrain.fpga_backend.device import OffloadDevice
-from greentrain.fpga_backend.devices import openvino_device
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError
 from greentrain.fpga_backend.program import Attention
 from greentrain.testing.offload_contract import OffloadContract, raised, rows_of
@@ -21,6 +17,7 @@ from tests.fpga_backend.devices import binary64
 from tests.fpga_backend.devices.changed import with_ops
 
 pytest.importorskip("openvino")
+from recipes.common import openvino_device
 
 
 class TestOpenVinoCpu(OffloadContract):
@@ -80,6 +77,36 @@ def test_static_shapes_as_the_npu_needs_them() -> None:
     device.close()
 
 
+def test_a_model_of_transformers_says_what_it_says_itself() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    torch.manual_seed(0)
+    config = transformers.BertConfig(num_labels=2, vocab_size=120, **sizes)
+    model = transformers.BertForSequenceClassification(config).eval()
+    ids = [torch.randint(120, (n,)) for n in (7, 30, 12, 30)]
+    device = openvino_device.OpenVinoDevice()
+    handle = device.load(compile(model, max_tokens=32, precision="fp32"))
+    found = device.submit(handle, Batch.of([row.numpy() for row in ids])).result(60).scores
+    device.close()
+    with torch.inference_mode():
+        wanted = torch.cat([model(row[None]).logits for row in ids])
+    assert found is not None and np.abs(found - wanted.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most_rows", "wanted"),
+    [
+        ((20, 25, 25), 1000, [(0, 1, 2)]),
+        ((25, 20, 25), 50, [(1, 0), (2,)]),
+        ((9, 100, 9, 101), 1000, [(0, 2), (1, 3)]),
+        ((90, 90), 10, [(0,), (1,)]),
+    ],
+    ids=["alike", "bounded", "unlike", "one is always a call"],
+)
+def test_groups_of_like_lengths(lengths: tuple[int, ...], most_rows: int, wanted: list[tuple[int, ...]]) -> None:
+    assert openvino_device.length_groups(Batch.of([[1] * n for n in lengths]), most_rows) == wanted
+
+
 def test_logits_are_bounded(cpu: OffloadDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = decoder(layers=1)
     batch = sequences(artifact, lengths=(20, 25, 25), prompt=3)
@@ -109,18 +136,3 @@ def test_devices_that_are_not_there() -> None:
     assert isinstance(error, DeviceError)
     assert "NPU.7" in str(error) and "CPU" in str(error)
     assert isinstance(raised(openvino_device.OpenVinoDevice, "CPU", "fp8"), ValueError)
-
-
-def test_without_openvino_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *given: Any, **named: Any) -> Any:
-        if name.partition(".")[0] == "openvino":
-            raise ImportError("No module named 'openvino'")
-        return real(name, *given, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.delitem(sys.modules, openvino_device.__name__)
-    again = importlib.import_module(openvino_device.__name__)
-    with pytest.raises(MissingExtraError, match=r"greentrain-torch\[openvino\]"):
-        again.OpenVinoDevice()

@@ -1,4 +1,9 @@
-"""OpenVINO's plugins as an offload device: Intel's and other CPUs, and by name Intel's NPU.
+"""An offload device of one's own: OpenVINO's plugins, for Intel's and other CPUs, and by name Intel's NPU.
+
+    pip install 'openvino>=2025.1'
+
+``place(..., OpenVinoDevice("CPU"))`` takes an instance; for ``greentrain fpga devices`` and configuration files, give a
+package of yours an entry point in the group ``greentrain.offload_devices`` that names this class.
 
 A program becomes an OpenVINO model operator by operator, without a detour over torch or ONNX. Registers are [sequences,
 tokens, width], padded on the right; after pooling [sequences, width]. Integer weights stay integers times scales, a
@@ -12,9 +17,11 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import openvino
+from openvino import opset15 as ov
 
 from greentrain.fpga_backend.artifact import Artifact, checked
-from greentrain.fpga_backend.batch import Batch, Result, length_groups
+from greentrain.fpga_backend.batch import SLACK, STRETCH, Batch, Result
 from greentrain.fpga_backend.device import DeviceInfo
 from greentrain.fpga_backend.devices.base import InProcess
 from greentrain.fpga_backend.errors import DeviceError
@@ -34,11 +41,6 @@ from greentrain.fpga_backend.program import (
     Score,
     widths,
 )
-from greentrain.utils.imports import try_import
-
-with try_import("openvino") as imports:
-    import openvino
-    from openvino import opset15 as ov
 
 Node = Any
 """An output of an OpenVINO operator."""
@@ -54,9 +56,7 @@ def graph(artifact: Artifact) -> Any:
 
     Raises:
         ArtifactError: The artifact's tensors do not fit its program.
-        MissingExtraError: OpenVINO is not installed.
     """
-    imports.check()
     checked(artifact)
     return _Graph(artifact).model()
 
@@ -261,7 +261,6 @@ class OpenVinoDevice(InProcess):
         depth: Number of batches that may wait.
 
     Raises:
-        MissingExtraError: OpenVINO is not installed.
         DeviceError: OpenVINO does not list the device.
         ValueError: Unknown ``dtype``, or ``depth`` below 1.
     """
@@ -274,7 +273,6 @@ class OpenVinoDevice(InProcess):
         static: bool | None = None,
         depth: int = 16,
     ) -> None:
-        imports.check()
         if dtype not in PRECISIONS:
             raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(PRECISIONS)}")
         self._core: Any = openvino.Core()
@@ -363,6 +361,24 @@ class _CompiledModel:
             if TARGETS in fed:
                 fed[TARGETS][j, : len(ids) - 1] = ids[1:]
         return {name: fed[name] for name in self._inputs}
+
+
+def length_groups(batch: Batch, most_rows: int) -> list[tuple[int, ...]]:
+    """Return a batch's sequences in groups of like lengths, which lose little by being padded.
+
+    Args:
+        batch: Sequences.
+        most_rows: Largest number of sequences times longest length in a group of more than one.
+    """
+    groups: list[tuple[int, ...]] = []
+    for i in sorted(range(len(batch.ids)), key=lambda i: len(batch.ids[i])):
+        size, group = len(batch.ids[i]), groups[-1] if groups else ()
+        shortest = len(batch.ids[group[0]]) if group else 0
+        if group and size <= max(shortest * STRETCH, shortest + SLACK) and (len(group) + 1) * size <= most_rows:
+            groups[-1] = (*group, i)
+        else:
+            groups.append((i,))
+    return groups
 
 
 def _wanted(batch: Batch, i: int) -> slice:
