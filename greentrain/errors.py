@@ -4,9 +4,19 @@ All of them are raised before training starts or by tools that read a finished r
 faults become labelled gaps and one warning instead (``GreenTrainWarning``).
 """
 
+from typing import Final
+
+_LONGEST: Final = 4000
+"""Characters of a message; in it may stand what a file of somebody else holds."""
+
 
 class GreenTrainError(Exception):
     """Base class of all exceptions raised by GreenTrain."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        more = len(text) - _LONGEST
+        return text if more <= 0 else f"{text[:_LONGEST]} ... and {more} more characters"
 
 
 class ConfigError(GreenTrainError, ValueError):

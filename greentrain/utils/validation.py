@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import math
 import re
+import reprlib
 import sys
 import types
 import typing
@@ -24,6 +25,32 @@ _YES_NO: Final = {"yes": True, "on": True, "no": False, "off": False}
 """What YAML 1.1 reads as true and false, too (https://yaml.org/type/bool.html, 2026-11-22)."""
 _STEP: Final = re.compile(r"[0-9]{1,18}")
 UNIONS: Final = (typing.Union, types.UnionType)
+
+
+_MOST_SHOWN: Final = 300
+"""Characters of a value in a message."""
+
+
+class _Brief(reprlib.Repr):
+    """Only the beginning of what is long or deep, and no number of thousands of digits, which Python does not print."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 3, 12, 12, 12
+        self.maxstring = self.maxother = self.maxlong = _MOST_SHOWN
+
+    def repr_int(self, value: int, level: int) -> str:
+        bits = value.bit_length()
+        return super().repr_int(value, level) if bits < 4096 else f"a whole number of {bits} bits"
+
+
+_BRIEF: Final = _Brief()
+
+
+def shown(value: object) -> str:
+    """Return a value as a message names it: as ``repr``, but never longer than a few lines, whatever it is."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +126,7 @@ def _check(hint: Any, value: Any, key: str) -> None:
             _check(item_hint, item, key)
     elif origin is Mapping:
         for name, item in value.items():
-            _check(args[1], item, f"{key}[{name!r}]")
+            _check(args[1], item, f"{key}[{shown(name)}]")
 
 
 def _takes(hint: Any, value: Any) -> bool:
@@ -112,7 +139,7 @@ def _takes(hint: Any, value: Any) -> bool:
 def bound(key: str, value: float, low: float, high: float) -> None:
     """Check that a number is finite and within its bounds."""
     if not (low <= value <= high and abs(value) != math.inf):  # isfinite() takes no whole number above 1e308
-        raise ConfigError(f"{key} is {value!r}; it must be between {low:g} and {high:g}")
+        raise ConfigError(f"{key} is {shown(value)}; it must be between {low:g} and {high:g}")
 
 
 def moment(key: str, text: str) -> datetime:
@@ -120,9 +147,9 @@ def moment(key: str, text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"{key} is {text!r}; write it as ISO 8601, such as 2022-06-01T00:00Z") from error
+        raise ConfigError(f"{key} is {shown(text)}; write it as ISO 8601, such as 2022-06-01T00:00Z") from error
     if found.tzinfo is None:
-        raise ConfigError(f"{key} is {text!r}, without a time zone: append Z for UTC, or an offset such as +02:00")
+        raise ConfigError(f"{key} is {shown(text)}, without a time zone: append Z for UTC, or an offset such as +02:00")
     return found
 
 
@@ -130,7 +157,7 @@ def folder_name(key: str, name: str) -> None:
     """Check that a text can be the name of a folder, and of none that lies elsewhere."""
     if not name or name.startswith(".") or any(c in name for c in "/\\\0\n") or not name.isprintable():
         raise ConfigError(
-            f"{key} is {name!r}, but it becomes a folder's name: use letters, digits, '-', '_' and '.' only, not"
+            f"{key} is {shown(name)}, but it becomes a folder's name: use letters, digits, '-', '_' and '.' only, not"
             " starting with '.'"
         )
 
@@ -138,7 +165,7 @@ def folder_name(key: str, name: str) -> None:
 def choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
     """Check that a word is one of those allowed."""
     if value not in allowed:
-        raise ConfigError(f"{key} is {value!r}; known: {', '.join(allowed)}{nearest(value, allowed)}")
+        raise ConfigError(f"{key} is {shown(value)}; known: {', '.join(allowed)}{nearest(value, allowed)}")
 
 
 def nearest(word: str, known: typing.Iterable[str]) -> str:
@@ -183,7 +210,7 @@ def build(cls: type[T], data: Mapping[str, Any], where: str) -> T:
     for key, value in data.items():
         if key not in hints:
             raise ConfigError(
-                f"unknown key {where}{key}; known here: {', '.join(sorted(hints))}{nearest(str(key), hints)}"
+                f"unknown key {where}{key!s:.200}; known here: {', '.join(sorted(hints))}{nearest(str(key), hints)}"
             )
         values[key] = _convert(hints[key], value, where + str(key))
     for needed in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -201,7 +228,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             return value
         if not isinstance(value, Mapping):
             known = ", ".join(sorted(typing.get_type_hints(hint)))
-            raise ConfigError(f"{key} is {value!r}; it must be a section with keys: {known}")
+            raise ConfigError(f"{key} is {shown(value)}; it must be a section with keys: {known}")
         return build(hint, value, where=f"{key}.")  # type: ignore[arg-type]
     if typing.get_origin(hint) in UNIONS:
         if value is None and type(None) in typing.get_args(hint):
@@ -226,7 +253,7 @@ def _convert_leaf(hint: Any, value: Any, key: str) -> Any:
         try:
             return float(value)
         except OverflowError as error:
-            raise ConfigError(f"{key} is {value!r}; it must be below {sys.float_info.max:.2g}") from error
+            raise ConfigError(f"{key} is {shown(value)}; it must be below {sys.float_info.max:.2g}") from error
     if hint is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
         return float(value)
     if hint is int and _is_whole(value):
@@ -250,7 +277,7 @@ def _pairs(value: Any, key: str) -> tuple[tuple[int, str], ...]:
         rows = [(int(k) if type(k) is str and _STEP.fullmatch(k) else k, name) for k, name in value.items()]
     if all(isinstance(r, (list, tuple)) and len(r) == 2 and _is_whole(r[0]) and type(r[1]) is str for r in rows):
         return tuple((int(step), name) for step, name in rows)
-    raise ConfigError(f"{key} is {value!r}; expected a list of [step, gear], such as [[0, bf16], [100, fp8]]")
+    raise ConfigError(f"{key} is {shown(value)}; expected a list of [step, gear], such as [[0, bf16], [100, fp8]]")
 
 
 def _is_whole(value: Any) -> bool:
@@ -260,7 +287,7 @@ def _is_whole(value: Any) -> bool:
 def _mismatch(key: str, value: Any, *hints: Any) -> ConfigError:
     wanted = " or ".join(_name(hint) for hint in hints)
     quotes = "; put text in quotes" if str in hints and not isinstance(value, (list, tuple, Mapping)) else ""
-    return ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {wanted}{quotes}")
+    return ConfigError(f"{key} is {shown(value)} ({type(value).__name__}); expected {wanted}{quotes}")
 
 
 def _name(hint: Any) -> str:

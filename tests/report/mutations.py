@@ -68,8 +68,7 @@ def mutate(folder: Path, originals: dict[str, bytes], seed: int) -> list[Mutatio
     lines: list[Any] = [json.loads(line) for line in originals[name].splitlines()]
     done = []
     for _ in range(chance.choice((1, 1, 2, 3))):
-        places = list(_places(lines))
-        at = chance.choice(places)
+        at = chance.choice(list(places(lines)))
         inside: Any = lines
         for step in at[:-1]:
             inside = inside[step]
@@ -85,7 +84,8 @@ def mutate(folder: Path, originals: dict[str, bytes], seed: int) -> list[Mutatio
     return done
 
 
-def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the place of every value in nested lists and mappings: the keys that lead to it."""
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, dict):
         items = value.items()
@@ -93,4 +93,4 @@ def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         items = enumerate(value)
     for key, item in items:
         yield (*at, key)
-        yield from _places(item, (*at, key))
+        yield from places(item, (*at, key))
