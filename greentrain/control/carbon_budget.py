@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from greentrain.config.schema import PolicyConfig
-from greentrain.control.coordination import RankZeroChannel, SyncSchedule
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
 from greentrain.errors import ConfigError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionTable
@@ -158,8 +158,7 @@ class BudgetWatch:
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._run, self._gears, self._unix_s = config, run, gears, unix_s
-        self._channel = RankZeroChannel(f"{run.run_id}/budget", run.topology)
-        self._sync = SyncSchedule(unix_s)
+        self._sync = SyncSchedule(RankZeroChannel(f"{run.run_id}/budget", run.topology), unix_s, run.warn)
         self._next_s = unix_s() + LOOK_S
         self.reported = reported
         """Events that were reported, once each."""
@@ -176,24 +175,25 @@ class BudgetWatch:
             gear: Gear in use; None: the run has none.
             table: Table of the costs of gears; None: it was not measured.
         """
-        if not self._sync.step() or self.stop or not self._channel.possible:
+        if self.stop:
             return
+        found = self._sync.stepped(lambda: self._say(tokens_done, gear, table))
+        if found is not None:
+            self._take(found)
+
+    def _say(self, tokens_done: float, gear: Gear | None, table: ActionTable | None) -> Words:
+        """Return what follows from the books, where that is new; rank 0 tells all ranks."""
         found = None
         if self._sync.is_due(self._next_s):
             self._next_s = self._unix_s() + LOOK_S
             self._sync.restart()
-            if self._run.topology.rank == 0:
-                try:
-                    found = self._look(tokens_done, gear, table)
-                except Exception as error:  # the other ranks wait for a message, whatever it says
-                    self._run.warn(f"the carbon budget could not be looked at ({error!r})")
-        received = self._channel.broadcast({"found": found, "steps": self._sync.steps_until(self._next_s)})
-        if received is None:
-            self._sync.meet_after(1 << 62)  # out of step with the others
-            return
-        self._sync.meet_after(int(received["steps"]))
-        if received["found"] is not None:
-            self._take(received["found"])
+            try:
+                found = self._look(tokens_done, gear, table)
+            except Exception as error:
+                self._run.warn(f"the carbon budget could not be looked at ({error!r})")
+        if found is not None and not (found["events"] or found["stop"] or found["vetoed"] != sorted(self.vetoes)):
+            found = None
+        return found, self._sync.steps_until(self._next_s)
 
     def _look(self, tokens_done: float, gear: Gear | None, table: ActionTable | None) -> dict[str, Any]:
         sums = self._run.job_sums()

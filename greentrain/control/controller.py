@@ -8,6 +8,7 @@ power limit, or by hand. Where no policy plans, one power limit for the whole ru
 limits were measured.
 """
 
+import dataclasses
 import math
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import ActuatorsConfig, GreenConfig
-from greentrain.control.coordination import RankZeroChannel
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
 from greentrain.control.launcher_protocol import LauncherFiles, Offer
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun
@@ -139,7 +140,7 @@ class GpuLimits:
                 hand.close()
 
 
-FIRST_READING_S: Final = 2.0
+FIRST_READING_S: Final = 1.0
 """How long a profile waits for the sensors of a run that has just begun (s): probing them takes up to 0.4 s."""
 PLAN_STEPS: Final = 2000
 """Most steps in which a plan learns what its gears cost: steps of milliseconds need many for a block of 1 s, which
@@ -154,11 +155,15 @@ FEW_ROUNDS: Final = 2
 class ProfilingSession:
     """Measures for one session, and keeps the table.
 
+    Rank 0 says after which step all ranks begin and end, and with which arguments: a rank's own numbers, such as the
+    tokens of its batches, decide nothing.
+
     Args:
         config: The checked configuration.
         host: The session.
         gears: Returns those of the session; None where the configuration names none.
-        plan_with: Called with a table; returns whether a plan uses it, else one power limit is chosen from it.
+        plan_with: Called with a table, or None where there will be none; returns whether a plan uses it, else one power
+            limit is chosen from it.
     """
 
     def __init__(
@@ -167,7 +172,7 @@ class ProfilingSession:
         host: "Host",
         *,
         gears: Callable[[], "Gears | None"],
-        plan_with: Callable[[ActionTable], bool],
+        plan_with: Callable[[ActionTable | None], bool],
     ) -> None:
         self._config, self._host = config, host
         self._gears, self._plan_with = gears, plan_with
@@ -176,42 +181,98 @@ class ProfilingSession:
         """What was measured last; None before."""
         self.running: ProfilingRun | None = None
         """What measures now; None: nothing does."""
-        self.wants_caps = False
-        """True until :meth:`measure_caps`, where a run without a plan is to choose a power limit."""
+        self._wish: dict[str, Any] | None = None
+        self._steps, self._until_s = 0, 0.0
+        self._sync: SyncSchedule | None = None
+        self._ended: Mapping[str, Any] | None = None
 
     def started(self, gpu_limits: GpuLimits) -> None:
         """A run begins; its power limits are ``gpu_limits``."""
-        self._gpu_limits, self.running = gpu_limits, None
-        self.wants_caps = not self._config.policy.plans and self._config.actuators.power_cap is not None
+        self._gpu_limits, self.running, self._wish, self._ended = gpu_limits, None, None, None
+        self._steps, self._sync = 0, None
+        if not self._config.policy.plans and self._config.actuators.power_cap is not None:
+            self.want(caps_only=True)
+
+    def want(
+        self, *, refresh: bool = False, max_steps: int = PLAN_STEPS, rounds: int | None = None, caps_only: bool = False
+    ) -> None:
+        """Measure in the coming steps, as rank 0 asks for; the others only say that they take part.
+
+        Args:
+            refresh: Measure even if there is a table.
+            max_steps: Most steps, over all gears.
+            rounds: Blocks a gear; None: as usual.
+            caps_only: Measure only where every rank can set power limits.
+        """
+        self._wish = {"refresh": refresh, "max_steps": max_steps, "rounds": rounds, "caps_only": caps_only}
+        self._until_s = time.monotonic() + FIRST_READING_S
+
+    def want_for_plan(self, steps: float) -> None:
+        """Measure every gear in the coming steps, for the plan of a job of so many steps."""
+        self.want(rounds=FEW_ROUNDS if steps < SHORT_JOB else None)
 
     @never_raises
-    def measure_caps(self) -> None:
-        """Measure power limits where every rank has some; a rank without any must say so, or the others wait for it."""
-        self.wants_caps = False
-        from greentrain.control.profiling.distributed import everybody
+    def stepped(self) -> None:
+        """Note the end of an optimizer step, on every rank."""
+        self._steps += 1
+        if self._wish is None or self.running is not None or (run := self._host.active()) is None:
+            return
+        if self._sync is None:
+            channel = RankZeroChannel(f"{run.run_id}/profile", run.topology)
+            self._sync = SyncSchedule(channel, time.time, run.warn)
+            if self._sync.over and run.topology.rank == 0:
+                run.warn("several ranks without a process group cannot measure together: nothing is measured")
+        self._sync.steps = self._steps - 1
+        said = self._sync.stepped(lambda: self._say(run))
+        if said is not None and "begin" in said:
+            self._begin_together(run, **said["begin"])
+        elif said is not None:
+            self._end_together(said["end"])
+        elif self._sync.over:
+            self._wish = None
+            self._plan_with(None)
 
-        if all(len(caps) > 1 for caps in everybody(self._gpu_limits.caps)):
-            self.profile(None, refresh=False, max_steps=PLAN_STEPS)
+    def _say(self, run: ActiveRun) -> Words:
+        if self._ended is not None:
+            return {"end": self._ended}, 1
+        if not run.sensors and time.monotonic() < self._until_s:
+            return None, 1
+        return {"begin": {**(self._wish or {}), "objective": self._objective(run)}}, 1
 
-    def measure_for_plan(self, steps: float) -> None:
-        """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        rounds = FEW_ROUNDS if steps < SHORT_JOB else None
-        self.profile(None, refresh=False, max_steps=PLAN_STEPS, rounds=rounds)
+    def _begin_together(self, run: ActiveRun, *, caps_only: bool, **how: Any) -> None:
+        gears = self._gears()
+        try:
+            phase = self._open(run, **how)
+            if gears is None or (caps_only and len(phase.fractions) == 1):
+                self._measured(None)
+                return
+            gears.neutral = run.topology.world_size > 1
+            self.running = phase
+            gears.measure(phase)
+        except Exception as error:
+            run.warn(f"gears and power limits are not measured: {error}")
+            self._measured(None)
 
-    def profile(
-        self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int, rounds: int | None = None
-    ) -> ActionTable | None:
+    def _end_together(self, said: Mapping[str, Any]) -> None:
+        gears = self._gears()
+        self._wish = self._ended = None
+        if gears is not None:
+            gears.measure(None)
+            gears.neutral = False
+        if said["cap"] is not None:
+            self._gpu_limits.cap(float(said["cap"]), at_once=True)
+
+    def profile(self, step: Callable[[], int | None] | None, *, refresh: bool, max_steps: int) -> ActionTable | None:
         """Measure what every gear costs; see ``GreenSession.profile_gears``.
 
         Args:
             step: Trains one step; None: the coming steps of the training are used.
             refresh: Measure even if there is a table.
             max_steps: Most steps, over all gears.
-            rounds: Blocks a gear; None: as usual.
 
         Raises:
             ConfigError: The steps are too few.
-            SessionError: No run, no gears or no model.
+            SessionError: No run, no gears or no model, or a rank that does not take part.
         """
         run = self._host.active()
         gears = None if run is None else self._gears()
@@ -220,12 +281,45 @@ class ProfilingSession:
                 "profile_gears() needs a running session with precision.gears and a watched model: start() it, name the"
                 " gears, and watch(model, optimizer) first"
             )
-        from greentrain.control.profiling.distributed import ProfilingRun
+        from greentrain.control.profiling.distributed import check_steps
 
+        check_steps(gears.box, max_steps)
+        if step is None:
+            self.want(refresh=refresh, max_steps=max_steps)
+            return None
+        if run.topology.world_size > 1:
+            step()  # its own communication brings the ranks together, wherever each of them came from
         end_s = time.monotonic() + FIRST_READING_S
         while not run.sensors and time.monotonic() < end_s:
             time.sleep(0.02)
-        self.running = ProfilingRun(
+        try:
+            self.running = self._open(run, refresh=refresh, max_steps=max_steps, rounds=None, objective=None)
+        except TimeoutError as error:
+            raise SessionError(f"{error} to profile_gears(step): call it on every rank after the same step") from None
+        gears.neutral = run.topology.world_size > 1
+        try:
+            gears.measure(self.running)
+            self.running.run(step)
+        finally:
+            gears.measure(None)
+            gears.neutral, self._ended = False, None
+        return self.table
+
+    def _open(
+        self,
+        run: ActiveRun,
+        *,
+        refresh: bool,
+        max_steps: int,
+        rounds: int | None,
+        objective: Mapping[str, Any] | None,
+    ) -> "ProfilingRun":
+        from greentrain.control.profiling.distributed import ProfilingRun
+
+        channel = RankZeroChannel(f"{run.run_id}/blocks", run.topology)
+        gears = self._gears()
+        assert gears is not None
+        return ProfilingRun(
             gears.box,
             run.sensors,
             self._host.energy,
@@ -233,37 +327,31 @@ class ProfilingSession:
             cache=None if refresh else ActionCache(),
             tell=self._measured,
             rounds=rounds,
+            channel=channel,
             caps=self._gpu_limits.power_cap,
-            objective=None if self._config.policy.plans or self._gpu_limits.power_cap is None else self._objective(run),
+            objective=ActionObjective(**(objective or self._objective(run))),
         )
-        gears.measure(self.running)
-        if step is not None:
-            self.running.run(step)
-            gears.measure(None)
-        return self.table
 
-    def _measured(self, table: ActionTable) -> None:
-        self.table, self.running = table, None
+    def _measured(self, table: ActionTable | None) -> None:
+        self.table, self.running = table or self.table, None
+        self._ended = {"cap": None}
         run = self._host.active()
-        if run is not None:
+        if run is not None and table is not None:
             run.event("profile", f"{len(table.costs)} actions were measured side by side")
             run.know(action_table=table.to_dict())
-        if self._plan_with(table):
+        if self._plan_with(table) or run is None or table is None or run.topology.rank > 0:
             return
-        if run is not None and any(action.cap != FULL for action in table.actions):  # so on every rank
-            self._choose_cap(run, table)
+        if any(action.cap != FULL for action in table.actions):
+            self._ended = {"cap": self._best_cap(run, table)}
 
-    def _objective(self, run: ActiveRun) -> "ActionObjective":
+    def _objective(self, run: ActiveRun) -> dict[str, Any]:
+        if self._config.policy.plans or self._gpu_limits.power_cap is None:
+            return dataclasses.asdict(ActionObjective())
+        return dataclasses.asdict(objective_of(self._config, run, self._gpu_limits.limit_w))
 
-        return objective_of(self._config, run, self._gpu_limits.limit_w)
-
-    @never_raises
-    def _choose_cap(self, run: ActiveRun, table: ActionTable) -> None:
-
+    def _best_cap(self, run: ActiveRun, table: ActionTable) -> float | None:
         gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
-        cap = choose_cap(table, lambda: self._objective(run), run, gear, self._gpu_limits.caps)
-        if cap is not None:
-            self._gpu_limits.cap(cap, at_once=True)
+        return choose_cap(table, lambda: ActionObjective(**self._objective(run)), run, gear, self._gpu_limits.caps)
 
 
 def check_gears_named(config: GreenConfig) -> None:
@@ -324,31 +412,28 @@ def choose_cap(
     gear: Gear,
     fractions: tuple[float, ...],
 ) -> float | None:
-    """Return rank 0's choice on all ranks: the best limit for one gear; None where there is none. Every rank calls it.
+    """Return the best limit for one gear; None where there is none. Rank 0 chooses for all.
 
     Args:
         table: Table of the costs that were measured.
-        objective: Returns the objective of the choice; asked on rank 0.
+        objective: Returns the objective of the choice.
         run: The run.
         gear: The gear of the run.
         fractions: Limits that this process can set.
     """
-    cap: float | None = None
-    if run.topology.rank == 0:
-        try:
-            wanted = objective()
-            found = choose(
-                table,
-                wanted,
-                reference=Action(gear=gear),
-                wanted=lambda action: action.gear is gear and action.cap in fractions,
-            )
-            cap = found.action.cap
-            run.event("cap", f"{found} ({wanted.name})", cap=cap)
-        except Exception as error:  # the others wait for a message
-            run.warn(f"the power limit stays as it was found: {error}")
-    received = RankZeroChannel(f"{run.run_id}/cap", run.topology).broadcast({"cap": cap})
-    return None if received is None or received["cap"] is None else float(received["cap"])
+    try:
+        wanted = objective()
+        found = choose(
+            table,
+            wanted,
+            reference=Action(gear=gear),
+            wanted=lambda action: action.gear is gear and action.cap in fractions,
+        )
+    except Exception as error:
+        run.warn(f"the power limit stays as it was found: {error}")
+        return None
+    run.event("cap", f"{found} ({wanted.name})", cap=found.action.cap)
+    return found.action.cap
 
 
 NO_COUNTS: Final = (0, 0)
@@ -518,8 +603,7 @@ class Controller:
             self._follow_launcher(self.preemption)
         if self._plans:
             self._plan(tokens, samples)
-        elif self._profiling.wants_caps:
-            self._profiling.measure_caps()
+        self._profiling.stepped()
         if self._config.policy.budget_g is not None:
             self._watch_budget(tokens, samples)
 
@@ -642,7 +726,12 @@ class Controller:
 
     def measure(self, steps: float) -> None:
         """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        self._profiling.measure_for_plan(steps)
+        self._profiling.want_for_plan(steps)
+
+    @property
+    def measuring(self) -> bool:
+        """Whether gears are being measured in this step."""
+        return self._profiling.running is not None
 
     # -- metrics and checkpoints -------------------------------------------------------------------------------
 
@@ -683,11 +772,14 @@ class Controller:
         """Return the gears; a method, as a session that has not started can be sent to another process."""
         return self.gears
 
-    def _plan_with(self, table: ActionTable) -> bool:
-        """Plan with what was measured; False where nothing is planned."""
+    def _plan_with(self, table: ActionTable | None) -> bool:
+        """Plan with what was measured, None: nothing was; False where nothing is planned."""
         if self._schedule is None:
             return False
-        self._schedule.use(table)
+        if table is not None:
+            self._schedule.use(table)
+        else:
+            self._schedule.give_up()
         return True
 
 

@@ -148,6 +148,8 @@ class Gears:
         self._scaler: Any = None
         self.measuring: ProfilingRun | None = None
         """The profiling phase, while it runs: it decides in place of the policy."""
+        self.neutral = False
+        """True where ranks may be in different gears: AdamW takes no notice of them, or the replicas would drift."""
         self._bound: list[Any] = []
         self._counted = False
 
@@ -189,6 +191,7 @@ class Gears:
     def restart(self) -> None:
         """Count from 0: a new run begins."""
         self.steps, self.noise, self._saved, self.vetoes, self._guard = 0, None, {}, {}, QualityGuard()
+        self.neutral = False
         self.done = dict.fromkeys(self.box.gears, 0)
         self._decide()
 
@@ -255,12 +258,12 @@ class Gears:
         # one has begun, so here alone a gear can change without a forward in one gear and its backward in another; and
         # a gradient accumulation window, which has no optimizer step inside, is never cut in two.
         self.steps += 1
-        self.done[self.box.gear] += 1
+        self.done[self.box.gear] += not self.neutral
         if self.measuring is not None:
             self.measuring.boundary()
             if self.measuring.done:
                 self.measuring = None
-        elif self.probe is not None:
+        elif self.probe is not None and not self.neutral:
             self._listen(self.probe.step(self.steps))
         self._decide()
 
@@ -296,7 +299,7 @@ class Gears:
     def gamma(self) -> float:
         """Return by how much AdamW has to slow down in the gear of this step."""
         asked = self._config.gamma
-        if self.box.gear is not Gear.FP8:
+        if self.box.gear is not Gear.FP8 or self.neutral:
             return 1.0
         if isinstance(asked, float):
             return asked
@@ -308,7 +311,7 @@ class Gears:
         """Return figures for a logger; what was not measured is left out."""
         out = {}
         if Gear.FP8 in self.box.gears and self.steps:
-            out["green/fp8_share"] = self.done[Gear.FP8] / self.steps
+            out["green/fp8_share"] = self.done[Gear.FP8] / max(1, sum(self.done.values()))
         if self.noise is not None:
             out["green/gamma"] = self.noise.gamma
             if self.noise.sigma_ratio is not None:

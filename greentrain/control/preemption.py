@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from greentrain.control.coordination import RankZeroChannel, SyncSchedule
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
 from greentrain.control.launcher_protocol import Notice, Offer, Progress, Request
 from greentrain.ledger.active_run import ActiveRun
 
@@ -24,7 +24,8 @@ NOTICE_S: Final = 10.0
 AGAIN_S: Final = 30.0
 """How long a notice rests after the launcher could not be told (s): each time costs a checkpoint."""
 TOGETHER_S: Final = 600.0
-"""How long a rank waits for the others before it exits (s): as long as NCCL waits for a collective."""
+"""How long a rank that leaves waits for the others before it exits (s), as their checkpoints may take: as long as NCCL
+waits for a collective. The training is over for this attempt."""
 
 
 class Launcher(Protocol):
@@ -73,8 +74,8 @@ class PreemptionHandler:
         self._launcher, self._run, self._wake, self._unix_s = launcher, run, wake, unix_s
         self._first = run.topology.rank == 0
         self._channel: RankZeroChannel | None = None
+        self._sync: SyncSchedule | None = None
         self._ranks = run.topology.world_size
-        self._sync = SyncSchedule(unix_s)
         self._next_s = unix_s() + NOTICE_S
         self._again_s = 0.0
         self.offer = launcher.offer()
@@ -111,6 +112,7 @@ class PreemptionHandler:
         """Note the end of an optimizer step, on every rank; now and then, hear of a notice."""
         if self._channel is None:  # only now: a script may join its process group after the session has started
             self._channel = RankZeroChannel(f"{self._run.run_id}/leave", self._run.topology)
+            self._sync = SyncSchedule(self._channel, self._unix_s, self._run.warn)
             if self._first:
                 self._mark("step")
         if self.request is not None:
@@ -118,8 +120,8 @@ class PreemptionHandler:
         if self._ranks == 1:
             if self._noticed is not None:
                 self._obey(self._noticed.reason, self._noticed.ranks)
-        elif self._sync.step() and self._channel.possible:
-            self._synchronize(self._channel)
+        elif self._sync is not None and (said := self._sync.stepped(self._say)) is not None:
+            self._obey(*said["notice"])
 
     def ask(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
         """Prepare to leave after this step; called on every rank at the same one.
@@ -163,23 +165,15 @@ class PreemptionHandler:
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _synchronize(self, channel: RankZeroChannel) -> None:
+    def _say(self) -> Words:
+        """Return what rank 0 tells all ranks: the notice, if there is one."""
+        assert self._sync is not None
         if self._sync.is_due(self._next_s):
             self._next_s = self._unix_s() + NOTICE_S
             self._sync.restart()
-        notice = self._noticed if self._first else None
-        received = channel.broadcast(
-            {
-                "notice": None if notice is None else [notice.reason, notice.ranks],
-                "steps": self._sync.steps_until(self._next_s),
-            }
-        )
-        if received is None:
-            self._sync.meet_after(1 << 62)  # out of step with the others
-            return
-        self._sync.meet_after(int(received["steps"]))
-        if received["notice"] is not None:
-            self._obey(*received["notice"])
+        notice = self._noticed
+        message = None if notice is None else {"notice": [notice.reason, notice.ranks]}
+        return message, self._sync.steps_until(self._next_s)
 
     def _obey(self, reason: str, ranks: int | None) -> None:
         self._obeyed, self._noticed = self._noticed, None
@@ -192,7 +186,7 @@ class PreemptionHandler:
         if self._ranks == 1 or self._channel is None or not self._channel.possible:
             return delivered
         try:
-            received = self._channel.broadcast({"told": delivered})
+            received = self._channel.broadcast({"told": delivered}, TOGETHER_S)
         except Exception:  # the store is gone: the others hear nothing and leave
             return True
         return received is None or bool(received["told"])

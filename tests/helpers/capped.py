@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control.coordination import RankZeroChannel
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.profiling.distributed import Caps, ProfilingRun
-from greentrain.policy.action_table import ActionCache, ActionObjective, ActionTable
+from greentrain.policy.action_table import ActionCache, ActionObjective
 from greentrain.types import Device, DeviceKind, Provenance, Sensor
+from greentrain.utils.topology import current_topology
 
 STEP_S = 0.25
 LIMIT_W, IDLE_W = 700.0, 100.0
@@ -47,7 +50,8 @@ class Job:
     caps: Caps | None
     t_s: float = 50.0
     segments: list[tuple[float, float, float]] = field(default_factory=list)
-    tables: list[ActionTable] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)
+    channel: RankZeroChannel | None = None
 
     def speed(self, fraction: float) -> float:
         return float(((fraction * LIMIT_W - IDLE_W) / (LIMIT_W - IDLE_W)) ** (1 / 3)) / STEP_S
@@ -86,6 +90,7 @@ class Job:
             rounds=rounds,
             cache=None if folder is None else ActionCache(folder),
             tell=self.tables.append,
+            channel=self.channel or RankZeroChannel("blocks", current_topology()),
             caps=self.caps,
             objective=objective,
             clock=lambda: self.t_s,

@@ -7,8 +7,9 @@
         |                                                                   v   |
         +-- the training's own steps                                      Paused
 
-Rank 0 decides every ``policy.decide_s``, at the end of an optimizer step; the others hear of it at a step on which all
-have agreed the time before, so that every other step costs one comparison. Nothing here raises once training runs.
+Rank 0 decides every ``policy.decide_s``, at the end of an optimizer step, whether to rest, and what to do; all ranks do
+it after the same step some steps later, or not at all (:class:`SyncSchedule`). Every other step costs one comparison.
+Nothing here raises once training runs.
 
 A checkpoint keeps what a plan has learned (:class:`PlanFacts`): what actions cost at each width, and what a resting
 rank draws.
@@ -33,7 +34,7 @@ from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig, WidthConfig
-from greentrain.control.coordination import PAUSED_PHASE, RankZeroChannel, SyncSchedule
+from greentrain.control.coordination import PAUSED_PHASE, RankZeroChannel, SyncSchedule, Words
 from greentrain.control.launcher_protocol import Offer
 from greentrain.control.plan.planner import (
     GridOutlook,
@@ -148,6 +149,11 @@ class Actors(Protocol):
 
     def measure(self, steps: float) -> None:
         """Measure what every action costs in the coming ones of the job's steps; ``Schedule.use`` gets the table."""
+        ...
+
+    @property
+    def measuring(self) -> bool:
+        """Whether that goes on in this step."""
         ...
 
 
@@ -280,13 +286,12 @@ SENSORS_S: Final = 4.0
 """How long to wait for the sensors to report a rest (s)."""
 
 
-def measure_idle_power_w(host: Host, rest_s: float, *, books_all: bool) -> float | None:
-    """Return what this rank draws while it rests (W); None where no sensor says.
+def rest(host: Host, rest_s: float) -> tuple[float, float]:
+    """Hold this rank still and return the times (s) between which its power is that of a resting one.
 
     Args:
-        host: The session, which marks the phase and reads the sensors.
+        host: The session, which marks the phase.
         rest_s: Length of the rest (s); the first half is for clocks to fall.
-        books_all: The rank books what others leave to it, so without a device nothing is known.
     """
     token = host.begin(PAUSED_PHASE)
     time.sleep(rest_s / 2)
@@ -294,10 +299,7 @@ def measure_idle_power_w(host: Host, rest_s: float, *, books_all: bool) -> float
     time.sleep(rest_s / 2)
     t1_s = time.monotonic()
     host.end(PAUSED_PHASE, token)
-    joules = host.energy(t0_s, t1_s, SENSORS_S)
-    if joules is None or (books_all and not joules):  # the others' devices may be booked by rank 0
-        return None
-    return sum(joules.values()) / (t1_s - t0_s)
+    return t0_s, t1_s
 
 
 REST_S: Final = 6.0
@@ -339,7 +341,7 @@ class Schedule:
         self._time = grid_time
         self._ranks = run.topology.world_size
         self._first = run.topology.rank == 0
-        self._channel = RankZeroChannel(run.run_id, run.topology)
+        channel = RankZeroChannel(run.run_id, run.topology)
         self._pause = Pause(free_cache=config.actuators.free_cache)
         start_s = float((state or {}).get("start_s", grid_time.grid_s))
         self.job = PlannedJob(
@@ -355,12 +357,15 @@ class Schedule:
         self.planner: Planner | None = None
         """Who decides; on rank 0, once there is a table."""
         self._message: PlanMessage | None = None
-        self._sync = SyncSchedule(unix_s)
+        self._sync = SyncSchedule(channel, unix_s, run.warn)
         self._table: ActionTable | None = None
-        self._opened = self._pausing = self._closed = False
+        self._rested: tuple[float, float] | None = None
+        self._heard: Mapping[str, Any] | None = None
+        self._pausing = self._closed = False
+        self._pausable = True
         self._at = (0, self.tokens, unix_s())
         self._past: list[float | None] = []
-        self._over = not self._channel.possible
+        self._over = not channel.possible
         if self._over:
             run.warn(f"{self._ranks} ranks have no process group, so they cannot agree on a plan: there is none")
         self._known = PlanFacts.from_dict(state or {})
@@ -377,43 +382,75 @@ class Schedule:
         Args:
             tokens: Tokens that all ranks have trained until now, earlier parts included.
         """
-        synced = self._sync.step()
         done, self.tokens = tokens - self.tokens, tokens
         if not self._measured:
             self._measured = True
             self._actors.measure(self.job.tokens / max(1, done))
-        if self._table is not None:
-            table, self._table = self._table, None
-            self._open(table)
-        elif synced and self._opened and not self._over:
-            self._boundary()
+        if self._pausing or self._over or self._actors.measuring:
+            self._sync.steps += 1
+            if self._pausing:
+                self._hold()  # the step that was asked for a checkpoint is done
+        elif (said := self._sync.stepped(self._say)) is not None:
+            self._do(said)
 
     def use(self, table: ActionTable) -> None:
-        """Plan with a table from the end of this step on; called on every rank in the same step."""
+        """Plan with a table, on rank 0, from now on."""
         self._table = table
         self._known.keep(self._ranks, table)
 
+    def give_up(self) -> None:
+        """Nobody knows what actions cost: without a table there is no plan, on any rank."""
+        if self.planner is None and not self._over:
+            self._over = True
+            self._run.warn("what gears cost was not measured on all ranks, so there is no plan")
+            self._sync.close()
+
+    def _say(self) -> Words:
+        """Return what rank 0 tells all ranks, None for nothing, and after how many steps it looks again."""
+        if self._table is not None:
+            if self._wants_rest and self._rested is None:
+                return {"rest": REST_S}, 1
+            if self._wants_rest and not self._weigh_rest():
+                return None, 1
+            table, self._table = self._table, None
+            self._open(table)
+        message = None
+        if self.planner is not None and self._due():
+            message = self._decide()
+        newest = message or self._message
+        steps = 1 if newest is None else self._sync.steps_until(self._time.real(newest.next_s))
+        return None if message is None else {"message": message.to_dict()}, steps
+
+    @property
+    def _wants_rest(self) -> bool:
+        """Whether somebody has to find out what a paused rank draws."""
+        known = self._config.policy.idle_w is not None or self._known.idle_w is not None
+        return self._config.actuators.pause and not self._config.policy.released and not known and self._pausable
+
+    def _weigh_rest(self) -> bool:
+        """Return whether the sensors have told what a resting rank draws, or are not waited for any more."""
+        assert self._rested is not None
+        t0_s, t1_s = self._rested
+        joules = self._host.energy(t0_s, t1_s)
+        if joules:
+            self._known.idle_w = sum(joules.values()) / (t1_s - t0_s)
+        elif time.monotonic() > t1_s + SENSORS_S:  # rank 0 books what others leave to it, so no device is no answer
+            self._pausable = False
+            self._run.warn("nobody knows what a paused rank draws, so the plan has no pauses: set policy.idle_w (W)")
+        else:
+            return False
+        return True
+
     def _open(self, table: ActionTable) -> None:
-        pausable = self._config.actuators.pause
-        released = bool(self._config.policy.released)
+        pausable = self._config.actuators.pause and self._pausable
         idle_w = self._config.policy.idle_w if self._config.policy.idle_w is not None else self._known.idle_w
-        if pausable and not released and idle_w is None:
-            idle_w = self._known.idle_w = measure_idle_power_w(self._host, REST_S, books_all=self._first)
-            if idle_w is None:
-                pausable = False
-                self._run.warn(
-                    "nobody knows what a paused rank draws, so the plan has no pauses: set policy.idle_w (W)"
-                )
-        if self._first:
-            with self._or_tell_the_end():
-                self.planner = self._planner(table, idle_w, pausable, held=pausable and not released)
-                self._run.know(plan=self._facts())
-            caution_text = caution(self._config.policy)
-            if caution_text:
-                self._run.warn(caution_text)
-        self._opened = True
+        held = pausable and not self._config.policy.released
+        self.planner = self._planner(table, idle_w, pausable, held=held)
+        self._run.know(plan=self._facts())
+        caution_text = caution(self._config.policy)
+        if caution_text:
+            self._run.warn(caution_text)
         self._mark_time()
-        self._boundary()
 
     def _planner(self, table: ActionTable, idle_w: float | None, pausable: bool, *, held: bool) -> Planner:
         widths, offer = self._widths, self._actors.offer
@@ -434,16 +471,6 @@ class Schedule:
             ranks=self._ranks,
         )
 
-    @contextmanager
-    def _or_tell_the_end(self) -> Iterator[None]:
-        """Let no rank wait for a message that rank 0 could not make: the plan ends on all of them."""
-        try:
-            yield
-        except Exception:
-            self._over = True
-            self._channel.broadcast({"over": True})
-            raise
-
     def wake(self) -> None:
         """End a pause by hand, from any thread."""
         self._pause.wake()
@@ -455,6 +482,7 @@ class Schedule:
         if self.planner is not None:
             self._run.know(plan=self._facts())
         self._over = True
+        self._sync.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint must hold, in plain JSON types."""
@@ -484,21 +512,6 @@ class Schedule:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _boundary(self) -> None:
-        if self._pausing:
-            self._hold()  # the step that was asked for a checkpoint is done
-        elif self._ranks > 1 or self._due():
-            self._receive(self._channel.broadcast(self._message_now()))
-        elif self._message is not None:
-            self._sync.meet_after(self._sync.steps_until(self._time.real(self._message.next_s)))
-
-    def _message_now(self) -> Mapping[str, Any] | None:
-        """Return the message of rank 0; None on the others."""
-        if not self._first:
-            return None
-        with self._or_tell_the_end():
-            return self._broadcast_of(self._decide() if self._due() else None)
-
     def _due(self) -> bool:
         """Return whether it is time to decide; rank 0's answer counts."""
         return self._message is None or self._sync.is_due(self._time.real(self._message.next_s))
@@ -525,23 +538,13 @@ class Schedule:
         self._sync.restart()
         self._at = (self._sync.steps, self.tokens, self._unix_s())
 
-    def _broadcast_of(self, message: PlanMessage | None) -> dict[str, Any]:
-        """Return what rank 0 broadcasts: a decision or none, and after how many steps all synchronize again."""
-        newest = message or self._message
-        steps = 1 if newest is None else self._sync.steps_until(self._time.real(newest.next_s))
-        return {"message": None if message is None else message.to_dict(), "steps": steps}
-
-    def _receive(self, received: Mapping[str, Any] | None) -> None:
-        if received is None:
-            self._over = True
-            self._run.warn("rank 0 said nothing at an agreed step, so this rank follows no plan any more")
-            return
-        if received.get("over"):
-            self._over = True
-            return
-        self._sync.meet_after(int(received["steps"]))
-        if received["message"] is not None:
-            self._follow(PlanMessage.from_dict(received["message"]))
+    def _do(self, said: Mapping[str, Any]) -> None:
+        """Do what rank 0 has said, on every rank after the same step."""
+        if "rest" in said:
+            self._rested = rest(self._host, said["rest"])
+            self._mark_time()
+        else:
+            self._follow(PlanMessage.from_dict(said["message"]))
 
     def _follow(self, message: PlanMessage) -> None:
         """Do what was decided."""
@@ -559,7 +562,6 @@ class Schedule:
                 not_before = None if message.resume_s is None else self._time.real(message.resume_s)
                 self._actors.leave(message.resume_ranks or self._ranks, not_before, f"off: {message.reason}")
             self.checkpoint_due = message.away or self._config.actuators.checkpoint
-            self._sync.meet_after(1)
             if not self.checkpoint_due:
                 self._hold()
 
@@ -574,35 +576,41 @@ class Schedule:
         """Stay between two steps until the plan, or somebody, says that it goes on."""
         self.checkpoint_due = False
         self._observe()
-        token = self._host.begin(PAUSED_PHASE)
+        token, said = self._host.begin(PAUSED_PHASE), None
         try:
-            received = None
-            while received is None:
-                woken = self._pause.hold(self._look)
-                if self._closed:
-                    return
-                received = self._hold_on(woken)
-            self._pausing = False
-            self._mark_time()
-            self._receive(received)
+            while said is None and not (self._closed or self._sync.over):
+                said = self._hold_on(self._pause.hold(self._look))
         finally:
+            self._pausing = False
             self._host.end(PAUSED_PHASE, token)
+        self._mark_time()
+        if said is not None:
+            self._do(said)
 
     def _look(self) -> bool:
         """Return whether there is something to decide or to hear."""
-        return self._closed or (self._due() if self._first else self._channel.pending())
+        if not self._first and self._heard is None:
+            self._heard = self._sync.hear()
+        return self._closed or self._sync.over or (self._due() if self._first else self._heard is not None)
 
     def _hold_on(self, woken: bool) -> Mapping[str, Any] | None:
-        """Return the message that ends the pause, None where it goes on."""
-        if not self._first:
-            return self._channel.broadcast(None) if self._channel.pending() else None
-        with self._or_tell_the_end():
+        """Return what ends the pause, None where it goes on."""
+        if self._closed or not self._first:
+            heard, self._heard = self._heard, None
+            return heard
+        try:
             message = self._decide(awake=woken)
-        if message is not None and message.action is None and not message.done:
-            before, self._message = self._message, message
-            self._report(before, message)
+        except Exception:
+            self._sync.close()
+            raise
+        if message is None or (message.action is None and not message.done):
+            before, self._message = self._message, message or self._message
+            if message is not None:
+                self._report(before, message)
             return None
-        return self._channel.broadcast(self._broadcast_of(message))
+        said = {"message": message.to_dict()}
+        self._sync.say(said, self._sync.steps_until(self._time.real(message.next_s)))
+        return said
 
     def _report(self, before: PlanMessage | None, message: PlanMessage) -> None:
         if not self._first:

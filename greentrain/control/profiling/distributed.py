@@ -5,34 +5,44 @@
     Asking --first step told: in the cache?--> Done
       |  no
       v
-    Measuring --every block done--> Done
+    Measuring --every block done--> Collecting --rank 0 has all records--> Done
 
 Power limits are set between two steps, on all ranks or on none, and are those found again when the phase is over.
+
+Rank 0's clock says how many steps each rank goes on; ranks hear of it through the job's store, each wait of a second at
+most, never by a collective: a rank that does not come ends the measuring, not the training. Until all have heard of
+the end, ranks may be in different gears for a step or two, so who optimizes must not look at the gear meanwhile
+(``Gears.neutral``).
 """
 
+import contextlib
 import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, Protocol
 
 import torch
-import torch.distributed as dist
 
+from greentrain.control.coordination import WAIT_S, RankZeroChannel
 from greentrain.control.precision.gearbox import GearBox
-from greentrain.control.profiling.profiler import GearProfiler, add_ranks
-from greentrain.errors import SessionError
+from greentrain.control.profiling.profiler import BlockRecord, GearProfiler, add_ranks
+from greentrain.errors import ConfigError, SessionError
 from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, cache_key
-from greentrain.types import Gear, Provenance, Sensor
+from greentrain.types import Gear, Provenance, Sensor, Topology
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 SETTLE_S = 4.0
 """How long to wait for the last block's joules (s): readings are worked in every 2 s (``runtime.SETTLE_S``)."""
+COLLECT_S: Final = 30.0
+"""How long rank 0 looks for the records of all ranks, step by step (s): they come SETTLE_S after the last block."""
 TICKS = 10
 """Ticks of a counter that a block must hold, so that an edge's share of one is a few per cent."""
+LOOK_S: Final = 0.05
+"""How often :meth:`ProfilingRun.run` looks for them (s)."""
 ROUNDS = 4
 """Blocks a gear: an even number cancels a linear drift, and four have intervals a third narrower than three."""
 PERIODS = 3
@@ -71,8 +81,9 @@ class ProfilingRun:
         energy: Returns joules by device between two monotonic times, waiting so many seconds for sensors.
         max_steps: Most steps of the phase.
         cache: Cache of tables; None: measure in any case, keep nothing.
-        tell: Called with the finished table.
+        tell: Called with the finished table; with None where the ranks could not measure together.
         rounds: Most blocks an action; None: ROUNDS.
+        channel: Channel of the ranks; None: this process measures alone.
         caps: Power limits to measure each gear at; None: those that there are. They are 1.0 afterwards.
         objective: Objective of the search for caps, slowdown included; rank 0's counts. None: joules a step.
         clock: Monotonic time (s), that of ``energy``.
@@ -80,6 +91,7 @@ class ProfilingRun:
     Raises:
         SessionError: No model is watched.
         ConfigError: ``max_steps`` is too few for the gears.
+        TimeoutError: Not all ranks began.
     """
 
     def __init__(
@@ -90,37 +102,40 @@ class ProfilingRun:
         *,
         max_steps: int,
         cache: ActionCache | None,
-        tell: Callable[[ActionTable], None],
+        tell: Callable[[ActionTable | None], None],
         rounds: int | None = None,
+        channel: RankZeroChannel | None = None,
         caps: Caps | None = None,
         objective: ActionObjective | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if box.model is None:
-            raise SessionError("profile_gears() has no model: call watch(model, optimizer) before")
+        check_steps(box, max_steps)
+        assert box.model is not None
         self._box, self._cache, self._tell = box, cache, tell
         self._sensors = list(sensors)
         self._device = next((p.device for p in box.model.parameters()), torch.device("cpu"))
-        self._ranks = _ranks()
+        together = channel is not None and channel.possible
+        self._channel = channel if together and channel else RankZeroChannel("alone", Topology())
+        self._ranks = self._channel.place.world_size
+        self._first = self._channel.first
         self.table: ActionTable | None = None
         """The finished table."""
         self._caps, self._clock = caps, clock
-        self._objective = everybody(objective or ActionObjective())[
-            0
-        ]  # grid and devices of one rank, so all search alike
-        self._fractions = self._common()
-        self._set = self._fractions[0]
+        self.fractions, self._objective = self._common(objective or ActionObjective())
+        """Power limits that all ranks can set, as fractions of those found."""
+        self._set = self.fractions[0]
         self._whole = True
         periods_s = [TICKS * s.tick_s if s.tick_s else PERIODS * s.period_s for s in self._sensors]
+        self._settle_s = SETTLE_S if len(self.fractions) > 1 else 0.0  # the search for caps needs each block at once
         self.profiler = GearProfiler(
             box.gears,
-            energy=functools.partial(_late, energy),
+            energy=lambda t0_s, t1_s: energy(t0_s, t1_s, self._settle_s),
             provenance=self._provenance,
             clock=clock,
             synchronize=functools.partial(torch.cuda.synchronize, self._device) if self._is_cuda else None,
             agree=self._agree,
-            gather=everybody,
-            caps=self._fractions,
+            gather=lambda value: self._channel.everybody(value, SETTLE_S + WAIT_S),
+            caps=self.fractions,
             score=self._objective.score,
             max_slowdown=self._objective.max_slowdown,
             rounds=rounds or ROUNDS,
@@ -129,6 +144,10 @@ class ProfilingRun:
         )
         self._tokens = self._steps = 0
         self._key = ""
+        self._ended_s: float | None = None
+        self._handed_in = self._told = False
+        self.failed = ""
+        """Why there will be no table; empty where there may."""
 
     @property
     def gear(self) -> Gear:
@@ -137,21 +156,23 @@ class ProfilingRun:
 
     @property
     def done(self) -> bool:
-        """True when the table is there."""
-        return self.table is not None
+        """True when the table is there, or there will be none."""
+        return self.table is not None or bool(self.failed)
 
     def boundary(self) -> None:
         """Note the end of an optimizer step, on all ranks alike."""
-        if self._steps == 1 and self._cache is not None:
-            self._key = self._key_of(self._tokens)
-            self._finish(self._share(self._cache.load(self._key) if self._first else None))
-        self._steps += 1
-        if self.profiler.done:
-            self.finish()  # only now: the last step's tokens have been told since
-            return
         try:
+            if self._steps == 1 and self._cache is not None:
+                self._key = self._key_of(self._tokens)
+                self._ask_cache(self._cache)
+            self._steps += 1
+            if self.profiler.done:
+                self._collect()  # only now: the last step's tokens have been told since
+                return
             self.profiler.boundary(self._clock())
             self._set_cap()
+        except TimeoutError as error:
+            self._fail(str(error))
         except Exception:
             self.stop()
             raise
@@ -167,29 +188,24 @@ class ProfilingRun:
         except BaseException:
             self.stop()
             raise
-        self.finish()
+        self._settle_s = SETTLE_S
+        end_s = time.monotonic() + COLLECT_S
+        while not self.done and time.monotonic() < end_s:
+            self._collect()
+            time.sleep(0.0 if self.done else LOOK_S)
 
     def stop(self) -> None:
         """Measure nothing more and set the power limits found; the table holds what there is. Idempotent."""
         self.profiler.done, self._whole = True, False
         self._restore()
 
-    def finish(self) -> None:
-        """Make the table of what was measured. Idempotent."""
-        if self.table is None:
-            self._restore()
-            table = self._measured()
-            self._finish(table)
-            if self._first and (advice := self.profiler.advice):
-                log.warning("GreenTrain: profiling: %s", advice)
-            if self._cache is not None and self._first and self._whole:
-                self._cache.save(self._key, table)
-
     def step(self, tokens: int, samples: int) -> None:
         """Note what the step that just ended held."""
         if self._steps == 1:
             self._tokens += tokens or samples
-        self.profiler.step(tokens, samples)
+        if not self._told:
+            self.profiler.step(tokens, samples)
+        self._told = self.profiler.done  # later ones belong to no block
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -197,20 +213,77 @@ class ProfilingRun:
     def _is_cuda(self) -> bool:
         return self._device.type == "cuda"
 
-    @property
-    def _first(self) -> bool:
-        return self._ranks == 1 or dist.get_rank() == 0
+    def _finish(self, table: ActionTable) -> None:
+        self._restore()
+        self.table, self.profiler.done = table, True
+        self._tell(table)
 
-    def _finish(self, table: ActionTable | None) -> None:
-        if table is not None:
-            self._restore()
-            self.table, self.profiler.done = table, True
-            self._tell(table)
+    def _fail(self, why: str) -> None:
+        """Measure nothing more; the other ranks hear of it."""
+        self.stop()
+        self.failed = why
+        log.warning("GreenTrain: profiling ends, as %s; training goes on", why)
+        with contextlib.suppress(Exception):
+            self._channel.hand_in("records", None)
+            if self._first:
+                self._channel.post(1, {"table": None})
+        self._tell(None)
 
-    def _common(self) -> tuple[float, ...]:
-        """Return the caps that all ranks can set, the limits found first; they are set to these now.
+    def _ask_cache(self, cache: ActionCache) -> None:
+        """Take the table from the cache, where rank 0 has one."""
+        found = cache.load(self._key) if self._first else None
+        word = self._channel.broadcast({"table": None if found is None else found.to_dict()})
+        if word is None:
+            raise TimeoutError(f"rank 0 said nothing within {WAIT_S:g} s")
+        if word["table"] is not None:
+            self._finish(ActionTable.from_dict(word["table"]))
 
-        Where a rank cannot go back to them the limits in force are the only cap, the lowest of all ranks.
+    def _collect(self) -> None:
+        """Hand this rank's records in as soon as sensors have told; rank 0 makes the table of all, which all wait for.
+
+        Nobody stands still for it: called once a step.
+        """
+        if self.done:
+            return
+        now_s = self._clock()
+        self._ended_s = now_s if self._ended_s is None else self._ended_s
+        self._restore()
+        if not self._handed_in:
+            if not self.profiler.settled and now_s < self._ended_s + SETTLE_S:
+                return
+            self._handed_in = True
+            self._channel.hand_in("records", [asdict(record) for record in self.profiler.records()])
+        if not self._first:
+            word = self._channel.heard(1)
+            if word is not None and word["table"] is not None:
+                self._finish(ActionTable.from_dict(word["table"]))
+            elif word is not None or now_s > self._ended_s + SETTLE_S + COLLECT_S:
+                self._fail("rank 0 has no table")
+            return
+        ranks = self._channel.handed_in("records")
+        if ranks is not None:
+            self._conclude(ranks)
+        elif now_s > self._ended_s + COLLECT_S:
+            self._fail(f"not all ranks told what they measured within {COLLECT_S:g} s")
+
+    def _conclude(self, ranks: Sequence[Sequence[Mapping[str, Any]] | None]) -> None:
+        try:
+            table = self._table_of([_records(rank) for rank in ranks])
+        except (ConfigError, TypeError) as error:
+            self._fail(str(error))
+            return
+        self._channel.post(1, {"table": table.to_dict()})
+        self._finish(table)
+        if advice := self.profiler.advice:
+            log.warning("GreenTrain: profiling: %s", advice)
+        if self._cache is not None and self._whole:
+            self._cache.save(self._key, table)
+
+    def _common(self, objective: ActionObjective) -> tuple[tuple[float, ...], ActionObjective]:
+        """Return the caps that all ranks can set, the limits found first, and rank 0's objective.
+
+        They are set to the limits found now. Where a rank cannot go back to them the limits in force are the only cap,
+        the lowest of all ranks. Grid and devices are those of one rank, so all search alike.
         """
         if self._caps is None:
             mine: tuple[tuple[float, ...], float, bool] = ((1.0,), 1.0, True)
@@ -218,11 +291,12 @@ class ProfilingRun:
             mine = (self._caps.fractions, self._caps.fraction, self._caps.fraction == 1.0)
             if not mine[2] and self._caps.apply(1.0, at_once=True):
                 mine = (self._caps.fractions, 1.0, True)
-        ranks = everybody(mine)
-        if not all(full for _, _, full in ranks):
-            return (min(fraction for _, fraction, _ in ranks),)
-        common = set(ranks[0][0]).intersection(*(fractions for fractions, _, _ in ranks))
-        return tuple(sorted(common | {1.0}, reverse=True))
+        ranks = self._channel.everybody([*mine, asdict(objective)])
+        agreed = ActionObjective(**ranks[0][3])
+        if not all(full for _, _, full, _ in ranks):
+            return (min(fraction for _, fraction, _, _ in ranks),), agreed
+        common = set(ranks[0][0]).intersection(*(fractions for fractions, _, _, _ in ranks))
+        return tuple(sorted(common | {1.0}, reverse=True)), agreed
 
     def _set_cap(self) -> None:
         """Set the cap of the coming step; where a rank cannot, the cap is dropped, and another one comes.
@@ -232,11 +306,11 @@ class ProfilingRun:
         caps, profiler = self._caps, self.profiler
         while caps is not None and not profiler.done and profiler.cap != self._set:
             fraction = profiler.cap
-            if all(everybody(caps.apply(fraction, at_once=True))):
+            if all(self._channel.everybody(caps.apply(fraction, at_once=True))):
                 self._set = fraction
                 return
             self._set, self._whole = math.nan, False
-            if fraction == self._fractions[0]:
+            if fraction == self.fractions[0]:
                 self.stop()
             else:
                 profiler.drop(fraction)
@@ -245,15 +319,11 @@ class ProfilingRun:
 
     def _restore(self) -> None:
         """Set the power limits found, where this phase has changed them."""
-        if self._caps is not None and len(self._fractions) > 1 and self._caps.fraction != 1.0:
+        if self._caps is not None and len(self.fractions) > 1 and self._caps.fraction != 1.0:
             self._caps.apply(1.0, at_once=True)
 
-    def _measured(self) -> ActionTable:
-        records = self.profiler.records()
-        if self._ranks > 1:
-            records = add_ranks(everybody(records))
-        versions = {"torch": torch.__version__}
-        names = self._names()
+    def _table_of(self, ranks: Sequence[Sequence[BlockRecord]]) -> ActionTable:
+        records, versions, names = add_ranks(ranks), {"torch": torch.__version__}, self._names()
         return self.profiler.table(device=names, world_size=self._ranks, versions=versions, records=records)
 
     def _provenance(self) -> Mapping[str, Provenance]:
@@ -269,7 +339,7 @@ class ProfilingRun:
         assert model is not None
         fields = ("name", "in_features", "out_features", "chosen")
         return cache_key(
-            actions=[Action(gear=gear, cap=cap) for gear in self._box.gears for cap in self._fractions],
+            actions=[Action(gear=gear, cap=cap) for gear in self._box.gears for cap in self.fractions],
             parameters=[(tuple(p.shape), str(p.dtype)) for p in model.parameters()],
             layers=[{name: getattr(layer, name) for name in fields} for layer in self._box.plan],
             backend="" if backend is None else backend.name,
@@ -281,7 +351,7 @@ class ProfilingRun:
                 "threads": torch.get_num_threads(),
                 "compiled": any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()),
                 "sensors": sorted(sensor.method for sensor in self._sensors),
-                **({} if len(self._fractions) == 1 else self._goal()),
+                **({} if len(self.fractions) == 1 else self._goal()),
             },
         )
 
@@ -291,33 +361,25 @@ class ProfilingRun:
         return {"objective": (goal.name, goal.eta if goal.name == "cost" else None, goal.max_slowdown)}
 
     def _agree(self, number: int) -> int:
-        if self._ranks == 1:
-            return number
-        shared = torch.tensor([number], device=self._device)
-        dist.broadcast(shared, src=0)
-        return int(shared.item())
-
-    def _share(self, table: ActionTable | None) -> ActionTable | None:
-        if self._ranks == 1:
-            return table
-        held: list[Any] = [None if table is None else table.to_dict()]
-        dist.broadcast_object_list(held, src=0, device=self._device)
-        return None if held[0] is None else ActionTable.from_dict(held[0])
+        word = self._channel.broadcast({"number": number})
+        if word is None:
+            raise TimeoutError(f"rank 0 said nothing within {WAIT_S:g} s")
+        return int(word["number"])
 
 
-def everybody(value: T) -> list[T]:
-    """Return a value of every rank, in their order; all ranks call it at the same step."""
-    gathered: list[Any] = [value] * _ranks()
-    if len(gathered) > 1:
-        dist.all_gather_object(gathered, value)
-    return gathered
+def _records(rank: Sequence[Mapping[str, Any]] | None) -> list[BlockRecord]:
+    if rank is None:
+        raise ConfigError("a rank could not measure")
+    return [BlockRecord(**{**record, "gear": Gear(record["gear"])}) for record in rank]
 
 
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+def check_steps(box: GearBox, max_steps: int) -> None:
+    """Check what a phase in the coming steps would be given.
 
-
-def _late(
-    energy: Callable[[float, float, float], Mapping[str, float] | None], t0_s: float, t1_s: float
-) -> Mapping[str, float] | None:
-    return energy(t0_s, t1_s, SETTLE_S)
+    Raises:
+        SessionError: No model is watched.
+        ConfigError: ``max_steps`` is too few for the gears.
+    """
+    if box.model is None:
+        raise SessionError("profile_gears() has no model: call watch(model, optimizer) before")
+    GearProfiler(box.gears, energy=lambda t0_s, t1_s: None, provenance=dict, max_steps=max_steps)

@@ -242,6 +242,11 @@ class MeasuredBlocks:
         long = [block.action for block in self.ended if not block.short]
         return [block for block in self.ended if not block.short or long.count(block.action) < self._least]
 
+    def known(self) -> bool:
+        """Return whether the joules of all blocks that count are known; asks for those that are not."""
+        self.ask(math.inf)
+        return all(block.energy_j is not None or block.short or block.asked for block in self.counted())
+
     def pace_s(self, action: Action) -> float | None:
         """Return the seconds a step of an action took in its last block; None before its first."""
         for block in reversed(self.ended):
@@ -889,6 +894,11 @@ class GearProfiler:
                 f" {self._max_steps} to about {self._max_steps + self._turns.wanting}"
             )
         return ""
+
+    @property
+    def settled(self) -> bool:
+        """True when the joules of all blocks are known; asks for those that are not."""
+        return self._blocks.known()
 
     def records(self) -> list[BlockRecord]:
         """Return the blocks of this rank; asks for the joules not yet known."""

@@ -4,47 +4,33 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain.config.schema import GreenConfig
-from greentrain.control import coordination
 from greentrain.control.controller import choose_cap
 from greentrain.errors import GreenTrainWarning
 from greentrain.policy.action_table import ActionObjective, ActionTable
 from greentrain.power.detect import NullMeter
 from greentrain.session.session import GreenSession
-from greentrain.types import Gear, Topology
+from greentrain.types import Gear
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_no_rank_waits_for_a_choice_that_rank_0_cannot_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = HashStore()
-    monkeypatch.setattr(coordination, "_store", lambda: store)
-    monkeypatch.setattr(coordination, "WAIT_S", 5.0)
+def test_where_there_is_no_choice_the_limit_stays_as_it_was_found(tmp_path: Path) -> None:
     config = GreenConfig.load({"run": {"dir": str(tmp_path), "id": "one", "report": False, "live": False}})
     table = ActionTable(costs=(), device="a", world_size=2, tokens_per_step=None, created_unix_s=0.0, versions={})
-    caps: dict[int, float | None] = {}
 
     def broken() -> ActionObjective:
         raise ZeroDivisionError("no grid at all")
 
-    def run(rank: int) -> None:
-        with GreenSession(config, meter=NullMeter(), topology=Topology(rank=rank, world_size=2)) as green:
-            active = green.active()
-            assert active is not None
-            caps[rank] = choose_cap(table, broken, active, Gear.BF16, (1.0, 0.8))
-
-    waits = threading.Thread(target=run, args=(1,))
-    waits.start()
-    with pytest.warns(GreenTrainWarning, match="stays as it was found: no grid at all"):
-        run(0)
-    waits.join(3)
-    assert not waits.is_alive() and caps == {0: None, 1: None}
+    with GreenSession(config, meter=NullMeter()) as green:
+        active = green.active()
+        assert active is not None
+        with pytest.warns(GreenTrainWarning, match="stays as it was found: no grid at all"):
+            assert choose_cap(table, broken, active, Gear.BF16, (1.0, 0.8)) is None
 
 
 RANKS = """

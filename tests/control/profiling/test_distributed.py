@@ -1,23 +1,28 @@
 """profile_gears on real training: blocks in every gear, a table, the cache, and the policy again afterwards."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
+from greentrain.control import coordination
+from greentrain.control.profiling import distributed
 from greentrain.errors import SessionError
 from greentrain.ledger.reader import read_run
 from greentrain.policy.action_table import Action
 from greentrain.report.html import render_html
 from greentrain.report.summary import summarize
-from greentrain.types import Gear
+from greentrain.types import Gear, Topology
 from greentrain.utils.files import ENV_DIR
 from tests.callbacks.conftest import POWER_W, FlatMeter
 
@@ -112,3 +117,43 @@ def test_without_session_or_model_it_says_what_is_missing(tmp_path: Path) -> Non
         green.profile_gears()
     with green, pytest.raises(SessionError, match="call watch"):
         green.profile_gears()
+
+
+def test_ranks_with_other_numbers_of_tokens_measure_the_same_from_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, barrier = HashStore(), threading.Barrier(2)
+    monkeypatch.setattr(coordination, "_store", lambda: store)
+    asked: dict[int, Any] = {}
+
+    class Phase(distributed.ProfilingRun):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            asked[settings["channel"].place.rank] = (settings["rounds"], settings["max_steps"])
+
+    monkeypatch.setattr(distributed, "ProfilingRun", Phase)
+    begun: dict[int, int] = {}
+
+    def run(rank: int) -> None:
+        place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+        config = _session(tmp_path).config.to_dict()
+        config["run"]["id"] = "one"
+        config["policy"] = {"name": "mpc", "tokens": 2000 * 2 * 10.5, "deadline_h": 10.0, "idle_w": 1.0}
+        signal = ConstantSignal(360.0, zone="test", source="test")
+        with GreenSession(config, meter=FlatMeter(), signal=signal, topology=place) as green:
+            model = nn.Linear(32, 32)
+            optimizer = torch.optim.AdamW(model.parameters())
+            green.watch(nn.Sequential(model), optimizer)
+            for step in range(12):
+                barrier.wait(20)  # as the training's own communication
+                time.sleep(0.1)
+                optimizer.step()
+                green.step(tokens=10 + rank)  # of 2,100 steps, or of 1,909
+                assert green.gears is not None
+                if green.gears.measuring is not None:
+                    begun.setdefault(rank, step)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, range(2)))
+    assert asked[0] == asked[1] == (None, 2000)
+    assert begun[0] == begun[1] >= coordination.LEAD

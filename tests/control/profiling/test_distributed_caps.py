@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from greentrain.control.coordination import RankZeroChannel
 from greentrain.policy.action_table import Action, ActionObjective, ActionTable
-from greentrain.types import Gear
+from greentrain.types import Gear, Topology
 from tests.helpers.capped import LIMIT_W, FakeCaps, Job
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,6 +149,26 @@ def test_a_table_is_kept_for_its_own_caps_and_objective_only(tmp_path: Path) -> 
     assert visits((1.0, 0.8), green) > 10
     assert visits((1.0, 0.8), dirty) == 2  # what was measured does not depend on the grid
     assert visits((1.0,)) > 10
+
+
+def test_a_rank_that_does_not_come_ends_the_measuring_on_all_and_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    store = HashStore()
+    jobs = [
+        Job(None, channel=RankZeroChannel("blocks", Topology(rank=rank, world_size=2), store)) for rank in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(Job.phase, jobs)
+    assert not first.done and jobs[1].run(second) < 5, "it heard nothing of rank 0, waited a second and went on"
+    jobs[0].run(first)  # as nobody held it up
+    assert first.done and second.done and jobs[0].tables == jobs[1].tables == [None]
+    assert "rank 0 said nothing within 1 s; training goes on" in caplog.text
+    assert "a rank could not measure" in caplog.text
+
+
+def test_ranks_do_not_begin_without_one_another() -> None:
+    channel = RankZeroChannel("blocks", Topology(rank=0, world_size=2), HashStore())
+    with pytest.raises(TimeoutError, match="not every one of 2 ranks came within 1 s"):
+        Job(None, channel=channel).phase()
 
 
 RANKS = """

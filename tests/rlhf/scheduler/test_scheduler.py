@@ -92,8 +92,8 @@ class Heard(RankZeroChannel):
         self.word = word
         self.said: list[Mapping[str, Any] | None] = []
 
-    def broadcast(self, word: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        self.said.append(word)
+    def broadcast(self, message: Mapping[str, Any] | None, wait_s: float = 1.0) -> Mapping[str, Any] | None:
+        self.said.append(message)
         return self.word
 
 
