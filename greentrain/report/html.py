@@ -140,7 +140,10 @@ def _per(work: Mapping[str, Any]) -> dict[str, str]:
             }
     if work["j_per_step"] is not None:
         value = f"{quantities.joules(work['j_per_step'])}/step"
-        return {"title": "Per step", "value": value, "detail": "tokens and samples were not counted", "grams": ""}
+        detail = (
+            "some steps told tokens, others samples alone" if work["mixed"] else "tokens and samples were not counted"
+        )
+        return {"title": "Per step", "value": value, "detail": detail, "grams": ""}
     return {"title": "Per token", "value": quantities.UNKNOWN, "detail": "no energy or no tokens counted", "grams": ""}
 
 

@@ -21,7 +21,8 @@ action_table            speed, power and J/token of each gear side by side, wher
 gear_shifts             how many shifts there were; the first ones are among the events
 plan                    where a policy planned against the grid: deadline met or missed, decisions, hours by row of
                         the menu, saving_vs_static, saving_vs_blind, regret, and where these are from; else null
-work                    steps, tokens, samples and the ratios to joules, grams and seconds
+work                    steps, tokens, samples and the ratios to joules, grams and seconds; mixed: some steps or ranks
+                        told tokens and others samples alone, so neither is known
 sci, scope2             the standards' own fields
 estimate                what was estimated before, beside what was measured, for the tokens trained; else null
 equivalents             comparisons a person can feel, each with its factor and source
@@ -95,6 +96,10 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     energy = energy_figures(record, totals, sums)
     carbon = carbon_figures(record, totals, sums, energy)
     work = work_figures(wall_s, totals, energy, carbon)
+    gears = gear_rows(by_rank, totals, sums, energy["energy_j"])
+    work["mixed"] = _is_mixed(record, by_rank)
+    for figures in [work, *gears] if work["mixed"] else ():
+        figures.update(dict.fromkeys([key for key in figures if "token" in key or "sample" in key]))
     booked_by = _booked_by(record)
     devices = [
         _device(place, booked_by[place], sensors.get(place, {}), device, energy["energy_j"])
@@ -119,7 +124,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
         "work": work,
-        "gears": gear_rows(by_rank, totals, sums, energy["energy_j"]),
+        "gears": gears,
         "layers": layer_figures(record.run),
         "gear_shifts": len(shifts),
         "action_table": record.run.get("action_table"),
@@ -579,6 +584,11 @@ def work_figures(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbo
         "tokens_per_s": _ratio(tokens, wall_s),
         "samples_per_s": _ratio(samples, wall_s),
     }
+
+
+def _is_mixed(record: RunRecord, by_rank: Sequence[Totals]) -> bool:
+    units = {"tokens" if part.tokens else "samples" for part in by_rank if part.tokens or part.samples}
+    return len(units) > 1 or any(event.get("mixed") for rank in record.ranks for event in rank.events)
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

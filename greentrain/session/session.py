@@ -52,6 +52,7 @@ from greentrain.report import report_at_close
 from greentrain.report.estimated import keep_estimate, read_estimate
 from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
+from greentrain.session.work_count import WorkCount
 from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.display import Displayable, View
@@ -286,6 +287,13 @@ class ShutdownHook:
 
 __all__ = ["STATE_FORMAT", "GreenSession"]
 
+MIXED = (
+    "some steps of this rank told tokens and others samples alone, so neither is all the work of the run: figures per"
+    " token and per sample are left out"
+)
+PER_WORK = ("green/tokens_per_j", "green/g_per_ktoken", "green/samples_per_j")
+"""Metrics that are not made of work that was counted in two units."""
+
 
 class PhaseSpan:
     """The block of one ``with session.phase(name)``; an instance may be entered again, not nested in itself."""
@@ -323,6 +331,10 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         signal: Carbon signal to use instead of the one the configuration names.
         clock: Time, for tests and replays.
         launcher: Launcher that starts the training again once it left; None: ``greentrain launch``, if that started it.
+        data_parallel: (rank, size) of this process among the ranks that get batches of their own, or a torch DeviceMesh
+            with named dimensions; the others (tensor, pipeline, context parallel) share a batch, and its tokens count
+            once. None: the framework says, or Megatron's state, a DeepSpeed engine's or the watched model's DTensors;
+            where nobody does, each rank has its own.
 
     Raises:
         ConfigError: The configuration is wrong. Raised here, before training starts.
@@ -338,10 +350,13 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         signal: CarbonSignal | None = None,
         clock: Clock | None = None,
         launcher: "Launcher | None" = None,
+        data_parallel: Any = None,
     ) -> None:
         self.config = GreenConfig.load(config)
         self._clock: Clock = clock or SystemClock()
         self._topology = topology
+        self._data_parallel = data_parallel
+        self._work = WorkCount(Topology())
         self._meter = meter
         self._extra_meters = tuple(extra_meters)
         self._signal = signal if signal is not None else open_signal(self.config.carbon)
@@ -368,14 +383,16 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     # -- life --------------------------------------------------------------------------------------------------
 
-    def start(self, topology: Topology | None = None) -> "GreenSession":
+    def start(self, topology: Topology | None = None, data_parallel: Any = None) -> "GreenSession":
         """Open the meters and the run folder and begin to measure.
 
         Args:
             topology: Place of this process, where the caller (a framework's callback) knows better than the
                 environment.
+            data_parallel: What a framework knows of it, in place of looking; what the user said comes first.
 
         Raises:
+            ConfigError: ``data_parallel`` does not fit the job.
             SessionError: The session is running already.
             MeterError: A meter that was asked for by name cannot be opened.
             RunFolderError: The run folder cannot be written.
@@ -383,6 +400,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         if self.active() is not None:
             raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
         place = topology or self._topology or current_topology()
+        self._work = WorkCount(place, data_parallel if self._data_parallel is None else self._data_parallel)
         self._starts += 1
         self.report_path = None
         run_id = self._run_id(place)
@@ -484,19 +502,27 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
     def step(self, tokens: int = 0, samples: int = 0) -> None:
         """Mark the end of an optimizer step.
 
+        Ranks that share a batch (``data_parallel``) are each told the whole of it, and book their parts. Tell tokens at
+        every step or at none: where some steps tell samples alone, no figure is made of either.
+
         Args:
             tokens: Tokens of this rank's batches since the last step. Pass a number known on the host: a shape
                 or ``numel()``, not a reduction on the device.
             samples: Samples of the same batches.
         """
         t_s = self._controller.step_end(self._now_s())
+        was_mixed = self._work.mixed
+        tokens, samples = self._work.step(tokens, samples)
         self._enqueue((t_s, "step", "", next(self._counts), tokens, samples))
         if self._run is not None and len(self._run.marks) > HURRY_MARKS:
             self._run.hurry()
-        self._controller.stepped(tokens, samples)
+        if self._work.mixed > was_mixed and (run := self.active()) is not None:
+            run.event("warning", MIXED, mixed=True)
+        self._controller.stepped(*self._work.progress(tokens, samples))
 
     def count(self, tokens: int = 0, samples: int = 0) -> None:
-        """Count tokens or samples without ending a step: where a watched engine counts the steps itself."""
+        """Count tokens or samples as ``step`` does, but end none: where a watched engine counts the steps itself."""
+        tokens, samples = self._work.count(tokens, samples)
         self._enqueue((self._now_s(), "count", "", next(self._counts), tokens, samples))
         self._controller.counted(tokens, samples)
 
@@ -553,6 +579,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         """
         self._phase_hooks.check(model, optimizer)
         boundary = self._controller.watch(model, optimizer, scaler)
+        self._work.look(model)
         self._phase_hooks.watch(model, optimizer, boundary)
 
     def shift(self, gear: str) -> None:
@@ -637,7 +664,10 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         On rank 0 they are sums over all ranks whose journals it can see, as of their last bookings, and
         ``green/ranks`` says how many; on other ranks they are the rank's own. No collective, no sensor read.
         """
-        return {} if self._last is None else metrics_of(self._last) | self._controller.metrics()
+        if self._last is None:
+            return {}
+        found = metrics_of(self._last) | self._controller.metrics()
+        return {key: found[key] for key in found if not (self._work.mixed and key in PER_WORK)}
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> dict[str, float] | None:
         """Return the energy by device uid (J) between two ``time.monotonic()`` times of the last half hour.
