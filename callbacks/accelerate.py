@@ -8,6 +8,7 @@ Hooks mark phases on what Accelerate prepares: models, optimizers, data loaders 
 """
 
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from greentrain.types import Phase
 from greentrain.utils.files import write_json
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
-from greentrain.utils.topology import local_size
 
 
 class Prepared:
@@ -37,6 +37,11 @@ class Prepared:
         self._driver = driver
         self._begin = begin
         self._followed: list[Any] = []
+
+    def forget(self) -> None:
+        """Take the hooks off and hold nothing any more; the run goes on."""
+        self._driver.release()
+        self._followed.clear()
 
     @never_raises
     def follow(self, item: Any, *, counts: bool) -> None:
@@ -129,21 +134,30 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         self.green = self._driver.session
         """The session, with its totals, run folder and report path."""
         self._prepared = Prepared(self._driver, self._begin)
+        self._lead: Callable[[], Any] = lambda: None  # the run's model, held weakly
         self._ended = False
         super().__init__(*args, **kwargs)
         self.register_load_state_pre_hook(self._load)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        for item in args:
-            self._gear(item)
+        optimizers = [item for item in args if isinstance(item, Optimizer)]
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        for item in args:  # of a teacher and a student, the student
+            if isinstance(item, Module) and (not held or any(id(p) in held for p in item.parameters())):
+                self._gear(item)
         prepared = super().prepare(*args, **kwargs)
-        for item in prepared if isinstance(prepared, tuple) else (prepared,):
-            self._follow(item)
+        for given, item in zip(args, prepared if isinstance(prepared, tuple) else (prepared,), strict=False):
+            self._follow(item, given)
         return prepared
 
     def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         self._gear(model)
-        return self._follow(super().prepare_model(model, *args, **kwargs))
+        return self._follow(super().prepare_model(model, *args, **kwargs), model)
+
+    def free_memory(self, *objects: Any) -> Any:
+        self._prepared.forget()
+        self._lead = lambda: None
+        return super().free_memory(*objects)
 
     def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         return self._follow(super().prepare_optimizer(*args, **kwargs))
@@ -154,14 +168,15 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
     def skip_first_batches(self, *args: Any, **kwargs: Any) -> Any:
         return self._follow(super().skip_first_batches(*args, **kwargs))
 
-    def _gear(self, item: Any) -> None:
-        gears = self.green.gears
-        if gears is not None and isinstance(item, Module) and gears.box.model in (None, unwrap(item)):
-            self._driver.gear(item, device=self.device, scaler=self.scaler)
+    def _gear(self, model: Any) -> None:
+        """Make the first model that is trained the run's: its inputs count, and it gets the gears."""
+        if self._lead() is None and any(p.requires_grad for p in model.parameters()):
+            self._lead = weakref.ref(unwrap(model))
+        if self._lead() is unwrap(model):
+            self._driver.gear(model, device=self.device, scaler=self.scaler)
 
-    def _follow(self, item: Any) -> Any:
-        first = self._models if isinstance(item, Module) else self._optimizers
-        counts = len(first) <= 1
+    def _follow(self, item: Any, given: Any = None) -> Any:
+        counts = unwrap(given) is self._lead() if isinstance(given, Module) else len(self._optimizers) <= 1
         if self.green.gears is not None and counts:
             if isinstance(item, Module):
                 self.green.gears.check(item)
@@ -176,8 +191,8 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
                 rank=self.process_index,
                 world_size=self.num_processes,
                 local_rank=self.local_process_index,
-                local_world_size=local_size(self.process_index, self.num_processes, self.local_process_index),
-                model=self._models[0] if self._models else None,
+                data_parallel=self._driver.batches_of(self),
+                model=self._lead(),
             )
 
     def backward(self, loss: Any, **kwargs: Any) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from greentrain.config.schema import GreenConfig
+from greentrain.control.precision.gearbox import unwrap
 from greentrain.errors import GreenTrainError
 from greentrain.report.live.terminal import name_report
 from greentrain.session.session import GreenSession
+from greentrain.session.work_count import BatchGroup
 from greentrain.types import Phase, Topology
 from greentrain.utils.never_raise import never_raises, warn
+from greentrain.utils.topology import local_size
 
 _TOKEN_TYPES = (torch.int64, torch.int32)
 _MAX_DEPTH = 3
@@ -97,6 +100,8 @@ class Driver:
         self._samples = 0
         self._undo: list[Callable[[], None]] = []
         self._alone = 0
+        self.shards = self.ulysses = 1
+        """Parts of every sequence, of which a rank's forwards get one each, and its data loader (Ulysses)."""
 
     def start(
         self,
@@ -104,7 +109,8 @@ class Driver:
         rank: int,
         world_size: int,
         local_rank: int,
-        local_world_size: int,
+        local_world_size: int | None = None,
+        data_parallel: Any = None,
         model: torch.nn.Module | None = None,
     ) -> None:
         """Start the session unless it runs. What the user got wrong is raised here, before training.
@@ -113,7 +119,8 @@ class Driver:
             rank: Rank of this process.
             world_size: Number of processes.
             local_rank: Rank on this node.
-            local_world_size: Number of processes on this node.
+            local_world_size: Number of processes on this node; None: the launcher knows better than the framework.
+            data_parallel: As in ``GreenSession``, but what says nothing is no error; None: the framework does not say.
             model: Model whose parameters are counted; None: there is none to count.
 
         Raises:
@@ -125,6 +132,8 @@ class Driver:
         try:
             if model is not None:  # DeepSpeed keeps the size of a sharded ZeRO-3 parameter in ds_numel
                 self.session.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+            if local_world_size is None:
+                local_world_size = local_size(rank, world_size, local_rank)
             place = Topology(
                 rank=rank,
                 world_size=world_size,
@@ -132,15 +141,28 @@ class Driver:
                 local_world_size=max(local_world_size, local_rank + 1),
                 host=socket.gethostname(),
             )
-            self.session.start(place)
+            self.session.start(place, BatchGroup.find(data_parallel, place) or BatchGroup.find(model, place))
             self.owned = True
         except GreenTrainError:
             raise
         except Exception as error:
             warn(f"the session could not be started ({error!r})")
 
+    def batches_of(self, accelerator: Any) -> Any:
+        """Return which ranks share a batch as an Accelerator says, for ``start``; note how it cuts sequences.
+
+        Args:
+            accelerator: Of Accelerate, or None.
+        """
+        config = getattr(accelerator, "parallelism_config", None)  # accelerate/parallelism_config.py, from 1.10 on
+        if config is None:
+            return getattr(accelerator, "torch_device_mesh", None)
+        self.ulysses, self.shards = config.sp_size, config.sp_size * config.cp_size
+        ranks = self.shards * config.tp_size  # neighbours: the mesh's last dimensions
+        return None if ranks == 1 else (accelerator.process_index // ranks, accelerator.num_processes // ranks)
+
     def gear(self, model: torch.nn.Module, *, device: torch.device, scaler: Any, wrap_forward: bool = True) -> None:
-        """Give the model its gears, where the configuration names any.
+        """Give the model its gears, where the configuration names any; a model that had them before is plain again.
 
         Args:
             model: The model, before the framework replaces its forward.
@@ -151,8 +173,10 @@ class Driver:
         Raises:
             ConfigError: A gear cannot work here.
         """
-        if self.session.gears is not None:
-            gears = self.session.gears
+        gears = self.session.gears
+        if gears is not None:
+            if gears.box.model is not unwrap(model):
+                gears.detach()  # no framework has a hook for every end of a training
             gears.attach(model, device=device, scaler=scaler, wrap_forward=wrap_forward)
 
     def bind(self, optimizer: Any, *, counts: bool = True) -> None:
@@ -189,7 +213,7 @@ class Driver:
     def add(self, batch: Any) -> None:
         """Count a batch towards the next step."""
         tokens, samples = count(batch)
-        self._tokens += tokens
+        self._tokens += tokens * self.shards
         self._samples += samples
 
     @never_raises
@@ -276,12 +300,19 @@ class Driver:
             self.session.load_state_dict(state if rank == 0 else {**state, "totals": {}})
 
     @never_raises
-    def stop(self, reason: str) -> None:
-        """Take every hook off; close the session if this driver started it, and name its report. Idempotent."""
+    def release(self) -> None:
+        """Take every hook off, and make the model plain again; the run goes on. Idempotent."""
         self.enter(None)
         while self._undo:
-            self._undo.pop()()
+            never_raises(self._undo.pop())()
+        if self.session.gears is not None:
+            self.session.gears.detach()
         self._tokens = self._samples = 0
+
+    @never_raises
+    def stop(self, reason: str) -> None:
+        """Release; close the session if this driver started it, and name its report. Idempotent."""
+        self.release()
         if self.owned:
             self.owned = False
             self.session.close(reason)

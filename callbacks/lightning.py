@@ -7,7 +7,7 @@ Example::
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,12 @@ class GreenCallback(Callback):
         self._rank = 0
         self._fitting = False
         self._engine = False
-        self._ungear: Callable[[], None] | None = None
 
     # The run starts in the first hook after callbacks are restored, with any strategy, and after Lightning's signal
     # handlers are in place: they call what was there before, ours would end the process that they keep alive.
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._driver.stop("exception")  # a training that ended without a word
         self._rank, self._fitting = trainer.global_rank, stage == "fit"
         _check_world(trainer.world_size)
         gears = self.session.gears
@@ -65,7 +65,7 @@ class GreenCallback(Callback):
             self._driver.gear(pl_module, device=device, scaler=scaler, wrap_forward=False)
             before = vars(plugin).get("forward_context")
             plugin.forward_context = lambda: gears.box.context(device.type, pl_module.training)  # type: ignore[method-assign]
-            self._ungear = lambda: _put_back(plugin, before)
+            self._driver.undo(lambda: _put_back(plugin, before))
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)
@@ -87,6 +87,7 @@ class GreenCallback(Callback):
             world_size=trainer.world_size,
             local_rank=trainer.local_rank,
             local_world_size=trainer.num_devices,
+            data_parallel=vars(trainer.strategy).get("_device_mesh"),  # ModelParallelStrategy's
             model=pl_module,
         )
 
@@ -163,11 +164,6 @@ class GreenCallback(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         owned = self._driver.owned
         self._driver.stop("finished")
-        if self.session.gears is not None:
-            self.session.gears.detach()
-        if self._ungear is not None:
-            self._ungear()
-            self._ungear = None
         if owned and self._fitting:
             self._log(trainer)
 

@@ -5,7 +5,9 @@ Example::
     trainer = Trainer(model, args, train_dataset=data, callbacks=[GreenCallback("green.yaml")])
 """
 
+import functools
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, TypeVar
@@ -15,7 +17,6 @@ from greentrain.errors import ConfigError
 from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
-from greentrain.utils.topology import local_size
 
 T = TypeVar("T")
 
@@ -45,9 +46,10 @@ class GreenCallback(TrainerCallback, ExportableState):
     ``green/g_per_ktoken``, in ``log_history`` and in the ``report_to`` loggers, for all ranks whose files rank 0 can
     see (``green/ranks`` counts them).
 
-    The Trainer has no event for an exception: the run then ends with the process, the next ``train``, or the ``with
-    GreenSession() as green:`` block whose session is given here. An ``evaluate`` outside ``train`` is measured from
-    its second batch, its first event. Gradient clipping counts as backward.
+    Gears are on the model while ``train`` runs, also on one that ``model_init`` has made for it. An exception that
+    leaves ``train`` ends the run; where the callback came with ``add_callback``, the next ``train`` does, or the
+    process. An ``evaluate`` outside ``train`` is measured from its second batch, its first event. Gradient clipping
+    counts as backward.
 
     Args:
         session: A finished GreenSession, or anything GreenSession accepts.
@@ -69,26 +71,59 @@ class GreenCallback(TrainerCallback, ExportableState):
         return self._driver.alone(phase)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.session.gears is not None:  # later, the Trainer has replaced the model's forward
-            trainer = calling(Trainer)
-            scaler = None if trainer is None else trainer.accelerator.scaler
-            self._driver.gear(kwargs["model"], device=args.device, scaler=scaler)
+        trainer = calling(Trainer)
+        if trainer is not None:
+            # No event tells of an exception, nor of the model that model_init has made before it is prepared: then its
+            # forward is replaced. Every loop begins with its data loader, also one with a smaller batch after an OOM.
+            trainer.train = self._ended(trainer.train)  # type: ignore[method-assign]
+            trainer.get_train_dataloader = self._geared(trainer)  # type: ignore[method-assign]
+
+    def _ended(self, train: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(train)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return train(*args, **kwargs)
+            except BaseException:
+                self._training = False
+                self._driver.stop("exception")
+                raise
+
+        return run
+
+    def _geared(self, trainer: Any) -> Callable[[], Any]:
+        load = trainer.get_train_dataloader
+
+        @functools.wraps(load)
+        def loader() -> Any:
+            self._gear(trainer, trainer.model)
+            return load()
+
+        return loader
+
+    def _gear(self, trainer: Any, model: Any) -> None:
+        self._driver.gear(model, device=trainer.args.device, scaler=trainer.accelerator.scaler)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._driver.stop("exception")  # a training that was left by an exception
+        trainer, gears = calling(Trainer), self.session.gears
+        if self._driver.owned:  # a training that was left by an exception, or goes on with smaller batches
+            geared = gears is not None and gears.box.model is not None
+            self._driver.stop("exception")
+            if geared:
+                self._gear(trainer, kwargs["model"])
         self._resume(args, state)
         self._bind(kwargs["model"], kwargs["optimizer"])  # may raise: the Trainer has no event to close a run then
-        self._start(args, kwargs["model"])
+        self._start(args, kwargs["model"], trainer)
         self._hook(kwargs["model"])
         self._training = True
         self._seen_tokens = state.num_input_tokens_seen
 
-    def _start(self, args: Any, model: Any) -> None:
+    def _start(self, args: Any, model: Any, trainer: Any) -> None:
+        accelerator = getattr(trainer, "accelerator", None)
         self._driver.start(
             rank=args.process_index,
             world_size=args.world_size,
             local_rank=args.local_process_index,
-            local_world_size=local_size(args.process_index, args.world_size, args.local_process_index),
+            data_parallel=self._driver.batches_of(accelerator),
             model=model,
         )
 
@@ -152,7 +187,8 @@ class GreenCallback(TrainerCallback, ExportableState):
         tokens = None
         if args.include_num_input_tokens_seen not in ("no", False):  # the Trainer's own count, over all ranks
             before, self._seen_tokens = self._seen_tokens, int(state.num_input_tokens_seen)
-            tokens = (self._seen_tokens - before) // args.world_size
+            share = [(seen + args.process_index) // args.world_size for seen in (before, self._seen_tokens)]
+            tokens = (share[1] - share[0]) * self._driver.ulysses  # counted before context parallel cuts sequences
         if self._engine:
             self._driver.boundary()
         self._driver.step(tokens)
@@ -167,7 +203,7 @@ class GreenCallback(TrainerCallback, ExportableState):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._training:
-            self._start(args, kwargs["model"])
+            self._start(args, kwargs["model"], calling(Trainer))
             self._driver.enter(Phase.EVAL)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

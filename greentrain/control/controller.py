@@ -459,7 +459,6 @@ class Controller:
         self._ranks = 1
         self._gears: Gears | None = None
         self._shifted_s: float | None = None
-        self._until_close = False
         self._grid: tuple[CarbonSignal, GridTime] | None = None
         self._schedule: Schedule | None = None
         self._saved: Mapping[str, Any] | None = None
@@ -487,7 +486,7 @@ class Controller:
         if self._gears is None and self._config.precision.gears:
             from greentrain.control.gears import Gears
 
-            self._gears = Gears(self._config, self._shifted)
+            self._gears = Gears(self._config, self._shifted, self._unused)
         return self._gears
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -536,7 +535,7 @@ class Controller:
         if self._schedule is not None:
             never_raises(self._schedule.close)()
         if self._gears is not None:
-            self._gears.detach() if self._until_close else self._gears.release()
+            self._gears.detach()
         never_raises(self.gpu_limits.close)()
 
     def each_second(self, run: ActiveRun) -> None:
@@ -560,7 +559,6 @@ class Controller:
         engine = model is not None and is_engine(model)
         if engine and getattr(getattr(model, "device", None), "type", "") == "cuda":
             warn_experimental("gears of a DeepSpeed engine", "its engine ran on CPUs, never on a GPU")
-        self._until_close = True
         if model is not None:
             gears.attach(model, scaler=scaler or (engine and model.fp16_enabled()) or None)
         if engine:
@@ -767,6 +765,13 @@ class Controller:
         self._shifted_s = self._host.mark("gear", str(decision.gear))
         text = f"{before} -> {decision.gear} after step {steps}: {decision.reason}"
         run.event("gear", text, step=steps, gear=str(decision.gear))
+
+    def _unused(self, why: str) -> None:
+        """What runs is not what the gears are on: the steps from here on belong to none."""
+        self._host.mark("gear", "")
+        run = self._host.active()
+        if run is not None:
+            run.event("warning", why)
 
     def _named_gears(self) -> "Gears | None":
         """Return the gears; a method, as a session that has not started can be sent to another process."""

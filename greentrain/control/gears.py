@@ -12,6 +12,7 @@ gears), and :class:`GearLoop` says what is allowed instead.
 
 import bisect
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,11 +122,18 @@ class Gears:
     Args:
         config: Sections ``precision`` and ``policy``.
         tell: Called after a shift with the gear before, the decision and the steps done.
+        unused: Called once, after the first step of a model, with why it has not run in its gears; None is told then.
     """
 
-    def __init__(self, config: GreenConfig, tell: Callable[[Gear, Decision, int], None]) -> None:
+    def __init__(
+        self,
+        config: GreenConfig,
+        tell: Callable[[Gear, Decision, int], None],
+        unused: Callable[[str], None] = lambda why: None,
+    ) -> None:
         self._config = config.precision
-        self._tell = tell
+        self._tell, self._say_unused = tell, unused
+        self._checked = self._unused = False
         self.box = GearBox(config.precision)
         self.steps = 0
         """Optimizer steps of the run, earlier parts included."""
@@ -175,6 +183,7 @@ class Gears:
             )
         self.box.attach(model, device=device, wrap_forward=wrap_forward)
         self._outer, self._scaler = model, scaler
+        self._checked = self._unused = False
         self._decide()
 
     def check(self, model: nn.Module) -> None:
@@ -212,8 +221,7 @@ class Gears:
         if outer is None or Gear.FP8 not in self.box.gears or next(outer.parameters()).device.type != "cuda":
             return
         own = self.box.backend is not None and self.box.backend.name != "transformer_engine"
-        compiled = any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in outer.modules())
-        if own and not compiled:
+        if own and not _is_compiled(outer):
             warn(
                 "FP8 without torch.compile is slower than BF16 on a GPU (four times in nanochat's log, rowwise, H100):"
                 " compile the model or its blocks"
@@ -254,6 +262,8 @@ class Gears:
     @never_raises
     def boundary(self, *_: Any) -> None:
         """Note that an optimizer step is done, and shift if the policy wants to."""
+        if not self._checked:
+            self._check_use()
         # This runs in the optimizer's post-step hook. The gradients of the step are used up and no forward of the next
         # one has begun, so here alone a gear can change without a forward in one gear and its backward in another; and
         # a gradient accumulation window, which has no optimizer step inside, is never cut in two.
@@ -266,6 +276,25 @@ class Gears:
         elif self.probe is not None and not self.neutral:
             self._listen(self.probe.step(self.steps))
         self._decide()
+
+    def _check_use(self) -> None:
+        """After a model's first step, say where it is not what was trained: gears that never ran would be booked."""
+        self._checked, model = True, self._outer
+        if self.box.model is None or model is None or not self._bound:
+            return
+        own = {id(p) for p in model.parameters()}
+        held = [p for optimizer in self._bound for group in optimizer.param_groups for p in group["params"]]
+        graded = any(p.grad is not None or getattr(p, "main_grad", None) is not None for p in model.parameters())
+        name = type(self.box.model).__name__
+        why = ""
+        # An engine's optimizer, which does not count steps, and master weights in FP32 hold copies of the parameters.
+        if self._counted and held and not graded and not any(id(p) in own for p in held):
+            why = f"the optimizer that stepped holds no parameter of the {name} that has the gears"
+        elif not self.box.entered and not (_is_compiled(model) or _has_graphs()):
+            why = f"no training forward went through the {name} that has the gears"
+        if why:
+            self._unused = True
+            self._say_unused(f"{why}; its steps are booked to no gear from here on: watch the model that trains")
 
     def shift(self, gear: str) -> None:
         """Use a gear from the next optimizer step on, in place of the policy.
@@ -333,6 +362,7 @@ class Gears:
         """Make model and optimizers what they were. Idempotent."""
         self.release()
         self.box.detach()
+        self._outer = None
 
     def describe(self) -> dict[str, Any]:
         """Return what run.json says about the layers."""
@@ -385,5 +415,15 @@ class Gears:
                 Observation(step=self.steps, gear=before), self.done, {**self.barred, **self.vetoes}
             )
         self.box.request(decision.gear)
-        if self.box.commit():
+        if self.box.commit() and not self._unused:
             self._tell(before, decision, self.steps)
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    return any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in model.modules())
+
+
+def _has_graphs() -> bool:
+    """Return whether dynamo has compiled anything: a training step as a function may hold the model's forward."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"])

@@ -1,6 +1,7 @@
 """What the adapters share."""
 
 import re
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -175,3 +176,39 @@ def test_wrap_restores_the_method(recorder: Make) -> None:
     driver.stop("finished")
     assert engine.save(2) == 3
     assert (session.told, calls, vars(engine)) == (["+checkpoint", "-checkpoint"], [1], {})
+
+
+def test_the_launcher_says_how_many_ranks_a_node_has(recorder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    ranks = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "4"}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    session = recorder(id="job")
+    driver = Driver(session)
+    driver.start(rank=5, world_size=8, local_rank=1)
+    driver.stop("finished")
+    assert session._last is not None
+    place = session._last.topology
+    assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (5, 8, 1, 4)
+
+
+def test_ranks_that_share_a_batch_of_an_accelerator_count_it_once(recorder: Make) -> None:
+    """accelerate/parallelism_config.py: cp cuts the sequences of a batch behind the loader, sp (Ulysses) before it."""
+    batch, done = torch.zeros(3, 8, dtype=torch.int64), []
+    for rank in range(8):
+        parallel = types.SimpleNamespace(tp_size=2, cp_size=2, sp_size=1)
+        accelerator = types.SimpleNamespace(parallelism_config=parallel, process_index=rank, num_processes=8)
+        session = recorder(id="job")
+        driver = Driver(session)
+        found = driver.batches_of(accelerator)
+        driver.start(rank=rank, world_size=8, local_rank=rank, local_world_size=8, data_parallel=found)
+        driver.add(batch[:, :4])  # what the forward of this rank gets
+        driver.step()
+        driver.stop("finished")
+        done.append((session.totals().tokens, session.totals().samples))
+        assert driver.ulysses == 1
+    assert (sum(t for t, _ in done), sum(s for _, s in done)) == (2 * 24, 2 * 3)
+    alone = types.SimpleNamespace(tp_size=1, cp_size=1, sp_size=1)
+    assert driver.batches_of(types.SimpleNamespace(parallelism_config=alone, process_index=0, num_processes=8)) is None
+    assert driver.batches_of(None) is None

@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import json
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -268,8 +269,9 @@ def test_an_accelerate_checkpoint_continues_steps_and_gear(tmp_path: Path) -> No
         optimizer.step()
         optimizer.zero_grad()
     accelerator.save_state(str(tmp_path / "checkpoint"))
-    accelerator.end_training()
     assert _gear(model.up) == "fp8"
+    accelerator.end_training()
+    assert type(model.up) is nn.Linear
     accelerator = GreenAccelerator(cpu=True, green=_config(tmp_path / "runs"))
     other = Model()
     prepared, optimizer = accelerator.prepare(other, _optimizer(other))
@@ -344,3 +346,179 @@ def test_fp16_without_loss_scaling_is_refused(tmp_path: Path) -> None:
         green.watch(Model())
     with GreenSession(config) as green:
         green.watch(Model(), scaler=torch.amp.GradScaler("cpu"))
+
+
+def _fp8(folder: Path, **precision: Any) -> dict[str, Any]:
+    return _config(folder, **precision) | {"policy": {"name": "static", "gear": "fp8"}}
+
+
+def _trainer(
+    folder: Path, callbacks: list[Any], model: Model | None = None, kind: type[Trainer] = Trainer, **args: Any
+) -> Trainer:
+    settings = TrainingArguments(
+        output_dir=str(folder / "out"),
+        per_device_train_batch_size=BATCH,
+        max_steps=2,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        remove_unused_columns=False,
+        **args,
+    )
+    made: list[Model] = []
+
+    def make() -> Model:
+        made.append(Model())
+        return made[-1]
+
+    given: dict[str, Any] = {"model_init": make} if model is None else {}
+    trainer = kind(model, settings, train_dataset=Tokens(), callbacks=callbacks, **given)
+    trainer.made = made  # type: ignore[attr-defined]
+    return trainer
+
+
+def _is_plain(model: nn.Module) -> bool:
+    return type(model) is Model and type(model.up) is nn.Linear and not hasattr(model, "_green_box")
+
+
+@pytest.mark.parametrize("mixed", [{}, {"bf16": True}])
+def test_the_gears_are_on_the_model_that_model_init_makes(tmp_path: Path, mixed: dict[str, Any]) -> None:
+    callback = TransformersCallback(_fp8(tmp_path / "runs"))
+    trainer: Any = _trainer(tmp_path, [callback], **mixed)
+    for _ in range(2):  # as a search of hyper-parameters does
+        trainer.train()
+        assert [gear for gear, _ in trainer.made[-1].seen] == ["fp8"] * 2
+        assert callback.session.totals().by_gear.keys() == {"fp8"}
+        assert all(_is_plain(model) for model in trainer.made)
+    assert [model.seen for model in trainer.made[:-2]] == [[]]
+
+
+@pytest.mark.parametrize("mixed", [{}, {"bf16": True}])
+def test_a_trainer_trains_the_same_model_twice_and_evaluates_between(tmp_path: Path, mixed: dict[str, Any]) -> None:
+    callback, model = TransformersCallback(_fp8(tmp_path / "runs")), Model()
+    trainer = _trainer(tmp_path, [callback], model, **mixed)
+    for _ in range(2):
+        trainer.train()
+        assert type(model) is Model and type(model.up) is nn.Linear
+        trainer.evaluate(Tokens())
+    assert [gear for gear, _ in model.seen] == ["fp8"] * 4
+
+
+class Failing(Trainer):
+    """Fails at its second batch; has less memory than the first batches need."""
+
+    fails: list[Exception]
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.state.global_step and self.fails:
+            raise self.fails.pop()
+        return super().training_step(*args, **kwargs)
+
+
+def test_one_callback_serves_a_second_trainer_after_an_exception_in_the_first(tmp_path: Path) -> None:
+    callback, models = TransformersCallback(_fp8(tmp_path / "runs")), [Model(), Model()]
+    first = _trainer(tmp_path, [callback], models[0], Failing)
+    first.fails = [RuntimeError("a bug in the user's code")]  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="a bug"):
+        first.train()
+    assert _is_plain(models[0]) and not callback.session.running
+    folder = callback.session.folder
+    assert folder is not None
+    assert next(r for r in read_journal(folder / "rank-00000.jsonl") if r["kind"] == "close")["reason"] == "exception"
+    second = _trainer(tmp_path, [callback], models[1])
+    second.train()
+    assert [gear for gear, _ in models[1].seen] == ["fp8"] * 2 and _is_plain(models[1])
+    first.train()
+    assert [gear for gear, _ in models[0].seen] == ["fp8"] * 3
+
+
+def test_smaller_batches_after_an_oom_keep_their_gears(tmp_path: Path) -> None:
+    callback, model = TransformersCallback(_fp8(tmp_path / "runs")), Model()
+    trainer = _trainer(tmp_path, [callback], model, Failing, auto_find_batch_size=True, bf16=True)
+    trainer.fails = [torch.cuda.OutOfMemoryError("CUDA out of memory.")]  # type: ignore[attr-defined]
+    seen: list[str] = []
+    model.up.register_forward_pre_hook(lambda layer, args: seen.append(_gear(layer)))
+    trainer.train()
+    assert set(seen) == {"fp8"} and len(seen) == 3
+    assert callback.session.totals().steps == 2
+    assert _is_plain(model)
+
+
+class Raising(Module):
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        raise RuntimeError("CUDA out of memory (pretend)")
+
+
+def test_lightning_leaves_a_plain_model_behind_an_exception(tmp_path: Path) -> None:
+    callback, model = LightningCallback(_fp8(tmp_path / "runs")), Model()
+    for module in (Raising(model), Module(model), Module(Model())):
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=2,
+            callbacks=[callback],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+        )
+        if isinstance(module, Raising):
+            with pytest.raises(RuntimeError, match="pretend"):
+                trainer.fit(module, DataLoader(Tokens(), batch_size=BATCH))
+        else:
+            trainer.fit(module, DataLoader(Tokens(), batch_size=BATCH))
+            assert [gear for gear, _ in module.model.seen] == ["fp8"] * 2
+        assert _is_plain(module.model)
+        assert "forward_context" not in vars(trainer.precision_plugin)
+
+
+def _some_steps(accelerator: GreenAccelerator, *prepared: Any) -> None:
+    model, optimizer = prepared
+    batch = next(iter(DataLoader(Tokens(), batch_size=BATCH)))
+    for _ in range(2):
+        accelerator.backward(model(**batch)["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_of_a_teacher_and_a_student_the_student_has_gears_and_counts(tmp_path: Path) -> None:
+    teacher, student = Model(), Model()
+    accelerator = GreenAccelerator(cpu=True, green=_fp8(tmp_path / "runs"))
+    _, *prepared = accelerator.prepare(teacher, student, _optimizer(student))
+    _some_steps(accelerator, *prepared)
+    accelerator.end_training()
+    assert [gear for gear, _ in student.seen] == ["fp8"] * 2
+    assert _is_plain(student) and _is_plain(teacher)
+    assert accelerator.green.totals().tokens == 2 * BATCH * CONTEXT
+
+
+def test_freed_memory_is_free_and_the_next_model_has_the_gears(tmp_path: Path) -> None:
+    accelerator = GreenAccelerator(cpu=True, green=_fp8(tmp_path / "runs"))
+    gone = []
+    for _ in range(2):
+        model = Model()
+        prepared = accelerator.prepare(model, _optimizer(model))
+        _some_steps(accelerator, *prepared)
+        assert [gear for gear, _ in model.seen] == ["fp8"] * 2
+        gone.append(weakref.ref(model.up.weight))
+        del model
+        prepared = accelerator.free_memory(*prepared)
+    assert [weight() for weight in gone] == [None, None]
+    assert accelerator.green.running and accelerator.green.totals() is not None
+    accelerator.end_training()
+    assert accelerator.green.totals().steps == 4
+
+
+def test_a_session_serves_a_second_accelerator_after_an_exception(tmp_path: Path) -> None:
+    session = GreenSession(_fp8(tmp_path / "runs"))
+    for ended in (False, True):
+        model = Model()
+        accelerator = GreenAccelerator(cpu=True, green=session)
+        _some_steps(accelerator, *accelerator.prepare(model, _optimizer(model)))
+        assert [gear for gear, _ in model.seen] == ["fp8"] * 2
+        if ended:
+            accelerator.end_training()
+    session.close()
+    assert _is_plain(model)

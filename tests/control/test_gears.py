@@ -8,6 +8,7 @@ from torch import nn
 
 from greentrain.config.schema import GreenConfig
 from greentrain.control.gears import Gears
+from greentrain.control.precision.layers import GearLinear, attach_layer
 from greentrain.control.precision.noise import Noise
 from greentrain.errors import ConfigError
 from greentrain.optim import PAPER_GAMMA
@@ -165,3 +166,50 @@ def test_a_fault_of_ours_does_not_reach_the_optimizer() -> None:
     with pytest.warns(UserWarning, match="a bug of ours"):
         optimizer.step()
     gears.release()
+
+
+def test_an_optimizer_of_another_model_is_found_at_the_first_step() -> None:
+    said: list[str] = []
+    told: list[tuple[str, Decision, int]] = []
+    gears = _gears(told, policy={"name": "scripted", "schedule": [[0, "bf16"], [1, "fp8"]]})
+    gears._say_unused = said.append
+    geared, trained = _model(), _model()
+    gears.attach(geared, scaler=None)
+    optimizer = torch.optim.AdamW(trained.parameters())
+    gears.bind(optimizer)
+    for _ in range(3):
+        trained(torch.ones(4, 32)).sum().backward()
+        optimizer.step()
+    assert len(said) == 1 and "holds no parameter of the Sequential" in said[0]
+    assert not told  # a shift that no layer makes is not booked
+
+
+def test_a_forward_beside_the_gears_is_found_at_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("greentrain.control.gears._has_graphs", lambda: False)  # of other tests of this process
+    for bypass in (True, False):
+        said: list[str] = []
+        gears, model = _gears(), _model()
+        gears._say_unused = said.append
+        forward = model.forward
+        gears.attach(model, scaler=None)
+        optimizer = torch.optim.AdamW(model.parameters())
+        gears.bind(optimizer)
+        (forward if bypass else model)(torch.ones(4, 32)).sum().backward()
+        optimizer.step()
+        assert ["no training forward" in text for text in said] == ([True] if bypass else [])
+
+
+def test_a_layer_that_cannot_be_attached_leaves_a_plain_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, gears = _model(), _gears()
+    attached: list[nn.Module] = []
+
+    def attach(layer: nn.Linear, *args: Any) -> None:
+        if attached:
+            raise RuntimeError("no memory")
+        attached.append(layer)
+        attach_layer(layer, *args)
+
+    monkeypatch.setattr("greentrain.control.precision.gearbox.attach_layer", attach)
+    with pytest.raises(RuntimeError, match="no memory"):
+        gears.attach(model, scaler=None)
+    assert gears.box.model is None and attached and all(type(layer) is not GearLinear for layer in model.modules())

@@ -196,6 +196,8 @@ class GearBox:
         """The model that shifts, without its wrappers; None before ``attach``."""
         self.plan: Sequence[LayerPlan] = ()
         """Every linear layer of the model, and whether it runs in FP8."""
+        self.entered = False
+        """True once a training forward has run in the gears since ``attach``, outside a compiled graph."""
         self.backend: Fp8Backend | None = None
         """Who multiplies in FP8; None where FP8 is not among the gears."""
         self._pending: Gear | None = None
@@ -230,16 +232,21 @@ class GearBox:
             raise ConfigError(
                 "this model has the gears of another GreenSession: close that session first, or watch the model once"
             )
-        if wrap_forward and "forward" in vars(inner):
+        before = vars(inner).get("_original_forward")  # Accelerate's; through ours, where the model had gears before
+        if wrap_forward and "forward" in vars(inner) and not hasattr(before, "_green_geared"):
             raise ConfigError(
                 f"the forward of {type(inner).__name__} was replaced already, as Accelerator.prepare does: give the"
                 " model its gears before it is prepared"
             )
         device = device or next((p.device for p in inner.parameters()), torch.device("cpu"))
         check_gears(model, self.gears, device)
-        if Gear.FP8 in self.gears:
-            self._attach_layers(inner, device)
-        self.model = inner
+        self.model, self.entered = inner, False
+        try:
+            if Gear.FP8 in self.gears:
+                self._attach_layers(inner, device)
+        except BaseException:
+            self.detach()
+            raise
         if wrap_forward:
             # Another class, not hooks or a forward on the instance: two hooks would leave the context open where the
             # forward raises, and an attribute would be copied and pickled with the model.
@@ -257,7 +264,8 @@ class GearBox:
                 detach_layer(module)
         if "_green_box" in vars(model):
             del vars(model)["_green_box"]
-            model.__class__ = type(model)._green_plain  # type: ignore[attr-defined]
+            if "_green_plain" in vars(type(model)):  # else FSDP 2 has derived a class from ours, and keeps it
+                model.__class__ = type(model)._green_plain  # type: ignore[attr-defined]
         self._recompiles.stop()
 
     def context(self, device_type: str, training: bool = True) -> torch.autocast:
@@ -268,6 +276,8 @@ class GearBox:
             training: False: the gear of evaluation.
         """
         dtype = self._dtype if training else self._eval_dtype
+        if training and not torch.compiler.is_compiling():
+            self.entered = True
         # The cache is keyed by tensor, not by dtype: nested in a framework's autocast it would mix two precisions.
         return torch.autocast(
             device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False
@@ -353,6 +363,8 @@ def _geared(plain: type[nn.Module]) -> type[nn.Module]:
 
         @functools.wraps(plain.forward)
         def forward(self, *args: Any, **kwargs: Any) -> Any:
+            if "_green_box" not in vars(self):  # detached, but Accelerate keeps this as the model's original forward
+                return plain.forward(self, *args, **kwargs)
             device = next((p.device.type for p in self.parameters()), "cpu")
             with self._green_box.context(device, self.training):
                 output = plain.forward(self, *args, **kwargs)
@@ -361,6 +373,7 @@ def _geared(plain: type[nn.Module]) -> type[nn.Module]:
         def __reduce_ex__(self, protocol: Any) -> Any:
             return _plain(super().__reduce_ex__(protocol), plain)
 
+    Geared.forward._green_geared = True  # type: ignore[attr-defined]
     Geared.__name__, Geared.__qualname__, Geared.__module__ = plain.__name__, plain.__qualname__, plain.__module__
     return Geared
 
