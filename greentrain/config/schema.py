@@ -246,6 +246,9 @@ class PowerConfig:
 
     meters: Annotated[str, Choice(("auto", *METERS))] | MeterNames = "auto"
     """``auto`` (every sensor that can be read, models for the rest) or a list of METERS."""
+    gpus: Annotated[tuple[str, ...], NotEmpty("name a GPU, or leave the key out")] | None = None
+    """GPUs to book, each as ``CUDA_VISIBLE_DEVICES`` names it: an index of the node or a UUID. None: those that the
+    process computes on, as far as torch or the driver tells, else all that it sees."""
     sample_s: Annotated[float, Bound(0.005, 10.0)] = 0.1
     """Sampling period of hardware sensors (s)."""
     cpu_scope: Annotated[str, Choice(CPU_SCOPES)] = "process_tree"

@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ from greentrain.ledger.pue import in_run_time, open_facility
 from greentrain.ledger.reader import OtherRanksTotals, RankBooks, read_books, read_run_json, sums_of_others
 from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.totals import EnergyLedger, Totals
-from greentrain.power.claims import Claims, claims_dir, preferred
+from greentrain.power.claims import Claims, claims_dir, gpus_in_use, has_ended, preferred
 from greentrain.power.sampler import EnergyCurve, Sampler
 from greentrain.types import (
     FORMAT_VERSION,
@@ -60,6 +60,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         carbon: Embodied figures and lifetimes.
         on_event: A function that is called with a name and a sentence when a device changes hands or its sensor
             misbehaves.
+        named: The GPUs were named by ``power.gpus``, so they are booked whether or not they are used.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         owner: Mapping[str, str | int],
         carbon: CarbonConfig,
         on_event: Callable[[str, str], None],
+        named: bool = False,
     ) -> None:
         self.curves: dict[str, EnergyCurve] = {}
         """Of the devices that this rank books."""
@@ -87,6 +89,11 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         self._rate_records = {uid: rate.to_dict() for uid, rate in self._node_rates.items()}
         self._on_event = on_event
         self._t0_s = 0.0
+        self._named = named
+        self._used: set[str] = set()
+        self._inherited: set[str] = set()
+        self._gpus = [s.device.uid for s in sensors if s.device.kind is DeviceKind.GPU and s.shared]
+        self._look_at_use({})
         positions: dict[DeviceKind, int] = {}
         for sensor in sensors:
             kind = sensor.device.kind
@@ -117,14 +124,17 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         for curve in self.values():
             curve.start(t0_s)
 
-    def claim_rest(self, booked_s: float, closing: bool) -> bool:
+    def claim_rest(self, booked_s: float, closing: bool, pids: Mapping[str, Collection[int]]) -> bool:
         """Book what nobody books: left over at the start, or of a rank that has ended.
 
-        What nobody booked since the start counts from the start on; a device that somebody held is taken over now.
+        What nobody booked since the start counts from the start on; a device that somebody held is taken over now. Once
+        it is known which GPUs this process uses, the others are left to whoever does (:meth:`let_go`), but for those
+        of a rank of this run that was killed.
 
         Args:
             booked_s: Monotonic time up to which the books are closed (s).
             closing: The run ends: there is nothing to take over any more.
+            pids: By GPU, the processes that its driver shows on it.
 
         Returns:
             True if the devices to be read have changed.
@@ -133,8 +143,13 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         if closing and not first:
             return False
         changed = first and bool(self._candidates)
+        self._look_at_use(pids)
         for uid, curve in list(self._candidates.items()):
+            if not (self._may_use(uid) or self._is_orphan(uid)):
+                continue
             if not self._claims.take(uid):
+                if uid in self._used:
+                    self._claims.ask(uid)
                 if first:
                     self._tell_holder(curve.sensor)
                 continue
@@ -145,6 +160,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
                 continue
             if late:
                 curve = EnergyCurve(curve.sensor, free_s, self._on_event)  # before, it is in the other rank's books
+                curve.start(free_s, known=False)
                 if curve.sensor.tick_s is not None:
                     curve.use_tick(curve.sensor.tick_s)
                 self._on_event("claim", f"{_name(curve.sensor)} is booked by this rank from here on")
@@ -153,6 +169,24 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
             self._own(curve)
             changed = True
         return changed
+
+    def let_go(self, booked_s: float) -> bool:
+        """Give back the GPUs that this process turned out not to use, and those that one needs that does.
+
+        Args:
+            booked_s: Monotonic time up to which the books are closed (s).
+
+        Returns:
+            True if the devices to be read have changed.
+        """
+        left = [uid for uid in self.curves if uid in self._gpus and not self._keeps(uid)]
+        for uid in left:
+            sensor = self.curves.pop(uid).sensor
+            self.rates.pop(uid, None)
+            self._candidates[uid] = EnergyCurve(sensor, booked_s, self._on_event)
+            self._claims.let_go(uid, booked_s)
+            self._on_event("claim", f"{_name(sensor)} is not used by this process, and not booked by it from here on")
+        return bool(left)
 
     def release(self) -> None:
         """Give the devices back to the node. Idempotent."""
@@ -184,14 +218,36 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         if not sensor.shared:
             self._own(curve)
             return
-        if sensor.device.kind is DeviceKind.GPU:
-            mine = preferred(position, of_kind, place.local_rank, place.local_world_size)
+        uid = sensor.device.uid
+        if uid in self._used:
+            mine = True
+        elif sensor.device.kind is DeviceKind.GPU:
+            mine = self._may_use(uid) and preferred(position, of_kind, place.local_rank, place.local_world_size)
         else:
             mine = place.local_rank == 0
-        if mine and self._claims.take(sensor.device.uid):
+        if mine and self._claims.take(uid):
             self._own(curve)
         else:
-            self._candidates[sensor.device.uid] = curve
+            self._claims.look(uid)
+            self._candidates[uid] = curve
+
+    def _look_at_use(self, pids: Mapping[str, Collection[int]]) -> None:
+        if not self._named:
+            self._used |= gpus_in_use(self._gpus, pids)
+
+    def _may_use(self, uid: str) -> bool:
+        return not self._used or uid in self._used or uid not in self._gpus
+
+    def _keeps(self, uid: str) -> bool:
+        if uid in self._used or uid in self._inherited or self._named:
+            return True
+        return not self._used and not self._claims.is_asked_for(uid)
+
+    def _is_orphan(self, uid: str) -> bool:
+        holder = self._claims.holder(uid)
+        if holder.get("run_id") == self._run_id and has_ended(holder):
+            self._inherited.add(uid)
+        return uid in self._inherited
 
     def _own(self, curve: EnergyCurve) -> None:
         self.curves[curve.sensor.device.uid] = curve
@@ -312,7 +368,8 @@ class ActiveRun:
             self.t0_s = clock.monotonic_s()
             self._offset_s = clock.unix_s() - self.t0_s
             owner: dict[str, str | int] = {"run_id": self.run_id, "rank": topology.rank}
-            self._devices = ClaimedDevices(meter.sensors, topology, owner, config.carbon, self.event)
+            named = config.power.gpus is not None
+            self._devices = ClaimedDevices(meter.sensors, topology, owner, config.carbon, self.event, named)
             self._books = self._open_books()
             self._next_book_s = 0.0
             self._next_claim_s = 0.0
@@ -527,6 +584,8 @@ class ActiveRun:
             t1_s = min((curve.frontier_s for curve in self._devices.curves.values()), default=now_s)
             if t1_s > self._books.t_s:
                 self._record(t1_s)
+                if self._devices.let_go(t1_s):
+                    self._devices_changed()
         elapsed_s = now_s - self.t0_s
         longest_s = max(self.config.run.book_s - LATE_S, self.config.run.book_s / 2)
         self._next_book_s = min(now_s, self._books.t_s + LATE_S) + min(longest_s, max(FIRST_BOOK_S, elapsed_s / 5))
@@ -557,9 +616,12 @@ class ActiveRun:
 
     def _claim_rest(self) -> None:
         self._next_claim_s = self._clock.monotonic_s() + CLAIM_S
-        if self._devices.claim_rest(self._books.t_s, closing=self.closed):
-            self._sampler.select(frozenset(self._devices.curves))
-            self._write_sensors()
+        if self._devices.claim_rest(self._books.t_s, closing=self.closed, pids=self._sampler.pids):
+            self._devices_changed()
+
+    def _devices_changed(self) -> None:
+        self._sampler.select(frozenset(self._devices.curves))
+        self._write_sensors()
 
     def _record(self, t1_s: float) -> None:
         self._take_marks()

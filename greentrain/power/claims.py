@@ -15,15 +15,17 @@ import math
 import os
 import re
 import secrets
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import psutil
 from filelock import BaseFileLock, FileLock, Timeout
 
+from greentrain.power.cpu_model import LinuxProc, PsutilProc
 from greentrain.utils import private_files
 
 ENV_DIR = "GREENTRAIN_CLAIMS_DIR"
@@ -94,7 +96,8 @@ class Claims:
 
     def __init__(self, folder: Path, owner: Mapping[str, str | int]) -> None:
         self._folder = folder
-        self._owner = {"pid": os.getpid(), **owner}
+        self._owner = {**_this_process(), **owner}
+        self._gone: dict[str, Mapping[str, str | int | float]] = {}
         self._locks: dict[str, BaseFileLock] = {}
         self._free_since_s: dict[str, float] = {}
         self._announcement = folder / f"{_PROCESS}{os.getpid()}.{secrets.token_hex(4)}.pid"  # one a session
@@ -110,6 +113,12 @@ class Claims:
         """Uids that this process books."""
         return frozenset(self._locks)
 
+    def look(self, uid: str) -> None:
+        """Note whether the last holder of a device is gone by now, for a later claim to know since when it is free."""
+        holder = self.holder(uid)
+        if has_ended(holder):
+            self._gone[uid] = holder
+
     def take(self, uid: str) -> bool:
         """Try to become the one process that books a device; return True if it is."""
         if uid in self._locks or self.degraded:
@@ -120,7 +129,13 @@ class Claims:
             os.close(
                 private_files.open_file(str(path), os.O_RDWR | os.O_CREAT)
             )  # no planted link, which it would follow
-            lock.acquire(timeout=0)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if not self._left_to_children(uid):
+                    return False
+                path.unlink()
+                lock.acquire(timeout=0)
         except Timeout:
             return False
         except OSError as error:
@@ -138,36 +153,130 @@ class Claims:
         """
         return self._free_since_s.get(uid, -math.inf)
 
-    def holder(self, uid: str) -> Mapping[str, str | int | float]:
+    def holder(self, uid: str, suffix: str = ".json") -> Mapping[str, str | int | float]:
         """Return what the last holder of a device said about itself; empty if nothing is known."""
         try:
-            data = json.loads(private_files.read(str(self._path(uid, ".json"))) or "{}")
+            data = json.loads(private_files.read(str(self._path(uid, suffix))) or "{}")
         except ValueError:
             return {}
         return data if isinstance(data, dict) else {}
 
+    def ask(self, uid: str) -> None:
+        """Ask whoever holds a device that this process computes on to let it go, if it does not need it itself."""
+        self._tell(uid, self._owner, ".wanted")
+
+    def is_asked_for(self, uid: str) -> bool:
+        """Return True if a living process has asked for a device that this one holds."""
+        asker = self.holder(uid, ".wanted")
+        return bool(asker) and asker.get("pid") != os.getpid() and not has_ended(asker)
+
+    def let_go(self, uid: str, until_s: float) -> None:
+        """Give one device back, leaving word of the monotonic time up to which it is booked (s)."""
+        lock = self._locks.pop(uid, None)
+        if lock is not None:
+            self._tell(uid, {**self._owner, "until_s": until_s})
+            lock.release()
+
     def release(self) -> None:
         """Give every device back, leaving word up to when it is booked. Idempotent."""
-        for uid, lock in self._locks.items():
-            self._tell(uid, {**self._owner, "until_s": time.monotonic()})
-            lock.release()
-        self._locks.clear()
+        for uid in list(self._locks):
+            self.let_go(uid, time.monotonic())
         with contextlib.suppress(OSError):
             self._announcement.unlink(missing_ok=True)
 
-    def _tell(self, uid: str, words: Mapping[str, str | int | float]) -> None:
+    def _tell(self, uid: str, words: Mapping[str, str | int | float], suffix: str = ".json") -> None:
         with contextlib.suppress(OSError):
-            private_files.replace(str(self._path(uid, ".json")), json.dumps(words))
+            private_files.replace(str(self._path(uid, suffix)), json.dumps(words))
+
+    def _left_to_children(self, uid: str) -> bool:
+        """Return True if a lock is held by forked children alone of a holder that was killed: nobody books by it."""
+        if not has_ended(self.holder(uid)):
+            return False
+        time.sleep(0.05)  # whoever took it a moment ago has said so by then
+        return has_ended(self.holder(uid))
 
     def _last_end_s(self, uid: str) -> float:
         last, now_s = self.holder(uid), time.monotonic()
-        if not last:
+        if not last or last == self._gone.get(uid) or last.get("boot", _boot()) != _boot():
             return -math.inf
         until_s = float(last.get("until_s", now_s))
         return until_s if until_s <= now_s else -math.inf  # a later time is of an earlier boot
 
     def _path(self, uid: str, suffix: str) -> Path:
         return self._folder / (re.sub(r"[^A-Za-z0-9._-]", "_", uid) + suffix)
+
+
+def has_ended(words: Mapping[str, str | int | float]) -> bool:
+    """Return True if the process that wrote about itself is known to be gone: by pid, start time and boot.
+
+    Args:
+        words: What it wrote; without any, or of another PID namespace, nothing is known.
+    """
+    pid = words.get("pid")
+    if not isinstance(pid, int) or "until_s" in words or "boot" not in words:
+        return False
+    if words["boot"] != _boot():
+        return True
+    return words.get("pid_namespace") == _pid_namespace() and _start(pid) != words.get("start")
+
+
+def _this_process() -> dict[str, str | int | float]:
+    pid = os.getpid()
+    return {"pid": pid, "start": _start(pid) or 0.0, "boot": _boot(), "pid_namespace": _pid_namespace()}
+
+
+def _start(pid: int) -> float | None:
+    """Return when a process began, on a scale that no setting of the clock moves where there is procfs."""
+    source = LinuxProc() if os.path.exists("/proc/self/stat") else PsutilProc()
+    found = source.stat(pid)
+    return None if found is None else found.start
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def used_by_torch() -> set[int] | None:
+    """Return the positions of the CUDA devices on which torch holds memory in this process; None before CUDA is up.
+
+    A context is no proof: NCCL and careless scripts make one on the first GPU in every rank.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    return {i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i) > 0}
+
+
+def gpus_in_use(uids: Sequence[str], pids: Mapping[str, Collection[int]]) -> set[str]:
+    """Return the GPUs on which this process, or one that it started, is known to compute; empty says nothing.
+
+    Args:
+        uids: The visible GPUs, in CUDA's order.
+        pids: By GPU, the processes that its driver shows on it.
+    """
+    with contextlib.suppress(Exception):  # torch is the training's: whatever it raises, there is no proof
+        positions = used_by_torch()
+        if positions is not None and sys.modules["torch"].cuda.device_count() == len(uids):
+            return {uids[position] for position in positions}
+    return {uid for uid in uids if any(_is_ours(pid) for pid in pids.get(uid, ()))}
+
+
+def _is_ours(pid: int) -> bool:
+    own = os.getpid()
+    try:
+        return pid == own or any(parent.pid == own for parent in psutil.Process(pid).parents())
+    except psutil.Error:
+        return False
 
 
 def preferred(position: int, visible: int, local_rank: int, local_world_size: int) -> bool:

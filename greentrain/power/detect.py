@@ -275,7 +275,7 @@ def open_meters(
             elif name == "rapl":
                 meters.extend(_rapl_where_readable(config, notes, clock))
             else:
-                with contextlib.suppress(MeterError):
+                with contextlib.nullcontext() if config.gpus else contextlib.suppress(MeterError):
                     meters.append(_open(name, config, environ, clock))
         if "cpu_model" in names:
             meters.extend(_model(config, meters, notes, topology, root_pid, excluded_pids, clock))
@@ -308,7 +308,7 @@ def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clo
     if name == "nvml":
         from greentrain.power.nvml import NvmlMeter
 
-        return NvmlMeter(os.environ if environ is None else environ, clock=clock)
+        return NvmlMeter(os.environ if environ is None else environ, clock=clock, gpus=config.gpus or ())
     if name == "rapl":
         return RaplMeter(config.rapl_root, clock=clock)
     if name == "cpu_model":

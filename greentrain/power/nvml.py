@@ -18,17 +18,18 @@ unless the GPUs differ in speed and ``CUDA_DEVICE_ORDER`` is not ``PCI_BUS_ID``:
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import itertools
 import math
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from greentrain.errors import MeterError
+from greentrain.errors import ConfigError, MeterError
 from greentrain.types import Counter, Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
@@ -388,13 +389,18 @@ class NvmlMeter:
     Args:
         environ: Environment variables; None: those of the process.
         clock: Time.
+        gpus: Read these instead of all visible ones: entries as in ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
         MeterError: There is no driver, no GPU or none visible; says which, and the remedy.
+        ConfigError: One of ``gpus`` is none of the node.
     """
 
-    def __init__(self, environ: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, environ: Mapping[str, str] | None = None, *, clock: Clock | None = None, gpus: Sequence[str] = ()
+    ) -> None:
         environ = os.environ if environ is None else environ
+        self._named = gpus
         self._clock = clock or SystemClock()
         self._nvml = open_nvml()
         self._closed = False
@@ -443,7 +449,14 @@ class NvmlMeter:
             raise MeterError(
                 "the NVIDIA driver is there but shows no GPU to this process: give the container or job one"
             )
+        if self._named:
+            environ = {**environ, VARIABLE: ",".join(self._named)}
         visible = visible_devices(environ, [(gpu.uuid, gpu.slices) for gpu in found])
+        if self._named and len(visible) < len(self._named):
+            known = ", ".join(f"{i} ({gpu.uid})" for i, gpu in enumerate(found))
+            twice = len(set(self._named)) < len(self._named)
+            wrong = "a GPU is named twice" if twice else f"there is no {self._named[len(visible)]!r}"
+            raise ConfigError(f"power.gpus is {list(self._named)}: {wrong}; name some of what this node has: {known}")
         positions = list(dict.fromkeys(gpu.position for gpu in visible))
         if not positions:
             uuids = ", ".join(gpu.uid for gpu in found)
@@ -475,6 +488,7 @@ class _Reader:
         self.sensor, self.value = _choose(gpu, nvml, note)
         self._note = self.sensor.note
         self._is_counter = self.sensor.method == COUNTER
+        self._processes = functools.partial(nvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle)
         self._why = self.sensor.note if self.value is None else ""
 
     @property
@@ -488,6 +502,9 @@ class _Reader:
         if self.value is None or self._half_s is None or not self._is_counter or self._reads_since_change:
             return ()
         return (Counter(self._uid, self.value, self._half_s),)
+
+    def users(self) -> Mapping[str, Collection[int]]:
+        return {self._uid: [int(process.pid) for process in self._processes()]}
 
     def close(self) -> None:
         self.stop("the meter is closed")

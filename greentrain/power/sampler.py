@@ -150,9 +150,10 @@ class EnergyCurve:
         self._ticks: TickTracker | None = None
         self._open_points = 0
 
-    def start(self, t0_s: float) -> None:
-        """Move the start of a curve that has no reading yet (s)."""
+    def start(self, t0_s: float, known: bool = True) -> None:
+        """Move the start of a curve that has no reading yet (s); until the first one, nothing is known if so said."""
         self._t0_s = self._last_read_s = t0_s
+        self._gap = not known
 
     @property
     def frontier_s(self) -> float:
@@ -420,6 +421,8 @@ SLOW_S: Final = 5.0
 """Longest that a meter of slow sensors is waited for (s); those of fast ones get HANG_S."""
 LAST_HANG_S: Final = 0.5
 """The same for the last reading, which the end of the run waits for."""
+USERS_S: Final = 3.0
+"""Shortest time between two looks at which processes use the devices (s); a run's devices seldom change later."""
 STOP_S: Final = 3.0
 """Longest that the end of the run waits for all last readings (s)."""
 FIRST_S: Final = 1.0
@@ -497,6 +500,8 @@ class Sampler:
         self._on_probe = on_probe
         self._tick_s = tick_s
         self._warned = False
+        self.pids: Mapping[str, Collection[int]] = {}
+        """By device, the processes that its driver shows on it, as of the last look."""
         self._wanted: frozenset[str] | None = None
         self._selected: frozenset[str] | None = None
         self._unsorted: deque[PowerSample | tuple[str, float, float]] = deque()
@@ -577,7 +582,7 @@ class Sampler:
         pace = Pace(max(ticking.values(), default=wake_s))
         monotonic_s, push = self._clock.monotonic_s, self._unsorted.append
         counters: Sequence[tuple[MeterPart, Counter]] = ()
-        read_s = settle_s = monotonic_s()
+        start_s = read_s = settle_s = users_s = monotonic_s()
         due_s = read_s + wake_s
         while reader.sleep(due_s - monotonic_s()) and not reader.is_left():
             t_s = now_s = monotonic_s()
@@ -610,6 +615,9 @@ class Sampler:
             due_s += wake_s * pace.after(now_s, energy_j, seen)
             if due_s < now_s:
                 due_s = now_s + wake_s
+            if now_s >= users_s:
+                self.pids = {**self.pids, **self._users(reader)}
+                users_s = now_s + max(USERS_S, (now_s - start_s) / 5)
             if now_s >= settle_s:
                 settle_s = now_s + self._tick_s
                 wake_s = self._wake_s(sensors)
@@ -644,6 +652,18 @@ class Sampler:
             if len(found) < len(part.uids):
                 until_s = min(until_s, part.pace_s)
         return counters, now_s + EARLY * until_s
+
+    def _users(self, reader: _Reader) -> Mapping[str, Collection[int]]:
+        found: dict[str, Collection[int]] = {}
+        for part in self._meter.parts:
+            users = getattr(part.meter, "users", None)
+            if users is None or self._hangs(part) or reader.left:
+                continue
+            reader.since_s, reader.part = self._clock.monotonic_s(), part
+            with contextlib.suppress(Exception):
+                found.update(users())
+            reader.part = None
+        return found
 
     def _learn(self, reader: _Reader) -> None:
         reader.since_s, reader.part = self._clock.monotonic_s(), self._all

@@ -1,15 +1,30 @@
 """A device is booked by one process a node."""
 
+import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from greentrain.power import claims
-from greentrain.power.claims import ENV_DIR, Claims, claims_dir, other_pids, preferred
+from greentrain.power.claims import (
+    ENV_DIR,
+    Claims,
+    _start,
+    claims_dir,
+    gpus_in_use,
+    has_ended,
+    other_pids,
+    preferred,
+)
+from greentrain.utils import private_files
 
 
 def test_a_second_owner_is_refused_until_the_first_lets_go(tmp_path: Path) -> None:
@@ -115,3 +130,143 @@ def test_processes_that_book_for_themselves_are_known_while_they_live(tmp_path: 
     assert other_pids(tmp_path, own_pid=1) == {os.getpid()}
     mine.release()
     assert other_pids(tmp_path, own_pid=1) == frozenset()
+
+
+DIES = """
+import os, sys, time
+from pathlib import Path
+from greentrain.power.claims import Claims
+claims = Claims(Path(sys.argv[1]), {"run_id": "killed"})
+print(claims.take("GPU-1"), flush=True)
+if os.fork() == 0:  # a worker of a DataLoader, which has the lock's descriptor, too
+    time.sleep(60)
+time.sleep(60)
+"""
+
+
+def test_a_killed_owner_whose_children_live_on_is_taken_over_at_once(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DIES, str(tmp_path)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as child:
+        assert child.stdout is not None and child.stdout.readline() == "True\n"
+        mine = Claims(tmp_path, {})
+        assert not mine.take("GPU-1")
+        child.kill()
+        child.wait()
+        assert mine.take("GPU-1")
+        assert mine.holder("GPU-1")["pid"] == os.getpid()
+        assert not Claims(tmp_path, {}).take("GPU-1")
+        os.killpg(child.pid, signal.SIGKILL)
+    mine.release()
+
+
+def told(folder: Path, **other: object) -> dict[str, object]:
+    """Leave the words of a process like this one, but for what differs, on a device."""
+    claims = Claims(folder, {"run_id": "earlier"})
+    claims.take("GPU-1")
+    words = {**claims.holder("GPU-1"), **other}
+    claims.release()
+    private_files.replace(str(folder / "GPU-1.json"), json.dumps(words))
+    return words
+
+
+@pytest.mark.parametrize(
+    ("other", "ended"),
+    [
+        ({}, False),
+        ({"start": 1.0}, True),  # its number belongs to another process by now
+        ({"pid": 2**22 + 1}, True),
+        ({"boot": "an earlier one"}, True),
+        ({"pid": 2**22 + 1, "pid_namespace": "pid:[1]"}, False),  # of a container: nothing is known
+        ({"pid": 2**22 + 1, "until_s": 1.0}, False),
+        ({"pid": None}, False),
+    ],
+)
+def test_a_process_has_ended_by_pid_start_and_boot(tmp_path: Path, other: dict[str, object], ended: bool) -> None:
+    words = told(tmp_path, **other)
+    assert has_ended(words) is ended  # type: ignore[arg-type]
+    assert not has_ended({})
+
+
+def test_what_a_run_that_was_killed_before_left_is_free_from_the_start(tmp_path: Path) -> None:
+    told(tmp_path, start=1.0)
+    seen, late = Claims(tmp_path, {}), Claims(tmp_path, {})
+    seen.look("GPU-1")
+    assert seen.take("GPU-1") and seen.free_since_s("GPU-1") == -math.inf
+    seen.release()
+    words = told(tmp_path, start=1.0)
+    before_s = time.monotonic()
+    assert late.take("GPU-1") and late.free_since_s("GPU-1") >= before_s, words  # killed at some time since the start
+    late.release()
+    told(tmp_path, boot="an earlier one")
+    assert late.take("GPU-1") and late.free_since_s("GPU-1") == -math.inf
+    late.release()
+
+
+def test_a_device_is_let_go_with_word_up_to_when_it_is_booked(tmp_path: Path) -> None:
+    first, second = Claims(tmp_path, {"run_id": "a"}), Claims(tmp_path, {"run_id": "b"})
+    assert first.take("GPU-1") and first.take("GPU-2")
+    until_s = time.monotonic() - 1.0
+    first.let_go("GPU-1", until_s)
+    assert first.held == {"GPU-2"}
+    assert second.take("GPU-1") and second.free_since_s("GPU-1") == until_s
+    assert not second.take("GPU-2")
+    first.release()
+    second.release()
+
+
+def test_who_needs_a_device_asks_for_it_and_only_the_living_are_heard(tmp_path: Path) -> None:
+    claims = Claims(tmp_path, {})
+    assert not claims.is_asked_for("GPU-1")
+    claims.ask("GPU-1")
+    assert not claims.is_asked_for("GPU-1"), "its own wish"
+    words = json.loads((tmp_path / "GPU-1.wanted").read_text())
+    parent = {**words, "pid": os.getppid(), "start": _start(os.getppid())}
+    private_files.replace(str(tmp_path / "GPU-1.wanted"), json.dumps(parent))
+    assert claims.is_asked_for("GPU-1")
+    private_files.replace(str(tmp_path / "GPU-1.wanted"), json.dumps({**parent, "start": 1.0}))
+    assert not claims.is_asked_for("GPU-1")
+    claims.release()
+
+
+class FakeCuda:
+    """torch.cuda of a process that sees two devices and holds memory on some."""
+
+    def __init__(self, reserved: dict[int, int], up: bool = True) -> None:
+        self._reserved, self._up = reserved, up
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self._up
+
+    def device_count(self) -> int:
+        return 2
+
+    def memory_reserved(self, position: int) -> int:
+        return self._reserved.get(position, 0)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "pids", "used"),
+    [
+        (FakeCuda({1: 5}), {}, {"b"}),
+        (FakeCuda({1: 5}), {"a": [os.getpid()]}, {"b"}),  # a context of NCCL on the first GPU
+        (FakeCuda({}), {"a": [os.getpid()]}, set()),
+        (FakeCuda({}, up=False), {"a": [os.getpid()], "b": [1]}, {"a"}),
+        (None, {"a": [2**22 + 1, os.getppid()], "b": [os.getpid()]}, {"b"}),
+        (None, {}, set()),
+    ],
+)
+def test_what_a_process_uses_torch_knows_best(
+    cuda: FakeCuda | None, pids: dict[str, list[int]], used: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None if cuda is None else SimpleNamespace(cuda=cuda))
+    assert gpus_in_use(["a", "b"], pids) == used
+
+
+def test_a_child_that_computes_is_use_of_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert gpus_in_use(["a"], {"a": [child.pid]}) == {"a"}
+        child.communicate(b"\n")

@@ -173,7 +173,7 @@ def test_the_energy_at_every_tick_is_the_counters_own() -> None:
         assert curve.between(0.0, t_s)[0] == pytest.approx(energy_j)
 
 
-@pytest.mark.parametrize(("period_s", "silent_s"), [(0.1, 1.9), (1.0, 2.9)])
+@pytest.mark.parametrize(("period_s", "silent_s"), [(0.1, 0.19), (1.0, 1.9)])
 def test_a_short_rest_at_the_end_is_extended_and_a_long_one_is_missing(period_s: float, silent_s: float) -> None:
     def curve() -> EnergyCurve:
         made, _ = _curve(period_s=period_s)
@@ -238,17 +238,6 @@ def test_a_reading_of_a_time_that_cannot_be_is_a_gap_and_the_next_one_counts(t_s
     assert curve.between(0.0, 3.0) == pytest.approx((300, 0.0))
 
 
-def test_what_is_not_due_yet_is_extended_and_what_failed_is_missing() -> None:
-    curve, _ = _curve(period_s=0.1)
-    _counter(curve, (0.0, 0.0), (0.5, 50.0), (1.0, 100.0))
-    curve.finish(1.15)
-    assert curve.between(0.0, 1.15) == pytest.approx((115, 0.0))
-    late, _ = _curve(period_s=0.1)
-    _counter(late, (0.0, 0.0), (0.5, 50.0), (1.0, 100.0))
-    late.finish(2.0)
-    assert late.between(0.0, 2.0) == pytest.approx((100, 1.0))
-
-
 def test_a_sensor_that_is_read_rarely_by_choice_has_no_gaps() -> None:
     curve, events = _curve(period_s=1.0)
     curve.pace_s = 10.0
@@ -257,10 +246,3 @@ def test_a_sensor_that_is_read_rarely_by_choice_has_no_gaps() -> None:
     _power(curve, (41.0, 100.0))
     assert curve.between(20.5, 41.0) == pytest.approx((0.0, 20.5))
     assert [name for name, _ in events] == ["gap"]
-
-
-def test_the_gap_limit_is_five_periods() -> None:
-    curve, events = _curve(period_s=1.0)
-    _power(curve, (0.0, 100.0), (4.9, 100.0), (10.1, 100.0))
-    assert curve.between(0.0, 10.1) == pytest.approx((490, 5.2))
-    assert len(events) == 1

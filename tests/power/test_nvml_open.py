@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from greentrain.errors import MeterError
-from greentrain.power.detect import survey
+from greentrain.config.schema import PowerConfig
+from greentrain.errors import ConfigError, MeterError
+from greentrain.power.detect import CompositeMeter, open_meters, survey
 from greentrain.power.nvml import NvmlMeter, survey_nvml
 from greentrain.testing.fake_nvml import FakeGpu, NvmlCode
 from tests.power.on_fake import Install, only
@@ -92,3 +93,35 @@ def test_doctor_shows_driver_cost_and_what_is_hidden(install: Install) -> None:
     assert shown.usable and shown.uid == driver.uuid(0)
     assert "driver 580" in shown.detail and "one read takes" in shown.detail
     assert not hidden.usable and hidden.device == "NVIDIA L4" and "CUDA_VISIBLE_DEVICES" in hidden.detail
+
+
+def test_gpus_that_are_named_are_read_whatever_is_visible(install: Install) -> None:
+    driver = install(FakeGpu(), FakeGpu(), FakeGpu())
+    for gpus, positions in ((["2", "0"], [2, 0]), ([driver.uuid(1)], [1])):
+        meter = NvmlMeter({"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=gpus)
+        assert [sensor.device.uid for sensor in meter.sensors] == [driver.uuid(i) for i in positions]
+        meter.close()
+
+
+@pytest.mark.parametrize("gpus", [["0", "7"], ["GPU-unknown"], ["0", "0"], ["cuda:0"]])
+def test_a_gpu_that_is_named_wrongly_fails_at_once_and_says_which_there_are(install: Install, gpus: list[str]) -> None:
+    driver = install(FakeGpu(), FakeGpu())
+    with pytest.raises(ConfigError, match=r"power\.gpus is .* this node has: ") as caught:
+        open_meters(PowerConfig(gpus=tuple(gpus)), environ={})
+    assert driver.uuid(1) in str(caught.value)
+    assert driver.init_depth == 0
+
+
+def test_a_gpu_that_is_named_where_there_is_no_driver_fails() -> None:
+    with pytest.raises(MeterError):
+        open_meters(PowerConfig(gpus=("0",)), environ={})
+
+
+def test_the_processes_on_each_gpu_are_told(install: Install) -> None:
+    install(FakeGpu(pids=[41, 42]), FakeGpu())
+    meter = NvmlMeter({})
+    parts = CompositeMeter([meter]).parts
+    assert [dict(part.meter.users()) for part in parts] == [  # type: ignore[attr-defined]
+        {sensor.device.uid: pids} for sensor, pids in zip(meter.sensors, ([41, 42], []), strict=True)
+    ]
+    meter.close()

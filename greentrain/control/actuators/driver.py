@@ -24,7 +24,7 @@ import psutil
 from greentrain.control.actuators import guardian_main
 from greentrain.control.actuators.guardian import Guardian, Refused
 from greentrain.errors import ConfigError, MeterError
-from greentrain.power.claims import ENV_DIR, claims_dir
+from greentrain.power.claims import ENV_DIR, claims_dir, used_by_torch
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
 from greentrain.utils import private_files
@@ -250,7 +250,9 @@ def own_of(visible: Sequence[GpuKnobs], topology: Topology) -> Sequence[GpuKnobs
         if len(visible) == 1:
             return visible
         return visible[topology.local_rank : topology.local_rank + 1]
-    used = _used_by_torch()
+    used = used_by_torch()
+    if used is not None:
+        used = used or {sys.modules["torch"].cuda.current_device()}
     return [gpu for position, gpu in enumerate(visible) if used is None or position in used]
 
 
@@ -281,14 +283,6 @@ def _unfit(gpu: GpuKnobs, topology: Topology) -> str:
     if others:
         return f"a process that is not of this job computes on it (pid {', '.join(map(str, others))})"
     return ""
-
-
-def _used_by_torch() -> set[int] | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return None
-    used = {i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i) > 0}
-    return used or {torch.cuda.current_device()}
 
 
 def _of_this_job(pid: int) -> bool:
