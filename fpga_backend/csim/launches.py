@@ -274,13 +274,8 @@ def bits(value: float) -> int:
 
 def launches(program: Program) -> tuple[Launch, ...]:
     """Return the launches of a program, in order."""
-    return tuple(launch for made in by_operator(program) for launch in made)
-
-
-def by_operator(program: Program) -> tuple[tuple[Launch, ...], ...]:
-    """Return the launches of each operator."""
-    made = _LaunchMaker(program)
-    return tuple(tuple(made.of(op)) for op in program.ops)
+    maker = _LaunchMaker(program)
+    return tuple(launch for op in program.ops for launch in maker.of(op))
 
 
 class _LaunchMaker:

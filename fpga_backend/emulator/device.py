@@ -118,7 +118,7 @@ class Emulator(InProcess):
         if held + artifact.nbytes > room:
             raise DeviceError(
                 f"the model takes {artifact.nbytes / 1e9:.2f} GB; {self._card.name} has {room / 1e9:.2f} GB of which "
-                f"{held / 1e9:.2f} GB are taken: use fewer models, or two cards"
+                f"{held / 1e9:.2f} GB are taken: use fewer models, or smaller ones"
             )
 
     def model_service(self, program: Program, batch: Batch, result: Result) -> Result:

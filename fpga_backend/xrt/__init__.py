@@ -6,7 +6,5 @@
 * ipc              messages, memory and arrays between the two
 * card, api        buffers and launches; XRT behind one seam, by its C library or its Python module
 * xclbin, pci      what a design says of itself; cards on the bus, without XRT
-* sensors          the joules of one card, or of several
-* parallel         several cards, each with the whole model
-* tensor_parallel  several cards, each with a part of it
+* sensors          the card's joules
 """

@@ -94,7 +94,7 @@ class XrtCard:
         if place.used + size > place.nbytes or used + size > self.memory_bytes:
             raise DeviceError(
                 f"{size} bytes do not fit on the card: {place.tag} holds {place.used} of {place.nbytes} bytes, the "
-                f"card {used} of {self.memory_bytes}: unload another model, or split this one over two cards"
+                f"card {used} of {self.memory_bytes}: unload another model, or use a smaller batch"
             )
         memory = self._api.allocate(size, place.group)
         self._number += 1
@@ -181,42 +181,6 @@ class XrtCard:
     def _alive(self) -> None:
         if self._closed:
             raise DeviceLostError("the card is closed")
-
-
-class Tenant:
-    """A part of a card: what one model has reserved, freed together. A Card itself."""
-
-    def __init__(self, card: XrtCard) -> None:
-        self._card = card
-        self._buffers: dict[int, Buffer] = {}
-
-    def allocate(self, nbytes: int, bank: int = 0) -> Buffer:
-        """Reserve memory."""
-        buffer = self._card.allocate(nbytes, bank)
-        self._buffers[buffer.number] = buffer
-        return buffer
-
-    def free(self, buffer: Buffer) -> None:
-        """Give memory back."""
-        self._card.free(buffer)
-        self._buffers.pop(buffer.number, None)
-
-    def write(self, buffer: Buffer, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Copy to the card."""
-        self._card.write(buffer, data, offset)
-
-    def read(self, buffer: Buffer, out: npt.NDArray[Any], offset: int = 0) -> None:
-        """Copy from the card."""
-        self._card.read(buffer, out, offset)
-
-    def launch(self, kernel: str, arguments: Sequence[Buffer | int]) -> None:
-        """Run a kernel."""
-        self._card.launch(kernel, arguments)
-
-    def close(self) -> None:
-        """Free what is left; the card stays open. Idempotent."""
-        for buffer in list(self._buffers.values()):
-            self.free(buffer)
 
 
 def signed(value: int) -> int:

@@ -17,7 +17,7 @@ from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
 from greentrain.fpga_backend.devices.base import Loaded, WorkQueue
 from greentrain.fpga_backend.errors import ArtifactError, DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import pci, xclbin
-from greentrain.fpga_backend.xrt.sensors import CardMeters, meter_of
+from greentrain.fpga_backend.xrt.sensors import CardMeter, meter_of
 from greentrain.fpga_backend.xrt.worker_client import CardModel, WorkerClient
 from greentrain.types import PowerMeter
 from greentrain.utils.never_raise import warn_experimental
@@ -28,14 +28,14 @@ CLOSE_S = 10.0
 
 
 class XrtDevice:
-    """An OffloadDevice on a card that XRT drives, or on several that share each model.
+    """An OffloadDevice on a card that XRT drives.
 
     Experimental: it ran in XRT's no-op emulation, never on a card (docs/status.md).
 
     Args:
         design: The xclbin: linked for the card, or, for no-op emulation, of metadata only (:mod:`.xclbin`).
-        addresses: PCI address of the card's user function (``0000:c1:00.1``); of several cards, also as one text with
-            commas: each model is then divided over them; none: the first card that is found.
+        addresses: PCI address of the card's user function (``0000:c1:00.1``), as a text or alone in a list; none: the
+            first card that is found.
         api: Way to XRT: AMD's ``pyxrt``, the C library with ``ctypes``, or what is there (``auto``).
         depth: Number of batches that may wait.
         timeout_s: A batch that takes longer fails, and the worker with it (s); None: no limit.
@@ -48,7 +48,8 @@ class XrtDevice:
         bus: Folder in which Linux shows the PCI bus.
 
     Raises:
-        DeviceError: There is no card, no driver, no XRT, or the design does not fit; the message says what to do.
+        DeviceError: There is no card, no driver, no XRT, several addresses were given, or the design does not fit; the
+            message says what to do.
     """
 
     def __init__(
@@ -68,19 +69,19 @@ class XrtDevice:
     ) -> None:
         design = Path(design)
         addresses = addresses.split(",") if isinstance(addresses, str) else addresses
+        if len(addresses) > 1:
+            raise DeviceError(
+                f"addresses={','.join(addresses)}: a device has one card; open a device for each, as DataParallel of "
+                "recipes/common/data_parallel.py takes them"
+            )
         environ = os.environ if environ is None else environ
         emulation = environ.get("XCL_EMULATION_MODE", "")
         _check(timeout_s, restarts, memory_bytes, emulation, silicon)
         found = xclbin.read(design)
-        if emulation:  # it has as many cards as are asked for, by number
-            cards: tuple[pci.PciFunction, ...] = ()
-            places: list[str | int] = list(range(max(len(addresses), 1)))
-        else:
-            cards = tuple(pci.choose(address, bus) for address in addresses) or (pci.choose(None, bus),)
-            places = [card.address for card in cards]
+        card = None if emulation else pci.choose(addresses[0] if addresses else None, bus)
         settings: dict[str, Any] = {
             "do": "open",
-            "addresses": places,
+            "address": 0 if card is None else card.address,  # emulation counts its cards
             "api": api,
             "xclbin": str(design.resolve()),
             "silicon": None if silicon is None else str(silicon.resolve()),
@@ -93,21 +94,20 @@ class XrtDevice:
         self._lock = threading.Lock()
         self._number = 0
         self._keeper = WorkerClient(settings, environ, timeout_s=timeout_s, restarts=restarts)
-        uid = "+".join(card.uid for card in cards) if cards else f"xrt-{emulation}:{self._keeper.pid}"
-        kinds = ", ".join(dict.fromkeys(card.name for card in cards)) or f"XRT in {emulation} emulation"
+        uid = f"xrt-{emulation}:{self._keeper.pid}" if card is None else card.uid
         self._info = DeviceInfo(
             uid=uid,
-            name=kinds if len(places) == 1 else f"{len(places)} cards: {kinds}",
+            name=f"XRT in {emulation} emulation" if card is None else card.name,
             available=True,
             exact=True,
-            simulated=not cards,
+            simulated=card is None,
             memory_bytes=self._keeper.opened["memory_bytes"],
             details={"xclbin": found.uuid, "platform": found.platform, "api": self._keeper.opened["api"]},
         )
-        if cards:
+        if card is not None:
             warn_experimental("the XRT device", "it ran in XRT's no-op emulation, never on a card")
         self._loaded: Loaded[CardModel] = Loaded(uid)
-        self._meter = CardMeters([meter_of(card) for card in cards or (None,)])
+        self._meter = meter_of(card)
         self._lane = WorkQueue(f"greentrain {uid}", depth)
         self._ending = weakref.finalize(self, _end, self._owner_pid, self._lane, self._keeper, self._meter)
 
@@ -234,7 +234,7 @@ def _check(
         raise DeviceError("silicon= is for no-op emulation (XCL_EMULATION_MODE=noop): a card computes itself")
 
 
-def _end(owner_pid: int, lane: WorkQueue, keeper: WorkerClient, meter: CardMeters) -> None:
+def _end(owner_pid: int, lane: WorkQueue, keeper: WorkerClient, meter: CardMeter) -> None:
     """End what a forgotten device has left."""
     if os.getpid() == owner_pid:
         lane.close(join=False)

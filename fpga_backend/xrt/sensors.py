@@ -1,4 +1,4 @@
-"""A card's joules, or those of several: power, read once a second in a thread of its own, because a driver may hang.
+"""A card's joules: power, read once a second in a thread of its own, because a driver may hang.
 
 XRT's driver keeps what it has read for a second (``HWMON_SDM_DEFAULT_EXPIRE_SECS``, ``XMC_DEFAULT_EXPIRE_SECS``,
 unchanged from tag 2.17 to 963c58e, 2026-11-21): reading more often gives the same number again.
@@ -25,7 +25,7 @@ from typing import Any, Protocol
 from greentrain.errors import MeterError
 from greentrain.fpga_backend.device import EnergyReading
 from greentrain.fpga_backend.xrt.pci import PciFunction
-from greentrain.types import Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
 INPUTS = ("12v_pex", "12v_aux", "3v3_pex")
@@ -337,55 +337,3 @@ def meter_of(card: PciFunction | None) -> CardMeter:
         with contextlib.suppress(MeterError):
             return CardMeter(device, source())
     return CardMeter(device, None, note="neither the driver nor xrt-smi shows this card's power: source XRT's setup.sh")
-
-
-class JoinedMeter:
-    """Several meters as one: each device keeps its own sensor.
-
-    Args:
-        meters: Meters of the devices.
-    """
-
-    def __init__(self, meters: Sequence[PowerMeter]) -> None:
-        self._meters = tuple(meters)
-
-    @property
-    def sensors(self) -> Sequence[Sensor]:
-        """All sensors."""
-        return [sensor for meter in self._meters for sensor in meter.sensors]
-
-    def read(self) -> Sequence[PowerSample]:
-        """Read every meter."""
-        return [sample for meter in self._meters for sample in meter.read()]
-
-    def close(self) -> None:
-        """Close every meter. Idempotent."""
-        for meter in self._meters:
-            meter.close()
-
-
-class CardMeters(JoinedMeter):
-    """The meters of several cards that hold one model.
-
-    Args:
-        meters: One a card.
-    """
-
-    def __init__(self, meters: Sequence[CardMeter]) -> None:
-        super().__init__(meters)
-        self._cards = tuple(meters)
-
-    def energy(self) -> EnergyReading:
-        """Return the joules of all cards since opening."""
-        return total([meter.energy() for meter in self._cards])
-
-
-def total(readings: Sequence[EnergyReading]) -> EnergyReading:
-    """Return the sum of readings: unknown where one is, modelled where one is."""
-    notes = "; ".join(dict.fromkeys(reading.note for reading in readings if reading.note))
-    known = [reading.energy_j for reading in readings if reading.energy_j is not None]
-    if len(known) < len(readings):
-        return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=notes or "one device does not say")
-    measured = all(reading.provenance is Provenance.MEASURED for reading in readings)
-    provenance = Provenance.MEASURED if measured else Provenance.MODELLED
-    return EnergyReading(energy_j=sum(known), provenance=provenance, note=notes)

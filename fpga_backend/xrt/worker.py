@@ -1,10 +1,9 @@
-"""The process that owns a card, or several: it takes models and batches and runs them, and nothing of torch is in it.
+"""The process that owns a card: it takes models and batches and runs them, and nothing of torch is in it.
 
 It is started by :class:`greentrain.fpga_backend.xrt.worker_client.Process`, ends with its parent, and says what goes
-wrong as
-a message. One message is answered before the next is read::
+wrong as a message. One message is answered before the next is read::
 
-    open    addresses, api, xclbin, silicon, memory_bytes,
+    open    address, api, xclbin, silicon, memory_bytes,
             activation_bytes                              -> memory_bytes, api
     load    model; the model's memory                     -> used_bytes
     unload  model                                         -> used_bytes
@@ -26,45 +25,41 @@ from typing import Any
 import numpy as np
 
 from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.kernels import WEIGHTS
 from greentrain.fpga_backend.csim.schedule import BatchSchedule
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt import ipc
 from greentrain.fpga_backend.xrt.api import CtypesApi, PyxrtApi, XrtApi, load_pyxrt
-from greentrain.fpga_backend.xrt.card import Tenant, XrtCard, simulated_kernels
+from greentrain.fpga_backend.xrt.card import XrtCard, simulated_kernels
 from greentrain.fpga_backend.xrt.ipc import SharedRegion
-from greentrain.fpga_backend.xrt.tensor_parallel import TensorParallelSchedule
 
 WATCH_S = 0.5
 """How often the worker looks whether its parent is alive while a kernel runs (s); between batches it knows at once."""
 
 
 class LoadedModel:
-    """A model on one card or divided over several, with a mark in each card's memory by which it is known again.
+    """A model on the card, with a mark in the card's memory by which it is known again.
 
     Args:
-        cards: The cards.
+        card: The card.
         weights: The model.
         activation_bytes: Bound of the memory of one batch.
 
     Raises:
-        DeviceError: It does not fit; nothing of it stays on the cards.
+        DeviceError: It does not fit; nothing of it stays on the card.
     """
 
-    def __init__(self, cards: Sequence[XrtCard], weights: ipc.Weights, activation_bytes: int) -> None:
-        _check_room(cards, weights)
+    def __init__(self, card: XrtCard, weights: ipc.Weights, activation_bytes: int) -> None:
+        _check_room(card, weights)
         self.digest = weights.digest
+        self._card = card
         self._mark = np.frombuffer(hashlib.sha256(weights.digest.encode()).digest(), np.uint8)
-        self._tenants = [Tenant(card) for card in cards]
+        self._marked: Buffer | None = None
+        self._schedule = BatchSchedule(weights, card, activation_bytes=activation_bytes)
         try:
-            self._schedule: BatchSchedule | TensorParallelSchedule
-            if len(cards) == 1:
-                self._schedule = BatchSchedule(weights, self._tenants[0], activation_bytes=activation_bytes)
-            else:
-                self._schedule = TensorParallelSchedule(weights, self._tenants, activation_bytes=activation_bytes)
-            self._marked = [tenant.allocate(self._mark.nbytes, WEIGHTS.bank) for tenant in self._tenants]
-            for tenant, marked in zip(self._tenants, self._marked, strict=True):
-                tenant.write(marked, self._mark)
+            self._marked = card.allocate(self._mark.nbytes, WEIGHTS.bank)
+            card.write(self._marked, self._mark)
         except BaseException:
             self.close()
             raise
@@ -73,29 +68,31 @@ class LoadedModel:
         """Run a batch.
 
         Raises:
-            DeviceLostError: A card's memory does not hold the model any more: it was reset or programmed anew.
+            DeviceLostError: The card's memory does not hold the model any more: it was reset or programmed anew.
         """
-        for tenant, marked in zip(self._tenants, self._marked, strict=True):
-            found = np.empty_like(self._mark)
-            tenant.read(marked, found)
-            if found.tobytes() != self._mark.tobytes():
-                raise DeviceLostError(
-                    f"the card does not hold model {self.digest[:12]} any more: somebody has reset it or loaded "
-                    "another design; load the model again"
-                )
+        assert self._marked is not None, "the model is closed"
+        found = np.empty_like(self._mark)
+        self._card.read(self._marked, found)
+        if found.tobytes() != self._mark.tobytes():
+            raise DeviceLostError(
+                f"the card does not hold model {self.digest[:12]} any more: somebody has reset it or loaded "
+                "another design; load the model again"
+            )
         return self._schedule.run(batch)
 
     def close(self) -> None:
-        """Free its memory."""
-        for tenant in self._tenants:
-            tenant.close()
+        """Free its memory. Idempotent."""
+        self._schedule.close()
+        if self._marked is not None:
+            self._card.free(self._marked)
+            self._marked = None
 
 
 class Worker:
     """What the messages do."""
 
     def __init__(self) -> None:
-        self._cards: list[XrtCard] = []
+        self._card: XrtCard | None = None
         self._activation_bytes = 0
         self._models: dict[int, LoadedModel] = {}
         self._region: SharedRegion | None = None
@@ -127,14 +124,15 @@ class Worker:
                 raise DeviceError(f"the worker knows no {other!r}")
 
     def close(self) -> None:
-        """Give the cards back."""
-        while self._cards:
-            self._cards.pop().close()
+        """Give the card back."""
+        if self._card is not None:
+            self._card.close()
+            self._card = None
 
     def _open(
         self,
         *,
-        addresses: Sequence[str | int],
+        address: str | int,
         api: str,
         xclbin: str,
         silicon: str | None,
@@ -143,25 +141,20 @@ class Worker:
     ) -> dict[str, Any]:
         self._activation_bytes = activation_bytes
         fabric = None if silicon is None else simulated_kernels(Path(silicon))
+        opened = open_api(api, address)
         try:
-            for address in addresses:
-                opened = open_api(api, address)
-                try:
-                    self._cards.append(XrtCard(opened, Path(xclbin), silicon=fabric, memory_bytes=memory_bytes))
-                except BaseException:
-                    opened.close()
-                    raise
+            self._card = XrtCard(opened, Path(xclbin), silicon=fabric, memory_bytes=memory_bytes)
         except BaseException:
-            self.close()
+            opened.close()
             raise
-        return {"memory_bytes": sum(card.memory_bytes for card in self._cards), "api": type(opened).__name__}
+        return {"memory_bytes": self._card.memory_bytes, "api": type(opened).__name__}
 
     def _load(self, number: int, fd: int) -> dict[str, Any]:
         region = SharedRegion(fd)
         try:
-            if not self._cards:
+            if self._card is None:
                 raise DeviceError("the worker has no card yet")
-            self._models[number] = LoadedModel(self._cards, ipc.get_model(region), self._activation_bytes)
+            self._models[number] = LoadedModel(self._card, ipc.get_model(region), self._activation_bytes)
         finally:
             region.close()
         return self._used()
@@ -184,7 +177,7 @@ class Worker:
         return {}
 
     def _used(self) -> dict[str, Any]:
-        return {"used_bytes": sum(card.used_bytes for card in self._cards)}
+        return {"used_bytes": 0 if self._card is None else self._card.used_bytes}
 
 
 def open_api(name: str, address: str | int) -> XrtApi:
@@ -201,14 +194,13 @@ def open_api(name: str, address: str | int) -> XrtApi:
     return PyxrtApi(address) if name == "pyxrt" else CtypesApi(address)
 
 
-def _check_room(cards: Sequence[XrtCard], weights: ipc.Weights) -> None:
+def _check_room(card: XrtCard, weights: ipc.Weights) -> None:
     needed = sum(tensor.nbytes for tensor in weights.tensors.values())
-    memory = sum(card.memory_bytes for card in cards)
-    free = memory - sum(card.used_bytes for card in cards)
+    free = card.memory_bytes - card.used_bytes
     if needed > free:
         raise DeviceError(
-            f"the model's weights take {needed} bytes, {free} of the card's {memory} are free: unload another model, "
-            "or divide this one over more cards (addresses=)"
+            f"the model's weights take {needed} bytes, {free} of the card's {card.memory_bytes} are free: unload "
+            "another model, or use a smaller one"
         )
 
 

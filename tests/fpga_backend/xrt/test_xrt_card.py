@@ -9,7 +9,7 @@ from greentrain.fpga_backend.csim.card import functions
 from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, ROWS, WEIGHTS
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.xrt.api import PyxrtApi, load_pyxrt
-from greentrain.fpga_backend.xrt.card import Tenant, XrtCard, signed
+from greentrain.fpga_backend.xrt.card import XrtCard, signed
 from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
 
 generations = pytest.mark.parametrize("new", [False, True], ids=["2.13", "2.17+"])
@@ -81,12 +81,7 @@ def test_memory_is_counted_and_given_back(design: Path) -> None:
     assert card.used_bytes == fake.bytes_now == 3 * 4096
     with pytest.raises(DeviceError, match=r"12288 bytes do not fit .* the card 12288 of 20480: unload another model"):
         card.allocate(2 * 4096 + 1)
-    tenant = Tenant(card)
-    tenant.free(tenant.allocate(4096))
-    tenant.allocate(8192)
-    assert card.used_bytes == 5 * 4096
-    tenant.close()
-    tenant.close()
+    card.free(card.allocate(8192))
     card.free(held[0])
     assert card.used_bytes == fake.bytes_now == 2 * 4096
     with pytest.raises(DeviceError, match="is not on this card: it was freed"):

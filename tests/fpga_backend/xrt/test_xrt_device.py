@@ -151,7 +151,11 @@ def test_what_cannot_be_opened_raises_early(design: Path, library: Path, noop: d
     with pytest.raises(DeviceError, match="no card is on the PCI bus"):
         XrtDevice(str(design), environ=without, bus=tmp_path)
     with pytest.raises(DeviceError, match=r"no PCI function '0000:c1:00\.1'"):
-        XrtDevice(design, environ=without, bus=tmp_path, addresses="0000:c1:00.1,0000:c2:00.1")
+        XrtDevice(design, environ=without, bus=tmp_path, addresses="0000:c1:00.1")
+    with pytest.raises(
+        DeviceError, match=r"0000:c1:00\.1,0000:c2:00\.1: a device has one card; open a device for each"
+    ):
+        XrtDevice(design, environ=without, bus=tmp_path, addresses=["0000:c1:00.1", "0000:c2:00.1"])
     for wrong in ({"restarts": -1}, {"timeout_s": 0.0}, {"memory_bytes": 0}):
         with pytest.raises(DeviceError, match=f"{next(iter(wrong))}="):
             XrtDevice(design, silicon=library, environ=noop, **wrong)

@@ -22,7 +22,7 @@ from tests.fpga_backend.xrt.fake_pyxrt import FakePyxrt
 Run = Callable[[str, Sequence[int]], None]
 OPEN = {
     "do": "open",
-    "addresses": [0],
+    "address": 0,
     "api": "pyxrt",
     "silicon": None,
     "memory_bytes": None,

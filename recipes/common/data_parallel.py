@@ -1,4 +1,9 @@
-"""Several devices as one: each holds the model, and a batch is divided among them by sequences."""
+"""Several offload devices as one: each holds the model, and a batch is divided among them by sequences.
+
+    device = DataParallel([XrtDevice("kernels.xclbin", addresses=[a]) for a in ("0000:c1:00.1", "0000:c2:00.1")])
+
+Tried with the C++ kernels under g++ and in XRT's no-op emulation; nobody has had two cards.
+"""
 
 import threading
 from collections.abc import Sequence
@@ -12,8 +17,7 @@ from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle, Of
 from greentrain.fpga_backend.devices.base import Loaded
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
 from greentrain.fpga_backend.program import Program
-from greentrain.fpga_backend.xrt.sensors import JoinedMeter, total
-from greentrain.types import PowerMeter
+from greentrain.types import PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.never_raise import warn
 
 
@@ -81,6 +85,42 @@ class _BatchInParts:
     ended: bool = False
     results: dict[tuple[int, ...], Result] = field(default_factory=dict)
     parts: list[Future[Result]] = field(default_factory=list)
+
+
+class JoinedMeter:
+    """Several meters as one: each device keeps its own sensor.
+
+    Args:
+        meters: Meters of the devices.
+    """
+
+    def __init__(self, meters: Sequence[PowerMeter]) -> None:
+        self._meters = tuple(meters)
+
+    @property
+    def sensors(self) -> Sequence[Sensor]:
+        """All sensors."""
+        return [sensor for meter in self._meters for sensor in meter.sensors]
+
+    def read(self) -> Sequence[PowerSample]:
+        """Read every meter."""
+        return [sample for meter in self._meters for sample in meter.read()]
+
+    def close(self) -> None:
+        """Close every meter. Idempotent."""
+        for meter in self._meters:
+            meter.close()
+
+
+def total(readings: Sequence[EnergyReading]) -> EnergyReading:
+    """Return the sum of readings: unknown where one is, modelled where one is."""
+    notes = "; ".join(dict.fromkeys(reading.note for reading in readings if reading.note))
+    known = [reading.energy_j for reading in readings if reading.energy_j is not None]
+    if len(known) < len(readings):
+        return EnergyReading(energy_j=None, provenance=Provenance.MISSING, note=notes or "one device does not say")
+    measured = all(reading.provenance is Provenance.MEASURED for reading in readings)
+    provenance = Provenance.MEASURED if measured else Provenance.MODELLED
+    return EnergyReading(energy_j=sum(known), provenance=provenance, note=notes)
 
 
 class DataParallel:

@@ -18,10 +18,10 @@ from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError, QueueFullError
 from greentrain.fpga_backend.xrt.device import XrtDevice
-from greentrain.fpga_backend.xrt.parallel import DataParallel, split
 from greentrain.testing.offload_contract import OffloadContract
 from greentrain.testing.offload_models import decoder, encoder, sequences
 from greentrain.types import Provenance
+from recipes.common.data_parallel import DataParallel, split
 
 Open = Callable[..., XrtDevice]
 CAUSAL = decoder(layers=1)
