@@ -7,6 +7,7 @@ from typing import Final
 
 from torch import nn
 
+from benchmarks.fpga_quality_figures import Interval
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Ids
 from greentrain.fpga_backend.compiler import SmoothQuant
@@ -15,7 +16,6 @@ from greentrain.fpga_backend.compiler.finish import Head
 from greentrain.fpga_backend.devices.torch_device import TorchDevice
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import ActivationBits, Activations, Precision
-from greentrain.fpga_backend.quality.bootstrap import Interval
 from greentrain.fpga_backend.quality.measure import Run
 
 BF16: Final = "BF16, torch (the floor)"

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.fpga_quality_common import BF16, Bench, figure, ways
+from benchmarks.fpga_quality_figures import kl, logprob_shift, penalty_bias
 from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
 from greentrain.fpga_backend.quality import measure
-from greentrain.fpga_backend.quality.logprobs import kl, logprob_shift, penalty_bias
 from greentrain.fpga_backend.quality.pairs import Floats
 from recipes.common.data import corpus
 from recipes.common.rated_snippets import read, split, thinned

@@ -9,16 +9,32 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.fpga_quality_common import BF16, PER_TENSOR, PER_TOKEN, SMOOTH, TWO_DIGITS, Bench, figure, percent, ways
+from benchmarks.fpga_quality_figures import (
+    accuracy,
+    advantage_shift,
+    company_shift,
+    drawn,
+    interval,
+    kendall_tau,
+    resampled,
+    shift,
+)
 from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
 from greentrain.fpga_backend.quality import measure
-from greentrain.fpga_backend.quality.bootstrap import interval, resampled
-from greentrain.fpga_backend.quality.flips import accuracy, by_margin, flip_rate, flips, kendall_tau
-from greentrain.fpga_backend.quality.groups import advantage_shift, drawn
-from greentrain.fpga_backend.quality.pairs import Floats, Pairs, preferences
-from greentrain.fpga_backend.quality.shift import company_shift, shift
+from greentrain.fpga_backend.quality.flips import by_margin, flip_rate, flips
+from greentrain.fpga_backend.quality.pairs import Floats, Pairs
 from recipes.common.rated_snippets import Snippet, read, split, thinned
-from recipes.common.reward_model import LEAST_MARGIN, RewardModel, fine_tune, fit_head, minilm, tokenise, torch_scores
+from recipes.common.reward_model import (
+    LEAST_MARGIN,
+    RewardModel,
+    fine_tune,
+    fit_head,
+    minilm,
+    preferences,
+    tokenise,
+    torch_scores,
+)
 
 TEST_SHARE: Final = 0.25
 EASY_MARGIN: Final = 2.0
@@ -97,11 +113,15 @@ def _judged(
     sure = np.abs(reference[pairs.better] - reference[pairs.worse]) >= np.log(SURE / (1 - SURE))
     sets = {
         ALL: pairs,
-        EASY: pairs.at_least(EASY_MARGIN),
-        SURE_OF: Pairs(better=pairs.better[sure], worse=pairs.worse[sure], margin=pairs.margin[sure]),
+        EASY: _some(pairs, pairs.margin >= EASY_MARGIN),
+        SURE_OF: _some(pairs, sure),
     }
     groups = drawn(kinds, GROUP, seed=0)
     return Judged(name=name, reference=reference, found=found, sets=sets, groups=groups, company=company)
+
+
+def _some(pairs: Pairs, kept: npt.NDArray[np.bool_]) -> Pairs:
+    return Pairs(better=pairs.better[kept], worse=pairs.worse[kept], margin=pairs.margin[kept])
 
 
 def _table(judged: Judged) -> Table:

@@ -88,49 +88,6 @@ def by_margin(
     )
 
 
-def accuracy(scores: npt.ArrayLike, pairs: Pairs) -> float:
-    """Return how often the better item scores higher, 0 to 1; a tie counts 1/2.
-
-    Args:
-        scores: [items].
-        pairs: People's preferences.
-
-    Raises:
-        ValueError: A score is not finite, or there are no pairs.
-    """
-    values = scored(scores, "scores")
-    pairs.check(len(values))
-    return float((np.sign(values[pairs.better] - values[pairs.worse]) / 2 + 0.5).mean())
-
-
-def kendall_tau(reference: npt.ArrayLike, candidate: npt.ArrayLike) -> float:
-    """Return Kendall's tau-b, which allows for ties: 1 for the same order, -1 for the reverse.
-
-    Args:
-        reference: Scores [items].
-        candidate: Scores of the same items [items].
-
-    Returns:
-        NaN where one of them scores everything the same.
-
-    Raises:
-        ValueError: Scores are not finite or not of the same items.
-
-    Source: M. G. Kendall, "The treatment of ties in ranking problems", Biometrika 33 (1945) 239-251.
-    """
-    first = scored(reference, "reference")
-    second = scored(candidate, "candidate", len(first))
-    agreement, ordered_a, ordered_b = 0.0, 0, 0
-    for i in range(len(first) - 1):  # by row: all pairs at once would need items^2 numbers
-        a, b = np.sign(first[i + 1 :] - first[i]), np.sign(second[i + 1 :] - second[i])
-        agreement += float(a @ b)
-        ordered_a += int(np.count_nonzero(a))
-        ordered_b += int(np.count_nonzero(b))
-    if not ordered_a or not ordered_b:
-        return float("nan")
-    return agreement / float(np.sqrt(ordered_a)) / float(np.sqrt(ordered_b))
-
-
 def _mean(counts: Floats) -> float:
     known = counts[~np.isnan(counts)]
     return float(known.mean()) if len(known) else float("nan")

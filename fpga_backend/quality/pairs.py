@@ -1,6 +1,5 @@
 """Pairs of items of which people, or a reference, prefer one."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +23,6 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.better)
 
-    def at_least(self, margin: float) -> "Pairs":
-        """Return the pairs of at least a margin."""
-        kept = self.margin >= margin
-        return Pairs(better=self.better[kept], worse=self.worse[kept], margin=self.margin[kept])
-
     def check(self, items: int) -> None:
         """Raise if there are no pairs, or one names an item that is not there.
 
@@ -46,36 +40,6 @@ def every(items: int) -> Pairs:
     """Return all pairs of so many items, of no known margin."""
     first, second = np.triu_indices(items, 1)
     return Pairs(better=first, worse=second, margin=np.full(len(first), np.nan))
-
-
-def preferences(ratings: Sequence[float], kinds: Sequence[str], *, least_margin: float) -> Pairs:
-    """Return all pairs of items of one kind whose ratings differ enough, the better rated first.
-
-    Args:
-        ratings: Mean rating of each item [items].
-        kinds: Source of each item [items]: only items of one source are comparable.
-        least_margin: Smallest difference; above 0.
-
-    Raises:
-        ValueError: The lengths differ, or the margin is not above 0.
-    """
-    if len(ratings) != len(kinds):
-        raise ValueError(f"{len(ratings)} ratings for {len(kinds)} kinds: give one of each an item")
-    if not least_margin > 0:
-        raise ValueError(f"least_margin is {least_margin}, must be above 0: equal ratings are no preference")
-    values, kind = np.asarray(ratings, dtype=np.float64), np.asarray(kinds)
-    better, worse = [], []
-    for name in sorted(set(kinds)):
-        own = np.flatnonzero(kind == name)
-        first, second = np.triu_indices(len(own), 1)
-        first, second = own[first], own[second]
-        gap = values[first] - values[second]
-        kept = np.abs(gap) >= least_margin
-        swapped = gap < 0
-        better.append(np.where(swapped, second, first)[kept])
-        worse.append(np.where(swapped, first, second)[kept])
-    a, b = (np.concatenate(part) if part else np.empty(0, dtype=np.intp) for part in (better, worse))
-    return Pairs(better=a, worse=b, margin=values[a] - values[b])
 
 
 def scored(scores: npt.ArrayLike, name: str, items: int | None = None) -> Floats:

@@ -19,10 +19,15 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.fpga_backend.devices.unmetered": "greentrain.fpga_backend.devices.base",
     "greentrain.fpga_backend.devices.openvino_device": "recipes.common.openvino_device",
     "greentrain.fpga_backend.in_process": "greentrain.fpga_backend.devices.base",
+    "greentrain.fpga_backend.quality.bootstrap": "benchmarks.fpga_quality_figures",
+    "greentrain.fpga_backend.quality.groups": "benchmarks.fpga_quality_figures",
+    "greentrain.fpga_backend.quality.logprobs": "benchmarks.fpga_quality_figures",
     "greentrain.fpga_backend.quality.reward_model": "recipes.common.reward_model",
+    "greentrain.fpga_backend.quality.shift": "benchmarks.fpga_quality_figures",
     "greentrain.fpga_backend.quality.snippets": "recipes.common.rated_snippets",
     "greentrain.fpga_backend.quality.training": "recipes.common.reward_model",
     "greentrain.fpga_backend.rtl.area": "tools.rtl_area",
+    "greentrain.fpga_backend.xrt.parallel": "recipes.common.data_parallel",
     "greentrain.precision": "greentrain.control.precision",
     "greentrain.report.units_text": "greentrain.utils.quantities",
     "greentrain.rlhf.opening": "greentrain.rlhf.offload",
@@ -31,8 +36,9 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.simulator.palette": "greentrain.simulator.picture",
     "greentrain.units": "greentrain.types",
 }
-"""Old path and new path; the modules below an old path moved with it. What recipes alone showed is in ``recipes`` and
-``tools`` now, which a clone has and an installation has not. Kept until version 0.3 (docs/architecture.md)."""
+"""Old path and new path; the modules below an old path moved with it. What recipes and benchmarks alone used is in
+``recipes``, ``benchmarks`` and ``tools`` now, which a clone has and an installation has not. Kept until version 0.3
+(docs/architecture.md)."""
 
 
 def new_path(name: str) -> str | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from greentrain.fpga_backend.batch import Ids
-from greentrain.fpga_backend.quality.pairs import Pairs, preferences
+from greentrain.fpga_backend.quality.pairs import Pairs
 from greentrain.utils.imports import try_import
 from recipes.common.rated_snippets import Snippet
 
@@ -252,6 +252,36 @@ def fine_tune(
     if not losses:
         raise ValueError(f"no source has {GROUP} snippets whose ratings differ by {LEAST_MARGIN}: give more of them")
     return float(np.mean(losses[-max(1, len(losses) // 4) :]))
+
+
+def preferences(ratings: Sequence[float], kinds: Sequence[str], *, least_margin: float) -> Pairs:
+    """Return all pairs of items of one kind whose ratings differ enough, the better rated first.
+
+    Args:
+        ratings: Mean rating of each item [items].
+        kinds: Source of each item [items]: only items of one source are comparable.
+        least_margin: Smallest difference; above 0.
+
+    Raises:
+        ValueError: The lengths differ, or the margin is not above 0.
+    """
+    if len(ratings) != len(kinds):
+        raise ValueError(f"{len(ratings)} ratings for {len(kinds)} kinds: give one of each an item")
+    if not least_margin > 0:
+        raise ValueError(f"least_margin is {least_margin}, must be above 0: equal ratings are no preference")
+    values, kind = np.asarray(ratings, dtype=np.float64), np.asarray(kinds)
+    better, worse = [], []
+    for name in sorted(set(kinds)):
+        own = np.flatnonzero(kind == name)
+        first, second = np.triu_indices(len(own), 1)
+        first, second = own[first], own[second]
+        gap = values[first] - values[second]
+        kept = np.abs(gap) >= least_margin
+        swapped = gap < 0
+        better.append(np.where(swapped, second, first)[kept])
+        worse.append(np.where(swapped, first, second)[kept])
+    a, b = (np.concatenate(part) if part else np.empty(0, dtype=np.intp) for part in (better, worse))
+    return Pairs(better=a, worse=b, margin=values[a] - values[b])
 
 
 def _pairs(snippets: Sequence[Snippet]) -> Pairs:

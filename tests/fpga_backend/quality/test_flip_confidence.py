@@ -5,53 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.quality.bootstrap import interval, resampled
 from greentrain.fpga_backend.quality.flips import flips
 from greentrain.fpga_backend.quality.gate import gate
 from greentrain.fpga_backend.quality.pairs import every
-
-
-def test_every_draw_of_a_certain_figure_is_that_figure() -> None:
-    pairs = every(12)
-    rates = resampled([[0.0] * 66, [1.0] * 66, [math.nan] * 66], pairs, 12, draws=20)
-    assert (rates[0] == 0).all() and (rates[1] == 1).all() and np.isnan(rates[2]).all()
-    assert math.isnan(interval(rates[2]).low)
-
-
-def test_draws_scatter_about_the_rate_as_draws_of_items_do() -> None:
-    # One item decides all pairs it is in; 1 of 50 items. Drawn k times it decides about k (n - k) of n^2 / 2 pairs, so
-    # rates scatter as Poisson(1) does, by about 100 % of 2/50. Were pairs drawn, they would scatter by 14 %.
-    pairs = every(50)
-    counts = ((pairs.better == 25) | (pairs.worse == 25)).astype(float)
-    rates = resampled(counts, pairs, 50, draws=2000)[0]
-    assert rates.mean() == pytest.approx(2 / 50, rel=0.1)
-    assert rates.std() / rates.mean() == pytest.approx(1.0, abs=0.15)
-
-
-def test_candidates_see_the_same_draws() -> None:
-    pairs = every(30)
-    counts = np.random.default_rng(1).integers(0, 2, len(pairs)).astype(float)
-    rates = resampled([counts, counts / 2], pairs, 30, draws=50)
-    np.testing.assert_allclose(rates[1] / rates[0], 0.5)
-    np.testing.assert_array_equal(rates, resampled([counts, counts / 2], pairs, 30, draws=50))
-
-
-def test_pairs_without_order_count_for_no_draw() -> None:
-    pairs = every(10)
-    counts = np.where(np.arange(45) % 2, np.nan, 1.0)
-    rates = resampled(counts, pairs, 10, draws=50)[0]
-    assert (rates[~np.isnan(rates)] == 1).all()
-
-
-def test_interval_by_hand() -> None:
-    found = interval(np.append(np.arange(101.0), np.nan), 0.9)
-    assert (found.low, found.high) == pytest.approx((5.0, 95.0))
-
-
-def test_counts_of_other_pairs_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\[candidates, 3 pairs\]"):
-        resampled([0.0, 1.0], every(3), 3)
-
 
 REFERENCE = np.arange(101.0)
 

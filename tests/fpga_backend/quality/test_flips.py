@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import kendalltau
 
-from greentrain.fpga_backend.quality.flips import accuracy, by_margin, flip_rate, flips, kendall_tau
-from greentrain.fpga_backend.quality.pairs import Pairs, every, preferences, scored
+from greentrain.fpga_backend.quality.flips import by_margin, flip_rate, flips
+from greentrain.fpga_backend.quality.pairs import Pairs, every, scored
 
 SCORES = st.lists(st.integers(-1000, 1000), min_size=2, max_size=40)
 """Integers, so that a monotone transform of them is exact and keeps their order."""
@@ -96,18 +95,6 @@ def test_close_pairs_flip_first() -> None:
     assert found[0].low < 0.01 and found[-1].high > 3  # in standard deviations
 
 
-@given(st.data(), st.integers(2, 30))
-def test_kendall_tau_is_scipys(data: st.DataObject, items: int) -> None:
-    column = st.lists(st.integers(0, 8), min_size=items, max_size=items)
-    first, second = data.draw(column), data.draw(column)
-    ours, theirs = kendall_tau(first, second), float(kendalltau(first, second).statistic)
-    assert ours == pytest.approx(theirs, abs=1e-12) or (math.isnan(ours) and math.isnan(theirs))
-
-
-def test_accuracy_by_hand() -> None:
-    assert accuracy([2.0, 1.0, 1.0], _pairs((0, 1), (1, 2), (1, 0), (0, 2))) == pytest.approx((1 + 0.5 + 0 + 1) / 4)
-
-
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_score_that_is_no_number_is_named(broken: float) -> None:
     with pytest.raises(ValueError, match=r"candidate\[1\]"):
@@ -127,29 +114,3 @@ def test_scores_of_other_items_are_refused() -> None:
 
 def test_a_column_of_scores_is_scores() -> None:
     np.testing.assert_array_equal(scored(np.array([[1.0], [2.0]], dtype=np.float32), "it"), [1.0, 2.0])
-
-
-RATED = st.lists(st.tuples(st.integers(-8, 8), st.sampled_from("ab")), min_size=0, max_size=20)
-
-
-@given(RATED)
-def test_preferences_are_all_pairs_of_one_kind_that_differ_enough(rated: list[tuple[int, str]]) -> None:
-    ratings, kinds = [float(r) for r, _ in rated], [k for _, k in rated]
-    found = preferences(ratings, kinds, least_margin=2.0)
-    expected = {
-        (i, j)
-        for i in range(len(rated))
-        for j in range(len(rated))
-        if kinds[i] == kinds[j] and ratings[i] - ratings[j] >= 2.0
-    }
-    assert len(found) == len(expected)
-    assert set(zip(found.better.tolist(), found.worse.tolist(), strict=True)) == expected
-    assert all(ratings[i] - ratings[j] == m for i, j, m in zip(found.better, found.worse, found.margin, strict=True))
-    assert len(found.at_least(5.0)) == sum(ratings[i] - ratings[j] >= 5.0 for i, j in expected)
-
-
-def test_no_margin_is_no_preference() -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        preferences([1.0], ["a"], least_margin=0.0)
-    with pytest.raises(ValueError, match="1 ratings for 2 kinds"):
-        preferences([1.0], ["a", "b"], least_margin=1.0)

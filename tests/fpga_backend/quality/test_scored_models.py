@@ -7,18 +7,30 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from benchmarks.fpga_quality_figures import accuracy, company_shift
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Ids, Result
 from greentrain.fpga_backend.compiler import compile as compile_model
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.quality import measure
-from greentrain.fpga_backend.quality.flips import accuracy, flip_rate
+from greentrain.fpga_backend.quality.flips import flip_rate
 from greentrain.fpga_backend.quality.gate import gate
-from greentrain.fpga_backend.quality.pairs import Floats, preferences
-from greentrain.fpga_backend.quality.shift import company_shift
+from greentrain.fpga_backend.quality.pairs import Floats
 from recipes.common.rated_snippets import Snippet
-from recipes.common.reward_model import GROUP, RewardModel, fine_tune, fit_head, minilm, padded, tokenise, torch_scores
+from recipes.common.reward_model import (
+    GROUP,
+    RewardModel,
+    fine_tune,
+    fit_head,
+    minilm,
+    padded,
+    preferences,
+    tokenise,
+    torch_scores,
+)
 
 WORDS = {
     3.0: ["wonderful", "superb", "delightful", "excellent", "amazing"],
@@ -182,6 +194,31 @@ class _TinyEncoder(torch.nn.Module):
             last_hidden_state: torch.Tensor
 
         return Output(made)
+
+
+RATED = st.lists(st.tuples(st.integers(-8, 8), st.sampled_from("ab")), min_size=0, max_size=20)
+
+
+@given(RATED)
+def test_preferences_are_all_pairs_of_one_kind_that_differ_enough(rated: list[tuple[int, str]]) -> None:
+    ratings, kinds = [float(r) for r, _ in rated], [k for _, k in rated]
+    found = preferences(ratings, kinds, least_margin=2.0)
+    expected = {
+        (i, j)
+        for i in range(len(rated))
+        for j in range(len(rated))
+        if kinds[i] == kinds[j] and ratings[i] - ratings[j] >= 2.0
+    }
+    assert len(found) == len(expected)
+    assert set(zip(found.better.tolist(), found.worse.tolist(), strict=True)) == expected
+    assert all(ratings[i] - ratings[j] == m for i, j, m in zip(found.better, found.worse, found.margin, strict=True))
+
+
+def test_no_margin_is_no_preference() -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        preferences([1.0], ["a"], least_margin=0.0)
+    with pytest.raises(ValueError, match="1 ratings for 2 kinds"):
+        preferences([1.0], ["a", "b"], least_margin=1.0)
 
 
 def _per_tensor(artifact: Artifact) -> Artifact:
