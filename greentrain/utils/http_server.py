@@ -97,12 +97,18 @@ def listen_checked(host: str, port: int, *, has_token: bool, option: str = "") -
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{option}host is {host!r}, which is no address of this machine: {error}") from error
     if not has_token and not ipaddress.ip_address(address).is_loopback:
+        token = f"{option}token-file FILE" if option else "a token"
         raise ConfigError(
-            f"{option}host is {host!r}, which can be reached by other machines: give a token, or listen at 127.0.0.1"
+            f"{option}host is {host!r}, which can be reached by other machines: give {token}, or listen at 127.0.0.1"
+            " and forward the port by ssh -L"
         )
     try:
         return listen(host, port)
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(
+                f"{option}host is {host!r}, which is no address of this machine: {error.strerror}"
+            ) from error
         remedy = f"; choose another {option}port, or 0 for any that is free" if error.errno == errno.EADDRINUSE else ""
         raise OSError(error.errno, f"{host}:{port} cannot be listened at: {error.strerror}{remedy}") from error
 

@@ -1,15 +1,13 @@
 """The server of the page, in a thread of this process."""
 
-import errno
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from greentrain.errors import ConfigError
 from greentrain.report.fleet.find import find_runs
-from greentrain.utils.http_access import HostNames, is_loopback
+from greentrain.utils.http_access import HostNames
 from greentrain.utils.http_server import AsgiHost, HostLimits, listen_checked, url_of
 from greentrain.utils.imports import try_import
 from greentrain.utils.validation import bound
@@ -23,12 +21,7 @@ with try_import("ui") as _imports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listening:
-    """Where a server listens, and for whom.
-
-    Raises:
-        ConfigError: The port is none; other machines could ask and there is no token; a name is none.
-        MissingExtraError: FastAPI or uvicorn is not installed.
-    """
+    """Where a server listens, and for whom."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -37,16 +30,6 @@ class Listening:
     """That is sent as ``Authorization: Bearer TOKEN``."""
     names: Sequence[str] = ()
     """Under which it is asked, besides localhost and its address."""
-
-    def __post_init__(self) -> None:
-        _imports.check()
-        bound("--port", self.port, 0, 65535)
-        if self.token is None and not is_loopback(self.host):
-            raise ConfigError(
-                f"--host is {self.host!r}, which other machines can reach: give --token-file FILE, or listen at"
-                " 127.0.0.1 and forward the port by ssh -L"
-            )
-        HostNames(self.host, self.names)
 
 
 class PageServer:
@@ -60,7 +43,8 @@ class PageServer:
         used: Function that is called with the next link when one was used.
 
     Raises:
-        ConfigError: As of :class:`Listening`; ``every_s`` is out of bounds; the cache is somebody else's.
+        ConfigError: The port or a name is none; the host is no address of this machine, or can be reached by others
+            without a token; ``every_s`` is out of bounds; the cache is somebody else's.
         MissingExtraError: FastAPI, uvicorn or DuckDB is not installed.
         RunFolderError: The root cannot be read.
         OSError: The address cannot be listened at.
@@ -75,29 +59,23 @@ class PageServer:
         every_s: float = 3.0,
         used: Callable[[str], None] | None = None,
     ) -> None:
+        _imports.check()
         at = at or Listening()
         bound("--every-s", every_s, 0.05, 3600.0)
         next(find_runs(root), None)
-        try:
-            listener = listen_checked(at.host, at.port, has_token=at.token is not None, option="--")
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
-            raise ConfigError(
-                f"--host is {at.host!r}, which is no address of this machine: {error.strerror}"
-            ) from error
+        listener = listen_checked(at.host, at.port, has_token=at.token is not None, option="--")
         try:
             name, port = listener.getsockname()[:2]
             shown = socket.gethostname() if name in ("0.0.0.0", "::") else name
             self.url = url_of(listener).replace(name, shown) if ":" in shown else f"http://{shown}:{port}"
             """Without a slash at its end."""
+            names = HostNames(at.host, [*at.names, shown])
             told = None if used is None else lambda word: used(self._link(word))
             self.door = LinkAuth(f"greentrain_ui_{port}", at.token, told)
             self._watching = Watching(root, cache, every_s)
         except BaseException:
             listener.close()
             raise
-        names = HostNames(at.host, [*at.names, shown])
         self._host = AsgiHost(
             application(self._watching, self.door, names), listener, name="greentrain-ui", limits=HostLimits()
         )
