@@ -38,16 +38,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from greentrain.control.coordination import LEAD, RankZeroChannel, SyncSchedule, Words
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.precision.layers import LayerPlan
 from greentrain.control.precision.recorder import CallRecorder
-from greentrain.types import Gear
+from greentrain.types import Gear, Topology
 from greentrain.utils.never_raise import warn
+from greentrain.utils.topology import topology_from_process_group
 
 _MISSING: Final = object()
 _NOT_STATE: Final = frozenset(vars(nn.Module())) - {"training"}
@@ -338,6 +339,14 @@ class Noise:
 class NoiseProbe:
     """Measures the noise of a model's gears at a small share of the time.
 
+    ::
+
+        Idle --rank 0: arm--> Armed --all have recorded; rank 0: probe--> Probed --all have told; rank 0: state--> Idle
+
+    A probe may run collectives of the model, and gamma must be the same on all ranks, or replicas drift: so rank 0
+    decides each transition from what all have handed in, and all ranks make it after the same step or none does
+    (:class:`SyncSchedule`). Nobody waits.
+
     Args:
         box: The gears of a model, attached to it before the first step.
         recorder: The recorder on the outermost module that training calls.
@@ -367,9 +376,12 @@ class NoiseProbe:
         self._next = max(self._every, math.ceil(LEAST / self._max_share))
         self._means: dict[str, _Mean] = {key: _Mean() for key in (*self._low, "batch", "norm")}
         self._spent_s = self._trained_s = 0.0
-        self._calls = self._tries = 0
+        self._calls = self._tries = self._nth = 0
+        self._sync: SyncSchedule | None = None
+        self._alone = False
         self._window: tuple[float, int] | None = None  # time and steps at its start
-        self._armed = False
+        self._armed = self._told = False
+        self._probed: int | None = None  # after which step
         self._recorder.clear()
 
     @property
@@ -386,11 +398,11 @@ class NoiseProbe:
         Returns:
             What is known now, after a probe; otherwise None.
         """
+        self._calls += 1
         if self._window is None:
-            self._calls += 1
             if self._calls >= WARM_UP:
                 self._window = time.perf_counter(), steps
-        elif steps + 1 >= self._next and self.next_step is not None and self._box.model is not None:
+        elif (self._armed or steps + 1 >= self._next or not self._alone) and self.next_step is not None:
             try:
                 return self._turn(steps)
             except Exception as error:
@@ -418,33 +430,81 @@ class NoiseProbe:
         self.noise = None if state["step"] is None else self._summary(int(state["step"]), float(state["cost_s"]))
 
     def _turn(self, steps: int) -> Noise | None:
-        device = next(p.device for p in self._model.parameters())
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._box.model is None:
             return None
+        if self._sync is None:
+            self._channel = RankZeroChannel("noise", topology_from_process_group() or Topology())
+            self._sync, self._alone = SyncSchedule(self._channel, time.monotonic), self._channel.alone
+        if self._armed and not self._told:
+            self._tell_what_is_recorded()
+        if not self._alone:
+            self._sync.steps = self._calls - 1
+            said = self._sync.stepped(lambda: self._say(steps))
+            if self._sync.over:
+                self._end("not all ranks take part")
+            return None if said is None else self._do(said, steps)
+        while (said := self._say(steps)[0]) is not None:
+            found = self._do(said, steps)
+            if "probe" not in said:
+                return found
+        return None
+
+    def _tell_what_is_recorded(self) -> None:
+        why, self._tries = self._why_not(), self._tries + 1
+        rows = -1 if why else self._recorder.rows
+        if rows == 0 and self._tries < PATIENCE:
+            self._arm()
+            return
+        self._told = True
+        self._channel.hand_in(f"rows/{self._nth}", [why, rows, self._recorder.batch])
+
+    def _say(self, steps: int) -> Words:
+        """Return what rank 0 tells all ranks to do, None for nothing, and after how many steps it looks again."""
+        assert self._window is not None
         if not self._armed:
+            left = self._next - steps - 1
+            return ({"arm": True}, 1) if left <= 0 and not _capturing(self._device) else (None, max(1, left - LEAD))
+        ranks = self._channel.handed_in(f"{'rows' if self._probed is None else 'spread'}/{self._nth}")
+        if not self._told or ranks is None:
+            self._tries += self._told
+            return {"end": "not all ranks told what they saw"} if self._tries > 3 * PATIENCE else None, 1
+        why = next((str(rank[0]) for rank in ranks if rank[0]), "")
+        if why:
+            return {"end": why}, 1
+        if self._probed is not None:
+            cost_s, trained_s, *values = (_mean(column) for column in zip(*(rank[1:] for rank in ranks), strict=True))
+            return {"state": self._after(self._probed, steps, cost_s, trained_s, values)}, 1
+        rows, batch = (min(column) for column in zip(*(rank[1:] for rank in ranks), strict=True))
+        first = math.ceil(max(LEAST, PASSES * rows / (batch or 1.0)) / self._max_share)
+        if rows == 0:
+            return {"end": f"no forward and backward pass of the model was seen in {PATIENCE} steps"}, 1
+        if steps < first and not self._spent_s:
+            return {"rest": first}, 1
+        return {"probe": rows}, 1
+
+    def _do(self, said: Mapping[str, Any], steps: int) -> Noise | None:
+        """Do what rank 0 has said, on all ranks after the same step; return what is known after a probe."""
+        if "probe" in said:
+            self._probed = steps
+            self._channel.hand_in(f"spread/{self._nth}", self._probe(int(said["probe"])))
+            return None
+        self._nth += 1
+        self._tries, self._probed, self._armed, self._told = 0, None, "arm" in said, False
+        if "arm" in said:
             self._arm()
             return None
-        # Every rank must take the same branch, or those in _probe wait for the others for ever. So branches depend only
-        # on minima over all ranks, and on what was decided from such minima at earlier steps.
-        mine = [-1.0 if self._why_not() else float(self._recorder.rows), float(self._recorder.batch)]
-        ready, batch = (min(column) for column in zip(*_share(mine, device), strict=True))
-        first = math.ceil(max(LEAST, PASSES * ready / (batch or 1.0)) / self._max_share)
-        if ready < 0:
-            self._end(self._why_not() or "another rank cannot probe")
-        elif ready == 0:
-            self._tries += 1
-            self._arm()
-            if self._tries >= PATIENCE:
-                self._end(f"no forward and backward pass of the model was seen in {PATIENCE} steps")
-        elif steps < first and not self._spent_s:
-            self._recorder.clear()
-            self._armed, self._next = False, first
+        self._recorder.clear()
+        if "rest" in said:
+            self._next = int(said["rest"])
+        elif "end" in said:
+            self._end(said["end"])
         else:
-            return self._probe(steps, int(ready), device)
+            self._window = time.perf_counter(), steps
+            self.load_state_dict(said["state"])
+            return self.noise
         return None
 
     def _arm(self) -> None:
-        self._armed = True
         batch_norm = any(isinstance(m, _BatchNorm) and m.training for m in self._model.modules())
         self._recorder.arm(SAMPLES_WITH_BATCH_NORM if batch_norm else SAMPLES)
 
@@ -457,39 +517,47 @@ class NoiseProbe:
                 return f"the weight {name} is stored in {kind}, so there is no FP32 gradient to compare with"
         return ""
 
-    def _probe(self, steps: int, samples: int, device: torch.device) -> Noise | None:
+    def _probe(self, samples: int) -> list[Any]:
+        """Return why it failed or "", the seconds that it took and those trained before, and what was measured."""
         assert self._window is not None
+        device = self._device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the step before is not the probe's
         begin_s = time.perf_counter()
         failure = ""
-        try:  # a rank that fails still takes part in _share below: the others are waiting there
+        try:  # a rank that fails still tells: rank 0 looks for it
             spread = compare_gradients(self._box, self._recorder, self._low, samples)
             measured = [*spread.by_gear.values(), spread.samples, spread.norm]
         except Exception as error:
             failure = _text(error)
             measured = [math.nan] * len(self._means)
-        end_s = time.perf_counter()
-        mine = [float(bool(failure)), end_s - begin_s, begin_s - self._window[0], *measured]
-        failed, cost, trained, *means = (_mean(column) for column in zip(*_share(mine, device), strict=True))
-        self._recorder.clear()
-        self._armed, self._tries = False, 0
-        if failed:
-            self._end(failure or "it failed on another rank")
-            return None
-        for mean, value in zip(self._means.values(), means, strict=True):
-            mean.add(value, self._beta)
-        self._spent_s += cost
-        self._trained_s += trained
-        self._next = steps + max(self._every, self._pause(cost, trained / (steps - self._window[1])))
-        self._window = time.perf_counter(), steps
-        self.noise = self._summary(steps, cost)
-        return self.noise
+        return [failure, time.perf_counter() - begin_s, begin_s - self._window[0], *measured]
 
-    def _pause(self, cost_s: float, step_s: float) -> int:
-        """Return after how many steps a probe like the last one fits into the share of all time since the start."""
-        needed_s = (self._spent_s + cost_s) / self._max_share - self._trained_s
-        return math.ceil(needed_s / step_s) if step_s > 0 else 0
+    def _after(
+        self, probed: int, steps: int, cost_s: float, trained_s: float, values: Sequence[float]
+    ) -> dict[str, Any]:
+        """Return the state after a probe, which all ranks take over."""
+        assert self._window is not None
+        means = {}
+        for (key, old), value in zip(self._means.items(), values, strict=True):
+            mean = _Mean(old.total, old.weight)
+            mean.add(value, self._beta)
+            means[str(key)] = [mean.total, mean.weight]
+        spent_s, all_s = self._spent_s + cost_s, self._trained_s + trained_s
+        # After how many steps a probe like the last one fits into the share of all time since the start.
+        step_s, needed_s = trained_s / (probed - self._window[1]), (spent_s + cost_s) / self._max_share - all_s
+        return {
+            "next_step": steps + max(self._every, math.ceil(needed_s / step_s) if step_s > 0 else 0),
+            "means": means,
+            "spent_s": spent_s,
+            "trained_s": all_s,
+            "step": probed,
+            "cost_s": cost_s,
+        }
+
+    @property
+    def _device(self) -> torch.device:
+        return next(p.device for p in self._model.parameters())
 
     @property
     def _model(self) -> nn.Module:
@@ -526,14 +594,8 @@ class _Mean:
         return self.total / self.weight
 
 
-def _share(values: list[float], device: torch.device) -> list[list[float]]:
-    """Return the values of every rank, the same on all."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return [values]
-    mine = torch.tensor(values, dtype=torch.float64, device=device)
-    all_ranks = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(all_ranks, mine)
-    return [[float(value) for value in rank.tolist()] for rank in all_ranks]
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _text(error: Exception) -> str:
