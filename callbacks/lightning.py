@@ -7,7 +7,7 @@ Example::
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from greentrain.utils.never_raise import never_raises
 with try_import("lightning") as _imports:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.utilities.exceptions import SIGTERMException
+    from lightning.pytorch.utilities.model_helpers import is_overridden
 _imports.check()
 
 PAUSE_CHECKPOINT = "greentrain-pause.ckpt"
@@ -62,10 +63,28 @@ class GreenCallback(Callback):
         if gears is not None and self._fitting:
             plugin, device = trainer.precision_plugin, trainer.strategy.root_device
             scaler = getattr(plugin, "scaler", None)
-            self._driver.gear(pl_module, device=device, scaler=scaler, wrap_forward=False)
+            self._gear_configured(
+                pl_module,
+                lambda: self._driver.gear(pl_module, device=device, scaler=scaler, wrap_forward=False),
+            )
             before = vars(plugin).get("forward_context")
             plugin.forward_context = lambda: gears.box.context(device.type, pl_module.training)  # type: ignore[method-assign]
             self._driver.undo(lambda: _put_back(plugin, before))
+
+    def _gear_configured(self, module: LightningModule, gear: Callable[[], None]) -> None:
+        """Give a module its gears, once ``configure_model`` has made or sharded its layers, where it does."""
+        configure = module.configure_model
+        if not is_overridden("configure_model", module):
+            gear()
+            return
+
+        @functools.wraps(configure)
+        def configured() -> None:
+            configure()
+            gear()
+
+        module.configure_model = configured  # type: ignore[method-assign]
+        self._driver.undo(lambda: vars(module).pop("configure_model", None))
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)

@@ -92,6 +92,8 @@ class PhaseHooks:
     def __init__(self, session: Marks) -> None:
         self._session = session
         self._undo: list[Callable[[], None]] = []
+        self.watched: list[Any] = []
+        """Models, engines and optimizers with hooks, each once."""
 
     def check(self, model: Any, optimizer: Any) -> None:
         """Check what is to be watched before anything is changed.
@@ -119,21 +121,23 @@ class PhaseHooks:
             ConfigError: An object is neither module, engine nor optimizer.
         """
         self.check(model, optimizer)
+        kind = self._watch_module
         if model is not None and is_engine(model):
-            self._watch_engine(model, stepped)
-        elif model is not None:
-            self._watch_module(model)
-        if optimizer is not None:
-            self._watch_optimizer(optimizer)
+            kind = functools.partial(self._watch_engine, stepped=stepped)
+        for item, hook in ((model, kind), (optimizer, self._watch_optimizer)):
+            if item is not None and not any(item is known for known in self.watched):
+                self.watched.append(item)
+                hook(item)
 
     def release(self) -> None:
         """Take every hook off. Idempotent."""
+        self.watched.clear()
         while self._undo:
             self._undo.pop()()
 
     def _watch_module(self, module: Any) -> None:
         session = self._session
-        session.parameters = sum(p.numel() for p in module.parameters())
+        session.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters())  # ZeRO-3's, sharded
         open_tokens: list[tuple[str, int]] = []
 
         def before(module: Any, args: Any) -> None:
@@ -401,6 +405,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
         place = topology or self._topology or current_topology()
         self._work = WorkCount(place, data_parallel if self._data_parallel is None else self._data_parallel)
+        for watched in self._phase_hooks.watched:  # before start
+            self._work.look(watched)
         self._starts += 1
         self.report_path = None
         run_id = self._run_id(place)
@@ -637,7 +643,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             ConfigError: ``precision.gears`` is empty, or the steps are too few.
             SessionError: The session does not run, or watches no model.
         """
-        return self._controller.profile_gears(step, refresh=refresh, max_steps=max_steps)
+        own = None if step is None else lambda: self._work.own(step())
+        return self._controller.profile_gears(own, refresh=refresh, max_steps=max_steps)
 
     @property
     def action_table(self) -> ActionTable | None:

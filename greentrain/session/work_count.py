@@ -98,7 +98,8 @@ class BatchGroup:
         if hasattr(model, "dp_world_size") and hasattr(model, "data_parallel_group"):
             rank = sys.modules["torch.distributed"].get_rank(model.data_parallel_group)
             return cls.of((int(rank), int(model.dp_world_size)), place)
-        meshes = (getattr(p, "device_mesh", None) for p in model.parameters()) if model is not None else ()
+        parameters = model.parameters() if hasattr(model, "parameters") else ()
+        meshes = (getattr(p, "device_mesh", None) for p in parameters)
         mesh = next((mesh for mesh in meshes if mesh is not None), None)
         return None if mesh is None else cls._of_mesh(mesh)
 
@@ -174,6 +175,12 @@ class WorkCount:
         self.mixed = self.mixed or unit != (self._unit or unit)
         self._unit = self._unit or unit
         return own
+
+    def own(self, tokens: Any) -> Any:
+        """Return the share of this rank in the tokens of one step that is measured; what is no number, as it is."""
+        if self.group.ranks == 1 or not isinstance(tokens, int):
+            return tokens
+        return (tokens + self.group.index) // self.group.ranks
 
     def progress(self, tokens: int, samples: int) -> tuple[int, int]:
         """Return what of a rank's own count is in the unit of the run: tokens are never added to samples."""

@@ -522,3 +522,33 @@ def test_a_session_serves_a_second_accelerator_after_an_exception(tmp_path: Path
             accelerator.end_training()
     session.close()
     assert _is_plain(model)
+
+
+class Late(Module):
+    """Makes its layers when Lightning asks for them, as for FSDP and tensor parallelism."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())  # type: ignore[arg-type]
+
+    def configure_model(self) -> None:
+        if not hasattr(self.model, "seen"):
+            self.model = Model()
+
+
+def test_layers_that_configure_model_makes_have_gears(tmp_path: Path) -> None:
+    callback, module = LightningCallback(_fp8(tmp_path / "runs")), Late()
+    for done in (2, 4):
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_steps=2,
+            callbacks=[callback],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(module, DataLoader(Tokens(), batch_size=BATCH))
+        assert [gear for gear, _ in module.model.seen] == ["fp8"] * done
+        assert _is_plain(module.model) and "configure_model" not in vars(module)

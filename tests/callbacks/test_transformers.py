@@ -2,6 +2,7 @@
 
 import shutil
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing import event_accumulator
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainingArguments,
+    set_seed,
+)
 
 from greentrain.callbacks.transformers import GreenCallback
 from greentrain.errors import GreenTrainWarning
@@ -198,3 +207,16 @@ def test_a_fault_of_ours_does_not_stop_training(tmp_path: Path, recorder: Make) 
     with pytest.warns(GreenTrainWarning, match="a bug of ours"):
         green.train()
     assert torch.equal(_weights(plain), _weights(green))
+
+
+def test_the_trainers_count_of_all_ranks_is_shared_to_the_last_token(recorder: Make) -> None:
+    told: list[int] = []
+    for rank in range(3):
+        session = recorder()
+        session.step = lambda tokens=0, samples=0: told.append(tokens)  # type: ignore[method-assign]
+        callback = GreenCallback(session)
+        args: Any = types.SimpleNamespace(include_num_input_tokens_seen="all", world_size=3, process_index=rank)
+        for seen in (100, 101, 205):
+            callback.on_step_end(args, types.SimpleNamespace(num_input_tokens_seen=seen), TrainerControl())
+    assert sum(told) == 205
+    assert max(told[::3]) - min(told[::3]) <= 1

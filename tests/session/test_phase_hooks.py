@@ -198,3 +198,19 @@ def test_closing_a_session_takes_its_hooks_off(net: torch.nn.Module, tmp_path: A
     assert not net._forward_hooks and not optimizer._optimizer_step_post_hooks
     assert green.parameters == 4
     assert {"forward", "optimizer"} <= green.totals().phase_s.keys()
+
+
+def test_what_is_watched_twice_is_hooked_once(net: torch.nn.Module) -> None:
+    marks = Marks()
+    hooks = PhaseHooks(marks)
+    engine = DeepSpeedLike(net, gas=1)
+    for _ in range(2):
+        hooks.watch(engine, None)
+    engine.backward(engine(torch.ones(2, 3)).sum())
+    engine.step()
+    assert marks.steps == 1
+    assert marks.heard == ["+forward", "-forward", "+backward", "-backward", "+optimizer", "-optimizer", "step"]
+    hooks.release()
+    hooks.watch(net, None)
+    net(torch.ones(2, 3))
+    assert marks.heard[-2:] == ["+forward", "-forward"]

@@ -241,3 +241,20 @@ def test_four_ranks_find_their_device_mesh_in_the_model(tmp_path: Path) -> None:
     totals = [rank.totals for rank in read_run(tmp_path / "job").ranks]
     samples = sum(3 + step + 2 * dp for step in range(5) for dp in range(2))
     assert (sum(part.tokens for part in totals), sum(part.samples for part in totals)) == (8 * samples, samples)
+
+
+def test_a_model_that_was_watched_before_the_start_is_asked_too(tmp_path: Path) -> None:
+    weight = types.SimpleNamespace(device_mesh=Mesh(1, (1, 2), "dp", "tp"), numel=lambda: 1)
+    handle = types.SimpleNamespace(remove=lambda: None)
+    model = types.SimpleNamespace(
+        parameters=lambda: [weight],
+        register_forward_pre_hook=lambda hook: handle,
+        register_forward_hook=lambda hook, **how: handle,
+    )
+    config = {"run": {"dir": str(tmp_path), "id": "job", "report": False}, "power": {"meters": ["null"]}}
+    green = GreenSession(config, topology=_place(1, 2))
+    green.watch(model)
+    with green:
+        green.step(tokens=7)
+        assert [green._work.own(tokens) for tokens in (7, None)] == [4, None]
+    assert green.totals().tokens == 4
