@@ -459,17 +459,21 @@ class ActiveRun:
         """Return energy by device (J) and missing device-seconds between two monotonic times.
 
         Returns:
-            None while the curves are not known up to ``t1_s``, or no longer from ``t0_s``.
+            None while the curves are not known up to ``t1_s``, or no longer from ``t0_s``; also in a forked child.
         """
         energies: dict[str, float] = {}
         missing_s = 0.0
         self._desk.ask(SAVE_S)  # which works the readings in
-        with self._lock:
+        if not self._lock.acquire(timeout=SAVE_S):  # a child that was forked while it was held
+            return None
+        try:
             for uid, curve in self._devices.curves.items():
                 if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
                     return None
                 energies[uid], gap_s = curve.between(t0_s, t1_s)
                 missing_s += gap_s
+        finally:
+            self._lock.release()
         return energies, missing_s
 
     def job_sums(self) -> OtherRanksTotals:

@@ -169,9 +169,7 @@ class Journal:
                 if self._taken:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self._warn(
-                f"GreenTrain cannot write {self.path} ({error.strerror}); up to {WAITING_LINES} lines wait in memory"
-            )
+            self._warn(f"{self.path} cannot be written ({error.strerror}); up to {WAITING_LINES} lines wait in memory")
         self._beside()
         if ending:
             self._closed = True
@@ -181,7 +179,9 @@ class Journal:
         """Number the lines to be written next; False where there are none."""
         if not self._taken and self.lost_lines > self._told:
             lost, self._told = self.lost_lines - self._told, self.lost_lines
-            text = f"{lost} lines of {self.path} were given up, as it could not be written: what they booked is missing"
+            text = (
+                f"{lost} lines of {self.path} were given up, as it was not written in time: what they book is missing"
+            )
             self._warn(text)
             event = {"t": time.time(), "name": "warning", "text": text, "lines": lost}
             self._waiting.appendleft((b'{"kind":"event"', json.dumps(event)[1:].encode() + b"\n"))

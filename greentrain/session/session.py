@@ -43,7 +43,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.control.controller import Controller, is_engine
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.errors import ConfigError, SessionError
-from greentrain.ledger.active_run import HURRY_MARKS, ActiveRun, metrics_of
+from greentrain.ledger.active_run import CLOSE_S, HURRY_MARKS, ActiveRun, metrics_of
 from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_id, grid_time_of
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
@@ -477,7 +477,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             if self._hook is not None:
                 self._hook.remove()
         if run.topology.rank == 0 and self.config.run.report and reason != "left":
-            self.report_path = report_at_close(run, wait=reason == "finished")
+            self._report(run, reason)
 
     def __enter__(self) -> "GreenSession":
         return self.start()
@@ -765,6 +765,17 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
     def _name_report(self) -> None:
         if sys.stderr is not None and sys.stderr.isatty():
             name_report(self.report_path)
+
+    def _report(self, run: ActiveRun, reason: str) -> None:
+        def write() -> None:
+            self.report_path = report_at_close(run, wait=reason == "finished")
+
+        if reason != "sigterm":
+            write()
+            return
+        writing = threading.Thread(target=write, name="greentrain-report", daemon=True)
+        writing.start()
+        writing.join(CLOSE_S)  # who sent the signal waits for the end, and the disk may hang
 
     def _leave(self) -> None:
         preemption = self._controller.preemption

@@ -194,3 +194,25 @@ def test_a_folder_that_is_deleted_is_noticed_and_brought_back(tmp_path: Path) ->
         green.checkpoint()
     assert _rank(green).totals.tokens == 4
     assert (green.folder / "run.json").is_file()
+
+
+@in_a_child
+def test_a_forked_child_waits_for_no_lock_of_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(active_run, "SAVE_S", 0.01)
+    with _session(tmp_path) as green:
+        run = green.active()
+        assert run is not None
+        t_s = time.monotonic()
+        run._lock.acquire()
+        child = os.fork()
+        if child == 0:  # where nobody gives the lock back
+            green.step(tokens=5)
+            green.checkpoint()
+            green.state_dict()
+            found = green.energy(t_s, t_s)
+            green.close()
+            run.close("finished")
+            os._exit(found is not None)
+        run._lock.release()
+        assert os.waitpid(child, 0)[1] == 0
+    assert _rank(green).totals.tokens == 0

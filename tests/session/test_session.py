@@ -1,6 +1,7 @@
 """GreenSession: books what was used, survives what can go wrong, and never touches the training."""
 
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError, SessionError
 from greentrain.ledger.journal import read_journal
 from greentrain.ledger.reader import read_run
+from greentrain.session import session
 from greentrain.types import CarbonPoint, Topology
 from tests.helpers.flat_meter import T0_S, FlatMeter
 
@@ -405,3 +407,18 @@ def test_a_signal_that_asks_a_network_begins_and_ends_with_the_run(
     with GreenSession(config, meter=FlatMeter(), signal=Asking(100.0)):
         time.sleep(0.05)
     assert told == ["start"], "somebody else's signal is theirs to close"
+
+
+def test_a_report_that_the_disk_holds_up_does_not_hold_up_a_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, page = threading.Event(), tmp_path / "report.html"
+    monkeypatch.setattr(session, "CLOSE_S", 0.01)
+    monkeypatch.setattr(session, "report_at_close", lambda run, wait: page if go_on.wait(10.0) else None)
+    green = _session(tmp_path, report=True).start()
+    green.close("sigterm")
+    assert green.report_path is None
+    go_on.set()
+    again = _session(tmp_path, report=True).start()
+    again.close()
+    assert again.report_path == page
