@@ -302,6 +302,8 @@ SETTLE_S = 2.0
 """The same while nobody looks: each time costs a core about as much as a reading, and the last ones wait till asked."""
 LATE_S = SETTLE_S + 0.5
 """Longest time by which a booking is late (s): readings wait to be worked in, a counter's last tick to be seen."""
+LATE_TICK_S = 0.5
+"""A tick of the sampler that is later than this (s) is not waited for: a driver may hold its thread."""
 FIRST_BOOK_S = 1.0
 """First ledger interval (s); they grow with the run to ``run.book_s``."""
 
@@ -388,7 +390,9 @@ class ActiveRun:
             raise
         if note:
             self.event("warning", note)
-        self._desk = BackgroundWork("greentrain-books", self._pass, 2 * tick_s)  # by itself where no tick comes
+        self._desk = BackgroundWork(
+            "greentrain-books", self._pass, tick_s + LATE_TICK_S
+        )  # by itself where no tick comes
         self._desk.start()
 
     def start(self) -> None:
@@ -561,6 +565,7 @@ class ActiveRun:
             self._close(*self._closing)
         if self._ended or not self._started:
             return
+        self._sampler.look_after()
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._sampler.settle()

@@ -1,6 +1,6 @@
 """Reading the meter in the background, and turning its samples into one curve of energy a device.
 
-One thread of a session reads the meter, another calls the bookkeeper now and then (:class:`Sampler`). Samples of every
+One thread of a session reads the meter and asks the bookkeeper now and then (:class:`Sampler`). Samples of every
 sensor end in one monotone curve (:class:`EnergyCurve`). A step or a phase is two timestamps on it; its energy is the
 difference of the interpolated curve, computed later, so nothing is read when a step ends, windows may nest and overlap,
 and parts always sum to the whole. Beside the joules runs a second curve: the seconds of which nothing is known.
@@ -20,16 +20,15 @@ import contextlib
 import math
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from greentrain.errors import GreenTrainWarning
 from greentrain.power.detect import EARLY, MAX_PACE_S, MAX_SHARE, CompositeMeter, MeterPart
+from greentrain.power.nvml import LONG_READ_S
 from greentrain.types import Counter, PowerMeter, PowerSample, Sensor
 from greentrain.utils.clock import Clock
 
@@ -411,22 +410,17 @@ class Pace:
         return 2 if self._flat < STEADY_FOR else 3
 
 
+_T = TypeVar("_T")
 SHORT_S: Final = 0.12
 """Longest sleep of a reader that is not cut short at the end (s)."""
-LONG_READ_S: Final = 0.05
-"""A direct read that took longer was held up and is dated to its middle (s)."""
 HANG_S: Final = 1.0
 """A read that takes longer is taken for hung (s): reads take 0.5 us to several ms in public measurements."""
 SLOW_S: Final = 5.0
 """Longest that a meter of slow sensors is waited for (s); those of fast ones get HANG_S."""
-LAST_HANG_S: Final = 0.5
-"""The same for the last reading, which the end of the run waits for."""
 USERS_S: Final = 3.0
 """Shortest time between two looks at which processes use the devices (s); a run's devices seldom change later."""
 STOP_S: Final = 3.0
 """Longest that the end of the run waits for all last readings (s)."""
-FIRST_S: Final = 1.0
-"""Longest that the start of the run waits for the first reading (s)."""
 TICK_WAIT_S: Final = 0.15
 """Longest wait for a counter's tick after the end of the run (s)."""
 AGAIN_S: Final = 0.1
@@ -451,10 +445,6 @@ class _Reader:
         """Return True if another one reads in its place."""
         return self.left
 
-    def holds(self, part: MeterPart) -> bool:
-        """Return True while a read of this part has not come back."""
-        return self.part is part
-
     def sleep(self, wait_s: float) -> bool:
         """Sleep, and return False if reading is to end."""
         # A plain sleep costs half of what a wait with a time-out does, but only the latter can be cut short.
@@ -467,16 +457,16 @@ class _Reader:
 class Sampler:
     """Reads a meter periodically into curves.
 
-    One thread reads, another one works the readings in and looks after the first: where a driver hangs on a device,
-    that device alone is given up, with a failed reading that says so, and a new thread reads the others. It is read
-    again once its driver has let go.
+    One thread reads, and who works the readings in looks after it: where a driver hangs on a device, that device alone
+    is given up, with a failed reading that says so, and a new thread reads the others. It is read again once its driver
+    has let go.
 
     Args:
         meter: Meter to read; used from the reading thread only while the sampler runs.
         curves: Curves by device uid; samples of other devices are dropped. May be changed by ``on_tick``.
         sample_s: Sampling period of hardware sensors (s).
         clock: Time.
-        on_tick: Called in the second thread, with the time (s); is to call ``settle``.
+        on_tick: Called in the reading thread with the time (s), not to block there; somebody is to call ``settle``.
         tick_s: Period of these calls (s).
         on_probe: Called there once, when it is known what the sensors are like.
     """
@@ -499,36 +489,31 @@ class Sampler:
         self._on_tick = on_tick
         self._on_probe = on_probe
         self._tick_s = tick_s
-        self._warned = False
         self.pids: Mapping[str, Collection[int]] = {}
         """By device, the processes that its driver shows on it, as of the last look."""
         self._wanted: frozenset[str] | None = None
-        self._selected: frozenset[str] | None = None
         self._unsorted: deque[PowerSample | tuple[str, float, float]] = deque()
         self._all = MeterPart(self._meter, (), clock)
         """Stands for the meter as a whole while it is probed."""
-        self._settled_s = 0.0
-        self._looking = threading.Lock()
         self._stuck: list[tuple[MeterPart, _Reader]] = []
-        self._first, self._probed, self._ending = threading.Event(), threading.Event(), threading.Event()
+        self._first = threading.Event()
+        self._probed = self._ending = False
+        self._settled_s = 0.0
         self._reader = _Reader(self._run)
-        self._keeper = threading.Thread(target=self._keep, name="greentrain-sampler", daemon=True)
-        self._keeper_cpu_s = 0.0
 
     @property
     def busy_s(self) -> float:
-        """CPU seconds that the threads have used."""
-        return self._reader.cpu_s + self._keeper_cpu_s
+        """CPU seconds that the reading thread has used."""
+        return self._reader.cpu_s
 
     def start(self) -> None:
         """Take the first reading now, and go on in the background; a driver that hangs is not waited for."""
         self._reader.thread.start()
-        self._first.wait(FIRST_S)
+        self._first.wait(HANG_S)
         self.settle()
-        self._keeper.start()
 
     def stop(self, t1_s: float | None = None) -> bool:
-        """Read everything a last time and end the threads.
+        """Read everything a last time and end the thread.
 
         Args:
             t1_s: End of the run (s): the last readings are to hold it, so a tick is waited for. None: now.
@@ -538,21 +523,38 @@ class Sampler:
         """
         end_s = time.monotonic() + STOP_S
         self._settled_s = 0.0 if t1_s is None else max((c.wait_s(t1_s) for c in self._curves.values()), default=0.0)
-        self._ending.set()
-        if self._reader.thread.ident is None:
-            return True
+        self._ending = True
         while self._reader.thread.is_alive() and time.monotonic() < end_s:
             if self._reader.going.locked():
                 self._reader.going.release()
             self._reader.thread.join(SHORT_S)
-            self._look_after(LAST_HANG_S)
+            self.look_after()
         for part in self._meter.parts:
-            if self._reader.holds(part) or self._hangs(part):
+            if self._reader.part is part:
                 self._give_up(part)
-        if self._keeper is not threading.current_thread():
-            self._keeper.join(max(0.0, end_s - time.monotonic()) + AGAIN_S)
-        stuck = any(reader.thread.is_alive() for _, reader in self._stuck)
-        return not (stuck or self._reader.thread.is_alive() or self._keeper.is_alive())
+        return not any(reader.thread.is_alive() for reader in (self._reader, *(reader for _, reader in self._stuck)))
+
+    def look_after(self) -> None:
+        """Leave a reader whose driver does not answer, and start another one; to be called now and then."""
+        reader = self._reader
+        part, since_s = reader.part, reader.since_s
+        if part is None:
+            return
+        limit_s = max(HANG_S, min(part.pace_s, SLOW_S)) if part.uids else SLOW_S
+        if self._clock.monotonic_s() - since_s <= limit_s:
+            return
+        time.sleep(AGAIN_S)
+        if reader.part is not part or reader.since_s != since_s:
+            return
+        reader.left = True
+        self._stuck.append((part, reader))
+        self._give_up(part)
+        self._probed = True
+        self._first.set()
+        self._reader = _Reader(self._run)
+        if self._ending:
+            self._reader.going.release()
+        self._reader.thread.start()
 
     def select(self, uids: Collection[str]) -> None:
         """Read only these devices from now on."""
@@ -574,7 +576,7 @@ class Sampler:
         if not self._first.is_set():
             self._read(reader, all_parts=True)
             self._first.set()
-        if not self._probed.is_set() and reader.going.locked():
+        if not self._probed and not self._ending:
             self._learn(reader)
         sensors = self._meter.sensors
         wake_s = self._wake_s(sensors)
@@ -605,9 +607,9 @@ class Sampler:
                 if reader.is_left():
                     return
             if now_s >= read_s:
-                if self._selected != self._wanted and self._wanted is not None:
-                    self._selected = self._wanted
-                    self._meter.select(self._wanted)
+                wanted, self._wanted = self._wanted, None
+                if wanted is not None:
+                    self._meter.select(wanted)
                 samples = self._read(reader)
                 values_j = [s.energy_j for s in samples if s.device_uid in ticking and isinstance(s.energy_j, float)]
                 energy_j, seen = sum(values_j), len(values_j)
@@ -622,6 +624,7 @@ class Sampler:
                 settle_s = now_s + self._tick_s
                 wake_s = self._wake_s(sensors)
                 reader.cpu_s = time.thread_time()
+                self._on_tick(now_s)
         if not reader.is_left():
             time.sleep(min(TICK_WAIT_S, self._settled_s))
             self._read(reader, all_parts=True)
@@ -632,9 +635,7 @@ class Sampler:
         for part in self._meter.parts:
             if self._hangs(part) or not (part.due() or (all_parts and not part.idle)):
                 continue
-            reader.since_s, reader.part = self._clock.monotonic_s(), part
-            found = part.read()
-            reader.part = None
+            found = self._watched(reader, part, part.read)
             if reader.left:
                 break  # nobody knows of when these are
             samples.extend(found)
@@ -657,19 +658,14 @@ class Sampler:
         found: dict[str, Collection[int]] = {}
         for part in self._meter.parts:
             users = getattr(part.meter, "users", None)
-            if users is None or self._hangs(part) or reader.left:
-                continue
-            reader.since_s, reader.part = self._clock.monotonic_s(), part
-            with contextlib.suppress(Exception):
-                found.update(users())
-            reader.part = None
+            if users is not None and not self._hangs(part):
+                with contextlib.suppress(Exception):
+                    found.update(self._watched(reader, part, users))
         return found
 
     def _learn(self, reader: _Reader) -> None:
-        reader.since_s, reader.part = self._clock.monotonic_s(), self._all
-        self._meter.probe()
-        reader.part = None
-        if reader.is_left():
+        self._watched(reader, self._all, self._meter.probe)
+        if reader.left:
             return
         for sensor in self._meter.sensors:
             curve = self._curves.get(sensor.device.uid)
@@ -677,7 +673,16 @@ class Sampler:
                 curve.sensor = sensor
                 if sensor.tick_s is not None:
                     curve.use_tick(sensor.tick_s, sensor.tick_edge_s)
-        self._probed.set()
+        self._probed = True
+        self._on_probe()
+
+    def _watched(self, reader: _Reader, part: MeterPart, call: Callable[[], _T]) -> _T:
+        """Call what may hang, so that :meth:`look_after` sees since when."""
+        reader.since_s, reader.part = self._clock.monotonic_s(), part
+        try:
+            return call()
+        finally:
+            reader.part = None
 
     def _wake_s(self, sensors: Sequence[Sensor]) -> float:
         """Return how often to wake (s), as things are now, and let the curves know how rarely they are read."""
@@ -692,65 +697,13 @@ class Sampler:
                     curve.pace_s = max(wake_s, part.pace_s)
         return wake_s
 
-    # -- the thread that works readings in ---------------------------------------------------------------------
-
-    def _keep(self) -> None:
-        told = False
-        while not self._ending.wait(self._tick_s if told else AGAIN_S):
-            self._look_after(HANG_S)
-            if not self._probed.is_set():
-                continue
-            try:
-                if not told:
-                    told = True
-                    self._on_probe()
-                self._on_tick(self._clock.monotonic_s())
-            except Exception as error:
-                self._warn(f"a background task failed ({error!r})")
-            self._keeper_cpu_s = time.thread_time()
-
-    def _look_after(self, hang_s: float) -> None:
-        """Leave a reader whose driver does not answer, and start another one."""
-        if not self._looking.acquire(blocking=False):
-            return
-        try:
-            reader = self._reader
-            part, since_s = reader.part, reader.since_s
-            if part is None:
-                return
-            if hang_s == HANG_S:
-                hang_s = max(hang_s, min(part.pace_s, SLOW_S) if part.uids else SLOW_S)
-            if self._clock.monotonic_s() - since_s > hang_s:
-                time.sleep(AGAIN_S)
-                if reader.part is part and reader.since_s == since_s:
-                    self._leave(reader, part)
-        finally:
-            self._looking.release()
-
-    def _leave(self, reader: _Reader, part: MeterPart) -> None:
-        reader.left = True
-        self._stuck.append((part, reader))
-        self._probed.set()
-        self._first.set()
-        self._give_up(part)
-        self._reader = _Reader(self._run)
-        if self._ending.is_set():
-            self._reader.going.release()
-        self._reader.thread.start()
-
     def _give_up(self, part: MeterPart) -> None:
         now_s = self._clock.monotonic_s()
         note = "its driver does not answer; what hangs is read again once it does"
         self._unsorted.extend(PowerSample(device_uid=uid, t_s=now_s, note=note) for uid in part.uids)
 
     def _hangs(self, part: MeterPart) -> bool:
-        return any(stuck is part and reader.holds(part) for stuck, reader in self._stuck)
-
-    def _warn(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            with contextlib.suppress(Exception):
-                warnings.warn(f"GreenTrain: {text}; training goes on", GreenTrainWarning, stacklevel=2)
+        return any(stuck is part and reader.part is part for stuck, reader in self._stuck)
 
 
 def wake_period_s(parts: Collection[tuple[float, float]], sample_s: float) -> float:
