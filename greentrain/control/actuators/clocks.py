@@ -26,16 +26,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from greentrain.config.schema import ClocksConfig
-from greentrain.control.actuators import guardian_main
-from greentrain.control.actuators.driver import (
-    BoundSettings,
-    GpuKnobs,
-    GpuSetting,
-    Opened,
-    open_gpus,
-    refusal,
-    strangers,
-)
+from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, put_right, refusal, strangers
 from greentrain.control.actuators.guardian import Guardian, Refused
 from greentrain.control.coordination import PAUSED_PHASE
 from greentrain.policy.action_table import student_t_95
@@ -127,7 +118,7 @@ class ClockLimit(GpuSetting):
         return not self._was_closed()
 
     def _start(self) -> None:
-        for sentence in guardian_main.repair(str(self.guardian.folder), BoundSettings(self._opened.nvml)):
+        for sentence in put_right(self.guardian.folder, self._opened.nvml):
             self._say(sentence)
         own = {gpu.uuid for gpu in self._opened.now_own()}
         kept = []

@@ -159,34 +159,14 @@ class GpuKnobs:
             return otherwise
 
 
-class BoundSettings:
-    """The settings of all GPUs by UUID through the bindings, as :func:`guardian_main.repair` wants them.
+def put_right(folder: Path, nvml: Any) -> list[str]:
+    """Put back what processes left behind that died together with their guardian; return a sentence a GPU.
 
     Args:
+        folder: Folder of the records.
         nvml: The initialised bindings.
     """
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-
-    def limit_mw(self, uuid: str) -> int:
-        """Return the power limit (mW)."""
-        return int(self._do("nvmlDeviceGetPowerManagementLimit", uuid))
-
-    def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
-        """Set the power limit (mW)."""
-        self._do("nvmlDeviceSetPowerManagementLimit", uuid, limit_mw)
-
-    def reset_clocks(self, uuid: str) -> None:
-        """Unlock the graphics clock."""
-        self._do("nvmlDeviceResetGpuLockedClocks", uuid)
-
-    def _do(self, name: str, uuid: str, *args: int) -> Any:
-        try:
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            return getattr(self._nvml, name)(handle, *args)
-        except self._nvml.NVMLError as error:
-            raise OSError(f"{name}: {error}") from error
+    return guardian_main.repair(str(folder), guardian_main.Library(nvml.nvmlLib._name, nvml.nvmlLib))
 
 
 FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
@@ -425,7 +405,7 @@ def _open(
             f"{what} are left alone: {problem}, where what was found is recorded; {ENV_DIR} names a folder of this node"
         )
         return None
-    for sentence in guardian_main.repair(str(guardian.folder), BoundSettings(nvml)):
+    for sentence in put_right(guardian.folder, nvml):
         warn(sentence)
     free, left = [], list(chosen.left)
     for gpu in chosen.gpus:
@@ -508,7 +488,7 @@ def repair(folder: Path | None = None) -> list[str]:
             f"a dead job may have left a power limit or clocks changed ({place}), and NVML cannot be opened: {error}"
         ]
     try:
-        return guardian_main.repair(str(place), BoundSettings(nvml))
+        return put_right(place, nvml)
     finally:
         with contextlib.suppress(Exception):
             nvml.nvmlShutdown()

@@ -36,24 +36,6 @@ if TYPE_CHECKING or __name__ != "__main__":
 else:  # alone: without the package, whose folder is no place to look for modules
     sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "utils"))
     import private_files
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Settings(Protocol):
-        """The settings of GPUs by UUID; every method raises OSError, with the driver's words, where it cannot."""
-
-        def limit_mw(self, uuid: str) -> int:
-            """Return the power limit (mW)."""
-            ...
-
-        def set_limit_mw(self, uuid: str, limit_mw: int) -> None:
-            """Set the power limit (mW)."""
-            ...
-
-        def reset_clocks(self, uuid: str) -> None:
-            """Unlock the graphics clock."""
-            ...
-
 
 TOLERANCE_MW = 1000
 """A limit this near to what was set is what was set: drivers may round to whole watts."""
@@ -232,7 +214,7 @@ def forget(folder: str, uuid: str, part: str) -> None:
         let_go(lock)
 
 
-def give_back(settings: "Settings", record: Record) -> str:
+def give_back(driver: "Library", record: Record) -> str:
     """Put back what was found wherever the setting is still ours, and return what was done.
 
     Raises:
@@ -240,24 +222,24 @@ def give_back(settings: "Settings", record: Record) -> str:
     """
     done = []
     if record.found_mw is not None:
-        now_mw = settings.limit_mw(record.uuid)
+        now_mw = driver.limit_mw(record.uuid)
         if any(abs(now_mw - mw) <= TOLERANCE_MW for mw in record.set_mw) and now_mw != record.found_mw:
-            settings.set_limit_mw(record.uuid, record.found_mw)
+            driver.set_limit_mw(record.uuid, record.found_mw)
             done.append(f"a power limit of {now_mw / 1000:g} W (put back to {record.found_mw / 1000:g} W)")
         record.forget("limit")
     if record.clocks:
-        settings.reset_clocks(record.uuid)
+        driver.reset_clocks(record.uuid)
         record.forget("clocks")
         done.append("a locked clock (unlocked)")
     return " and ".join(done)
 
 
-def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]":
+def repair(folder: str, driver: "Library", wait_s: float = 2.0) -> "list[str]":
     """Put right what processes left behind that died together with their guardian.
 
     Args:
         folder: Folder of the records.
-        settings: The driver.
+        driver: The driver.
         wait_s: Longest wait for the guardian of a dead process, which is just at work (s).
 
     Returns:
@@ -274,7 +256,7 @@ def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]
             if lock is None:
                 continue
             try:
-                said += _repair_one(path, settings)
+                said += _repair_one(path, driver)
             finally:
                 let_go(lock)
         except OSError as error:  # the driver's, or the folder's
@@ -282,13 +264,13 @@ def repair(folder: str, settings: "Settings", wait_s: float = 2.0) -> "list[str]
     return said
 
 
-def _repair_one(path: str, settings: "Settings") -> "list[str]":
+def _repair_one(path: str, driver: "Library") -> "list[str]":
     record, what = read(path), ""
     if record is not None:
         if owner_lives(record):
             return []
         if record.boot == boot_id():
-            what = give_back(settings, record)
+            what = give_back(driver, record)
     private_files.remove(path)
     if record is None or not what:
         return []
@@ -296,15 +278,18 @@ def _repair_one(path: str, settings: "Settings") -> "list[str]":
 
 
 class Library:
-    """The driver's C library, loaded when first needed. Functions as in nvml.h.
+    """The settings of all GPUs by UUID through the driver's C library. Functions as in nvml.h.
+
+    Every method raises OSError, with the driver's words, where it cannot.
 
     Args:
-        name: File name of the shared library.
+        name: File name of the shared library, which is loaded when first needed.
+        loaded: The library where this process has it, initialised.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, loaded: "ctypes.CDLL | None" = None) -> None:
         self._name = name
-        self._lib: ctypes.CDLL | None = None
+        self._lib = loaded
 
     def open(self) -> None:
         """Load and initialise it.

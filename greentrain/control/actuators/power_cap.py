@@ -19,15 +19,7 @@ from typing import Final
 
 from greentrain.config.schema import PowerCapConfig
 from greentrain.control.actuators import driver, guardian_main
-from greentrain.control.actuators.driver import (
-    BoundSettings,
-    GpuKnobs,
-    GpuSetting,
-    Opened,
-    open_gpus,
-    refusal,
-    writable,
-)
+from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, put_right, refusal, writable
 from greentrain.control.actuators.guardian import Guardian, Refused
 from greentrain.errors import ConfigError, MeterError
 from greentrain.power.claims import claims_dir
@@ -195,7 +187,7 @@ class PowerCap(GpuSetting):
         """Look again just before the first change: training runs now, and shows which GPUs it uses."""
         own = {knobs.uuid for knobs in self._opened.now_own()}
         self._cards = [card for card in self._cards if card.knobs.uuid in own]
-        for sentence in guardian_main.repair(str(self.guardian.folder), BoundSettings(self._opened.nvml)):
+        for sentence in put_right(self.guardian.folder, self._opened.nvml):
             self._say(sentence)
         for card in self._cards:
             card.range = card.knobs.limits()

@@ -71,7 +71,7 @@ def test_what_was_not_announced_is_left(now_mw: int) -> None:
     assert card.now_mw == now_mw and card.sets == 0 and card.unlocks == 0
 
 
-class Card:
+class Card(guardian_main.Library):
     def __init__(self, now_mw: int) -> None:
         self.now_mw, self.sets, self.unlocks = now_mw, 0, 0
 
