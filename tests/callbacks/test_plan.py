@@ -155,8 +155,10 @@ def decisions(green: GreenSession) -> list[Any]:
 
 
 def check_paused(green: GreenSession) -> None:
-    assert [decision["action"] is None for decision in decisions(green)[:1]] == [True]
-    assert 0.4 < green.totals().phase_s["paused"] < 2.0
+    first, then = decisions(green)[:2]
+    assert first["action"] is None and green.totals().phase_s["paused"] > 0.0
+    # The pause ends at an hour of the grid, so how long it was depends on when the first step came.
+    assert then["grid_s"] >= first["next_s"] - 60.0, "training went on before the pause was over"
     assert green.totals().steps == STEPS
 
 

@@ -225,8 +225,11 @@ def test_measure_forwards_sigterm_and_books_to_the_end(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        while not list(tmp_path.glob("runs/*/rank-00000.jsonl")):  # the meters open while the program runs already
+            assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=20)
+        out, errors = process.communicate(timeout=60)
     finally:
         process.kill()
         process.communicate()
@@ -237,6 +240,7 @@ def test_measure_forwards_sigterm_and_books_to_the_end(tmp_path: Path) -> None:
     assert record.totals.duration_s > 0.5
 
 
+@pytest.mark.alone
 def test_a_measured_program_with_a_session_of_its_own_is_not_charged_twice(tmp_path: Path) -> None:
     inner = f"""
 from greentrain import GreenSession

@@ -81,10 +81,12 @@ def test_it_takes_the_gear_of_least_energy(tmp_path: Path) -> None:
     model = nn.Linear(32, 32)
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.warns(GreenTrainWarning) as caught, green:
-        green.watch(nn.Sequential(model), optimizer)
+        watched = nn.Sequential(model)
+        green.watch(watched, optimizer)
         assert green.gears is not None and green.gears.box.gear == "bf16"
         end_s = time.monotonic() + 10
         while green.gears.box.gear == "bf16" and time.monotonic() < end_s:
+            watched(torch.zeros(1, 32))
             optimizer.step()
             green.step(tokens=10)
         assert green.gears.box.gear == "fp8"

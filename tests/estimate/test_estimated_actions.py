@@ -142,6 +142,7 @@ class _Loop:
         gear = str(self._green.gears.box.gear)
         t0_s = time.monotonic()
         time.sleep(0.01)
+        self._model(torch.zeros(1, 32))
         self._optimizer.step()
         tokens = round(self._speed[gear] * (time.monotonic() - t0_s))
         self._green.step(tokens=tokens)

@@ -110,6 +110,7 @@ class Loop:
         while not until() and time.monotonic() < end_s:
             gear = str(self.green.gears.box.gear)
             time.sleep(0.02)
+            self.model(torch.zeros(1, 32))
             self.optimizer.step()
             self.green.step(tokens=8 if gear == "fp8" else 4)
             self.times.append((time.monotonic(), str(self.green.gears.box.gear)))
@@ -242,12 +243,12 @@ def test_the_table_is_measured_where_none_is_declared(tmp_path: Path, grid: Trac
 
 
 def test_a_resumed_run_keeps_its_deadline_and_its_tokens(tmp_path: Path, grid: TraceSignal) -> None:
-    green = session(tmp_path, grid, hours_of_work=8, actuators={"pause": False})
+    green = session(tmp_path, grid, hours_of_work=8, actuators={"pause": False}, deadline_h=240.0)
     with green:
         Loop(green).run(lambda: green.totals().tokens >= 100)
         state = green.state_dict()
         start_s = events(green)[0]["grid_s"]
-    again = session(tmp_path, grid, hours_of_work=8, actuators={"pause": False})
+    again = session(tmp_path, grid, hours_of_work=8, actuators={"pause": False}, deadline_h=240.0)
     again.load_state_dict(json.loads(json.dumps(state)))
     with again:
         Loop(again).run(lambda: len(events(again)) >= 3)

@@ -143,10 +143,12 @@ def test_ranks_with_other_numbers_of_tokens_measure_the_same_from_the_same_step(
         with GreenSession(config, meter=FlatMeter(), signal=signal, topology=place) as green:
             model = nn.Linear(32, 32)
             optimizer = torch.optim.AdamW(model.parameters())
-            green.watch(nn.Sequential(model), optimizer)
+            watched = nn.Sequential(model)
+            green.watch(watched, optimizer)
             for step in range(12):
                 barrier.wait(20)  # as the training's own communication
                 time.sleep(0.1)
+                watched(torch.zeros(1, 32))
                 optimizer.step()
                 green.step(tokens=10 + rank)  # of 2,100 steps, or of 1,909
                 assert green.gears is not None
