@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
+from benchmarks.published_claims import published_figures
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.simulator.pipeline import display
-from greentrain.simulator.pipeline.bounds import break_even, caps, published, published_figures
+from greentrain.simulator.pipeline.bounds import break_even, caps, published
 from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.simulate import Mode, Setting, simulate, step_ends
 from greentrain.simulator.pipeline.table import PipelineTable

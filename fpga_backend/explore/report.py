@@ -45,7 +45,7 @@ def table(
 
 
 def _cells(point: DesignPoint) -> tuple[str, ...]:
-    name = f"{point.cards} x {point.card}" + ("*" if point.ways > 1 else "")
+    name = f"{point.cards} x {point.card}"
     head = (name, point.precision)
     size = (str(point.batch), str(point.sequence))
     if point.tokens_per_s is None or point.power_w is None:
@@ -83,9 +83,7 @@ def _of_gpus(gpus: Sequence[GpuRow]) -> list[str]:
 
 def _notes(points: Sequence[DesignPoint], flips: bool) -> list[str]:
     found = []
-    if any(point.ways > 1 for point in points):
-        found.append("* The cards share the model by twos: each has half of every product's outputs.")
-    if any(0 < point.wave < point.batch * point.ways // point.cards for point in points):
+    if any(0 < point.wave < point.batch // point.cards for point in points):
         found.append("Some batches run in waves, because their registers take more than a card's memory.")
     if not flips:
         found.append("Rank flips: not measured (--texts measures them on a Hugging Face folder with weights).")

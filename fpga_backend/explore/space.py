@@ -1,7 +1,7 @@
 """The design space of a model on cards: precision x batch x sequence x card x number of cards.
 
-The model is a compiled one, a model folder, or a configuration known by name. Where it does not fit on one card, two
-share it; a batch that is too large for their memory runs in waves.
+The model is a compiled one, a model folder, or a configuration known by name. A batch that is
+too large for a card's memory runs in waves.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from greentrain.utils.validation import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRun:
-    """A share of a batch, modelled."""
+    """A card's share of a batch, modelled."""
 
     run_s: float
     energy_j: float
@@ -34,39 +34,35 @@ class GroupRun:
     bound: Bound | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardGroup:
-    """Cards that share a model."""
+def in_waves(program: Program, card: CardSpec, *, sequence: int, wave: int, sequences: int) -> GroupRun:
+    """Return what a card takes for so many sequences, in waves one after the other.
 
-    program: Program
-    card: CardSpec
-    sequence: int
-    ways: int
-    wave: int
-    """Sequences at a time."""
-
-    def run(self, sequences: int) -> GroupRun:
-        """Return what so many sequences take, in waves one after the other."""
-        full, rest = divmod(sequences, self.wave)
-        parts: list[tuple[int, CardService]] = []
-        for number, size in ((full, self.wave), (1 if rest else 0, rest)):
-            if number:
-                found = service(self.program, BatchLayout.equal(size, self.sequence), self.card, ways=self.ways)
-                parts.append((number, found))
-        return GroupRun(
-            run_s=sum(number * found.run_s for number, found in parts),
-            energy_j=sum(number * found.energy_j for number, found in parts),
-            assumed_j=sum(number * found.assumed_j for number, found in parts),
-            bound=parts[0][1].bound if parts else None,
-        )
+    Args:
+        program: Compiled, or built from a configuration.
+        card: Card with all constants that the model needs.
+        sequence: Length of each sequence (tokens).
+        wave: Sequences at a time.
+        sequences: Sequences in all.
+    """
+    full, rest = divmod(sequences, wave)
+    parts: list[tuple[int, CardService]] = []
+    for number, size in ((full, wave), (1 if rest else 0, rest)):
+        if number:
+            parts.append((number, service(program, BatchLayout.equal(size, sequence), card)))
+    return GroupRun(
+        run_s=sum(number * found.run_s for number, found in parts),
+        energy_j=sum(number * found.energy_j for number, found in parts),
+        assumed_j=sum(number * found.assumed_j for number, found in parts),
+        bound=parts[0][1].bound if parts else None,
+    )
 
 
-def most_sequences(program: Program, sequence: int, room_bytes: int, wanted: int, *, ways: int) -> int:
+def most_sequences(program: Program, sequence: int, room_bytes: int, wanted: int) -> int:
     """Return how many sequences a card has room for beside the weights, up to ``wanted``; 0: not even one."""
     low, high = 0, wanted
     while low < high:
         middle = (low + high + 1) // 2
-        if footprint(program, BatchLayout.equal(middle, sequence), ways=ways).total_bytes <= room_bytes:
+        if footprint(program, BatchLayout.equal(middle, sequence)).total_bytes <= room_bytes:
             low = middle
         else:
             high = middle - 1
@@ -84,10 +80,8 @@ class DesignPoint:
 
     card: str
     cards: int
-    ways: int
-    """Cards that share a model: 1, or 2 where it does not fit on one."""
     wave: int
-    """Sequences of a card, or a pair, at a time: fewer than its share where their registers have no room, 0 where not
+    """Sequences of a card at a time: fewer than its share where their registers have no room, 0 where not
     even one has."""
     precision: str
     batch: int
@@ -152,18 +146,17 @@ def compiled_to(program: Program, precision: str) -> Program:
 def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: int, sequence: int) -> DesignPoint:
     compiled = compiled_to(program, precision)
     room = int(card.value("memory_bytes"))
-    group = _group(compiled, card, cards, batch, sequence)
-    need_bytes = footprint(compiled, BatchLayout.equal(max(group.wave, 1), sequence), ways=group.ways).total_bytes
+    wave = most_sequences(compiled, sequence, room, math.ceil(batch / cards))
+    need_bytes = footprint(compiled, BatchLayout.equal(max(wave, 1), sequence)).total_bytes
     reason = ""
     if sequence > program.max_tokens:
         reason = f"the model takes {program.max_tokens} tokens at most"
-    elif not group.wave:
+    elif not wave:
         reason = f"one sequence needs {need_bytes / 1e9:.1f} GB of {room / 1e9:.1f} GB a card"
     point = DesignPoint(
         card=card.name,
         cards=cards,
-        ways=group.ways,
-        wave=group.wave,
+        wave=wave,
         precision=precision,
         batch=batch,
         sequence=sequence,
@@ -172,35 +165,26 @@ def _point(program: Program, card: CardSpec, cards: int, precision: str, batch: 
         fits=not reason,
         reason=reason,
     )
-    return point if reason else _served(point, group)
+    return point if reason else _served(point, compiled, card)
 
 
-def _group(program: Program, card: CardSpec, cards: int, batch: int, sequence: int) -> CardGroup:
-    """Return one card, or two that share the model where one has no room for it and a sequence."""
-    wave, ways = 0, 1
-    for ways in (1, 2)[:cards]:
-        share = math.ceil(batch / (cards // ways))
-        wave = most_sequences(program, sequence, int(card.value("memory_bytes")), share, ways=ways)
-        if wave:
-            break
-    return CardGroup(program=program, card=card, sequence=sequence, ways=ways, wave=wave)
-
-
-def _served(point: DesignPoint, group: CardGroup) -> DesignPoint:
-    """Return the point with time and energy: groups of cards take equal shares of the batch, the rest one less.
+def _served(point: DesignPoint, program: Program, card: CardSpec) -> DesignPoint:
+    """Return the point with time and energy: cards take equal shares of the batch, the rest one less.
 
     Cards that have nothing to do, or are done before the others, draw idle power.
     """
-    groups = point.cards // point.ways
-    low, more = divmod(point.batch, groups)
-    runs = [(more, group.run(low + 1)), (groups - more, group.run(low))]
+    low, more = divmod(point.batch, point.cards)
+    runs = [
+        (number, in_waves(program, card, sequence=point.sequence, wave=point.wave, sequences=share))
+        for number, share in ((more, low + 1), (point.cards - more, low))
+    ]
     run_s = max(run.run_s for number, run in runs if number)
     energy_j = sum(number * run.energy_j for number, run in runs)
     assumed_j = sum(number * run.assumed_j for number, run in runs)
-    busy_s = point.ways * sum(number * run.run_s for number, run in runs)
-    idle_j = (point.cards * run_s - busy_s) * group.card.value("idle_power_w")
+    busy_s = sum(number * run.run_s for number, run in runs)
+    idle_j = (point.cards * run_s - busy_s) * card.value("idle_power_w")
     energy_j += idle_j
-    assumed_j += idle_j if group.card.kind("idle_power_w") == "assumed" else 0.0
+    assumed_j += idle_j if card.kind("idle_power_w") == "assumed" else 0.0
     tokens = point.batch * point.sequence
     return dataclasses.replace(
         point,

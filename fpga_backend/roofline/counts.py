@@ -4,11 +4,6 @@ Products are those that the result needs: keys behind a causal query are not cou
 traffic is that of kernels which run one after the other, as ``csim/schedule.py`` launches them: each reads its operands
 once and writes its result once. A kernel whose operands do not fit on the chip reads some of them again, so the bytes,
 and the times that follow from them, are lower bounds.
-
-Cards that share a model share each product by its outputs. A product, an attention by heads, and what is done to single
-elements leave each card with its columns. Quantising a row, a norm, a pool and a head need the whole row, so before
-them the columns are brought together: each card sends its part to the host and takes the others'. So every integer sum
-stays on one card, and results stay those of one card.
 """
 
 import dataclasses
@@ -24,7 +19,6 @@ from greentrain.fpga_backend.errors import ArtifactError, BatchError
 from greentrain.fpga_backend.program import (
     Add,
     Attention,
-    Columns,
     Embed,
     Gate,
     Linear,
@@ -226,20 +220,19 @@ class WorkCounts:
         return sum(op.launches for op in self.ops)
 
 
-def count(program: Program, batch: Packed | BatchLayout, *, ways: int = 1) -> WorkCounts:
+def count(program: Program, batch: Packed | BatchLayout) -> WorkCounts:
     """Return what a batch asks of one card.
 
     Args:
         program: Compiled, or built from a configuration; its precision decides the sizes.
         batch: Packed, or equal sequences.
-        ways: Cards that share each product by its outputs, and each attention by its heads.
 
     Raises:
         ArtifactError: The precision has no model of a card.
     """
     layout = batch if isinstance(batch, BatchLayout) else BatchLayout.of(batch)
     widths = widths_of(program.precision)
-    counter = _OpCounter(layout, widths, ways)
+    counter = _OpCounter(layout, widths)
     ops = tuple(counter.count(place, op) for place, op in enumerate(program.ops))
     asked = isinstance(program.ops[-1], LogProb)
     table = 3 * layout.rows + 4 * (layout.segments + layout.sequences) + (2 * layout.targets if asked else 0)
@@ -250,10 +243,9 @@ def count(program: Program, batch: Packed | BatchLayout, *, ways: int = 1) -> Wo
 class _OpCounter:
     """Counts operators in order, and remembers how many rows each register has."""
 
-    def __init__(self, layout: BatchLayout, widths: NumberWidths, ways: int) -> None:
+    def __init__(self, layout: BatchLayout, widths: NumberWidths) -> None:
         self._layout = layout
         self._widths = widths
-        self._ways = ways
         self._rows: dict[int, int] = {}
         self._kinds: dict[type, Callable[..., OpCount]] = {
             Embed: self._embed,
@@ -300,21 +292,19 @@ class _OpCounter:
 
     def _gate(self, op: Gate) -> OpCount:
         matrices = 2 if op.up is None else 3
-        return _part(activation_bytes=matrices * self._register(self._rows[op.out], op.x.width, split=True))
+        return _part(activation_bytes=matrices * self._register(self._rows[op.out], op.x.width))
 
     def _rotary(self, op: Rotary) -> OpCount:
         rows = self._rows[op.out]
         angles = WORD * op.x.width // op.heads * rows
-        return _part(
-            weight_bytes=angles, activation_bytes=2 * self._register(rows, op.x.width, split=True) + WORD * rows
-        )
+        return _part(weight_bytes=angles, activation_bytes=2 * self._register(rows, op.x.width) + WORD * rows)
 
     def _attention(self, op: Attention) -> OpCount:
         layout = self._layout
         rows, heads = self._rows[op.out], op.heads
         pairs = layout.causal_pairs if op.causal else layout.all_pairs
         outputs = op.v.width // op.kv_heads * heads
-        products = math.ceil(pairs * (op.q.width + outputs) / self._ways)
+        products = pairs * (op.q.width + outputs)
         passes = [
             self._quantised(rows, c.width, n) for c, n in ((op.q, heads), (op.k, op.kv_heads), (op.v, op.kv_heads))
         ]
@@ -324,7 +314,7 @@ class _OpCounter:
         read += layout.keys * ((op.k.width + op.v.width) * size + 2 * scales * op.kv_heads)
         return _part(
             launches=1 + (len(passes) if self._widths.quantised else 0),
-            activation_bytes=sum(passes) + math.ceil(read / self._ways) + self._register(rows, outputs, split=True),
+            activation_bytes=sum(passes) + read + self._register(rows, outputs),
             **self._macs(products),
         )
 
@@ -345,7 +335,7 @@ class _OpCounter:
         targets = self._layout.targets
         chunks = math.ceil(targets / logit_rows(op.vocabulary))
         product = self._product(op, targets, op.vocabulary)
-        logits = self._register(targets, op.vocabulary, split=True)
+        logits = self._register(targets, op.vocabulary)
         return dataclasses.replace(
             product,
             launches=chunks * (product.launches + 1),
@@ -354,15 +344,15 @@ class _OpCounter:
         )
 
     def _product(self, op: Linear | LogProb, rows: int, outputs: int) -> OpCount:
-        inner, own = op.x.width, math.ceil(outputs / self._ways)
+        inner = op.x.width
         times = digits(op) if self._widths.quantised else 1
         passed = self._quantised(rows, inner, 1, times)
         read = rows * (times * inner + WORD) if self._widths.quantised else self._register(rows, inner)
         return _part(
             launches=2 if self._widths.quantised else 1,
-            weight_bytes=self._widths.weights(own, inner) + (WORD * own if op.bias else 0),
-            activation_bytes=passed + read + self._register(rows, own),
-            **self._macs(times * rows * inner * own),
+            weight_bytes=self._widths.weights(outputs, inner) + (WORD * outputs if op.bias else 0),
+            activation_bytes=passed + read + self._register(rows, outputs),
+            **self._macs(times * rows * inner * outputs),
         )
 
     def _quantised(self, rows: int, width: int, groups: int, times: int = 1) -> int:
@@ -371,8 +361,8 @@ class _OpCounter:
             return 0
         return self._register(rows, width) + rows * (times * width + WORD * groups)
 
-    def _register(self, rows: int, width: int, *, split: bool = False) -> int:
-        return rows * (math.ceil(width / self._ways) if split else width) * self._widths.activation_bytes
+    def _register(self, rows: int, width: int) -> int:
+        return rows * width * self._widths.activation_bytes
 
     def _macs(self, products: int) -> dict[str, int]:
         return {"macs8" if self._widths.product_bits == 8 else "macs16": products}
@@ -397,46 +387,9 @@ def _part(
     )
 
 
-def exchanged_bytes(program: Program, layout: BatchLayout, ways: int) -> int:
-    """Return the bytes that one card sends and takes, both added up.
-
-    Raises:
-        ArtifactError: The precision has no model of a card.
-    """
-    if ways == 1:
-        return 0
-    size = widths_of(program.precision).activation_bytes
-    width = widths(program)
-    split: dict[int, bool] = {}
-    rows: dict[int, int] = {}
-    total = 0
-    for op in program.ops:
-        sources = list(read_by(op))
-        if not _by_column(op):
-            for register in {source.register for source in sources if split[source.register]}:
-                # own part out, the others' in: the whole register crosses the card's link once
-                total += rows[register] * width[register] * size
-                split[register] = False
-        out = getattr(op, "out", None)
-        if out is not None:
-            split[out] = isinstance(op, Linear) or (_by_column(op) and _any_split(sources, split))
-            rows[out] = (
-                layout.sequences if isinstance(op, Pool) else rows[sources[0].register] if sources else layout.rows
-            )
-    return total
-
-
-def _by_column(op: Op) -> bool:
-    return isinstance(op, Add | Gate | Rotary | Attention)
-
-
-def _any_split(sources: list[Columns], split: dict[int, bool]) -> bool:
-    return any(split[source.register] for source in sources)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFootprint:
-    """Bytes on one card."""
+    """Bytes on a card."""
 
     weights_bytes: int
     activations_bytes: int
@@ -448,27 +401,25 @@ class MemoryFootprint:
         return self.weights_bytes + self.activations_bytes
 
 
-def footprint(program: Program, layout: BatchLayout, *, ways: int = 1) -> MemoryFootprint:
-    """Return what a batch takes on one of ``ways`` cards that share the products by their outputs.
-
-    Registers are taken whole on each card: an upper bound. Tensors that several operators name are counted once.
+def footprint(program: Program, layout: BatchLayout) -> MemoryFootprint:
+    """Return what a batch takes on a card. Tensors that several operators name are counted once.
 
     Raises:
         ArtifactError: The precision has no model of a card.
     """
     sizes = widths_of(program.precision)
     named = {getattr(op, "weight", None): op for op in program.ops}
-    weights = sum(_stored(op, program, sizes, ways) for op in named.values())
+    weights = sum(_stored(op, program, sizes) for op in named.values())
     return MemoryFootprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
 
 
-def _stored(op: Op, program: Program, sizes: NumberWidths, ways: int) -> int:
+def _stored(op: Op, program: Program, sizes: NumberWidths) -> int:
     match op:
         case Embed():
             entries = {"token": program.vocabulary, "type": program.types}.get(op.index, program.max_tokens + op.offset)
             return entries * (op.width * sizes.embedding_bytes + (WORD if sizes.quantised else 0))
         case Linear() | LogProb():
-            outputs = math.ceil((op.outputs if isinstance(op, Linear) else op.vocabulary) / ways)
+            outputs = op.outputs if isinstance(op, Linear) else op.vocabulary
             return sizes.weights(outputs, op.x.width) + (WORD * outputs if op.bias else 0)
         case Norm():
             return (2 if op.bias else 1) * op.x.width * WORD

@@ -19,7 +19,7 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.batch import Packed
 from greentrain.fpga_backend.program import Precision, Program
 from greentrain.fpga_backend.roofline.cards import CardSpec
-from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, WorkCounts, count, exchanged_bytes
+from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, WorkCounts, count
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
@@ -44,16 +44,16 @@ NEEDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardService:
-    """What a batch would take on a card, or on several that share it. All of it is a model."""
+    """What a batch would take on a card. All of it is a model."""
 
     tokens: int
     in_s: float
     """Copy to the card."""
     engine_s: float
-    """Launches, kernels, exchange between cards, and waiting where the TDP holds the clock down."""
+    """Launches, kernels, and waiting where the TDP holds the clock down."""
     out_s: float
     energy_j: float
-    """Of all cards, idle power while the batch runs included."""
+    """Idle power while the batch runs included."""
     parts_s: Mapping[str, float]
     """``launch``, ``pcie``, ``compute``, ``memory`` and ``power``: their sum is ``run_s``."""
     parts_j: Mapping[str, float]
@@ -70,7 +70,7 @@ class CardService:
 
     @property
     def power_w(self) -> float:
-        """Mean power of all cards while the batch runs."""
+        """Mean power while the batch runs."""
         return self.energy_j / self.run_s
 
     @property
@@ -109,8 +109,6 @@ def service(
     batch: Packed | BatchLayout,
     card: CardSpec,
     precision: Precision | None = None,
-    *,
-    ways: int = 1,
 ) -> CardService:
     """Return what a batch would take.
 
@@ -119,7 +117,6 @@ def service(
         batch: Packed, or equal sequences.
         card: All of its constants that are needed must be known.
         precision: Precision in place of the program's own.
-        ways: Cards that share each product by its outputs, each bringing the rows together through the host.
 
     Raises:
         ConfigError: The card lacks a constant; the message names all.
@@ -127,13 +124,11 @@ def service(
     """
     if precision is not None and precision != program.precision:
         program = dataclasses.replace(program, precision=precision)
-    layout = batch if isinstance(batch, BatchLayout) else BatchLayout.of(batch)
-    counts = count(program, layout, ways=ways)
-    return serve(counts, card, exchange_bytes=exchanged_bytes(program, layout, ways), ways=ways)
+    return serve(count(program, batch), card)
 
 
-def serve(counts: WorkCounts, card: CardSpec, *, exchange_bytes: int = 0, ways: int = 1) -> CardService:
-    """Return what counted work would take; ``counts`` are of one of ``ways`` equal cards.
+def serve(counts: WorkCounts, card: CardSpec) -> CardService:
+    """Return what counted work would take.
 
     Raises:
         ConfigError: The card lacks a constant; the message names all.
@@ -146,7 +141,7 @@ def serve(counts: WorkCounts, card: CardSpec, *, exchange_bytes: int = 0, ways: 
             f"{card.value('tdp_w'):g} W"
         )
     link = card.value("pcie_bytes_per_s")
-    in_s, out_s, exchange_s = counts.pcie_in_bytes / link, counts.pcie_out_bytes / link, exchange_bytes / link
+    in_s, out_s = counts.pcie_in_bytes / link, counts.pcie_out_bytes / link
     launch_s = counts.launches * card.value("launch_s")
     compute_s = memory_s = 0.0
     for op in counts.ops:
@@ -155,19 +150,19 @@ def serve(counts: WorkCounts, card: CardSpec, *, exchange_bytes: int = 0, ways: 
             compute_s += busy_s
         else:
             memory_s += moving_s
-    run_s = in_s + out_s + exchange_s + launch_s + compute_s + memory_s
-    pcie_bytes = counts.pcie_in_bytes + counts.pcie_out_bytes + exchange_bytes
+    run_s = in_s + out_s + launch_s + compute_s + memory_s
+    pcie_bytes = counts.pcie_in_bytes + counts.pcie_out_bytes
     dynamic = {
-        "products": ways * sum(counts.macs_of(bits) * card.value(f"mac{bits}_j") for bits in _widths(counts)),
-        "memory": ways * counts.memory_bytes * card.value("memory_j_per_byte"),
-        "pcie": ways * pcie_bytes * card.value("pcie_j_per_byte"),
+        "products": sum(counts.macs_of(bits) * card.value(f"mac{bits}_j") for bits in _widths(counts)),
+        "memory": counts.memory_bytes * card.value("memory_j_per_byte"),
+        "pcie": pcie_bytes * card.value("pcie_j_per_byte"),
     }
-    idle_w = ways * card.value("idle_power_w")
-    cooled_s = sum(dynamic.values()) / (ways * card.value("tdp_w") - idle_w)
+    idle_w = card.value("idle_power_w")
+    cooled_s = sum(dynamic.values()) / (card.value("tdp_w") - idle_w)
     held_s = max(0.0, cooled_s - run_s)
     parts_s = {
         "launch": launch_s,
-        "pcie": in_s + out_s + exchange_s,
+        "pcie": in_s + out_s,
         "compute": compute_s,
         "memory": memory_s,
         "power": held_s,
@@ -177,7 +172,7 @@ def serve(counts: WorkCounts, card: CardSpec, *, exchange_bytes: int = 0, ways: 
     return CardService(
         tokens=counts.tokens,
         in_s=in_s,
-        engine_s=launch_s + exchange_s + compute_s + memory_s + held_s,
+        engine_s=launch_s + compute_s + memory_s + held_s,
         out_s=out_s,
         energy_j=sum(parts_j.values()),
         parts_s=parts_s,

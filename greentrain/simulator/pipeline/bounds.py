@@ -1,4 +1,4 @@
-"""What physics allows a step with cards, what was published beside it, and when cards have paid for their making.
+"""What physics allows a step with cards, and when cards have paid for their making.
 
 The split of a step that was published for an RLHF pipeline with cards beside the GPUs stands here as an example. Cards
 are paid for once they have saved the carbon that went into making them, which is never where they save nothing.
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.explore.claims import Claim, check, claims
 from greentrain.ledger.embodied import DEVICES
 from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.simulator.pipeline.simulate import StepOutcome, amdahl
@@ -18,11 +17,6 @@ from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 from greentrain.types import G_PER_KG, S_PER_HOUR
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound
-
-NOT_REPRODUCED: Final = "published, not reproduced"
-REFUTED: Final = "published, impossible"
-_OF_PIPELINES: Final = ("throughput", "latency", "sweep", "power", None)
-"""Kinds of claims that speak of speed or energy of passes; None: headlines without conditions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +33,6 @@ class Cap:
         return {"passes": [str(stage) for stage in self.passes], "share": self.share, "speedup": self.speedup}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A published figure, and what stands against it."""
-
-    said: str
-    verdict: str
-    why: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON types."""
-        return {"said": self.said, "verdict": self.verdict, "why": self.why}
-
-
 def caps(table: PipelineTable) -> tuple[Cap, ...]:
     """Return the caps of Amdahl's law: of the reward alone, with the reference, and of all passes of the step."""
     sets = [(Stage.REWARD,), (Stage.REWARD, Stage.REFERENCE), MOVABLE]
@@ -62,23 +43,6 @@ def caps(table: PipelineTable) -> tuple[Cap, ...]:
             speedup = amdahl(table, there)
             found.setdefault(frozenset(there), Cap(passes=there, share=1 - 1 / speedup, speedup=speedup))
     return tuple(found.values())
-
-
-def published_figures() -> tuple[Published, ...]:
-    """Return what was published of speed and energy with cards, each with a verdict."""
-    return tuple(_judged(claim) for claim in claims() if claim.terms.get("kind") in _OF_PIPELINES and _of_card(claim))
-
-
-def _of_card(claim: Claim) -> bool:
-    return "gpu" not in claim.terms and not (claim.terms.get("note") and not claim.id.startswith("headline"))
-
-
-def _judged(claim: Claim) -> Published:
-    found = check(claim)
-    if found is None:
-        return Published(said=claim.said, verdict=NOT_REPRODUCED, why=str(claim.terms.get("note", "")))
-    why = f"needs {found.needed:.3g} {found.unit}; the card has {found.bound:.3g} at most: {found.over:.3g} times more"
-    return Published(said=claim.said, verdict=REFUTED if found.over > 1 else NOT_REPRODUCED, why=why)
 
 
 NAME: Final = "published"

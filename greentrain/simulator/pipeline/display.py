@@ -11,7 +11,7 @@ from rich.text import Text
 
 from greentrain.policy.offload.stages import Hardware, Stage, Where
 from greentrain.simulator.picture import LINES, OFF_COLOUR, check_format, check_pictures, clean
-from greentrain.simulator.pipeline.bounds import NOT_REPRODUCED, REFUTED, BreakEven, caps, published_figures
+from greentrain.simulator.pipeline.bounds import BreakEven, caps
 from greentrain.simulator.pipeline.simulate import GridIntensity, Mode, StepOutcome, said
 from greentrain.simulator.pipeline.table import PipelineTable
 from greentrain.simulator.pipeline.what_if import Fall, Scaled, SensitivityPoint
@@ -125,19 +125,11 @@ def hours(paid: BreakEven | None) -> str:
 
 
 def physics(table: PipelineTable) -> list[str]:
-    """Return what physics allows the step, and what was published beside it."""
-    lines = [
+    """Return what physics allows the step."""
+    return [
         f"At most, by Amdahl: x{cap.speedup:.2f} if {', '.join(cap.passes)} took no time ({cap.share:.0%} of the step)."
         for cap in caps(table)
     ]
-    found = published_figures()
-    refuted = next((figure for figure in found if figure.verdict == REFUTED), None)
-    if refuted is not None:
-        lines.append(f"{refuted.said}: {refuted.verdict}; it {refuted.why}.")
-    heads = [figure.said for figure in found if figure.verdict == NOT_REPRODUCED]
-    if heads:
-        lines.append(f"{', '.join(heads)}: {NOT_REPRODUCED}; no conditions were given under which to check them.")
-    return lines
 
 
 def paid_lines(name: str, paid: BreakEven | None, grid: GridIntensity) -> list[str]:
@@ -335,6 +327,4 @@ def _joules(axes: "Axes", outcomes: Sequence[StepOutcome]) -> None:
 
 
 def _caption(figure: "Figure", table: PipelineTable) -> None:
-    heads = ", ".join(found.said for found in published_figures() if found.verdict == NOT_REPRODUCED)
     figure.suptitle(f"{table.name}: modelled", x=0.01, ha="left", fontsize=11, fontweight="bold")
-    figure.supxlabel(f"{heads}: {NOT_REPRODUCED}", x=0.01, ha="left", fontsize=7.5, color="#555555")

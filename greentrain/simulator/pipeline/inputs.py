@@ -16,9 +16,9 @@ from greentrain.errors import CarbonSignalError, ConfigError
 from greentrain.fpga_backend.explore.gpu import computed, gpu_named
 from greentrain.fpga_backend.explore.space import (
     PRECISIONS,
-    CardGroup,
     Subject,
     compiled_to,
+    in_waves,
     most_sequences,
     open_subject,
 )
@@ -87,10 +87,10 @@ def card_figures(
             f"{subject.name} takes {subject.program.max_tokens} tokens at most, and rollouts have {work.length}"
         )
     program = compiled_to(subject.program, precision)
-    wave = most_sequences(program, work.length, int(card.value("memory_bytes")), work.sequences, ways=1)
+    wave = most_sequences(program, work.length, int(card.value("memory_bytes")), work.sequences)
     if not wave:
         raise ConfigError(f"{subject.name} in {precision} has no room on a {card.name}: leave it on the GPUs")
-    run = CardGroup(program=program, card=card, sequence=work.length, ways=1, wave=wave).run(work.sequences)
+    run = in_waves(program, card, sequence=work.length, wave=wave, sequences=work.sequences)
     assumed = [name for name in CONSTANTS if getattr(card, name) is not None and card.kind(name) == "assumed"]
     source = f"roofline model of {subject.name}, {precision}, on a {card.name}, bound by {run.bound}"
     source += f"; assumed: {', '.join(assumed)}" if assumed else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.stages import Stage
 from greentrain.simulator.pipeline import display
-from greentrain.simulator.pipeline.bounds import BreakEven, CardFootprint, break_even, caps, published_figures
+from greentrain.simulator.pipeline.bounds import BreakEven, CardFootprint, break_even, caps
 from greentrain.simulator.pipeline.inputs import PipelineInputs, open_footprint, open_grid, open_table
 from greentrain.simulator.pipeline.simulate import (
     CHUNKS,
@@ -137,7 +137,7 @@ def answer_modes(
             "outcomes": [
                 {**one.to_dict(), "steps": steps, "mean_step_s": mean} for one, mean in zip(found, means, strict=True)
             ],
-            **_physics(table),
+            "caps": [cap.to_dict() for cap in caps(table)],
             "break_even": None if paid is None else {"mode": str(away.mode), **paid.to_dict()},
             "scaling": [_scaled(row) for row in scaled],
         },
@@ -162,7 +162,7 @@ def answer_waterfall(asked: StudyRequest, cards: int) -> StudyAnswer:
         document={
             **_document(table, asked, grid),
             "rows": [row.to_dict() for row in rows],
-            **_physics(table),
+            "caps": [cap.to_dict() for cap in caps(table)],
             "break_even": None if paid is None else {"mode": str(rows[-2].outcome.mode), **paid.to_dict()},
         },
         shown=[display.fallen(table, rows, display.paid_lines(table.card, paid, grid))],
@@ -266,13 +266,6 @@ def _document(table: PipelineTable, asked: StudyRequest, grid: GridIntensity) ->
         "card_stays": asked.card_stays,
         "grid": {"g_per_kwh": grid.g_per_kwh, "pue": grid.pue, "source": grid.source},
     }  # fmt: skip
-
-
-def _physics(table: PipelineTable) -> dict[str, Any]:
-    return {
-        "caps": [cap.to_dict() for cap in caps(table)],
-        "published": [figure.to_dict() for figure in published_figures()],
-    }
 
 
 def _figure(figure: SourcedNumber | None) -> dict[str, Any] | None:

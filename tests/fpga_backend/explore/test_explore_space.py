@@ -82,20 +82,15 @@ def test_a_batch_without_room_runs_in_waves() -> None:
 def test_as_many_sequences_as_fit() -> None:
     takes = [footprint(MINILM, BatchLayout.equal(n, 64)).total_bytes for n in range(1, 21)]
     for n, need_bytes in enumerate(takes, start=1):
-        assert most_sequences(MINILM, 64, need_bytes, 20, ways=1) == n
-        assert most_sequences(MINILM, 64, need_bytes - 1, 20, ways=1) == n - 1
+        assert most_sequences(MINILM, 64, need_bytes, 20) == n
+        assert most_sequences(MINILM, 64, need_bytes - 1, 20) == n - 1
 
 
-def test_two_cards_share_a_model_that_one_cannot_hold() -> None:
+def test_a_model_that_a_card_cannot_hold_does_not_run_on_two_either() -> None:
     deep = program_of({**PRESETS["llama-3-8b"][1], "num_hidden_layers": 48}, max_tokens=8192)
-    alone, pair, three, four = explore(
-        deep, cards=[CARD], precisions=["fp16"], batches=[32], sequences=[512], numbers=[1, 2, 3, 4]
-    )
-    assert not alone.fits and "one sequence needs" in alone.reason and alone.tokens_per_s is None
-    assert pair.fits and pair.ways == 2 and pair.bound == "compute"
-    assert pair.need_bytes < pair.memory_bytes < alone.need_bytes
-    assert three.tokens_per_s == pair.tokens_per_s and (three.power_w or 0) > (pair.power_w or 0)
-    assert (four.tokens_per_s or 0) > 1.9 * (pair.tokens_per_s or 0)
+    for point in explore(deep, cards=[CARD], precisions=["fp16"], batches=[32], sequences=[512], numbers=[1, 2]):
+        assert not point.fits and "one sequence needs" in point.reason and point.tokens_per_s is None
+        assert point.need_bytes > point.memory_bytes
 
 
 def test_a_sequence_longer_than_the_model_takes() -> None:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from greentrain.fpga_backend.batch import Batch, pack
-from greentrain.fpga_backend.program import Attention, Columns, Embed, Linear, Pool, Program, Score
-from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, count, exchanged_bytes
+from greentrain.fpga_backend.program import Attention
+from greentrain.fpga_backend.roofline.counts import BatchLayout, OpCount, count
 from greentrain.testing.offload_models import decoder, encoder
 
 
@@ -43,26 +43,3 @@ def test_keys_of_a_shared_prompt_are_read_by_each_that_shares_it() -> None:
     quantised = rows * (q * 5 + 4 * 4) + 2 * rows * (kv * 5 + 2 * 4)
     read = rows * (q + 4 * 4) + keys * 2 * (kv + 2 * 4)
     assert count(program, packed).ops[place].activation_bytes == quantised + read + rows * q * 4
-
-
-def test_columns_are_brought_together_once_for_all_who_read_them() -> None:
-    def columns(register: int, width: int) -> Columns:
-        return Columns(register=register, start=0, width=width)
-
-    program = Program(
-        ops=(
-            Embed(out=0, weight="e", index="token", width=16),
-            Linear(out=1, x=columns(0, 16), weight="a", outputs=24, bias=False),
-            Linear(out=2, x=columns(1, 24), weight="b", outputs=8, bias=False),
-            Linear(out=3, x=columns(1, 24), weight="c", outputs=8, bias=False),
-            Pool(out=4, x=columns(3, 8), how="last"),
-            Score(out=5, x=columns(4, 8), weight="d", labels=1, bias=False),
-        ),
-        vocabulary=10,
-        types=0,
-        max_tokens=8,
-        hidden=16,
-        layers=1,
-        causal=True,
-    )
-    assert exchanged_bytes(program, BatchLayout.equal(3, 4), 2) == 12 * 4 * (24 + 8)

@@ -4,8 +4,8 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from greentrain.fpga_backend.explore.gpu import gpu_named
 from greentrain.fpga_backend.explore.space import PRESETS
@@ -43,8 +43,8 @@ class Check:
 
 
 def claims() -> tuple[Claim, ...]:
-    """Return the claims of ``claims.toml``."""
-    text = resources.files("greentrain.fpga_backend.explore").joinpath("claims.toml").read_text(encoding="utf-8")
+    """Return the claims of ``published_claims.toml``."""
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return tuple(
         Claim(id=item.pop("id"), said=item.pop("said"), status=item.pop("status"), terms=item)
         for item in tomllib.loads(text)["claim"]
@@ -124,3 +124,35 @@ _KINDS: Mapping[str, Callable[[Mapping[str, Any]], Check]] = {
     "share": _share,
     "product": _product,
 }
+
+
+NOT_REPRODUCED: Final = "published, not reproduced"
+IMPOSSIBLE: Final = "published, impossible"
+_OF_PIPELINES: Final = ("throughput", "latency", "sweep", "power", None)
+"""Kinds of claims that speak of speed or energy of passes; None: headlines without conditions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A published figure, and what stands against it."""
+
+    said: str
+    verdict: str
+    why: str
+
+
+def published_figures() -> tuple[Published, ...]:
+    """Return what was published of speed and energy with cards, each with a verdict."""
+    return tuple(_judged(claim) for claim in claims() if claim.terms.get("kind") in _OF_PIPELINES and _of_card(claim))
+
+
+def _of_card(claim: Claim) -> bool:
+    return "gpu" not in claim.terms and not (claim.terms.get("note") and not claim.id.startswith("headline"))
+
+
+def _judged(claim: Claim) -> Published:
+    found = check(claim)
+    if found is None:
+        return Published(said=claim.said, verdict=NOT_REPRODUCED, why=str(claim.terms.get("note", "")))
+    why = f"needs {found.needed:.3g} {found.unit}; the card has {found.bound:.3g} at most: {found.over:.3g} times more"
+    return Published(said=claim.said, verdict=IMPOSSIBLE if found.over > 1 else NOT_REPRODUCED, why=why)
