@@ -108,8 +108,8 @@ class Journal:
         self._writer.start()
         self._syncer.start()
         if hasattr(os, "register_at_fork"):  # a worker that outlives the training would keep the file locked
-            forked = weakref.WeakMethod(self._forked)
-            os.register_at_fork(after_in_child=lambda: (call := forked()) and call())
+            forget = weakref.WeakMethod(self._forget)
+            os.register_at_fork(after_in_child=lambda: (call := forget()) and call())
 
     @property
     def unwritten(self) -> int:
@@ -219,11 +219,10 @@ class Journal:
             self._unsynced = False
             with contextlib.suppress(OSError):
                 os.fsync(self._fd)
-        if self._closed and self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        if self._closed:
+            self._forget()
 
-    def _forked(self) -> None:
+    def _forget(self) -> None:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -235,7 +234,8 @@ class Journal:
             return False, 0
         os.lseek(self._fd, size - 1, os.SEEK_SET)
         torn = os.read(self._fd, 1) != b"\n"
-        return torn, next((n for line in lines_from_the_end(self.path) if (n := _number(line))), 0)
+        records = (parse_line(line, short=True) for line in lines_from_the_end(self.path))
+        return torn, next((n for record in records if record and isinstance(n := record.get("n"), int)), 0)
 
 
 def _locked(fd: int) -> bool:
@@ -251,12 +251,6 @@ def _locked(fd: int) -> bool:
     except OSError:  # this file system has no locks
         pass
     return True
-
-
-def _number(line: bytes) -> int:
-    """Return the number of a line; 0 where it is torn, or of a version that did not number."""
-    number = (parse_line(line, short=True) or {}).get("n")
-    return number if isinstance(number, int) else 0
 
 
 class LineNumbers:
