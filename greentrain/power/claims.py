@@ -73,16 +73,19 @@ def other_pids(folder: Path, own_pid: int | None = None) -> frozenset[int]:
     return frozenset(
         pid
         for name in fnmatch.filter(private_files.names(str(folder)), f"{_PROCESS}*.pid")
-        if (pid := int(name.removeprefix(_PROCESS).partition(".")[0])) != own and _is_of(folder / name, pid)
+        if (pid := int(name.removeprefix(_PROCESS).partition(".")[0])) != own
+        and (words := _words(folder / name)).get("pid") == pid
+        and not has_ended(words)
     )
 
 
-def _is_of(announcement: Path, pid: int) -> bool:
-    """Return True if the process that made an announcement is alive, rather than a later one with its number."""
+def _words(path: Path) -> Mapping[str, str | int | float]:
+    """Return what a process has left about itself; empty if that cannot be read."""
     try:
-        return psutil.Process(pid).create_time() <= announcement.stat().st_mtime + 1.0
-    except (psutil.Error, OSError):
-        return False
+        data = json.loads(private_files.read(str(path)) or "{}")
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 class Claims:
@@ -104,14 +107,9 @@ class Claims:
         self.degraded = ""
         try:
             private_files.make_folder(str(folder))
-            private_files.replace(str(self._announcement), "")
+            private_files.replace(str(self._announcement), json.dumps(_this_process()))
         except OSError as error:
             self.degraded = f"no claims: cannot write {folder} ({error.strerror}); {ENV_DIR} names another folder"
-
-    @property
-    def held(self) -> frozenset[str]:
-        """Uids that this process books."""
-        return frozenset(self._locks)
 
     def look(self, uid: str) -> None:
         """Note whether the last holder of a device is gone by now, for a later claim to know since when it is free."""
@@ -155,11 +153,7 @@ class Claims:
 
     def holder(self, uid: str, suffix: str = ".json") -> Mapping[str, str | int | float]:
         """Return what the last holder of a device said about itself; empty if nothing is known."""
-        try:
-            data = json.loads(private_files.read(str(self._path(uid, suffix))) or "{}")
-        except ValueError:
-            return {}
-        return data if isinstance(data, dict) else {}
+        return _words(self._path(uid, suffix))
 
     def ask(self, uid: str) -> None:
         """Ask whoever holds a device that this process computes on to let it go, if it does not need it itself."""
