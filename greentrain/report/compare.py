@@ -1,15 +1,17 @@
 """Two or more runs side by side: what each used relative to the first, and what makes that unfair."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from greentrain.errors import GreenTrainError
 from greentrain.report.summary import pue_text
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _FIGURES = (
     ("energy", "energy", "energy_j", quantities.energy),
@@ -77,7 +79,7 @@ def comparison_view(comparison: Mapping[str, Any]) -> View:
         (
             row["name"] if row["section"] == "total" else f"{row['section']}: {row['name']}",
             *row["texts"],
-            *("" if ratio is None else f"{quantities.significant(ratio)}x" for ratio in row["ratios"][1:]),
+            *(_times(ratio) for ratio in row["ratios"][1:]),
         )
         for row in comparison["rows"]
     ]
@@ -92,13 +94,8 @@ def comparison_view(comparison: Mapping[str, Any]) -> View:
     )
 
 
-def render(comparison: Mapping[str, Any]) -> "RenderableType":
+def render(comparison: Mapping[str, Any]) -> RenderableType:
     """Return a rich renderable: the relation first, then the table, then caveats."""
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
     names = comparison["names"]
     parts: list[Any] = [Text(text, style="bold") for text in comparison["sentences"]]
     parts += [Text(f"{name} = {run}", style="dim") for name, run in zip(names, comparison["runs"], strict=True)]

@@ -1,7 +1,12 @@
 """A summary as a table for the terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from greentrain.report import estimated
 from greentrain.report.charts import short_name
@@ -10,16 +15,9 @@ from greentrain.report.plan import plan_texts
 from greentrain.report.summary import gear_table, pue_text
 from greentrain.utils import quantities
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
 
-
-def render(summary: Mapping[str, Any]) -> "RenderableType":
+def render(summary: Mapping[str, Any]) -> RenderableType:
     """Return a rich renderable: headline, the plan, devices, phases and gears, where the run had any."""
-    from rich.console import Group
-    from rich.text import Text
-
     head = headline(summary)
     state = summary["state"]
     run = summary["run"]
@@ -42,9 +40,7 @@ def render(summary: Mapping[str, Any]) -> "RenderableType":
     return Group(*parts) if gears is None else Group(*parts, _gears(gears))
 
 
-def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
-    from rich.table import Table
-
+def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> Table:
     energy, carbon = summary["energy"], summary["carbon"]
     embodied = carbon["embodied_g"]
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -73,19 +69,15 @@ def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _table(title: str, *columns: str, left: Sequence[str] = (), **more: Any) -> "Table":
+def _table(title: str, *columns: str, left: Sequence[str] = (), **more: Any) -> Table:
     """Return an empty table under a title; its columns but those of ``left`` are aligned to the right."""
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, **more)
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right")
     return table
 
 
-def _plan(plan: Mapping[str, Any]) -> "Table":
-    from rich.markup import escape
-
+def _plan(plan: Mapping[str, Any]) -> Table:
     style = {"measured": "green", "modelled": "yellow", "mixed": "yellow"}.get(plan["provenance"], "red")
     title = f"Plan: {escape(plan['policy'])}, deadline {plan['deadline']} ([{style}]{plan['label']}[/])"
     table = _table(title, show_header=False)
@@ -98,7 +90,7 @@ def _plan(plan: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _estimated(summary: Mapping[str, Any]) -> "Table":
+def _estimated(summary: Mapping[str, Any]) -> Table:
     columns = ("", "Estimated", "Measured", "")
     table = _table("Estimated before", *columns, left=columns)
     for row in estimated.rows(summary):
@@ -106,9 +98,7 @@ def _estimated(summary: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _devices(summary: Mapping[str, Any]) -> "Table":
-    from rich.markup import escape
-
+def _devices(summary: Mapping[str, Any]) -> Table:
     columns = ("Device", "Source", "Energy", "Share", "Mean", "Missing")
     table = _table("Energy by device", *columns, left=columns[:2])
     for device in summary["devices"]:
@@ -125,9 +115,7 @@ def _devices(summary: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _phases(summary: Mapping[str, Any]) -> "Table":
-    from rich.markup import escape
-
+def _phases(summary: Mapping[str, Any]) -> Table:
     table = _table("Energy by phase", "Phase", "Exclusive", "Share", "Inclusive", left=("Phase",))
     for phase in summary["phases"]:
         table.add_row(
@@ -139,15 +127,12 @@ def _phases(summary: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _gears(gears: Mapping[str, Any]) -> "Table":
-    from rich.markup import escape
-    from rich.table import Table
-
+def _gears(gears: Mapping[str, Any]) -> Table:
     unit = gears["unit"]
-    table = Table(title="Precision gears", title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("Gear", f"Per {unit}", "", f"{unit.capitalize()}s/s", "Energy", "Time", "Steps"):
-        table.add_column(name, justify="left" if name in ("Gear", "") else "right", no_wrap=True)
-    table.add_column("Source")
+    columns = ("Gear", f"Per {unit}", "", f"{unit.capitalize()}s/s", "Energy", "Time", "Steps", "Source")
+    table = _table("Precision gears", *columns, left=("Gear", "", "Source"))
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     for row in gears["rows"]:
         style = {"measured": "green", "modelled": "yellow"}.get(row["provenance"], "red")
         table.add_row(

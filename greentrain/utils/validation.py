@@ -31,25 +31,17 @@ _MOST_SHOWN: Final = 300
 """Characters of a value in a message."""
 
 
-class _Brief(reprlib.Repr):
-    """Only the beginning of what is long or deep, and no number of thousands of digits, which Python does not print."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 3, 12, 12, 12
-        self.maxstring = self.maxother = self.maxlong = _MOST_SHOWN
-
-    def repr_int(self, value: int, level: int) -> str:
-        bits = value.bit_length()
-        return super().repr_int(value, level) if bits < 4096 else f"a whole number of {bits} bits"
-
-
-_BRIEF: Final = _Brief()
+_BRIEF: Final = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxlist, _BRIEF.maxtuple, _BRIEF.maxdict = 3, 12, 12, 12
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = _MOST_SHOWN
 
 
 def shown(value: object) -> str:
     """Return a value as a message names it: as ``repr``, but never longer than a few lines, whatever it is."""
-    text = _BRIEF.repr(value)
+    try:
+        text = _BRIEF.repr(value)
+    except ValueError:  # a whole number of more than 4300 digits, which Python prints nowhere
+        return "a number of thousands of digits"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

@@ -7,7 +7,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from greentrain.report.fleet.index import Index
 from greentrain.report.fleet.row import RunRow
@@ -15,9 +19,6 @@ from greentrain.report.fleet.tables import check_path
 from greentrain.report.fleet.totals import NO_SELECTION, FleetTotal, RunSelection, check_keys
 from greentrain.utils import quantities
 from greentrain.utils.display import one_line, plain
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 FORMAT: Final = 1
 """Of the JSON document."""
@@ -49,7 +50,7 @@ class FleetReportRequest:
                 check_path(option, path)
 
 
-def report(asked: FleetReportRequest, console: "Console", *, as_json: bool) -> None:
+def report(asked: FleetReportRequest, console: Console, *, as_json: bool) -> None:
     """Refresh the index, print the totals and write the files that are asked for.
 
     Raises:
@@ -80,7 +81,7 @@ def render(
     whole: Sequence[FleetTotal],
     rows: Sequence[RunRow],
     others: Sequence[RunRow],
-) -> "RenderableType":
+) -> RenderableType:
     """Return the table, where the joules are from, and what did not go well.
 
     Args:
@@ -90,10 +91,6 @@ def render(
         rows: Rows of the runs behind the totals.
         others: Runs among which the broken ones are told; a selection does not hide them.
     """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
     work = any(total.tokens for total in totals)
     table = Table(box=None, pad_edge=False)
     for key in by:
@@ -118,8 +115,6 @@ def _refresh(index: Index, *, quiet: bool) -> None:
     if quiet or not sys.stderr.isatty():
         index.refresh()
         return
-    from rich.console import Console
-
     with Console(stderr=True).status("Looking for runs") as status:
         index.refresh(lambda done, of: status.update(f"Reading runs: {done} of {of}"))
 
