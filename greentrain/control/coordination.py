@@ -118,8 +118,8 @@ class RankZeroChannel:
         Returns:
             The message; None where it did not arrive in time.
         """
-        # Keys are counted, not named by step: a rank that comes late finds the message still there, and none can take
-        # one message for another as long as all call this equally often, also where rank 0 has nothing to say.
+        # Keys are counted: none can take one message for another, as all call this equally often, also with nothing to
+        # say. It is no collective, which would hang where a rank is inside another one, or has left already.
         self._nth += 1
         key = f"{self._prefix}/all/{self._nth}"
         if self.alone or self.first:
@@ -158,29 +158,6 @@ class RankZeroChannel:
             raise TimeoutError(f"not every one of {self.place.world_size} ranks came within {wait_s:g} s")
         return list(answer["of"])
 
-    def gather(self, rank: int, ranks: int, wait_s: float = WAIT_S) -> bool:
-        """Wait until every rank is here; each calls it once, as its last message.
-
-        Args:
-            rank: This one.
-            ranks: Number of ranks.
-            wait_s: Longest wait (s).
-
-        Returns:
-            False if not all came in time, or the store is gone.
-        """
-        if self.alone or self._store is None:
-            return self.alone
-        # One key a rank and a wait for all, in place of a barrier: a barrier is a collective, and would hang where a
-        # rank is inside another one, or has left already.
-        keys = [f"{self._prefix}/end/{other}" for other in range(ranks)]
-        try:
-            self._store.set(keys[rank], "")
-            self._store.wait(keys, timedelta(seconds=wait_s))
-        except Exception:
-            return False
-        return True
-
     def _key(self, nth: int) -> str:
         return f"{self._prefix}/{nth}"
 
@@ -208,6 +185,11 @@ class SyncSchedule:
         """Optimizer steps counted."""
         self.over = not channel.possible
         """True when nothing is agreed any more."""
+        if self.over:
+            warn(
+                f"{channel.place.world_size} ranks have no process group, so they cannot agree: each is measured, and"
+                " there is no plan, no profile of gears, no end by a budget or a launcher's notice"
+            )
         self._from = (0, unix_s())
         self._step_s = 0.0
         self._look = 0  # no message before this step

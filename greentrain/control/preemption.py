@@ -10,6 +10,7 @@ Every rank is asked at the same optimizer step. No rank exits before all have cl
 ends the others as soon as one is gone.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -155,7 +156,8 @@ class PreemptionHandler:
     def together(self) -> None:
         """Wait until all ranks are ready to exit, and leave the process group. Never raises."""
         if self._channel is not None:
-            self._channel.gather(self._run.topology.rank, self._ranks, TOGETHER_S)
+            with contextlib.suppress(TimeoutError):
+                self._channel.everybody("closed", TOGETHER_S)
         dist = sys.modules.get("torch.distributed")
         try:
             if dist is not None and dist.is_available() and dist.is_initialized():

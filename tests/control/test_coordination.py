@@ -202,8 +202,6 @@ def test_a_run_that_goes_on_does_not_hear_its_first_part() -> None:
         assert second.heard(1) is None
         first.post(1, {"row": row})
         assert second.heard(1) == {"row": row}
-        assert not first.gather(0, 2, wait_s=0.1)
-        assert second.gather(1, 2, wait_s=0.1)
 
 
 def test_a_word_that_does_not_come_is_none() -> None:
@@ -220,8 +218,12 @@ def test_alone_it_needs_no_store() -> None:
     assert [agenda.stepped(lambda: ({"row": 2}, 1)) for _ in range(3)] == [None, None, {"row": 2}]
 
 
-def test_several_ranks_without_a_process_group_cannot_agree() -> None:
-    assert not RankZeroChannel("a-run", place(1)).possible
+def test_several_ranks_without_a_process_group_cannot_agree_and_say_so() -> None:
+    channel = RankZeroChannel("a-run", place(1))
+    told: list[str] = []
+    agenda = SyncSchedule(channel, lambda: 0.0, told.append)
+    assert not channel.possible and agenda.over and agenda.stepped(lambda: ({}, 1)) is None
+    assert len(told) == 1 and told[0].startswith("3 ranks have no process group, so they cannot agree")
 
 
 @pytest.mark.parametrize("step_s", [0.01, 1.0, 700.0])

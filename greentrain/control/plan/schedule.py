@@ -362,12 +362,10 @@ class Schedule:
         self._rested: tuple[float, float] | None = None
         self._heard: Mapping[str, Any] | None = None
         self._pausing = self._closed = False
-        self._pausable = True
+        self._pausable, self._weigh_s = True, 0.0
         self._at = (0, self.tokens, unix_s())
         self._past: list[float | None] = []
-        self._over = not channel.possible
-        if self._over:
-            run.warn(f"{self._ranks} ranks have no process group, so they cannot agree on a plan: there is none")
+        self._over = self._sync.over
         self._known = PlanFacts.from_dict(state or {})
         table = declared or self._known.table(self._ranks, config.precision.gears)
         if not self._over:
@@ -431,6 +429,9 @@ class Schedule:
         """Return whether the sensors have told what a resting rank draws, or are not waited for any more."""
         assert self._rested is not None
         t0_s, t1_s = self._rested
+        if time.monotonic() < self._weigh_s:
+            return False
+        self._weigh_s = time.monotonic() + LOOK_S
         joules = self._host.energy(t0_s, t1_s)
         if joules:
             self._known.idle_w = sum(joules.values()) / (t1_s - t0_s)

@@ -41,6 +41,8 @@ COLLECT_S: Final = 30.0
 """How long rank 0 looks for the records of all ranks, step by step (s): they come SETTLE_S after the last block."""
 TICKS = 10
 """Ticks of a counter that a block must hold, so that an edge's share of one is a few per cent."""
+ASK_S: Final = 0.25
+"""How often the sensors are asked for the joules of the last blocks (s)."""
 LOOK_S: Final = 0.05
 """How often :meth:`ProfilingRun.run` looks for them (s)."""
 ROUNDS = 4
@@ -145,6 +147,7 @@ class ProfilingRun:
         self._tokens = self._steps = 0
         self._key = ""
         self._ended_s: float | None = None
+        self._asked_s = -math.inf
         self._handed_in = self._told = False
         self.failed = ""
         """Why there will be no table; empty where there may."""
@@ -249,6 +252,9 @@ class ProfilingRun:
         self._ended_s = now_s if self._ended_s is None else self._ended_s
         self._restore()
         if not self._handed_in:
+            if now_s < self._asked_s + ASK_S:
+                return
+            self._asked_s = now_s
             if not self.profiler.settled and now_s < self._ended_s + SETTLE_S:
                 return
             self._handed_in = True
