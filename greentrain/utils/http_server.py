@@ -211,7 +211,7 @@ def _protocol(limits: HostLimits) -> "type[H11Protocol]":
 
         def connection_made(self, transport: Any) -> None:
             others: set[Any] = self.connections  # all of this class
-            waiting = [one for one in others if one.cycle is None or one.cycle.response_complete]
+            waiting = [one for one in others if one.waits]
             if waiting and len(others) >= limits.connections:
                 oldest = min(waiting, key=lambda one: one.waits_since_s)
                 others.discard(oldest)
@@ -220,6 +220,11 @@ def _protocol(limits: HostLimits) -> "type[H11Protocol]":
             transport.set_write_buffer_limits(high=0)
             self.waits_since_s = self.loop.time()
             self._start_receiving()
+
+        @property
+        def waits(self) -> bool:
+            """True without a whole request: there is none, its answer is out, or its body still comes."""
+            return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)

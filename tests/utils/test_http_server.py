@@ -27,8 +27,14 @@ from greentrain.utils.http_server import (
 )
 
 
+BEGUN = threading.Semaphore(0)
+"""Released for each body of which something has come."""
+
+
 def echo(request: HttpRequest) -> HttpReply:
     body = request.read(100) if request.length else b""
+    if body:
+        BEGUN.release()
     told = {"method": request.method, "path": request.path, "query": request.query, "body": body.decode()}
     return HttpReply(status=200, body=json.dumps(told).encode())
 
@@ -94,13 +100,26 @@ def test_a_body_that_nobody_wants_and_that_drips_is_dropped(host: ThreadHost) ->
 PATIENT = HostLimits(connections=3, receive_s=60.0, send_s=60.0)
 """No clock of these ends a connection in a test."""
 ASK = b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"
-SILENT = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nX: 1\r\n", ASK)
-"""What clients send that then say nothing; the last has its answer and keeps its connection."""
+HALF_SENT = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nx"
+SILENT = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nX: 1\r\n", ASK, HALF_SENT)
+"""What clients send that then say nothing; ASK has its answer and keeps its connection."""
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        BEGUN.release()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"{}"})
+
+
+def test_bodies_that_do_not_end_keep_nobody_out(port: int) -> None:
+    while BEGUN.acquire(blocking=False):  # of other tests
+        pass
+    with contextlib.ExitStack() as opened:
+        for _ in range(PATIENT.connections):
+            opened.enter_context(clients(port, HALF_SENT))
+            assert BEGUN.acquire(timeout=10.0)
+        assert b" 200 " in answer_of(port)
 
 
 @pytest.fixture(params=["thread", "asgi"])
@@ -144,7 +163,7 @@ def test_silent_clients_keep_nobody_out_and_cost_no_more_files(port: int) -> Non
     assert b" 200 " in answer_of(port)
     me = psutil.Process()
     before = me.num_fds()
-    with clients(port, *(SILENT * 5)) as silent:
+    with clients(port, *(SILENT * 4)) as silent:
         for _ in range(3):
             assert b" 200 " in answer_of(port)
         assert until(lambda: me.num_fds() - before <= len(silent) + PATIENT.connections)

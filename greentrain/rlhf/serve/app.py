@@ -71,7 +71,8 @@ class ServeGuard:
         body = bytearray()
         try:
             self._check(scope)
-            await self._read(receive, body)
+            if scope["path"] != OPEN:  # a body of somebody without a token is not held
+                await self._read(receive, body)
             await self._run(scope, receive, answer, bytes(body))
         except Refusal as refused:
             await refused.answer()(scope, receive, answer)

@@ -136,6 +136,15 @@ def test_bodies_that_are_held_have_a_bound_together(quick: Server) -> None:
     assert works(quick) and left(quick) == 0
 
 
+def test_without_the_token_nobody_holds_bodies(quick: Server) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
+    with connected(quick) as one, connected(quick) as two:
+        for connection in (one, two):
+            connection.sendall(head + b" " * 59000)
+            assert b" 200 " in answered(connection), "at once: the body is not waited for"
+        assert quick.application.guarded._held_bytes == 0 and works(quick)
+
+
 def test_half_closed_and_vanished_clients_leave_nothing(quick: Server) -> None:
     for _ in range(20):
         with connected(quick) as connection:
