@@ -26,7 +26,6 @@ from greentrain.utils.http_server import (
     url_of,
 )
 
-
 BEGUN = threading.Semaphore(0)
 """Released for each body of which something has come."""
 
