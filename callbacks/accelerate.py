@@ -186,6 +186,8 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         return item
 
     def _begin(self) -> None:
+        if self._driver.owned and not self.green.running:  # somebody has closed it: a model that is used on starts none
+            self._ended = True  # hooks stay: torch has listed those that it calls now
         if not self._ended and not self.green.running:
             self._driver.start(
                 rank=self.process_index,

@@ -157,7 +157,8 @@ class Driver:
         config = getattr(accelerator, "parallelism_config", None)  # accelerate/parallelism_config.py, from 1.10 on
         if config is None:
             return getattr(accelerator, "torch_device_mesh", None)
-        self.ulysses, self.shards = config.sp_size, config.sp_size * config.cp_size
+        self.ulysses = getattr(config, "sp_size", 1)  # from 1.12 on
+        self.shards = self.ulysses * config.cp_size
         ranks = self.shards * config.tp_size  # neighbours: the mesh's last dimensions
         return None if ranks == 1 else (accelerator.process_index // ranks, accelerator.num_processes // ranks)
 

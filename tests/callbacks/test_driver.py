@@ -197,7 +197,7 @@ def test_ranks_that_share_a_batch_of_an_accelerator_count_it_once(recorder: Make
     """accelerate/parallelism_config.py: cp cuts the sequences of a batch behind the loader, sp (Ulysses) before it."""
     batch, done = torch.zeros(3, 8, dtype=torch.int64), []
     for rank in range(8):
-        parallel = types.SimpleNamespace(tp_size=2, cp_size=2, sp_size=1)
+        parallel = types.SimpleNamespace(tp_size=2, cp_size=2)
         accelerator = types.SimpleNamespace(parallelism_config=parallel, process_index=rank, num_processes=8)
         session = recorder(id="job")
         driver = Driver(session)

@@ -552,3 +552,13 @@ def test_layers_that_configure_model_makes_have_gears(tmp_path: Path) -> None:
         trainer.fit(module, DataLoader(Tokens(), batch_size=BATCH))
         assert [gear for gear, _ in module.model.seen] == ["fp8"] * done
         assert _is_plain(module.model) and "configure_model" not in vars(module)
+
+
+def test_a_closed_session_leaves_its_model_to_the_next(tmp_path: Path) -> None:
+    model = Model()
+    for nth in range(2):  # a notebook's cell that was left by an exception, and run again
+        accelerator = GreenAccelerator(cpu=True, green=_fp8(tmp_path / str(nth)))
+        _some_steps(accelerator, *accelerator.prepare(model, _optimizer(model)))
+        accelerator.green.close()
+        assert _is_plain(model)
+    assert [gear for gear, _ in model.seen] == ["fp8"] * 4

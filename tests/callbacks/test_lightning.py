@@ -315,3 +315,25 @@ def test_processes_that_do_not_know_each_other_are_refused(tmp_path: Path, monke
         callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
     monkeypatch.setenv("WORLD_SIZE", "1")
     callback.setup(trainer, None, "fit")  # type: ignore[arg-type]
+
+
+def test_ranks_that_share_a_batch_count_it_once(recorder: Make) -> None:
+    """ModelParallelStrategy keeps its mesh in _device_mesh and raises where it has none (lightning 2.6)."""
+    tokens = []
+    for rank in range(2):
+        session = recorder(id="job")
+        callback = GreenCallback(session)
+        mesh = SimpleNamespace(
+            mesh_dim_names=("data_parallel", "tensor_parallel"),
+            get_coordinate=lambda rank=rank: (0, rank),
+            size=lambda dim: (1, 2)[dim],
+        )
+        strategy = SimpleNamespace(_device_mesh=mesh)
+        trainer: Any = SimpleNamespace(
+            global_rank=rank, world_size=2, local_rank=rank, num_devices=2, strategy=strategy
+        )
+        callback._start(trainer, Module())
+        session.step(tokens=33)
+        callback._driver.stop("finished")
+        tokens.append(session.totals().tokens)
+    assert sorted(tokens) == [16, 17]
