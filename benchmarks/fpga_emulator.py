@@ -20,13 +20,17 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 
 from benchmarks import fpga_encoders
 from benchmarks.fpga_encoders import NO_PEER, WAYS, Timed
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
-from greentrain.fpga_backend.csim.build import gmac_per_s
+from greentrain.fpga_backend.csim.build import build
+from greentrain.fpga_backend.csim.card import CsimCard
+from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, ROWS, WEIGHTS
+from greentrain.fpga_backend.csim.launches import BYTES, beats
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.testing.xrt_noop import noop_device
 from tools.rtl_simulator import Simulator
@@ -137,6 +141,42 @@ def _software_bars() -> list[Bar]:
         Bar(what="RTL under Verilator", value=_measured(_kilocycles_per_s), least=None, unit="kcycle/s"),
         Bar(what="worker's round trip, 131 kB, median", value=_measured(_round_trip_us), least=None, unit="us"),
     ]
+
+
+def gmac_per_s(
+    *, rows: int = 512, outputs: int = 768, inner: int = 768, repeats: int = 7, library: Path | None = None
+) -> float:
+    """Return the best of several runs of ``gt_gemm`` on one core, in 10^9 multiply-accumulates a second.
+
+    Args:
+        rows: Number of rows of activations.
+        outputs: Number of outputs of the layer.
+        inner: Inputs of the layer; those that are there to fill beats are not counted.
+        repeats: Number of runs.
+        library: Path that :func:`build` returned; None: the library is built.
+
+    Raises:
+        DeviceError: There is no g++.
+    """
+    card = CsimCard(library if library is not None else build())
+    rng = np.random.default_rng(0)
+    wide = BYTES * beats(inner, BYTES)
+    q = card.allocate(rows * wide, ROWS.bank)
+    qs = card.allocate(4 * rows, ROWS.bank)
+    w = card.allocate(outputs * wide, WEIGHTS.bank)
+    ws = card.allocate(BYTES * beats(outputs), WEIGHTS.bank)
+    y = card.allocate(rows * BYTES * beats(outputs), ACTIVATIONS.bank)
+    for buffer, count in ((q, rows * wide), (w, outputs * wide)):
+        card.write(buffer, rng.integers(-127, 128, count).astype(np.int8))
+    for buffer in (qs, ws):
+        card.write(buffer, np.ones(buffer.nbytes // 4, dtype=np.float32))
+    took_s = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        card.launch("gt_gemm", (q, qs, w, ws, ws, y, rows, wide // BYTES, outputs, 0, 1))
+        took_s.append(time.perf_counter() - begun_s)
+    card.close()
+    return rows * outputs * inner / min(took_s) / 1e9
 
 
 def _kilocycles_per_s() -> float:

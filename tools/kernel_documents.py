@@ -5,12 +5,34 @@
 
 from pathlib import Path
 
-from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, KernelSpec
+from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS, Argument, KernelSpec
 
+CONTROL_BYTES = 0x10
+"""Control, global interrupt enable, interrupt enable, interrupt status: UG1399 2021.1, "S_AXILITE Control Register
+Map"; 2026-11-21."""
+POINTER_STRIDE = 12
+"""Bytes of a 64-bit pointer in the register map: two words and a reserved one (same source)."""
+SCALAR_STRIDE = 8
+"""Bytes of a 32-bit scalar: a word and a reserved one (same source)."""
 FOLDER = Path(__file__).resolve().parents[1] / "fpga_backend" / "hls"
 PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
 """The shell of the Alveo U55C: docs.amd.com, UG1120; 2026-11-21."""
 WRITTEN = "Written by tools.kernel_documents from csim/kernels.py; do not change by hand."
+
+
+def offsets(kernel: KernelSpec) -> tuple[int, ...]:
+    """Return each argument's address in the kernel's s_axilite registers."""
+    found, address = [], CONTROL_BYTES
+    for argument in kernel.arguments:
+        found.append(address)
+        address += POINTER_STRIDE if argument.kind == "pointer" else SCALAR_STRIDE
+    return tuple(found)
+
+
+def ctype(argument: Argument) -> str:
+    """Return an argument's type as C writes it."""
+    plain = {"float32": "float", "float64": "double"}.get(argument.dtype, f"{argument.dtype}_t")
+    return f"{plain}*" if argument.kind == "pointer" else plain
 
 
 def register_map() -> str:
@@ -70,8 +92,8 @@ def write(folder: Path = FOLDER) -> None:
 
 def _table(kernel: KernelSpec) -> list[str]:
     lines = ["| address | argument | type | port | region |", "|---|---|---|---|---|"]
-    for address, argument in zip(kernel.offsets(), kernel.arguments, strict=True):
-        kind = argument.ctype if argument.written or argument.kind == "scalar" else f"const {argument.ctype}"
+    for address, argument in zip(offsets(kernel), kernel.arguments, strict=True):
+        kind = ctype(argument) if argument.written or argument.kind == "scalar" else f"const {ctype(argument)}"
         region = "" if argument.region is None else argument.region.name
         lines.append(f"| 0x{address:02x} | {argument.name} | `{kind}` | {argument.bundle} | {region} |")
     return lines

@@ -1,4 +1,4 @@
-"""The kernels of the card: one table, from which bindings, an xclbin's metadata and the register map are derived.
+"""The kernels of the card: one table, from which bindings, the check of an xclbin and the register map are derived.
 
 Registers of the program are matrices of binary32 whose rows are padded to whole beats of 64 bytes; ``_stride`` counts
 beats, ``_start`` and ``_width`` columns. Rows of 8-bit and 16-bit integers are padded with zeros in the same way. The
@@ -13,14 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 DType = Literal["int8", "int16", "int32", "float32", "float64"]
-
-CONTROL_BYTES = 0x10
-"""Control, global interrupt enable, interrupt enable, interrupt status: UG1399 2021.1, "S_AXILITE Control Register
-Map"; 2026-11-21."""
-POINTER_STRIDE = 12
-"""Bytes of a 64-bit pointer in the register map: two words and a reserved one (same source)."""
-SCALAR_STRIDE = 8
-"""Bytes of a 32-bit scalar: a word and a reserved one (same source)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +38,6 @@ TABLES = MemoryRegion(bank=3, name="tables", first=31, last=31)
 REGIONS = (ACTIVATIONS, ROWS, WEIGHTS, TABLES)
 """A port reaches every bank of its region, so that what one kernel wrote can be read by each other. The card has 32
 pseudo channels of 512 MB: UG1393, "HBM Configuration and Use"; 2026-11-21."""
-MAX_PORTS = 32
-"""AXI ports of the memory (same source). Kernels run one after the other, so arguments of one region share a port where
-that costs little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +59,6 @@ class Argument:
         """Number of the region of a pointer."""
         return None if self.region is None else self.region.bank
 
-    @property
-    def ctype(self) -> str:
-        """The type as C writes it."""
-        return {"float32": "float", "float64": "double"}.get(self.dtype, f"{self.dtype}_t") + (
-            "*" if self.kind == "pointer" else ""
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSpec:
@@ -89,14 +71,6 @@ class KernelSpec:
     def source(self) -> str:
         """The file in ``hls/`` that holds it."""
         return f"{self.name.removeprefix('gt_')}.cpp"
-
-    def offsets(self) -> tuple[int, ...]:
-        """Return each argument's address in the kernel's s_axilite registers."""
-        found, address = [], CONTROL_BYTES
-        for argument in self.arguments:
-            found.append(address)
-            address += POINTER_STRIDE if argument.kind == "pointer" else SCALAR_STRIDE
-        return tuple(found)
 
     def index(self, argument: str) -> int:
         """Return the position of an argument.
@@ -244,15 +218,3 @@ KERNELS = (
     ),
 )
 """All kernels of the card, in the order in which a program first needs them."""
-
-
-def named(name: str) -> KernelSpec:
-    """Return a kernel.
-
-    Raises:
-        KeyError: There is none of that name.
-    """
-    for kernel in KERNELS:
-        if kernel.name == name:
-            return kernel
-    raise KeyError(f"the card has no kernel {name}: it has {', '.join(kernel.name for kernel in KERNELS)}")

@@ -408,11 +408,6 @@ class PyxrtApi:
         with _told(f"allocating {nbytes} bytes in memory {group}"):
             return PyxrtMemory(self._xrt, self._xrt.bo(owner, nbytes, self._xrt.bo.normal, group))
 
-    def electrical(self) -> str:
-        """Return the card's electrical report, JSON."""
-        with _told("asking for the electrical report"):
-            return str(self._device.get_info(self._xrt.xrt_info_device.electrical))
-
     def close(self) -> None:
         """Drop everything: pyxrt gives back what nobody refers to."""
         self._kernels.clear()

@@ -6,21 +6,13 @@ unchanged from tag 2.17 to 963c58e, 2026-11-21): reading more often gives the sa
 ``Hwmon`` reads sysfs, where the driver puts the power for everybody to read: files of ``hwmon_sdm.c`` and ``xmc.c``
 (Xilinx/XRT at 963c58e, 2026-11-21), ``power1_input`` and ``power1_label``, and from ``hwmon_sdm`` also
 ``power1_unitm``, the power of ten by which the number is multiplied to give watts; without it the number counts
-microwatts, as hwmon does (kernel.org, hwmon sysfs interface). ``XrtSmi`` reads the electrical report, JSON from
-``xrt-smi`` (once ``xbutil``): fields of ``src/runtime_src/core/common/sensor.cpp`` at 963c58e, where
-``power_consumption_watts`` is a string, "N/A" where the card does not say.
+microwatts, as hwmon does (kernel.org, hwmon sysfs interface).
 """
 
-import contextlib
-import json
-import math
-import shutil
-import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from greentrain.errors import MeterError
 from greentrain.fpga_backend.device import EnergyReading
@@ -28,113 +20,9 @@ from greentrain.fpga_backend.xrt.pci import PciFunction
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
-INPUTS = ("12v_pex", "12v_aux", "3v3_pex")
-"""Rails that enter the card; their products are the board's power in the driver too (``xmc.c``)."""
-TIMEOUT_S = 10.0
-TOOLS = ("xrt-smi", "xbutil")
-
-
-def power_w(text: str) -> float:
-    """Return the watts of an electrical report.
-
-    Raises:
-        MeterError: It is no report, or says "N/A" and has no rails to compute from.
-    """
-    try:
-        report = next(_reports(json.loads(text)), None)
-    except ValueError as error:
-        raise MeterError(f"the electrical report is no JSON ({error})") from error
-    if report is None:
-        raise MeterError("the electrical report has no power_consumption_watts")
-    said = str(report["power_consumption_watts"])
-    watts = _number(said)
-    if watts is None:
-        watts = _rails_w(report.get("power_rails"))
-    if watts is None:
-        raise MeterError(f"the card reports {said!r} for its power, and no voltage and current of its inputs")
-    return watts
-
-
-class XrtSmi:
-    """Asks AMD's tool, once a reading: a process each, so not more than once in a second.
-
-    Args:
-        address: PCI address of the card.
-        tool: Path of the tool; None: looked for on PATH.
-
-    Raises:
-        MeterError: The tool is not there.
-    """
-
-    def __init__(self, address: str, tool: str | None = None) -> None:
-        found = tool or next((path for name in TOOLS if (path := shutil.which(name))), None)
-        if found is None:
-            raise MeterError(f"none of {', '.join(TOOLS)} is on PATH: source the setup.sh of XRT")
-        self._tool, self._address = found, address
-        self.method = f"{Path(found).name} examine -r electrical"
-
-    def read_w(self) -> float:
-        """Return the watts.
-
-        Raises:
-            MeterError: The tool fails, hangs, or the card does not say.
-        """
-        with tempfile.TemporaryDirectory(prefix="greentrain-") as folder:
-            report = Path(folder, "electrical.json")
-            command = [self._tool, "examine", "-d", self._address, "-r", "electrical", "-f", "JSON", "-o", str(report)]
-            try:
-                subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S, stdin=subprocess.DEVNULL)
-                text = report.read_text(encoding="utf-8")
-            except (OSError, subprocess.SubprocessError) as error:
-                raise MeterError(f"{self._tool} gives no electrical report: {error}") from error
-        return power_w(text)
-
-
-def _reports(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield the reports within a report of the tool, which wraps them by device."""
-    if isinstance(value, dict):
-        if "power_consumption_watts" in value:
-            yield value
-        for part in value.values():
-            yield from _reports(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _reports(part)
-
-
-def _rails_w(rails: Any) -> float | None:
-    """Return volts times amps of the inputs; None unless each that is present has both, and 12 V is among them."""
-    total_w, seen = 0.0, False
-    for rail in rails if isinstance(rails, list) else ():
-        if not isinstance(rail, dict) or rail.get("id") not in INPUTS:
-            continue
-        volts, amps = (_present(rail.get(what), unit) for what, unit in (("voltage", "volts"), ("current", "amps")))
-        if volts is None and amps is None:
-            continue
-        if volts is None or amps is None:
-            return None
-        total_w += volts * amps
-        seen = seen or rail["id"] != "3v3_pex"
-    return total_w if seen else None
-
-
-def _present(part: Any, unit: str) -> float | None:
-    if not isinstance(part, dict) or str(part.get("is_present")).lower() != "true":
-        return None
-    return _number(str(part.get(unit)))
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
-
-
 MICROWATTS_PER_W = 1_000_000.0
 UNKNOWN = 2**32 - 1
-"""``sensor.cpp`` takes the largest 32-bit number for no value."""
+"""``src/runtime_src/core/common/sensor.cpp`` takes the largest 32-bit number for no value."""
 ABSENT = ("Sensor Not Present", "Data Not Available")
 """Texts of ``power1_status`` with which the number means nothing: ``hwmon_sdm.c``."""
 
@@ -328,12 +216,11 @@ class CardMeter:
 
 
 def meter_of(card: PciFunction | None) -> CardMeter:
-    """Return the meter of a card, by the best source there is; None: there is no card, only its emulation."""
+    """Return the meter of a card, by what the driver shows; None: there is no card, only its emulation."""
     if card is None:
         return CardMeter(None, None, note="an emulation draws no power of a card; what it computes is the CPU's energy")
     device = Device(uid=card.uid, kind=DeviceKind.FPGA, name=card.name)
-    sources: tuple[Callable[[], PowerSource], ...] = (lambda: Hwmon(card.folder), lambda: XrtSmi(card.address))
-    for source in sources:
-        with contextlib.suppress(MeterError):
-            return CardMeter(device, source())
-    return CardMeter(device, None, note="neither the driver nor xrt-smi shows this card's power: source XRT's setup.sh")
+    try:
+        return CardMeter(device, Hwmon(card.folder))
+    except MeterError as error:
+        return CardMeter(device, None, note=str(error))

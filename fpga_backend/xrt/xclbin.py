@@ -1,6 +1,4 @@
-"""What an xclbin says of its kernels and memories: read and checked; and written, without a bitstream, for tests.
-
-A file of :func:`write` holds metadata only: XRT's no-op emulation takes it, a card does not.
+"""What an xclbin says of its kernels and memories, read and checked.
 
 The container of an xclbin: a header, then sections. Structures of XRT's ``xclbin.h`` (2.13.466, Apache-2.0).
 """
@@ -12,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from greentrain.fpga_backend.csim.kernels import KernelSpec, MemoryRegion
+from greentrain.fpga_backend.csim.kernels import KernelSpec
 from greentrain.fpga_backend.errors import DeviceError
 
 MAGIC = b"xclbin2\0"
@@ -23,7 +21,6 @@ HEADER = struct.Struct("<QQQHBBHH16s64s16s16sI4x")
 platform, UUID, debug file, number of sections."""
 SECTION = struct.Struct("<I16s4xQQ")
 """``struct axlf_section_header``: kind, name, offset, size."""
-ALIGNMENT = 8
 
 EMBEDDED_METADATA = 2
 MEM_TOPOLOGY = 6
@@ -43,21 +40,6 @@ class Container:
     """Name of the shell that it was linked for."""
     sections: Mapping[int, bytes]
     """Bytes by kind; of several of one kind, the first."""
-
-
-def build(platform: str, sections: Mapping[int, bytes]) -> bytes:
-    """Return the bytes of a container. The UUID is derived from the content: the same sections, the same UUID."""
-    number = uuid.uuid5(uuid.NAMESPACE_OID, repr((platform, sorted(sections.items()))))
-    offset = _aligned(TOP.size + HEADER.size + SECTION.size * len(sections))
-    table, body = b"", b""
-    for kind, data in sections.items():
-        table += SECTION.pack(kind, f"section{kind}".encode(), offset + len(body), len(data))
-        body += data + bytes(_aligned(len(data)) - len(data))
-    header = HEADER.pack(
-        offset + len(body), 0, 0, 0, 2, 1, 0, 0, bytes(16), platform.encode(), number.bytes, b"", len(sections)
-    )
-    head = TOP.pack(MAGIC, -1, b"\xff" * 28, b"\xff" * 256, 0) + header + table
-    return head + bytes(offset - len(head)) + body
 
 
 def parse(path: Path) -> Container:
@@ -94,14 +76,6 @@ def _text(field: bytes) -> str:
     return field.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-PLATFORM = "xilinx_u55c_gen3x16_xdma_3_202210_1"
-"""The U55C shell that XRT 2.13 goes with (AMD, U55C getting started, 2022.1)."""
-CHANNEL_BYTES = 512 * 2**20
-"""One of the card's 32 HBM pseudo channels: UG1393, "HBM Configuration and Use"; 2026-11-21."""
 KIB = 1024
 """``mem_data.m_size`` counts these: xclbin.h."""
 
@@ -112,15 +86,6 @@ LINK = struct.Struct("<iii")
 """``struct connection``: argument, unit (index into the layout), memory."""
 UNIT = struct.Struct("<IIQ64s")
 """``struct ip_data``: type, properties, base address, ``kernel:unit``."""
-HBM = 6
-"""``MEM_HBM``."""
-KERNEL_UNIT = 1
-"""``IP_KERNEL``."""
-CHAINED = 0x0101
-"""Interrupts enabled, ``AP_CTRL_CHAIN``."""
-UNIT_BASE = 0x1800000
-UNIT_BYTES = 0x10000
-"""Where the registers of the units begin, and their distance; any free place of the shell's control bus does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,44 +179,6 @@ def check(found: Xclbin, wanted: Sequence[KernelSpec]) -> dict[int, MemoryBank]:
     return {bank: found.memories[memory] for bank, memory in banks.items()}
 
 
-def write(
-    path: Path, kernels: Sequence[KernelSpec], regions: Sequence[MemoryRegion], *, channel_bytes: int = CHANNEL_BYTES
-) -> None:
-    """Write an xclbin of metadata only, with one unit a kernel and one memory a region.
-
-    Args:
-        path: Path of the file to write.
-        kernels: Kernels that it lists.
-        regions: Memory regions in the order of their ``bank``.
-        channel_bytes: Size of one pseudo channel; a test makes a card small with it.
-    """
-    topology = COUNT.pack(len(regions)) + bytes(4)
-    base = 0
-    for region in regions:
-        size = (region.last - region.first + 1) * channel_bytes
-        topology += BANK.pack(HBM, 1, size // KIB, base, region.tag.encode())
-        base += size
-    layout = COUNT.pack(len(kernels)) + bytes(4)
-    links = []
-    for i, kernel in enumerate(kernels):
-        layout += UNIT.pack(KERNEL_UNIT, CHAINED, UNIT_BASE + i * UNIT_BYTES, f"{kernel.name}:{kernel.name}_1".encode())
-        links += [LINK.pack(j, i, a.bank) for j, a in enumerate(kernel.arguments) if a.bank is not None]
-    connectivity = COUNT.pack(len(links)) + b"".join(links)
-    path.write_bytes(
-        build(
-            PLATFORM,
-            {
-                EMBEDDED_METADATA: _xml(kernels),
-                MEM_TOPOLOGY: topology,
-                CONNECTIVITY: connectivity,
-                IP_LAYOUT: layout,
-                GROUP_TOPOLOGY: topology,
-                GROUP_CONNECTIVITY: connectivity,
-            },
-        )
-    )
-
-
 def _compare(found: Xclbin, kernel: KernelSpec, linked: LinkedKernel) -> None:
     if len(kernel.arguments) != len(linked.arguments):
         raise DeviceError(
@@ -310,55 +237,3 @@ def _kernels(metadata: bytes, links: dict[tuple[str, int], int]) -> Iterator[Lin
                 for number, a in arguments
             ),
         )
-
-
-def _xml(kernels: Sequence[KernelSpec]) -> bytes:
-    project = ET.Element("project", name="greentrain")
-    platform = ET.SubElement(
-        project, "platform", vendor="xilinx", boardid="u55c", name="gen3x16_xdma", featureRomTime="0"
-    )
-    ET.SubElement(platform, "version", major="0", minor="0")
-    device = ET.SubElement(platform, "device", name="fpga0", fpgaDevice="", addrWidth="0")
-    core = ET.SubElement(
-        device,
-        "core",
-        name="OCL_REGION_0",
-        target="bitstream",
-        type="clc_region",
-        clockFreq="0MHz",
-        numComputeUnits=str(len(kernels)),
-    )
-    ET.SubElement(core, "kernelClocks")
-    for i, kernel in enumerate(kernels):
-        item = ET.SubElement(
-            core,
-            "kernel",
-            name=kernel.name,
-            language="c",
-            vlnv="",
-            preferredWorkGroupSizeMultiple="0",
-            workGroupSize="1",
-            interrupt="true",
-            hwControlProtocol="ap_ctrl_chain",
-        )
-        for j, (argument, offset) in enumerate(zip(kernel.arguments, kernel.offsets(), strict=True)):
-            pointer = argument.kind == "pointer"
-            size = hex(8 if pointer else 4)
-            ET.SubElement(
-                item,
-                "arg",
-                name=argument.name,
-                addressQualifier="1" if pointer else "0",
-                id=str(j),
-                port=f"M_AXI_{argument.bundle.upper()}" if pointer else "S_AXI_CONTROL",
-                size=size,
-                offset=hex(offset),
-                hostOffset="0x0",
-                hostSize=size,
-                type=argument.ctype,
-            )
-        unit = ET.SubElement(item, "instance", name=f"{kernel.name}_1")
-        ET.SubElement(
-            unit, "addrRemap", base=hex(UNIT_BASE + i * UNIT_BYTES), range=hex(UNIT_BYTES), port="S_AXI_CONTROL"
-        )
-    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(project)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from greentrain.fpga_backend.csim.build import build
-from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.xrt import xclbin
 from greentrain.fpga_backend.xrt.device import XrtDevice
 
 LIBRARIES: Final = Path("/usr/lib/x86_64-linux-gnu")
 """Where Debian's libxrt1 puts them."""
 SHIM: Final = "libxrt_noop.so.2"
+DESIGN: Final = Path(__file__).with_name("kernels.xclbin")
+"""The kernels as an xclbin of metadata only, which no card takes: written by ``tools/noop_xclbin.py``."""
 
 
 def noop_environment(folder: Path) -> Mapping[str, str]:
@@ -55,9 +55,7 @@ def noop_device(folder: Path, **arguments: Any) -> Iterator[XrtDevice]:
         DeviceError: XRT's no-op emulation or g++ is not installed.
     """
     environ = noop_environment(folder)
-    design = folder / "kernels.xclbin"
-    xclbin.write(design, KERNELS, REGIONS)
-    device = XrtDevice(design, environ=environ, silicon=build(), **arguments)
+    device = XrtDevice(DESIGN, environ=environ, silicon=build(), **arguments)
     try:
         yield device
     finally:

@@ -1,5 +1,6 @@
 """benchmarks/fpga_emulator.py stays alive; figures are not judged, a loaded machine would decide them."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,9 @@ def test_a_part_does_not_replace_the_whole_table(tmp_path: Path, capsys: pytest.
         fpga_emulator.main(["--only", "fp32", "--into", str(text)])
     assert "--into replaces the whole table" in capsys.readouterr().err
     assert text.read_text() == "before"
+
+
+def test_the_speed_of_the_cpp_product_can_be_measured() -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ on PATH")
+    assert fpga_emulator.gmac_per_s(rows=64, outputs=64, inner=100, repeats=2) > 0.1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend.card import Buffer
 from greentrain.fpga_backend.csim.card import CsimCard
-from greentrain.fpga_backend.csim.kernels import named
+from greentrain.fpga_backend.csim.kernels import KERNELS
 from greentrain.fpga_backend.csim.layout import padded
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ class Bench:
             outputs: Arrays that are filled with what it wrote, by argument; their last axis is padded on the card.
             given: Inputs: arrays, padded on the card, and scalars.
         """
-        spec = named(kernel)
+        (spec,) = (known for known in KERNELS if known.name == kernel)
         made: dict[str, Buffer] = {}
         arguments: list[Buffer | int] = []
         for argument in spec.arguments:

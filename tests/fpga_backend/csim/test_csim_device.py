@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from greentrain.fpga_backend.artifact import Artifact
-from greentrain.fpga_backend.csim.build import gmac_per_s
 from greentrain.fpga_backend.csim.device import Csim
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.errors import DeviceError
@@ -34,7 +33,3 @@ def test_without_a_compiler_it_does_not_open(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match=r"g\+\+"):
         Csim(folder=tmp_path)
-
-
-def test_the_speed_of_the_product_can_be_measured(library: Path) -> None:
-    assert gmac_per_s(rows=64, outputs=64, inner=100, repeats=2, library=library) > 0.1

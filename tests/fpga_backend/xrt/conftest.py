@@ -10,9 +10,9 @@ import pytest
 from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.kernels import KERNELS, REGIONS
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.xrt import xclbin
 from greentrain.fpga_backend.xrt.device import XrtDevice
 from greentrain.testing.xrt_noop import noop_environment
+from tools import noop_xclbin
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def design(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An xclbin that lists the kernels and has no bitstream."""
     path = tmp_path_factory.mktemp("design") / "kernels.xclbin"
-    xclbin.write(path, KERNELS, REGIONS)
+    noop_xclbin.write(path, KERNELS, REGIONS)
     return path
 
 

@@ -8,18 +8,26 @@ from greentrain.fpga_backend.csim.kernels import ACTIVATIONS, KERNELS, REGIONS, 
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.fpga_backend.xrt import xclbin
 from greentrain.fpga_backend.xrt import xclbin as axlf
+from greentrain.testing.xrt_noop import DESIGN
+from tools import noop_xclbin
+from tools.kernel_documents import PLATFORM
+
+
+def test_the_design_of_the_emulation_is_up_to_date(design: Path) -> None:
+    """If not: python -m tools.noop_xclbin."""
+    assert DESIGN.read_bytes() == design.read_bytes()
 
 
 def test_what_is_written_is_read(design: Path) -> None:
     found = xclbin.read(design)
-    assert found.platform == xclbin.PLATFORM
+    assert found.platform == PLATFORM
     assert [kernel.name for kernel in found.kernels] == [kernel.name for kernel in KERNELS]
     for kernel, linked in zip(KERNELS, found.kernels, strict=True):
         assert [a.name for a in linked.arguments] == [a.name for a in kernel.arguments]
         assert [a.pointer for a in linked.arguments] == [a.kind == "pointer" for a in kernel.arguments]
         assert [a.memory for a in linked.arguments] == [a.bank for a in kernel.arguments]
     channels = sum(region.last - region.first + 1 for region in REGIONS)
-    assert sum(memory.nbytes for memory in found.memories) == channels * xclbin.CHANNEL_BYTES
+    assert sum(memory.nbytes for memory in found.memories) == channels * noop_xclbin.CHANNEL_BYTES
 
 
 def test_each_region_gets_its_memory(design: Path) -> None:
@@ -29,8 +37,8 @@ def test_each_region_gets_its_memory(design: Path) -> None:
 
 def test_the_uuid_follows_from_the_content(tmp_path: Path, design: Path) -> None:
     again, other = tmp_path / "again.xclbin", tmp_path / "other.xclbin"
-    xclbin.write(again, KERNELS, REGIONS)
-    xclbin.write(other, KERNELS[1:], REGIONS)
+    noop_xclbin.write(again, KERNELS, REGIONS)
+    noop_xclbin.write(other, KERNELS[1:], REGIONS)
     assert xclbin.read(again).uuid == xclbin.read(design).uuid != xclbin.read(other).uuid
 
 
@@ -62,17 +70,17 @@ def test_a_section_beyond_the_end_is_found(tmp_path: Path, design: Path) -> None
 @pytest.mark.parametrize("kind", [axlf.EMBEDDED_METADATA, axlf.IP_LAYOUT, axlf.GROUP_CONNECTIVITY])
 def test_damaged_metadata_is_an_error_of_its_own(tmp_path: Path, design: Path, kind: int) -> None:
     found, path = axlf.parse(design), tmp_path / "bad.xclbin"
-    path.write_bytes(axlf.build(found.platform, {**found.sections, kind: b"\x07\0\0\0"}))
+    path.write_bytes(noop_xclbin.build(found.platform, {**found.sections, kind: b"\x07\0\0\0"}))
     with pytest.raises(DeviceError, match="damaged: its metadata cannot be read"):
         xclbin.read(path)
 
 
 def test_a_design_without_metadata_or_kernels(tmp_path: Path, design: Path) -> None:
     found, path = axlf.parse(design), tmp_path / "empty.xclbin"
-    path.write_bytes(axlf.build("shell", {}))
+    path.write_bytes(noop_xclbin.build("shell", {}))
     with pytest.raises(DeviceError, match="has no section"):
         xclbin.read(path)
-    path.write_bytes(axlf.build("shell", {**found.sections, axlf.EMBEDDED_METADATA: b"<project/>"}))
+    path.write_bytes(noop_xclbin.build("shell", {**found.sections, axlf.EMBEDDED_METADATA: b"<project/>"}))
     with pytest.raises(DeviceError, match="holds no kernels"):
         xclbin.read(path)
 
@@ -98,7 +106,7 @@ def _changed(kernel: KernelSpec, i: int, **changes: object) -> KernelSpec:
 )
 def test_a_design_of_other_kernels_is_refused(tmp_path: Path, linked: tuple[KernelSpec, ...], message: str) -> None:
     path = tmp_path / "other.xclbin"
-    xclbin.write(path, linked, REGIONS)
+    noop_xclbin.write(path, linked, REGIONS)
     with pytest.raises(DeviceError, match=message):
         xclbin.check(xclbin.read(path), KERNELS)
 
@@ -110,8 +118,8 @@ def test_an_argument_that_reaches_several_memories_lies_in_the_group(tmp_path: P
         arguments=(Argument(name="x", kind="pointer", dtype="float32", region=ACTIVATIONS, bundle="gmem0"),),
     )
     path = tmp_path / "groups.xclbin"
-    xclbin.write(path, [kernel], REGIONS)
+    noop_xclbin.write(path, [kernel], REGIONS)
     found = axlf.parse(path)
     links = xclbin.COUNT.pack(3) + b"".join(xclbin.LINK.pack(0, 0, memory) for memory in (1, 3, 0))
-    path.write_bytes(axlf.build(found.platform, {**found.sections, axlf.GROUP_CONNECTIVITY: links}))
+    path.write_bytes(noop_xclbin.build(found.platform, {**found.sections, axlf.GROUP_CONNECTIVITY: links}))
     assert xclbin.read(path).kernels[0].arguments[0].memory == 3

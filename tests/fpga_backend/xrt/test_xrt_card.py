@@ -71,7 +71,6 @@ def test_what_pyxrt_raises_says_what_was_being_done(design: Path, tmp_path: Path
         api.kernel("gt_none")
     with pytest.raises(DeviceError, match="memory of argument 5 of gt_add: vector::at"):
         api.kernel("gt_add").group(5)
-    assert "23.5" in api.electrical()
 
 
 def test_memory_is_counted_and_given_back(design: Path) -> None:

@@ -1,6 +1,4 @@
-import json
 import math
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -9,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from greentrain.errors import MeterError
-from greentrain.fpga_backend.xrt import pci, sensors
-from greentrain.fpga_backend.xrt.sensors import CardMeter, Hwmon, XrtSmi, meter_of, power_w
+from greentrain.fpga_backend.xrt import pci
+from greentrain.fpga_backend.xrt.sensors import CardMeter, Hwmon, meter_of
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import Device, DeviceKind, PowerMeter, Provenance
 
@@ -127,78 +125,6 @@ def test_no_hwmon_at_all(tmp_path: Path) -> None:
         Hwmon(tmp_path)
 
 
-def rail(name: str, volts: str, amps: str, *, present: str = "true") -> dict[str, object]:
-    return {
-        "id": name,
-        "voltage": {"volts": volts, "is_present": present},
-        "current": {"amps": amps, "is_present": present},
-    }
-
-
-def test_the_electrical_report_gives_watts() -> None:
-    report = {"power_consumption_watts": "27.315", "power_consumption_max_watts": "150", "power_rails": []}
-    assert power_w(json.dumps(report)) == 27.315
-    wrapped = {"schema_version": {}, "devices": [{"device_id": "0000:c1:00.1", "electrical": report}]}
-    assert power_w(json.dumps(wrapped)) == 27.315
-
-
-def test_a_card_that_does_not_say_is_computed_from_its_inputs_or_unknown() -> None:
-    def report(*rails: dict[str, object]) -> str:
-        return json.dumps({"power_consumption_watts": "N/A", "power_rails": rails})
-
-    inputs = (rail("12v_pex", "12.1", "1.5"), rail("12v_aux", "12.0", "0.5"), rail("3v3_pex", "3.3", "0.2"))
-    inner = rail("vccint", "0.85", "12.0")
-    assert power_w(report(*inputs, inner)) == pytest.approx(12.1 * 1.5 + 6.0 + 0.66)
-    for known in (
-        (),
-        (inner,),
-        inputs[2:],
-        (*inputs[1:], rail("12v_pex", "12.0", "N/A")),
-        (rail("12v_pex", "1", "1", present="no"),),
-    ):
-        with pytest.raises(MeterError, match="reports 'N/A' for its power"):
-            power_w(report(*known))
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"power_rails": []}', "null", '"N/A"'])
-def test_what_is_no_report_is_an_error(text: str) -> None:
-    with pytest.raises(MeterError, match="electrical report"):
-        power_w(text)
-
-
-@pytest.mark.parametrize("said", ["nan", "inf", "-5", "", "lots"])
-def test_watts_that_make_no_sense_are_unknown(said: str) -> None:
-    with pytest.raises(MeterError, match="for its power"):
-        power_w(json.dumps({"power_consumption_watts": said}))
-
-
-def tool(folder: Path, body: str) -> str:
-    path = folder / "xrt-smi"
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
-def test_xrt_smi_is_asked_for_this_card(tmp_path: Path) -> None:
-    body = """test "$*" = "examine -d 0000:c1:00.1 -r electrical -f JSON -o $9" || exit 2
-echo '{"devices": [{"electrical": {"power_consumption_watts": "19.25"}}]}' > "$9" """
-    source = XrtSmi("0000:c1:00.1", tool(tmp_path, body))
-    assert source.read_w() == 19.25
-    assert source.method == "xrt-smi examine -r electrical"
-
-
-def test_xrt_smi_that_fails_or_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for body in ("exit 1", "exit 0"):
-        with pytest.raises(MeterError, match="gives no electrical report"):
-            XrtSmi("0000:c1:00.1", tool(tmp_path, body)).read_w()
-    monkeypatch.setattr(sensors, "TIMEOUT_S", 0.1)
-    with pytest.raises(MeterError, match="timed out"):
-        XrtSmi("0000:c1:00.1", tool(tmp_path, "exec sleep 10")).read_w()
-    monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    with pytest.raises(MeterError, match="none of xrt-smi, xbutil is on PATH"):
-        XrtSmi("0000:c1:00.1")
-
-
 def test_energy_is_the_trapezoid_of_the_raw_readings() -> None:
     clock = Ticking()
     meter = CardMeter(None, None, clock=clock)
@@ -265,20 +191,14 @@ def test_a_driver_that_raises_anything_is_a_missing_reading() -> None:
     meter.close()
 
 
-def test_the_best_source_of_a_card_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_cards_power_is_what_the_driver_shows(tmp_path: Path) -> None:
     card = pci.PciFunction(
         address="0000:c1:00.1", name="Alveo U55C", role="user", driver="xocl", folder=tmp_path / "function"
     )
     meter = meter_of(card)
     (sensor,) = meter.sensors
-    assert sensor.provenance is Provenance.MISSING and "neither the driver nor xrt-smi" in sensor.note
+    assert sensor.provenance is Provenance.MISSING and "the driver shows no power of this card" in sensor.note
     assert meter.energy().energy_j is None
-    meter.close()
-    tool(tmp_path, """echo '{"power_consumption_watts": "19.25"}' > "$9" """)
-    meter = meter_of(card)
-    assert meter.sensors[0].method == "xrt-smi examine -r electrical"
-    assert meter.read()[0].power_w == 19.25
     meter.close()
     hwmon(card.folder, value="23500000")
     meter = meter_of(card)
