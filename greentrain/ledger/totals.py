@@ -93,10 +93,6 @@ class Totals(Displayable):
         }
         return dataclasses.replace(out, steps=max((rank.steps for rank in ranks), default=0), by_gear=gears)
 
-    def add(self, entry: LedgerEntry) -> "Totals":
-        """Return the totals with one more entry."""
-        return self + Totals.of(entry)
-
     @classmethod
     def of(cls, entry: LedgerEntry) -> "Totals":
         """Return the totals of a single entry."""
@@ -448,11 +444,11 @@ class EnergyLedger:
     """Running totals of one rank, written entry by entry to its journal.
 
     Args:
-        journal: The journal that entries go to; None keeps totals only.
+        journal: The journal that entries go to.
         carried: Totals of earlier parts of the same run that are in no journal of this folder.
     """
 
-    def __init__(self, journal: Journal | None, carried: Totals | None = None) -> None:
+    def __init__(self, journal: Journal, carried: Totals | None = None) -> None:
         self.journal = journal
         self.totals = self._carried = carried or Totals()
         self._sums = EntrySums()
@@ -461,10 +457,9 @@ class EnergyLedger:
         """Add an entry to the totals and to the journal."""
         self._sums.add(entry_to_json(entry, exact=True))
         self.totals = self._carried + self._sums.totals()
-        if self.journal is not None:
-            record = entry_to_json(entry)
-            groups = record.pop("step_groups")  # last in its line: who downsamples a journal cuts them off unread
-            self.journal.append({**record, "sum": self.totals.sums(), "step_groups": groups})
+        record = entry_to_json(entry)
+        groups = record.pop("step_groups")  # last in its line: who downsamples a journal cuts them off unread
+        self.journal.append({**record, "sum": self.totals.sums(), "step_groups": groups})
 
 
 def books_view(title: str, totals: Totals, note: str = "", page: Path | None = None) -> View:

@@ -69,7 +69,7 @@ def test_where_the_pue_came_from_survives_json_and_a_constant_costs_nothing() ->
 def test_three_kwh_at_100_200_300_are_600_grams_not_900() -> None:
     totals = Totals()
     for i, g_per_kwh in enumerate((100.0, 200.0, 300.0)):
-        totals = totals.add(_entry(t0_s=10.0 * i, g_per_kwh=g_per_kwh))
+        totals = totals + Totals.of(_entry(t0_s=10.0 * i, g_per_kwh=g_per_kwh))
     assert totals.operational_g == pytest.approx(600)
     assert totals.energy_j == pytest.approx(3 * 3.6e6)
 
@@ -148,7 +148,7 @@ FP8 = GearUse(energy_j=100.0, device_s=8.0, seconds=4.0, steps=1, tokens=10, sam
 def test_gears_survive_json_and_add_up(tmp_path: Path) -> None:
     entry = dataclasses.replace(_entry(), gears={"bf16": BF16, "fp8": FP8})
     assert entry_from_json(json.loads(json.dumps(entry_to_json(entry)))) == entry
-    totals = Totals.of(entry).add(dataclasses.replace(_entry(), gears={"fp8": FP8}))
+    totals = Totals.of(entry) + Totals.of(dataclasses.replace(_entry(), gears={"fp8": FP8}))
     assert totals.by_gear == {"bf16": BF16, "fp8": FP8 + FP8}
     assert totals.by_gear["fp8"].energy_j == pytest.approx(200)
     again = Totals.from_dict(json.loads(json.dumps(totals.to_dict() | {"a_newer_key": 1})))
