@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from greentrain.cli.app import app
 from greentrain.cli.terminal import console
 from greentrain.errors import GreenTrainError
 from greentrain.ledger.reader import sums_of_others
@@ -98,6 +100,38 @@ def _check(tmp_path: Path, which: int, seeds: range) -> None:
 @pytest.mark.parametrize("part", range(10))
 def test_odd_json_ends_in_an_answer_or_in_a_sentence(tmp_path: Path, which: int, part: int) -> None:
     _check(tmp_path, which, range(10 * part, 10 * part + 10))
+
+
+def _end(tmp_path: Path, seeds: range) -> None:
+    """Run every command on mutated folders: it ends as asked, or with 2 and one line that says what is wrong."""
+    folder, other = sound(tmp_path, 1), one_rank(tmp_path / "other")
+    originals = {name: (folder / name).read_bytes() for name in ("run.json", "rank-00000.jsonl")}
+    commands = (
+        ["report", str(folder)],
+        ["report", str(folder), "--json"],
+        ["report", str(folder), str(other)],
+        ["report", "--all", str(tmp_path), "--by", "project,zone", "--cache", str(tmp_path / "index")],
+        ["watch", str(folder), "--once"],
+        ["audit", str(folder)],
+    )
+    for seed in seeds:
+        done = mutate(folder, originals, seed)
+        for words in commands:
+            result = CliRunner().invoke(app, words)
+            why = (seed, words, done, result.stderr)
+            assert result.exit_code in (0, 2) and isinstance(result.exception, SystemExit | None), why
+            assert result.stderr.count("\n") == (result.exit_code != 0), why
+            assert result.exit_code == 0 or result.stderr.startswith("greentrain: "), why
+            assert result.stderr == plain(result.stderr), why
+
+
+def test_commands_end_with_an_exit_code_and_one_line(tmp_path: Path) -> None:
+    _end(tmp_path, range(5))
+
+
+@pytest.mark.long
+def test_commands_end_so_on_many_more(tmp_path: Path) -> None:
+    _end(tmp_path, range(100, 250))
 
 
 @pytest.mark.long
