@@ -375,57 +375,47 @@ def open_gpus(
         warn(f"{what} are left alone: {error}")
         return None
     opened = None
+    library = getattr(getattr(nvml, "nvmlLib", None), "_name", None)
+    guardian = guardian or (Guardian(library=library) if library else Guardian())
     try:
-        opened = _open(nvml, named, topology, warn, key, what, guardian)
+        chosen = choose(nvml, named, topology, key)
+        problem = writable(guardian.folder)
+        if problem:
+            warn(
+                f"{what} are left alone: {problem}, where what was found is recorded; {ENV_DIR} names a folder of this"
+                " node"
+            )
+            return None
+        for sentence in put_right(guardian.folder, nvml):
+            warn(sentence)
+        free, left = [], list(chosen.left)
+        for gpu in chosen.gpus:
+            holder = holder_of(gpu.uuid, guardian)
+            if holder:
+                left.append(f"{gpu.label} is left alone: {holder}")
+            else:
+                free.append(gpu)
+        if not free:
+            warn(f"{what} are left alone: {'; '.join(left) or 'this process has no GPU'}")
+            return None
+        if left:
+            warn("; ".join(left))
+        opened = Opened(nvml, free, chosen.visible, topology, guardian, named=bool(named))
     except nvml.NVMLError as error:
         warn(f"{what} are left alone: NVML cannot list the GPUs ({error})")
+        return None
     finally:
         if opened is None:
             nvml.nvmlShutdown()
-    if opened is not None and not hasattr(nvml.nvmlLib, "fake_nvml_configure"):  # of greentrain.testing.fake_nvml
-        warn_experimental("changing power limits and clocks of GPUs", "it ran on a fake driver, never on a card")
-    return opened
-
-
-def _open(
-    nvml: Any,
-    named: Sequence[str],
-    topology: Topology,
-    warn: Callable[[str], None],
-    key: str,
-    what: str,
-    guardian: Guardian | None,
-) -> Opened | None:
-    library = getattr(getattr(nvml, "nvmlLib", None), "_name", None)
-    guardian = guardian or (Guardian(library=library) if library else Guardian())
-    chosen = choose(nvml, named, topology, key)
-    problem = writable(guardian.folder)
-    if problem:
-        warn(
-            f"{what} are left alone: {problem}, where what was found is recorded; {ENV_DIR} names a folder of this node"
-        )
-        return None
-    for sentence in put_right(guardian.folder, nvml):
-        warn(sentence)
-    free, left = [], list(chosen.left)
-    for gpu in chosen.gpus:
-        holder = holder_of(gpu.uuid, guardian)
-        if holder:
-            left.append(f"{gpu.label} is left alone: {holder}")
-        else:
-            free.append(gpu)
-    if not free:
-        warn(f"{what} are left alone: {'; '.join(left) or 'this process has no GPU'}")
-        return None
-    if left:
-        warn("; ".join(left))
     if os.getpid() == 1:
         warn(
             "this process is PID 1 of its container, and a kill of it ends its guardian too: what is set then stays"
             f" until the next start with this {ENV_DIR}. Run it under an init (docker run --init; Kubernetes:"
             " shareProcessNamespace)"
         )
-    return Opened(nvml, free, chosen.visible, topology, guardian, named=bool(named))
+    if not hasattr(nvml.nvmlLib, "fake_nvml_configure"):  # of greentrain.testing.fake_nvml
+        warn_experimental("changing power limits and clocks of GPUs", "it ran on a fake driver, never on a card")
+    return opened
 
 
 def refusal(what: str, error: Exception) -> str:

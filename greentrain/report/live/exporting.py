@@ -127,32 +127,6 @@ class RunJson:
         return self._facts
 
 
-def open_exporters(config: ExportConfig, topology: Topology, run_id: str) -> Exporting:
-    """Return what the configuration asks for; without a word there it shows nothing.
-
-    Args:
-        config: The section ``export`` of the configuration.
-        topology: The place of this rank in the job.
-        run_id: The id of the run.
-
-    Raises:
-        ConfigError: A token or a folder is wrong.
-        MissingExtraError: A library is not installed.
-    """
-    found: list[Exporter] = []
-    try:
-        if config.prometheus is not None:
-            found += _open_prometheus(config.prometheus, topology, run_id)
-        if config.otel is not None:
-            from greentrain.report.live.otel import Otel
-
-            found.append(Otel(config.otel, topology, run_id))
-    except BaseException:
-        Exporting(found).close()
-        raise
-    return Exporting(found)
-
-
 def _open_prometheus(config: PrometheusConfig, topology: Topology, run_id: str) -> list[Exporter]:
     from greentrain.report.live.prometheus import Page, Textfile
 
@@ -198,13 +172,29 @@ class Viewers:
         self._line: LiveLine | None = None
 
     def open_exporters(self, config: ExportConfig, place: Topology, run_id: str) -> None:
-        """Show the coming run through what the configuration names.
+        """Show the coming run through what the configuration names; without a word there nothing is shown.
+
+        Args:
+            config: The section ``export`` of the configuration.
+            place: The place of this rank in the job.
+            run_id: The id of the run.
 
         Raises:
             ConfigError: A token or a folder is wrong.
             MissingExtraError: A library is not installed.
         """
-        self._exporting = open_exporters(config, place, run_id)
+        found: list[Exporter] = []
+        try:
+            if config.prometheus is not None:
+                found += _open_prometheus(config.prometheus, place, run_id)
+            if config.otel is not None:
+                from greentrain.report.live.otel import Otel
+
+                found.append(Otel(config.otel, place, run_id))
+        except BaseException:
+            Exporting(found).close()
+            raise
+        self._exporting = Exporting(found)
 
     def open_line(self) -> None:
         """Show it in the terminal, where there is one."""
