@@ -246,7 +246,7 @@ def used_by_torch() -> set[int] | None:
     A context is no proof: NCCL and careless scripts make one on the first GPU in every rank.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized():  # asking whether it is available breaks CUDA for forks
         return None
     return {i for i in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(i) > 0}
 

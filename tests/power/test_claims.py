@@ -238,7 +238,7 @@ class FakeCuda:
         self._reserved, self._up = reserved, up
 
     def is_available(self) -> bool:
-        return True
+        raise AssertionError("this begins with the driver, after which a fork cannot use CUDA")
 
     def is_initialized(self) -> bool:
         return self._up
