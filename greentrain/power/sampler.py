@@ -115,6 +115,10 @@ STEP_FLATNESS = 0.25
 """Largest change of power before and after a tick, relative to the jump across it, that still makes it a step."""
 AHEAD_S: Final = 0.1
 """How far ahead of the clock a reading's time may lie (s)."""
+MAX_DEVICE_W: Final = 1e6
+"""A counter that rises faster has jumped: a thousand times the power limit of a B200 (utils/devices.toml)."""
+STRAY_S: Final = 1.0
+"""Time that a counter's rise may be off (s): a tick, and a read that was held up."""
 STUCK_TICKS = 10
 """Ticks without change after which a counter is taken at its word: nothing was used."""
 
@@ -269,9 +273,10 @@ class EnergyCurve:
         edge_s = self._ticks.observe(t_s, last_j is None or value_j != last_j) if self._ticks else t_s
         if last_j is None:
             return
-        if value_j < last_j:
+        if not 0 <= value_j - last_j <= MAX_DEVICE_W * (t_s - self._last_read_s + STRAY_S):
             self._gap = False
-            self._on_event("gap", f"{self._name}: the counter ran backwards (driver reload?); the interval is missing")
+            how = "ran backwards" if value_j < last_j else f"jumped by {value_j - last_j:.3g} J"
+            self._on_event("gap", f"{self._name}: the counter {how} (driver reload?); the interval is missing")
             dt_s = max(0.0, t_s - float(self._t[self._n - 1]))
             self._push(t_s, self._energy[self._n - 1], self._missing[self._n - 1] + dt_s)
             self._provisional_s = 0.0

@@ -246,3 +246,12 @@ def test_a_sensor_that_is_read_rarely_by_choice_has_no_gaps() -> None:
     _power(curve, (41.0, 100.0))
     assert curve.between(20.5, 41.0) == pytest.approx((0.0, 20.5))
     assert [name for name, _ in events] == ["gap"]
+
+
+def test_a_counter_that_jumps_ahead_is_a_gap_but_what_a_gap_delivers_late_counts() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 0.0), (1.0, 300.0), (2.0, 5e8), (3.0, 5e8 + 300.0))
+    assert curve.between(0.0, 3.0) == pytest.approx((600, 1.0))
+    assert [name for name, _ in events] == ["gap"] and "jumped by 5e+08 J" in events[0][1]
+    _counter(curve, (103.0, 5e8 + 300.0 + 70_000.0))
+    assert curve.between(3.0, 103.0) == pytest.approx((70_000, 0.0))
