@@ -207,10 +207,6 @@ class ProfilingSession:
         self._wish = {"refresh": refresh, "max_steps": max_steps, "rounds": rounds, "caps_only": caps_only}
         self._until_s = time.monotonic() + FIRST_READING_S
 
-    def want_for_plan(self, steps: float) -> None:
-        """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        self.want(rounds=FEW_ROUNDS if steps < SHORT_JOB else None)
-
     @never_raises
     def stepped(self) -> None:
         """Note the end of an optimizer step, on every rank."""
@@ -240,11 +236,12 @@ class ProfilingSession:
     def _begin_together(self, run: ActiveRun, *, caps_only: bool, **how: Any) -> None:
         gears = self._gears()
         try:
+            if gears is not None:  # also where this rank cannot begin: the others shift, until all agree on the end
+                gears.neutral = run.topology.world_size > 1
             phase = self._open(run, **how)
             if gears is None or (caps_only and len(phase.fractions) == 1):
                 self._measured(None)
                 return
-            gears.neutral = run.topology.world_size > 1
             self.running = phase
             gears.measure(phase)
         except Exception as error:
@@ -300,7 +297,7 @@ class ProfilingSession:
             self.running.run(step)
         finally:
             gears.measure(None)
-            gears.neutral, self._ended = False, None
+            gears.neutral, self._ended, self.running = False, None, None
         return self.table
 
     def _open(
@@ -340,16 +337,14 @@ class ProfilingSession:
         if self._plan_with(table) or run is None or table is None or run.topology.rank > 0:
             return
         if any(action.cap != FULL for action in table.actions):
-            self._ended = {"cap": self._best_cap(run, table)}
+            gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
+            wanted = lambda: ActionObjective(**self._objective(run))  # noqa: E731
+            self._ended = {"cap": choose_cap(table, wanted, run, gear, self._gpu_limits.caps)}
 
     def _objective(self, run: ActiveRun) -> dict[str, Any]:
         if self._config.policy.plans or self._gpu_limits.power_cap is None:
             return dataclasses.asdict(ActionObjective())
         return dataclasses.asdict(objective_of(self._config, run, self._gpu_limits.limit_w))
-
-    def _best_cap(self, run: ActiveRun, table: ActionTable) -> float | None:
-        gear = Gear(self._config.policy.gear or self._config.precision.gears[0])
-        return choose_cap(table, lambda: ActionObjective(**self._objective(run)), run, gear, self._gpu_limits.caps)
 
 
 def check_gears_named(config: GreenConfig) -> None:
@@ -722,7 +717,7 @@ class Controller:
 
     def measure(self, steps: float) -> None:
         """Measure every gear in the coming steps, for the plan of a job of so many steps."""
-        self._profiling.want_for_plan(steps)
+        self._profiling.want(rounds=FEW_ROUNDS if steps < SHORT_JOB else None)
 
     @property
     def measuring(self) -> bool:

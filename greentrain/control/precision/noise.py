@@ -463,7 +463,8 @@ class NoiseProbe:
         assert self._window is not None
         if not self._armed:
             left = self._next - steps - 1
-            return ({"arm": True}, 1) if left <= 0 and not _capturing(self._device) else (None, max(1, left - LEAD))
+            captures = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            return ({"arm": True}, 1) if left <= 0 and not captures else (None, max(1, left - LEAD))
         ranks = self._channel.handed_in(f"{'rows' if self._probed is None else 'spread'}/{self._nth}")
         if not self._told or ranks is None:
             self._tries += self._told
@@ -592,10 +593,6 @@ class _Mean:
     @property
     def value(self) -> float:
         return self.total / self.weight
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _text(error: Exception) -> str:

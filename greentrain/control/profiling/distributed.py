@@ -43,8 +43,6 @@ TICKS = 10
 """Ticks of a counter that a block must hold, so that an edge's share of one is a few per cent."""
 ASK_S: Final = 0.25
 """How often the sensors are asked for the joules of the last blocks (s)."""
-LOOK_S: Final = 0.05
-"""How often :meth:`ProfilingRun.run` looks for them (s)."""
 ROUNDS = 4
 """Blocks a gear: an even number cancels a linear drift, and four have intervals a third narrower than three."""
 PERIODS = 3
@@ -195,7 +193,7 @@ class ProfilingRun:
         end_s = time.monotonic() + COLLECT_S
         while not self.done and time.monotonic() < end_s:
             self._collect()
-            time.sleep(0.0 if self.done else LOOK_S)
+            time.sleep(0.0 if self.done else ASK_S)
 
     def stop(self) -> None:
         """Measure nothing more and set the power limits found; the table holds what there is. Idempotent."""
