@@ -24,33 +24,89 @@ from greentrain.utils.files import write_json
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import never_raises
 
+with try_import("accelerate") as _imports:
+    from accelerate import Accelerator, DistributedType
+_imports.check()
 
-class Prepared:
-    """Follows prepared objects, each once.
+
+class GreenAccelerator(Accelerator):  # type: ignore[misc]
+    """An Accelerator that drives a GreenSession. Everything else is as in Accelerator.
+
+    The run starts with the first batch, forward or backward after ``prepare`` (so after ``load_state``, which lets
+    it continue the run of the checkpoint) and ends with ``end_training`` or with the process. Steps are those of
+    the optimizer that was prepared first, counted when it really steps. ``log`` adds ``green/energy_j``,
+    ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and ``green/g_per_ktoken`` to what the trackers
+    get, for all ranks whose files rank 0 can see (``green/ranks`` counts them).
 
     Args:
-        driver: Driver that the hooks call.
-        begin: Starts the session; called before the first batch and the first forward.
+        *args: Passed to Accelerator.
+        green: A finished GreenSession, or anything GreenSession accepts.
+        **kwargs: Passed to Accelerator.
+
+    Raises:
+        ConfigError: The configuration is wrong.
     """
 
-    def __init__(self, driver: Driver, begin: Callable[[], None]) -> None:
-        self._driver = driver
-        self._begin = begin
+    def __init__(self, *args: Any, green: SessionLike = None, **kwargs: Any) -> None:
+        self._driver = Driver(green)
+        self.green = self._driver.session
+        """The session, with its totals, run folder and report path."""
         self._followed: list[Any] = []
+        self._lead: Callable[[], Any] = lambda: None  # the run's model, held weakly
+        self._ended = False
+        super().__init__(*args, **kwargs)
+        self.register_load_state_pre_hook(self._load)
 
-    def forget(self) -> None:
-        """Take the hooks off and hold nothing any more; the run goes on."""
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        optimizers = [item for item in args if isinstance(item, Optimizer)]
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        for item in args:  # of a teacher and a student, the student
+            if isinstance(item, Module) and (not held or any(id(p) in held for p in item.parameters())):
+                self._gear(item)
+        prepared = super().prepare(*args, **kwargs)
+        for given, item in zip(args, prepared if isinstance(prepared, tuple) else (prepared,), strict=False):
+            self._follow(item, given)
+        return prepared
+
+    def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        self._gear(model)
+        return self._follow(super().prepare_model(model, *args, **kwargs), model)
+
+    def free_memory(self, *objects: Any) -> Any:
         self._driver.release()
         self._followed.clear()
+        self._lead = lambda: None
+        return super().free_memory(*objects)
+
+    def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(super().prepare_optimizer(*args, **kwargs))
+
+    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(super().prepare_data_loader(*args, **kwargs))
+
+    def skip_first_batches(self, *args: Any, **kwargs: Any) -> Any:
+        return self._follow(super().skip_first_batches(*args, **kwargs))
+
+    def _gear(self, model: Any) -> None:
+        """Make the first model that is trained the run's: its inputs count, and it gets the gears."""
+        if self._lead() is None and any(p.requires_grad for p in model.parameters()):
+            self._lead = weakref.ref(unwrap(model))
+        if self._lead() is unwrap(model):
+            self._driver.gear(model, device=self.device, scaler=self.scaler)
+
+    def _follow(self, item: Any, given: Any = None) -> Any:
+        counts = unwrap(given) is self._lead() if isinstance(given, Module) else len(self._optimizers) <= 1
+        if self.green.gears is not None and counts:
+            if isinstance(item, Module):
+                self.green.gears.check(item)
+            if isinstance(item, Optimizer):  # a DeepSpeed engine's steps once a sub-group
+                self._driver.bind(item, counts=self.distributed_type != DistributedType.DEEPSPEED)
+        self._hook(item, counts=counts)
+        return item
 
     @never_raises
-    def follow(self, item: Any, *, counts: bool) -> None:
-        """Hook an object.
-
-        Args:
-            item: Anything that ``Accelerator.prepare`` returns.
-            counts: The model's inputs and the optimizer's steps are those of the run.
-        """
+    def _hook(self, item: Any, *, counts: bool) -> None:
+        """Hook what ``prepare`` returns, once; ``counts``: a model's inputs, an optimizer's steps are the run's."""
         if any(item is known for known in self._followed):
             return
         self._followed.append(item)
@@ -104,86 +160,6 @@ class Prepared:
 
         Timed.__name__, Timed.__qualname__ = kind.__name__, kind.__qualname__
         return Timed
-
-
-with try_import("accelerate") as _imports:
-    from accelerate import Accelerator, DistributedType
-_imports.check()
-
-
-class GreenAccelerator(Accelerator):  # type: ignore[misc]
-    """An Accelerator that drives a GreenSession. Everything else is as in Accelerator.
-
-    The run starts with the first batch, forward or backward after ``prepare`` (so after ``load_state``, which lets
-    it continue the run of the checkpoint) and ends with ``end_training`` or with the process. Steps are those of
-    the optimizer that was prepared first, counted when it really steps. ``log`` adds ``green/energy_j``,
-    ``green/power_w``, ``green/emissions_g``, ``green/tokens_per_j`` and ``green/g_per_ktoken`` to what the trackers
-    get, for all ranks whose files rank 0 can see (``green/ranks`` counts them).
-
-    Args:
-        *args: Passed to Accelerator.
-        green: A finished GreenSession, or anything GreenSession accepts.
-        **kwargs: Passed to Accelerator.
-
-    Raises:
-        ConfigError: The configuration is wrong.
-    """
-
-    def __init__(self, *args: Any, green: SessionLike = None, **kwargs: Any) -> None:
-        self._driver = Driver(green)
-        self.green = self._driver.session
-        """The session, with its totals, run folder and report path."""
-        self._prepared = Prepared(self._driver, self._begin)
-        self._lead: Callable[[], Any] = lambda: None  # the run's model, held weakly
-        self._ended = False
-        super().__init__(*args, **kwargs)
-        self.register_load_state_pre_hook(self._load)
-
-    def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        optimizers = [item for item in args if isinstance(item, Optimizer)]
-        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        for item in args:  # of a teacher and a student, the student
-            if isinstance(item, Module) and (not held or any(id(p) in held for p in item.parameters())):
-                self._gear(item)
-        prepared = super().prepare(*args, **kwargs)
-        for given, item in zip(args, prepared if isinstance(prepared, tuple) else (prepared,), strict=False):
-            self._follow(item, given)
-        return prepared
-
-    def prepare_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        self._gear(model)
-        return self._follow(super().prepare_model(model, *args, **kwargs), model)
-
-    def free_memory(self, *objects: Any) -> Any:
-        self._prepared.forget()
-        self._lead = lambda: None
-        return super().free_memory(*objects)
-
-    def prepare_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        return self._follow(super().prepare_optimizer(*args, **kwargs))
-
-    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
-        return self._follow(super().prepare_data_loader(*args, **kwargs))
-
-    def skip_first_batches(self, *args: Any, **kwargs: Any) -> Any:
-        return self._follow(super().skip_first_batches(*args, **kwargs))
-
-    def _gear(self, model: Any) -> None:
-        """Make the first model that is trained the run's: its inputs count, and it gets the gears."""
-        if self._lead() is None and any(p.requires_grad for p in model.parameters()):
-            self._lead = weakref.ref(unwrap(model))
-        if self._lead() is unwrap(model):
-            self._driver.gear(model, device=self.device, scaler=self.scaler)
-
-    def _follow(self, item: Any, given: Any = None) -> Any:
-        counts = unwrap(given) is self._lead() if isinstance(given, Module) else len(self._optimizers) <= 1
-        if self.green.gears is not None and counts:
-            if isinstance(item, Module):
-                self.green.gears.check(item)
-            if isinstance(item, Optimizer):  # a DeepSpeed engine's steps once a sub-group
-                self._driver.bind(item, counts=self.distributed_type != DistributedType.DEEPSPEED)
-        self._prepared.follow(item, counts=counts)
-        return item
 
     def _begin(self) -> None:
         if self._driver.owned and not self.green.running:  # somebody has closed it: a model that is used on starts none

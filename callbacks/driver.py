@@ -132,13 +132,11 @@ class Driver:
         try:
             if model is not None:  # DeepSpeed keeps the size of a sharded ZeRO-3 parameter in ds_numel
                 self.session.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
-            if local_world_size is None:
-                local_world_size = local_size(rank, world_size, local_rank)
             place = Topology(
                 rank=rank,
                 world_size=world_size,
                 local_rank=local_rank,
-                local_world_size=max(local_world_size, local_rank + 1),
+                local_world_size=max(local_world_size or local_size(rank, world_size, local_rank), local_rank + 1),
                 host=socket.gethostname(),
             )
             self.session.start(place, BatchGroup.find(data_parallel, place) or BatchGroup.find(model, place))
@@ -259,7 +257,7 @@ class Driver:
             phase: Phase; nested in what is open.
             then: Called when the method returned.
         """
-        original, before = getattr(owner, method), vars(owner).get(method)
+        original = getattr(owner, method)
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -268,7 +266,12 @@ class Driver:
             never_raises(then)()
             return result
 
-        setattr(owner, method, timed)
+        self.replace(owner, method, timed)
+
+    def replace(self, owner: Any, method: str, function: Callable[..., Any]) -> None:
+        """Put a function in place of a method of one object, until ``release``."""
+        before = vars(owner).get(method)
+        setattr(owner, method, function)
         self.undo(lambda: vars(owner).pop(method, None) if before is None else setattr(owner, method, before))
 
     @contextlib.contextmanager

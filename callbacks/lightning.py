@@ -63,13 +63,10 @@ class GreenCallback(Callback):
         if gears is not None and self._fitting:
             plugin, device = trainer.precision_plugin, trainer.strategy.root_device
             scaler = getattr(plugin, "scaler", None)
-            self._gear_configured(
-                pl_module,
-                lambda: self._driver.gear(pl_module, device=device, scaler=scaler, wrap_forward=False),
-            )
-            before = vars(plugin).get("forward_context")
-            plugin.forward_context = lambda: gears.box.context(device.type, pl_module.training)  # type: ignore[method-assign]
-            self._driver.undo(lambda: _put_back(plugin, before))
+            gear = functools.partial(self._driver.gear, pl_module, device=device, scaler=scaler, wrap_forward=False)
+            self._gear_configured(pl_module, gear)
+            context = functools.partial(gears.box.context, device.type)
+            self._driver.replace(plugin, "forward_context", lambda: context(pl_module.training))
 
     def _gear_configured(self, module: LightningModule, gear: Callable[[], None]) -> None:
         """Give a module its gears, once ``configure_model`` has made or sharded its layers, where it does."""
@@ -83,8 +80,7 @@ class GreenCallback(Callback):
             configure()
             gear()
 
-        module.configure_model = configured  # type: ignore[method-assign]
-        self._driver.undo(lambda: vars(module).pop("configure_model", None))
+        self._driver.replace(module, "configure_model", configured)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._start(trainer, pl_module)
@@ -220,9 +216,3 @@ def _check_world(found: int) -> None:
             f"the launcher started {started} processes, but each has a Trainer of its own with a world size of 1: pass"
             ' devices=int(os.environ["LOCAL_WORLD_SIZE"]) to the Trainer'
         )
-
-
-def _put_back(plugin: Any, before: Any) -> None:
-    vars(plugin).pop("forward_context", None)
-    if before is not None:
-        plugin.forward_context = before

@@ -58,18 +58,14 @@ class BatchGroup:
                 )
             return group
         pair = tuple(source) if isinstance(source, Sequence) else ()
-        if len(pair) != 2 or not all(isinstance(n, int) for n in pair) or not 0 <= pair[0] < pair[1]:
+        are_two = len(pair) == 2 and all(isinstance(n, int) for n in pair)
+        if not are_two or not 0 <= pair[0] < pair[1] or place.world_size % pair[1]:
             raise ConfigError(
-                f"data_parallel is {source!r}; pass (rank, size) with 0 <= rank < size of the ranks with batches of"
-                " their own, or a DeviceMesh with named dimensions"
+                f"data_parallel is {source!r}; pass (rank, size) of the ranks with batches of their own, 0 <= rank <"
+                f" size and {place.world_size} ranks a multiple of size, or a DeviceMesh with named dimensions"
             )
-        (rank, size), world = pair, place.world_size
-        if world % size:
-            raise ConfigError(
-                f"data_parallel is {source!r}, but the {world} ranks of this job are no multiple of {size}: pass"
-                " (rank, size) of the ranks with batches of their own"
-            )
-        ranks = world // size
+        rank, size = pair
+        ranks = place.world_size // size
         neighbours = place.rank // ranks == rank
         return cls(place.rank % ranks if neighbours else place.rank // size, ranks)
 

@@ -98,7 +98,7 @@ def test_a_pair_says_it_for_neighbours_and_for_ranks_far_apart(rank_of: Callable
         ((2, 2), "0 <= rank < size"),
         ((0,), "0 <= rank < size"),
         ("dp", "0 <= rank < size"),
-        ((0, 3), "no multiple of 3"),
+        ((0, 3), "4 ranks a multiple of size"),
         (Mesh(0, (4,)), "name each"),
         (Mesh(0, (2, 2), "dp", "x"), "name each"),
     ],
