@@ -74,6 +74,79 @@ def gloo(
     dist.destroy_process_group()
 
 
+def trained(
+    config: dict[str, Any],
+    tokens: list[list[int]],
+    late_s: list[float],
+    kill: list[int] | None = None,
+    data_parallel: int | None = None,
+    saves: str = "",
+) -> None:
+    """Ranks that train one model together, as torchrun starts them, and go on from their last checkpoint.
+
+    Args:
+        config: Settings of the session.
+        tokens: Tokens of each rank at each step; ranks that share a batch have the same.
+        late_s: How late each rank comes to its session (s).
+        kill: A rank and the step after which it dies, of the first start.
+        data_parallel: How many batches there are at a time; None: one a rank.
+        saves: Folder of the checkpoints.
+    """
+    from datetime import timedelta
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=90))
+    rank = dist.get_rank()
+    time.sleep(late_s[rank])
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    shared = None if data_parallel is None else (rank % data_parallel, data_parallel)
+    green = GreenSession(config, data_parallel=shared)
+    save, first = Path(saves, f"{rank}.json"), 0
+    if save.exists():
+        held = json.loads(save.read_text())
+        first = held["step"]
+        green.load_state_dict(held["green"])
+    longest_s, gears = 0.0, []
+
+    def timed(call: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal longest_s
+        begun_s = time.monotonic()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            longest_s = max(longest_s, time.monotonic() - begun_s)
+
+    timed(green.start)
+    green.watch(model, optimizer)
+    for step in range(first, len(tokens[rank])):
+        model(torch.ones(2, 32)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+        timed(green.step, tokens=tokens[rank][step])
+        gears.append("" if green.gears is None else str(green.gears.box.gear))
+        if kill == [rank, step]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % 10 == 9:
+            timed(green.checkpoint)
+            state = timed(green.state_dict)
+            dist.barrier()  # as a framework does: a checkpoint is one of all ranks
+            save.with_suffix(".new").write_text(json.dumps({"step": step + 1, "green": state}))
+            save.with_suffix(".new").replace(save)
+    dist.barrier()
+    timed(green.close)
+    say(rank=rank, folder=str(green.folder), longest_s=longest_s, gears=gears, first=first)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def spawned(config: dict[str, Any], seconds: float = 1.0, port: int = 0, world: int = 2) -> None:
     """What a hand-written launcher does: torch.multiprocessing, rank as an argument, no RANK variable."""
     from torch.multiprocessing.spawn import spawn
@@ -183,7 +256,10 @@ def weights(config: dict[str, Any] | None, steps: int = 30) -> None:
     say(digest=hashlib.sha256(data + torch.get_rng_state().numpy().tobytes()).hexdigest())
 
 
-JOBS = {job.__name__: job for job in (plain, checkpointed, gloo, spawned, ends, interrupted, loaders, forked, weights)}
+JOBS = {
+    job.__name__: job
+    for job in (plain, checkpointed, gloo, trained, spawned, ends, interrupted, loaders, forked, weights)
+}
 
 if __name__ == "__main__":
     JOBS[sys.argv[1]](**json.loads(sys.argv[2]))
