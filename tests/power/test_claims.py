@@ -128,7 +128,7 @@ def test_processes_that_book_for_themselves_are_known_while_they_live(tmp_path: 
     assert other_pids(tmp_path, own_pid=1) == {os.getpid()}
     (tmp_path / "process-4194303.pid").touch()  # of a writer that was killed before it said a word
     (own,) = (path for path in tmp_path.glob("process-*.pid") if path.stat().st_size)
-    later = {**json.loads(own.read_text()), "pid": os.getppid()}  # began when this process did: the number's next owner
+    later = {**json.loads(own.read_text()), "pid": os.getppid(), "start": 1.0}  # the number has its next owner by now
     private_files.replace(str(tmp_path / f"process-{os.getppid()}.0.pid"), json.dumps(later))
     assert other_pids(tmp_path, own_pid=1) == {os.getpid()}
     mine.release()
