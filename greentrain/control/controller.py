@@ -178,7 +178,8 @@ class ProfilingSession:
         self._gears, self._plan_with = gears, plan_with
         self._gpu_limits = GpuLimits()
         self.table: ActionTable | None = None
-        """What was measured last; None before."""
+        """What was measured last, from the same step on on all ranks; None before."""
+        self._found: ActionTable | None = None
         self.running: ProfilingRun | None = None
         """What measures now; None: nothing does."""
         self._wish: dict[str, Any] | None = None
@@ -251,6 +252,7 @@ class ProfilingSession:
     def _end_together(self, said: Mapping[str, Any]) -> None:
         gears = self._gears()
         self._wish = self._ended = None
+        self.table = self._found
         if gears is not None:
             gears.measure(None)
             gears.neutral = False
@@ -298,6 +300,7 @@ class ProfilingSession:
         finally:
             gears.measure(None)
             gears.neutral, self._ended, self.running = False, None, None
+        self.table = self._found
         return self.table
 
     def _open(
@@ -328,7 +331,7 @@ class ProfilingSession:
         )
 
     def _measured(self, table: ActionTable | None) -> None:
-        self.table, self.running = table or self.table, None
+        self._found, self.running = table or self.table, None
         self._ended = {"cap": None}
         run = self._host.active()
         if run is not None and table is not None:
