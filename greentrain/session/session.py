@@ -517,14 +517,20 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             samples: Samples of the same batches.
         """
         t_s = self._controller.step_end(self._now_s())
-        was_mixed = self._work.mixed
-        tokens, samples = self._work.step(tokens, samples)
+        plain = (
+            tokens and self._work.plain
+        )  # the usual step is not asked whose it is: that takes as long as all the rest
+        if not plain:
+            was_mixed = self._work.mixed
+            tokens, samples = self._work.step(tokens, samples)
+            if self._work.mixed > was_mixed and (run := self.active()) is not None:
+                run.event("warning", MIXED, mixed=True)
         self._enqueue((t_s, "step", "", next(self._counts), tokens, samples))
         if self._run is not None and len(self._run.marks) > HURRY_MARKS:
             self._run.hurry()
-        if self._work.mixed > was_mixed and (run := self.active()) is not None:
-            run.event("warning", MIXED, mixed=True)
-        self._controller.stepped(*self._work.progress(tokens, samples))
+        if not plain:
+            tokens, samples = self._work.progress(tokens, samples)
+        self._controller.stepped(tokens, samples)
 
     def count(self, tokens: int = 0, samples: int = 0) -> None:
         """Count tokens or samples as ``step`` does, but end none: where a watched engine counts the steps itself."""

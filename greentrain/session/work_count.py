@@ -142,6 +142,8 @@ class WorkCount:
         self.group = BatchGroup() if source is None else BatchGroup.of(source, place)
         self.mixed = False
         """True once some steps have told tokens and others samples alone."""
+        self.plain = False
+        """True while a step that tells tokens books just what it told: no rank shares it, and nothing else was counted."""
         self._place, self._open = place, source is None and place.world_size > 1
         self._unit = ""
         self._since_step = self._told = (0, 0)
@@ -149,10 +151,11 @@ class WorkCount:
     def look(self, model: Any = None) -> None:
         """Look for who shares a batch, unless that is known."""
         if self._open and (found := BatchGroup.find(model, self._place)) is not None:
-            self.group, self._open, self._told = found, False, (0, 0)
+            self.group, self._open, self._told, self.plain = found, False, (0, 0), False
 
     def count(self, tokens: int, samples: int) -> tuple[int, int]:
         """Return what this rank books of tokens and samples that were told without a step."""
+        self.plain = False
         self._since_step = self._since_step[0] + tokens, self._since_step[1] + samples
         if self._open and self._told == (0, 0):
             self.look()
@@ -170,6 +173,7 @@ class WorkCount:
         unit = "tokens" if told[0] else "samples" if told[1] else self._unit
         self.mixed = self.mixed or unit != (self._unit or unit)
         self._unit = self._unit or unit
+        self.plain = self._unit == "tokens" and self.group.ranks == 1
         return own
 
     def own(self, tokens: Any) -> Any:
