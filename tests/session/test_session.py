@@ -27,6 +27,7 @@ def _session(tmp_path: Path, meter: FlatMeter | None = None, **run: Any) -> Gree
 
 def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
     green = _session(tmp_path)
+    before_s = time.monotonic()
     with green:
         t0_s = time.monotonic()
         for _ in range(5):
@@ -40,11 +41,12 @@ def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
         wall_s = time.monotonic() - t0_s
     totals = green.totals()
     assert totals.energy_j == pytest.approx(250.0 * totals.duration_s, rel=0.02)
-    assert wall_s < totals.duration_s < wall_s + 0.5
+    assert wall_s < totals.duration_s < time.monotonic() - before_s
     assert sum(totals.by_phase.values()) == pytest.approx(totals.energy_j, rel=1e-9)
     assert sum(totals.by_device.values()) == pytest.approx(totals.energy_j, rel=1e-9)
     assert totals.by_provenance["measured"] == pytest.approx(4 * totals.by_provenance["modelled"], rel=0.05)
-    assert totals.by_phase["backward"] == pytest.approx(250 * 0.15, rel=0.15)
+    assert totals.phase_s["backward"] >= 5 * 0.03
+    assert totals.by_phase["backward"] == pytest.approx(250 * totals.phase_s["backward"], rel=0.05)
     forward_j = totals.by_phase["forward"] + totals.by_phase["attention"]
     assert totals.by_phase_inclusive["forward"] == pytest.approx(forward_j, rel=1e-6)
     assert (totals.steps, totals.tokens) == (5, 500)
