@@ -197,8 +197,11 @@ def test_a_meter_that_fails_mid_run_is_a_gap_and_one_warning(tmp_path: Path) -> 
         time.sleep(0.1)
     assert len([w for w in caught if "bus error" in str(w.message)]) >= 1
     totals = green.totals()
-    assert totals.missing_s["GPU-a"] == pytest.approx(0.1, abs=0.06)
-    assert totals.by_device["GPU-a"] == pytest.approx(200 * 0.1, rel=0.4)
+    assert totals.missing_s["GPU-a"] >= 0.1 and totals.by_device["GPU-a"] > 0.0
+    known_s = totals.by_device["GPU-a"] / 200.0
+    assert known_s + totals.missing_s["GPU-a"] == pytest.approx(totals.duration_s, abs=0.02), (
+        "each second is one of both"
+    )
     assert any(event["name"] == "gap" for event in read_run(green.folder or "").ranks[0].events)
 
 
