@@ -143,7 +143,7 @@ class WorkCount:
         self.mixed = False
         """True once some steps have told tokens and others samples alone."""
         self.plain = False
-        """True while a step that tells tokens books just what it told: no rank shares it, and nothing else was counted."""
+        """True while a step that tells tokens books what it told: nobody shares it, and nothing else was counted."""
         self._place, self._open = place, source is None and place.world_size > 1
         self._unit = ""
         self._since_step = self._told = (0, 0)
