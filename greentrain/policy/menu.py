@@ -166,6 +166,10 @@ _NAME: Final = re.compile(r"(?P<gear>\w+)(?: at (?P<cap>\d+)%)?(?: on (?P<ranks>
 """What ``str`` of an action looks like."""
 
 
+_MOST: Final = 2.0**63
+"""No speed, power or width of a job is so large."""
+
+
 def menu_of(facts: Mapping[str, Any], speed: float = 1.0, power: float = 1.0) -> "Menu":
     """Return the choices of a job as it was, in the grid's time.
 
@@ -173,10 +177,17 @@ def menu_of(facts: Mapping[str, Any], speed: float = 1.0, power: float = 1.0) ->
         facts: Facts on the job's menu from run.json.
         speed: Speed of the job over that of its table.
         power: Power of the job over that of its table.
+
+    Raises:
+        ValueError: A row has figures that no job has: the file was damaged, or is none of ours.
     """
     import numpy as np
 
     rows = facts["rows"]
+    for row in rows:
+        figures = float(row["power_w"]), float(row["tokens_per_s"]), float(row["width"])
+        if not all(0 <= figure < _MOST for figure in figures):  # of NaN, too
+            raise ValueError(f"run.json: the plan's row {str(row['name'])[:40]!r} has a figure that no job has")
     power_w = np.array([float(row["power_w"]) for row in rows]) * power
     if not facts.get("pausable", True):
         power_w[OFF] = power_w.max()  # never worth it: these plans could not pause either

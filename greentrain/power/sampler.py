@@ -119,6 +119,8 @@ MAX_DEVICE_W: Final = 1e6
 """A counter that rises faster has jumped: a thousand times the power limit of a B200 (utils/devices.toml)."""
 STRAY_S: Final = 1.0
 """Time that a counter's rise may be off (s): a tick, and a read that was held up."""
+LEAD_S = 1.0
+"""How far the power of a counter's first interval is held back to the start of the run (s); longer is missing."""
 STUCK_TICKS = 10
 """Ticks without change after which a counter is taken at its word: nothing was used."""
 
@@ -298,6 +300,12 @@ class EnergyCurve:
             missing_s -= self._provisional_s
             self._gap, self._provisional_s = False, 0.0
             edge_s = max(edge_s, float(self._t[self._n - 1]) + 1e-6)
+        elif self._ticks is None and (lead_s := self._first_read_s - float(self._t[0])) > 0 and self._n == 1:
+            # The first value is where counting begins, and comes a little after the run: as power, it is held back.
+            if lead_s <= LEAD_S:
+                last_j -= (value_j - last_j) * lead_s / (t_s - self._first_read_s)
+            else:
+                self._push(self._first_read_s, 0.0, missing_s := lead_s)
         self._push(edge_s, self._energy[self._n - 1] + value_j - last_j, missing_s)
         if self._ticks is not None:
             self._open_points = 1

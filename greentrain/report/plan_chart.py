@@ -41,10 +41,12 @@ def plan_chart(summary: Mapping[str, Any], series: RunSeries | None) -> Chart | 
     import numpy as np
 
     plan, word = summary["plan"], summary["state"]["word"]
-    if plan is None or all(value is None for value in plan["hourly_g_per_kwh"]):
+    if plan is None:
         return None
     edges = _edges(plan)
     grid, rows = _intensity(plan, edges), _rows(plan, edges)
+    if not np.isfinite(grid).any():  # nobody knows it, or only outside of the plan's hours
+        return None
     ticks = value_ticks(float(np.nanmax(grid)) * 1.02)
     areas = _areas(plan, edges, grid, rows, ticks[-1])
     grams = {"static": _static_grams(plan, edges, grid), "run": _run_grams(summary, series, edges, grid)}

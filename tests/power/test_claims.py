@@ -140,10 +140,12 @@ import os, sys, time
 from pathlib import Path
 from greentrain.power.claims import Claims
 claims = Claims(Path(sys.argv[1]), {"run_id": "killed"})
-print(claims.take("GPU-1"), flush=True)
+taken = claims.take("GPU-1")
 if os.fork() == 0:  # a worker of a DataLoader, which has the lock's descriptor, too
     time.sleep(60)
-time.sleep(60)
+else:
+    print(taken, flush=True)
+    time.sleep(60)
 """
 
 

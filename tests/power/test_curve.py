@@ -53,6 +53,14 @@ def test_a_constant_power_that_is_read_late_still_counts_from_the_start() -> Non
     assert curve.between(10.0, 10.8)[0] == pytest.approx(240)
 
 
+@pytest.mark.parametrize(("late_s", "missing_s"), [(0.003, 0.0), (0.9, 0.0), (1.1, 1.1)])
+def test_a_counter_that_is_first_read_late_counts_from_the_start_or_says_so(late_s: float, missing_s: float) -> None:
+    curve, _ = _curve(t0_s=10.0)
+    _counter(curve, *((10.0 + late_s + i, 5000.0 + 200.0 * i) for i in range(3)))
+    whole_s = late_s + 2.0
+    assert curve.between(10.0, 10.0 + whole_s) == pytest.approx((200.0 * (whole_s - missing_s), missing_s))
+
+
 def test_a_running_average_is_dated_to_its_middle() -> None:
     curve, _ = _curve(averaging_s=1.0)
     truth_w = 500.0

@@ -179,7 +179,7 @@ def test_the_table_and_the_json_say_what_is_assumed() -> None:
         (1e9, "nan", None, "--deadline is 'nan'"),
         (1e9, "1e9", None, "up to 8784"),
         (1e9, "soon", None, "--deadline is 'soon'; write it as ISO 8601"),
-        (1e9, "2020-01-01T00:00Z", None, r"--deadline is '2020-01-01T00:00Z', \d+ d .* before the start at"),
+        (1e9, "2020-01-01T00:00Z", None, r"--deadline is '2020-01-01T00:00Z', \d+ d.* before the start at"),
         (1e9, "2022-01-01T00:00Z", "2022-01-01T00:00Z", "choose a time after it"),
         (1e9, "2030-01-01T00:00", None, "--deadline is '2030-01-01T00:00', without a time zone"),
         (1e9, "36", "2022-01-01T00:00", "--start is '2022-01-01T00:00', without a time zone"),

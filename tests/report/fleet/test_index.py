@@ -103,7 +103,7 @@ def _broken(runs: Path) -> dict[str, str]:
         "other run": {"kind": "open", "format": 1, "run_id": "else", "rank": 0, "sensors": []},
         "no t0": {"kind": "entry", "t1": 3.0},
         "text": {"kind": "entry", "carbon": "x"},
-        "eternal": json.loads((runs / "fine" / "rank-00000.jsonl").read_text().splitlines()[1]) | {"t1": 1e18},
+        "eternal": json.loads((runs / "fine" / "rank-00000.jsonl").read_text().splitlines()[1]) | {"t1": 1e18, "n": 99},
     }.items():
         with (_run(runs, name) / "rank-00000.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
