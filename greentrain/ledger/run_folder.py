@@ -5,6 +5,7 @@ All ranks come to the same id without a collective: a rank without a session mus
 
 import contextlib
 import hashlib
+import math
 import os
 import platform
 import secrets
@@ -19,13 +20,13 @@ from typing import Any, Final
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig, RunConfig
 from greentrain.errors import ConfigError, RunFolderError
-from greentrain.ledger.journal import RUN_JSON, last_record, rank_path, read_object
+from greentrain.ledger.journal import RUN_JSON, WRONG_DATA, last_record, rank_path, read_object
 from greentrain.ledger.totals import Totals
 from greentrain.types import FORMAT_VERSION, Topology
 from greentrain.utils import redact
 from greentrain.utils.never_raise import warn
 from greentrain.utils.topology import ENV_JOB
-from greentrain.utils.validation import folder_name
+from greentrain.utils.validation import folder_name, shown
 from greentrain.utils.version import __version__
 
 ENV_RUN_ID = "GREENTRAIN_RUN_ID"
@@ -245,21 +246,42 @@ class ResumeState:
         """Return what ``GreenSession.state_dict`` told; None where it was before the first start.
 
         Raises:
-            ConfigError: The state is of a newer format, or names a run as no run is named.
+            ConfigError: The state is of a newer format, names a run as no run is named, or holds what are no totals.
         """
         if not state or state.get("run_id") is None:
             return None
-        if int(state.get("format", 0)) > STATE_FORMAT:
+        where, told = "the checkpoint's GreenTrain state", state.get("format", 0)
+        if type(told) is not int or told > STATE_FORMAT:
             raise ConfigError(
-                f"the checkpoint's GreenTrain state has format {state['format']}, this version reads up to"
-                f" {STATE_FORMAT}: upgrade greentrain-torch"
+                f"{where} has format {shown(told)}, this version reads up to {STATE_FORMAT}: upgrade greentrain-torch"
             )
-        folder_name("the run id in the checkpoint's GreenTrain state", str(state["run_id"]))
-        return cls(run_id=str(state["run_id"]), totals=dict(state["totals"]), rank=state.get("rank"))
+        folder_name(f"the run id in {where}", str(state["run_id"]))
+        try:
+            totals = dict(state["totals"])
+            odd = _odd_figure(totals)
+            if odd is None:
+                _ = Totals() + Totals.from_dict(totals)
+        except WRONG_DATA as error:
+            odd = f"totals that cannot be read ({type(error).__name__})"
+        if odd is not None:
+            raise ConfigError(f"{where} holds {odd}: it is damaged. Load the checkpoint without it to begin a new run")
+        return cls(run_id=str(state["run_id"]), totals=totals, rank=state.get("rank"))
 
     def carried(self, place: Topology) -> Totals | None:
         """Return the totals to go on from; None where another rank wrote them."""
         return Totals.from_dict(self.totals) if self.rank in (None, place.rank) else None
+
+
+def _odd_figure(figures: Mapping[str, Any], name: str = "") -> str | None:
+    """Return name and value of a figure that is no number; None where all are."""
+    for key, value in figures.items():
+        if isinstance(value, Mapping):
+            odd = _odd_figure(value, f"{name}{key}.")
+            if odd is not None:
+                return odd
+        elif type(value) not in (int, float) or not math.isfinite(value):
+            return f"{name}{key} = {shown(value)}"
+    return None
 
 
 def grid_time_of(config: GreenConfig, run_id: str, unix_s: float) -> GridTime:

@@ -1,6 +1,7 @@
 """GreenSession: books what was used, survives what can go wrong, and never touches the training."""
 
 import json
+import math
 import threading
 import time
 from pathlib import Path
@@ -177,6 +178,14 @@ def test_bad_states_are_refused(tmp_path: Path) -> None:
     green.load_state_dict({})
     with pytest.raises(ConfigError, match="upgrade"):
         green.load_state_dict({"format": 99, "run_id": "x", "totals": {}})
+    for totals, odd in (
+        ({"energy_j": "x"}, "energy_j = 'x'"),
+        ({"by_device": {"GPU-a": math.nan}}, "by_device.GPU-a = nan"),
+        ({"by_gear": 5}, "cannot be read"),
+        (None, "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=f"checkpoint's GreenTrain state holds .*{odd}.*: it is damaged"):
+            green.load_state_dict({"format": 1, "run_id": "x", "totals": totals})
     with green:
         with pytest.raises(SessionError, match="before start"):
             green.load_state_dict({"format": 1, "run_id": "x", "totals": {}})
