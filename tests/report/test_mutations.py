@@ -96,6 +96,7 @@ def _check(tmp_path: Path, which: int, seeds: range) -> None:
             assert time.process_time() - begun_s < LONGEST_S, (seed, call.__name__, done)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("part", range(10))
 def test_odd_json_ends_in_an_answer_or_in_a_sentence(tmp_path: Path, which: int, part: int) -> None:
