@@ -390,10 +390,9 @@ class ActiveRun:
             raise
         if note:
             self.event("warning", note)
-        self._desk = BackgroundWork(
-            "greentrain-books", self._pass, tick_s + LATE_TICK_S
-        )  # by itself where no tick comes
-        self._desk.start()
+        # Each tick of the sampler asks for a pass; where a driver holds that thread, the books look by themselves.
+        self._books_thread = BackgroundWork("greentrain-books", self._pass, tick_s + LATE_TICK_S)
+        self._books_thread.start()
 
     def start(self) -> None:
         """Write the opening line, take the first reading and start the sampler."""
@@ -441,7 +440,7 @@ class ActiveRun:
     @property
     def busy_s(self) -> float:
         """CPU seconds of sampler and bookkeeper so far."""
-        return self._sampler.busy_s + self._desk.busy_s
+        return self._sampler.busy_s + self._books_thread.busy_s
 
     def event(self, name: str, text: str, **more: Any) -> None:
         """Queue an event for the journal, also from a signal handler; a gap or warning is also shown, once a text."""
@@ -467,7 +466,7 @@ class ActiveRun:
         """
         energies: dict[str, float] = {}
         missing_s = 0.0
-        self._desk.ask(SAVE_S)  # which works the readings in
+        self._books_thread.ask(SAVE_S)  # which works the readings in
         if not self._lock.acquire(timeout=SAVE_S):  # a child that was forked while it was held
             return None
         try:
@@ -494,7 +493,7 @@ class ActiveRun:
 
     def hurry(self) -> None:
         """Let the bookkeeper look now, as many marks wait; costs the training thread a lock's release."""
-        self._desk.ask()
+        self._books_thread.ask()
 
     def now(self) -> tuple[float, float]:
         """Return energy so far (J), resumed parts included, and the power of the last second (W), of known parts."""
@@ -514,7 +513,7 @@ class ActiveRun:
         if self._closing is None:
             self._closing = reason, self._clock.monotonic_s()
         self.closed = True
-        if not self._desk.stop(CLOSE_S):
+        if not self._books_thread.stop(CLOSE_S):
             log.warning("GreenTrain: a driver hangs, or the disk; the last interval of %s is not booked", self.folder)
         elif self._journal.unwritten:
             self._tell_unwritten()
@@ -537,7 +536,7 @@ class ActiveRun:
         """
         end_s = time.monotonic() + wait_s
         self._asked = True
-        if not self._desk.ask(wait_s) and not self.closed:
+        if not self._books_thread.ask(wait_s) and not self.closed:
             self.warn("the books are late, as a device or the disk hangs: a checkpoint has what was booked before")
         self.save(max(end_s - time.monotonic(), 0.0))
 
@@ -552,11 +551,11 @@ class ActiveRun:
     # -- in the thread of the books ----------------------------------------------------------------------------
 
     def _tick(self, now_s: float) -> None:
-        self._desk.ask()
+        self._books_thread.ask()
 
     def _probed(self) -> None:
         self._sensors_new = True
-        self._desk.ask()
+        self._books_thread.ask()
 
     def _pass(self) -> None:
         """Look at what there is to book, or to close."""

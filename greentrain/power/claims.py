@@ -124,9 +124,8 @@ class Claims:
         path = self._path(uid, ".lock")
         lock = FileLock(path, thread_local=False)
         try:
-            os.close(
-                private_files.open_file(str(path), os.O_RDWR | os.O_CREAT)
-            )  # no planted link, which it would follow
+            # Made here, as filelock would follow a link that somebody planted.
+            os.close(private_files.open_file(str(path), os.O_RDWR | os.O_CREAT))
             try:
                 lock.acquire(timeout=0)
             except Timeout:

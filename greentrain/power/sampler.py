@@ -288,7 +288,8 @@ class EnergyCurve:
                 return
             edge_s = t_s - self._ticks.tick_s
         edge_s = t_s if edge_s is None else edge_s
-        self._anchor_first_tick(edge_s)
+        if self._n == 1:
+            self._begin(edge_s, t_s, value_j - last_j)
         missing_s = self._missing[self._n - 1]
         if self._gap:
             if self._provisional_s:
@@ -300,12 +301,6 @@ class EnergyCurve:
             missing_s -= self._provisional_s
             self._gap, self._provisional_s = False, 0.0
             edge_s = max(edge_s, float(self._t[self._n - 1]) + 1e-6)
-        elif self._ticks is None and (lead_s := self._first_read_s - float(self._t[0])) > 0 and self._n == 1:
-            # The first value is where counting begins, and comes a little after the run: as power, it is held back.
-            if lead_s <= LEAD_S:
-                last_j -= (value_j - last_j) * lead_s / (t_s - self._first_read_s)
-            else:
-                self._push(self._first_read_s, 0.0, missing_s := lead_s)
         self._push(edge_s, self._energy[self._n - 1] + value_j - last_j, missing_s)
         if self._ticks is not None:
             self._open_points = 1
@@ -340,11 +335,26 @@ class EnergyCurve:
         self._push(t[3], energy[3], missing_s)
         self._push(t[4], energy[4], missing_s)
 
-    def _anchor_first_tick(self, edge_s: float) -> None:
-        # The first value read is the energy up to the last tick before it: what was used before is not the run's.
-        if self._ticks is not None and self._n == 1:
+    def _begin(self, edge_s: float, t_s: float, used_j: float) -> None:
+        """Book the time between the start of the run and the first value, of which a counter tells nothing.
+
+        Args:
+            edge_s: Time of the tick of the second value (s).
+            t_s: Time at which that was read (s).
+            used_j: Energy between both values (J).
+        """
+        if self._ticks is not None:
+            # The first value is the energy up to the last tick before it: what was used before is not the run's.
             tick_s = self._ticks.tick_s
             self._t[0] = edge_s - math.ceil((edge_s - self._first_read_s) / tick_s) * tick_s
+            return
+        lead_s = self._first_read_s - float(self._t[0])
+        if self._gap or lead_s <= 0:
+            return
+        if lead_s <= LEAD_S:  # held back, as power is
+            self._push(self._first_read_s, used_j * lead_s / (t_s - self._first_read_s), 0.0)
+        else:
+            self._push(self._first_read_s, 0.0, lead_s)
 
     def _append_power(self, t_s: float, power_w: float) -> None:
         i = self._n - 1

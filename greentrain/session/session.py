@@ -517,9 +517,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             samples: Samples of the same batches.
         """
         t_s = self._controller.step_end(self._now_s())
-        plain = (
-            tokens and self._work.plain
-        )  # the usual step is not asked whose it is: that takes as long as all the rest
+        # The usual step is not asked whose tokens it has: that takes as long as all the rest of this.
+        plain = tokens and self._work.plain
         if not plain:
             was_mixed = self._work.mixed
             tokens, samples = self._work.step(tokens, samples)
