@@ -14,12 +14,12 @@ first seal the only one. What was refused is said again with twice the lead, a f
 import contextlib
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
 from greentrain.types import Topology
+from greentrain.utils.topology import job_store
 
 PAUSED_PHASE: Final = "paused"
 """Name of the phase to which the time is booked in which ranks stand still."""
@@ -54,7 +54,7 @@ class RankZeroChannel:
         """True for rank 0."""
         self.place = place
         """Place of this rank."""
-        self._store = store if store is not None or self.alone else _store()
+        self._store = store if store is not None or self.alone else job_store()
         self._prefix = f"greentrain/meeting/{run_id}"
         if self._store is not None:  # a run that goes on in the same process group must not hear its first part again
             self._prefix += f"/{self._store.add(f'{self._prefix}/of/{place.rank}', 1)}"
@@ -355,13 +355,3 @@ class SyncSchedule:
 def _mapping(text: bytes) -> Mapping[str, Any] | None:
     message = json.loads(text)
     return message if isinstance(message, dict) else None
-
-
-def _store() -> Any:
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    try:
-        return sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
-    except Exception:
-        return None

@@ -25,7 +25,7 @@ from greentrain.ledger.totals import Totals
 from greentrain.types import FORMAT_VERSION, Topology
 from greentrain.utils import redact
 from greentrain.utils.never_raise import warn
-from greentrain.utils.topology import ENV_JOB
+from greentrain.utils.topology import ENV_JOB, job_store
 from greentrain.utils.validation import folder_name, shown
 from greentrain.utils.version import __version__
 
@@ -90,14 +90,11 @@ def agreed_run_id(name: str, place: Topology, unix_s: float, store: Any = None) 
         unix_s: The present time (s since the epoch).
         store: The store; None: that of the process group, if there is one.
     """
-    dist = sys.modules.get("torch.distributed")
-    if store is None and (dist is None or not dist.is_available() or not dist.is_initialized()):
+    store = job_store() if store is None else store
+    if store is None:
         return None
     try:
-        c10d = sys.modules["torch.distributed.distributed_c10d"]
-        if store is None:
-            store = c10d._get_default_store()
-        point = _collectives(c10d)
+        point = _collectives()
         nth = store.add(f"greentrain/starts/{point}/{place.rank}", 1)  # of all sessions that this rank starts there
         chosen = store.compare_set(f"greentrain/run_id/{point}/{nth}", "", new_run_id(name, unix_s))
         return str(chosen.decode())
@@ -106,10 +103,11 @@ def agreed_run_id(name: str, place: Topology, unix_s: float, store: Any = None) 
         return None
 
 
-def _collectives(c10d: Any) -> int:
+def _collectives() -> int:
     """Return how many collectives the default process group has begun; 0 where it does not count them."""
     try:
-        return int(c10d._get_default_group()._get_sequence_number_for_group())
+        group = sys.modules["torch.distributed.distributed_c10d"]._get_default_group()
+        return int(group._get_sequence_number_for_group())
     except Exception:  # a backend without numbers: the order of starts has to do
         return 0
 

@@ -1,9 +1,7 @@
 """Files that a reader sees old or new, never half written; and the folder that outlives a run."""
 
-import contextlib
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -52,8 +50,8 @@ def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) ->
 def replace_file(path: Path, data: bytes, *, private: bool = False, durable: bool = False) -> None:
     """Put a file in the place of another, whole; a link that lies there is replaced, and never followed.
 
-    The new one is written beside it under a name that nobody can have guessed, in the folder as it was found: what
-    somebody planted there, or puts in the folder's place meanwhile, leads nothing elsewhere.
+    The new one is written in the folder as it was found (:func:`greentrain.utils.private_files.put`): what somebody
+    planted there, or puts in the folder's place meanwhile, leads nothing elsewhere.
 
     Args:
         path: Path of the file.
@@ -64,25 +62,14 @@ def replace_file(path: Path, data: bytes, *, private: bool = False, durable: boo
     Raises:
         OSError: The file cannot be written.
     """
-    folder, at = None, f"{path.parent}{os.sep}"
-    if os.open in os.supports_dir_fd:  # not on Windows
-        folder, at = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), ""
-    part = f"{at}.{secrets.token_hex(8)}.part"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    if os.open not in os.supports_dir_fd:  # on Windows
+        private_files.put(None, str(path), data, private=private, durable=durable)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with os.fdopen(os.open(part, flags, 0o600 if private else 0o666, dir_fd=folder), "wb") as file:
-            file.write(data)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-        os.replace(part, at + path.name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(part, dir_fd=folder)
-        raise
+        private_files.put(folder, path.name, data, private=private, durable=durable)
     finally:
-        if folder is not None:
-            os.close(folder)
+        os.close(folder)
 
 
 def cache_folder(environ: Mapping[str, str] | None = None, *, part: str = "") -> Path:

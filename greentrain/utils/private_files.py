@@ -103,13 +103,37 @@ def replace(path: str, text: str) -> None:
         OSError: The folder cannot be written, or may be somebody else's work.
     """
     with _folder_of(path) as (folder, name):
-        part = f"{name}.new"
-        with contextlib.suppress(FileNotFoundError):  # of a process that died, or planted
-            os.unlink(part, dir_fd=folder)
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)  # O_EXCL follows no link
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        put(folder, name, text.encode())
+
+
+def put(folder: "int | None", name: str, data: bytes, *, private: bool = True, durable: bool = False) -> None:
+    """Put a file in the place of another, whole; a link that lies there is replaced, and never followed.
+
+    The new one is written beside it under a name that nobody can have guessed.
+
+    Args:
+        folder: Descriptor of the folder; None where the system opens nothing by one: the name is a path then.
+        name: Name of the file in the folder.
+        data: Content of the file.
+        private: Whether nobody but the owner may read it.
+        durable: Whether it is on the disk before it takes the place of the old one.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    part = os.path.join(os.path.dirname(name), f".{os.urandom(8).hex()}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        with open(os.open(part, flags, 0o600 if private else 0o666, dir_fd=folder), "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part, dir_fd=folder)
+        raise
 
 
 def remove(path: str) -> None:

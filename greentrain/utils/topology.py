@@ -5,7 +5,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from greentrain.types import Topology
 
@@ -99,6 +99,21 @@ def topology_from_process_group(environ: Mapping[str, str] | None = None) -> Top
         local_world_size=local_world,
         host=socket.gethostname(),
     )
+
+
+def job_store() -> Any:
+    """Return the key-value store of torch.distributed through which the ranks of this job met.
+
+    Returns:
+        None if no process group is initialised.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return None
+    try:
+        return sys.modules["torch.distributed.distributed_c10d"]._get_default_store()
+    except Exception:  # a private name, and a group need not have one
+        return None
 
 
 def current_topology() -> Topology:

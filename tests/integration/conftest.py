@@ -94,14 +94,30 @@ class Lab:
         self._stack.callback(_reap, process)
         return Script(process=process)
 
-    def ranks(self, job: str, world: int, *, env: Sequence[Mapping[str, str]] = (), **options: Any) -> list[Script]:
-        """Start a job as ``world`` ranks of one node, with the variables that torchrun sets."""
+    def ranks(
+        self,
+        job: str,
+        world: int,
+        *,
+        env: Sequence[Mapping[str, str]] = (),
+        each: Sequence[Mapping[str, Any]] = (),
+        **options: Any,
+    ) -> list[Script]:
+        """Start a job as ``world`` ranks of one node, with the variables that torchrun sets.
+
+        Args:
+            job: Name of the job in worker.py.
+            world: Ranks to start.
+            env: More variables, of each rank.
+            each: More options, of each rank.
+            options: Options of all ranks.
+        """
         agent = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29555", "TORCHELASTIC_RUN_ID": "none"}
         scripts = []
         for rank in range(world):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-            more = env[rank] if env else {}
-            scripts.append(self.start(job, env={**agent, **{k: str(v) for k, v in place.items()}, **more}, **options))
+            environ = {**agent, **{k: str(v) for k, v in place.items()}, **(env[rank] if env else {})}
+            scripts.append(self.start(job, env=environ, **{**options, **(each[rank] if each else {})}))
         return scripts
 
     def record(self) -> RunRecord:

@@ -3,12 +3,13 @@
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.ports import free_port
 
 SCRIPT = """
 import json, sys
@@ -45,9 +46,7 @@ print(json.dumps([totals.steps, totals.samples, sorted(totals.phase_s), green.pa
 def test_an_engine_is_followed(tmp_path: Path, stage: int) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed (extra 'deepspeed')")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     env = os.environ | {
         "DS_ACCELERATOR": "cpu",
         "MASTER_ADDR": "127.0.0.1",

@@ -3,13 +3,14 @@
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -119,9 +120,7 @@ print(json.dumps(answer))
 
 
 def _run(script: str, folder: Path, *args: str, ranks: int = 2) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(ranks):
         env = os.environ | {

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 
 from greentrain.control.launcher_protocol import ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer
 from greentrain.ledger.reader import read_run
+from tests.helpers.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +39,7 @@ def config(tmp_path: Path, **sections: Any) -> dict[str, Any]:
 
 def start(tmp_path: Path, desk: LauncherFiles, options: dict[str, Any], attempt: int, ranks: int = 1) -> list[Any]:
     desk.write(Offer(attempt=attempt, ranks=ranks, min_ranks=1, max_ranks=2, can_wait=True))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(ranks):
         env = os.environ | {ENV_DIR: str(desk.folder), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

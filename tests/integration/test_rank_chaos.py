@@ -18,6 +18,7 @@ import pytest
 
 from greentrain.ledger.reader import RunRecord, read_run
 from greentrain.testing.fake_nvml import FakeGpu, Wave
+from tests.helpers.ports import free_port
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Lab, Script
@@ -118,22 +119,19 @@ def _check(lab: "Lab", job: Round, records: list[RunRecord]) -> None:
 
 def _start(lab: "Lab", job: Round, number: int, attempt: int) -> "list[Script]":
     (lab.folder / "saves").mkdir(exist_ok=True)
-    agent = {"MASTER_PORT": str(_port()), "TORCHELASTIC_RUN_ID": f"job{number}"}
+    agent = {"MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": f"job{number}"}
     agent |= {"TORCHELASTIC_RESTART_COUNT": str(attempt), "GREENTRAIN_CACHE_DIR": str(lab.folder / "cache")}
-    scripts = []
-    for rank in range(job.world):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": job.world, "LOCAL_WORLD_SIZE": job.world}
-        env = {"MASTER_ADDR": "127.0.0.1", **agent, **{name: str(value) for name, value in place.items()}}
-        options: dict[str, Any] = {
-            "config": _config(lab, job, rank),
-            "tokens": job.tokens,
-            "late_s": job.late_s,
-            "kill": job.kill if attempt == 0 else None,
-            "data_parallel": job.data_parallel,
-            "saves": str(lab.folder / "saves"),
-        }
-        scripts.append(lab.start("trained", env=env, **options))
-    return scripts
+    return lab.ranks(
+        "trained",
+        job.world,
+        env=[agent] * job.world,
+        each=[{"config": _config(lab, job, rank)} for rank in range(job.world)],
+        tokens=job.tokens,
+        late_s=job.late_s,
+        kill=job.kill if attempt == 0 else None,
+        data_parallel=job.data_parallel,
+        saves=str(lab.folder / "saves"),
+    )
 
 
 def _config(lab: "Lab", job: Round, rank: int) -> dict[str, Any]:
@@ -146,11 +144,3 @@ def _config(lab: "Lab", job: Round, rank: int) -> dict[str, Any]:
         more["policy"] = {"name": "mpc", "tokens": float(2 * job.trained()), "deadline_h": 10, "idle_w": 1.0}
         more["actuators"] = {"pause": False, "checkpoint": False}
     return lab.config(**more)
-
-
-def _port() -> int:
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import pytest
 
 from greentrain.ledger.reader import RunRecord, read_run
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
+from tests.helpers.ports import free_port
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Lab, Script
@@ -45,16 +45,10 @@ def _truth_j(lab: "Lab", record: RunRecord) -> float:
     return sum(lab.truth_j(rank, i) for rank in record.ranks for i in range(lab.count))
 
 
-def _port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.long)])
 def test_two_gloo_ranks_that_see_all_gpus_book_the_nodes_energy_once(lab: "Lab", when: str) -> None:
     driver = _gpus(lab, 2)
-    env = {"CUDA_VISIBLE_DEVICES": "0,1", "MASTER_PORT": str(_port())}
+    env = {"CUDA_VISIBLE_DEVICES": "0,1", "MASTER_PORT": str(free_port())}
     _end(lab.ranks("gloo", 2, env=[env, env], when=when, seconds=2.0))
     record = lab.record()
     assert [rank.rank for rank in record.ranks] == [0, 1]
@@ -68,7 +62,7 @@ def test_two_gloo_ranks_that_see_all_gpus_book_the_nodes_energy_once(lab: "Lab",
 @pytest.mark.parametrize(("when", "late_s"), [("before", 0.4), pytest.param("after", 0.0, marks=pytest.mark.long)])
 def test_two_fits_in_a_row_are_two_folders_of_both_ranks(lab: "Lab", when: str, late_s: float) -> None:
     _gpus(lab, 2)
-    env = {"MASTER_PORT": str(_port())}
+    env = {"MASTER_PORT": str(free_port())}
     _end(lab.ranks("gloo", 2, env=[env, env], when=when, seconds=0.3, fits=2, late_s=late_s))
     folders = sorted(lab.runs.iterdir())
     assert len(folders) == 2
@@ -81,7 +75,7 @@ def test_two_fits_in_a_row_are_two_folders_of_both_ranks(lab: "Lab", when: str, 
 @pytest.mark.long
 def test_ranks_of_a_hand_written_launcher_without_variables_share_a_folder(lab: "Lab") -> None:
     driver = _gpus(lab, 2)
-    _end([lab.start("spawned", seconds=1.5, port=_port())])
+    _end([lab.start("spawned", seconds=1.5, port=free_port())])
     record = lab.record()
     assert len(record.ranks) == 2
     assert sorted(_owners(record)) == [driver.uuid(0), driver.uuid(1)]

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -28,6 +27,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.report.summary import summarize
 from greentrain.types import PueSource
 from tests.helpers.flat_meter import FlatMeter
+from tests.helpers.ports import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 LIVE, FALLBACK = PueSource.PROMETHEUS, PueSource.FALLBACK
@@ -284,9 +284,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Building]:
         return f'facility_watts{{meter="main"}} {1e6 * pue[0]}\nfacility_watts{{meter="it"}} 1e6\n'
 
     exporter = Exporter(page)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = folder / "prometheus.yml"
     config.write_text(
         "global: {scrape_interval: 200ms, scrape_timeout: 200ms}\n"

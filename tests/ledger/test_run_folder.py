@@ -105,7 +105,7 @@ class Job:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.collectives = HashStore(), 0
-        monkeypatch.setattr(run_folder, "_collectives", lambda c10d: self.collectives)
+        monkeypatch.setattr(run_folder, "_collectives", lambda: self.collectives)
 
     def start(self, rank: int) -> str | None:
         place = Topology(rank=rank, world_size=2, local_world_size=1)

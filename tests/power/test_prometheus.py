@@ -1,6 +1,5 @@
 import json
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -19,6 +18,7 @@ from greentrain.errors import MeterError
 from greentrain.power.prometheus import PrometheusMeter
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance
+from tests.helpers.ports import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 
@@ -204,12 +204,6 @@ def test_wrong_answers_are_errors_at_construction(response: httpx.Response, text
     with pytest.raises(MeterError, match=text):
         Server(lambda: response).open()
     assert not [t for t in threading.enumerate() if t.name == "greentrain-prometheus"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

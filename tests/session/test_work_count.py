@@ -3,7 +3,6 @@
 import itertools
 import math
 import os
-import socket
 import subprocess
 import sys
 import types
@@ -19,6 +18,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.report.summary import summarize
 from greentrain.session.work_count import BatchGroup, WorkCount
 from greentrain.types import Topology
+from tests.helpers.ports import free_port
 
 RAGGED = [(4, 1), (1, 1), (33, 5), (0, 0), (7, 2), (10_001, 16), (3, 1)]
 
@@ -224,9 +224,7 @@ dist.destroy_process_group()
 
 @pytest.mark.long
 def test_four_ranks_find_their_device_mesh_in_the_model(tmp_path: Path) -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+    port = str(free_port())
     job = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     env = os.environ | job | {"OMP_NUM_THREADS": "1"}
     ranks = [

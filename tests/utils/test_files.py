@@ -1,7 +1,6 @@
 """A file takes the place of another whole, in a folder that may be anybody's."""
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -27,12 +26,12 @@ def test_what_is_planted_leads_nothing_elsewhere(
     keys, folder = tmp_path / "authorized_keys", tmp_path / "run"
     keys.write_text("mine\n")
     folder.mkdir()
-    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    monkeypatch.setattr(os, "urandom", bytes)
     plant(keys, folder / "report.html")  # type: ignore[operator]
     write_atomic(folder / "report.html", "page")
     assert (keys.read_text(), (folder / "report.html").read_text()) == ("mine\n", "page")
     assert not (folder / "report.html").is_symlink()
-    plant(keys, folder / ".guessed.part")  # type: ignore[operator]
+    plant(keys, folder / f".{bytes(8).hex()}.part")  # type: ignore[operator]
     with pytest.raises(RunFolderError, match="cannot write the report"):
         write_atomic(folder / "report.html", "other")
     assert keys.read_text() == "mine\n"

@@ -1,7 +1,6 @@
 """One power limit for a run without a plan: the same on all ranks, also where they differ."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from greentrain.policy.action_table import ActionObjective, ActionTable
 from greentrain.power.detect import NullMeter
 from greentrain.session.session import GreenSession
 from greentrain.types import Gear
+from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -74,9 +74,7 @@ dist.destroy_process_group()
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_rank_without_limits_does_not_stop_the_others(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(2):
         env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}

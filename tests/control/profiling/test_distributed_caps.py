@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from greentrain.control.coordination import RankZeroChannel
 from greentrain.policy.action_table import Action, ActionObjective, ActionTable
 from greentrain.types import Gear, Topology
 from tests.helpers.capped import LIMIT_W, FakeCaps, Job
+from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -199,9 +199,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_ranks_set_a_cap_together_or_not_at_all() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = []
     for rank in range(2):
         env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}

@@ -1,6 +1,5 @@
 """Words that the tests of exporters share."""
 
-import socket
 import time
 import urllib.request
 from collections.abc import Callable
@@ -41,12 +40,6 @@ def planned(tmp_path: Path, export: dict[str, Any], meter: Any = None) -> GreenS
     gears = {"gears": ["bf16", "fp8"], "probe_every": 0}
     carbon = {"market_g_per_kwh": 50.0}
     return session(tmp_path, export, meter, policy=policy, precision=gears, carbon=carbon)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def page(port: int, token: str | None = None) -> str:

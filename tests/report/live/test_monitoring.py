@@ -23,7 +23,8 @@ from greentrain.config.schema import PrometheusConfig
 from greentrain.report.live.prometheus import Page, SnapshotMetrics
 from greentrain.report.live.rank_state import SavedGrams
 from greentrain.report.live.snapshot import DeviceNow, PlanNow, Snapshot
-from tests.report.live.shown import free_port, planned, until
+from tests.helpers.ports import free_port
+from tests.report.live.shown import planned, until
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 FILES = resources.files("greentrain.report.live")

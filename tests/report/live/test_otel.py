@@ -22,8 +22,9 @@ from greentrain.errors import GreenTrainWarning
 from greentrain.report.live.exporting import Exporter
 from greentrain.report.live.otel import CLOSE_S, Otel
 from greentrain.types import Topology
+from tests.helpers.ports import free_port
 from tests.report.live.otlp_receiver import Receiver
-from tests.report.live.shown import free_port, planned, session, until
+from tests.report.live.shown import planned, session, until
 from tests.report.live.test_monitoring import FULL
 
 PLACE = Topology(rank=3, world_size=8, host="node-a")

@@ -25,7 +25,8 @@ from greentrain.report.live.rank_state import RankState
 from greentrain.report.live.snapshot import DeviceNow, Snapshot, snapshot_of
 from greentrain.types import CarbonPoint, Topology
 from tests.helpers.flat_meter import FlatMeter
-from tests.report.live.shown import free_port, page, planned, samples, session, until, value
+from tests.helpers.ports import free_port
+from tests.report.live.shown import page, planned, samples, session, until, value
 
 PROMTOOL = shutil.which("promtool")
 BARE = Snapshot(run_id="r", name="n", rank=0, world_size=1, host="h", t_unix_s=0.0)

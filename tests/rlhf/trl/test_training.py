@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +26,7 @@ from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.testing.wrapped_device import Wrapped
 from tests.helpers.flat_meter import FlatMeter
+from tests.helpers.ports import free_port
 from tests.rlhf.trl import tiny
 from tests.rlhf.trl.runs import MODES, trainer
 
@@ -50,9 +50,7 @@ def parts() -> Iterator[tuple[Any, Any]]:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[subprocess.Popen[bytes]]]]:
     """Two ranks that train in each mode while the other tests run."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     shared = {
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
