@@ -45,15 +45,18 @@ class RankZeroChannel:
         run_id: Keeps the messages of several runs in one job apart. Every rank makes equally many channels of one name.
         place: Place of this rank.
         store: The store; None: torch's own, if there is a process group.
+        wait_s: Longest wait for another rank, where a call names no other (s).
     """
 
-    def __init__(self, run_id: str, place: Topology, store: Any = None) -> None:
+    def __init__(self, run_id: str, place: Topology, store: Any = None, wait_s: float = WAIT_S) -> None:
         self.alone = place.world_size == 1
         """True for the only rank of a job."""
         self.first = place.rank == 0
         """True for rank 0."""
         self.place = place
         """Place of this rank."""
+        self.wait_s = wait_s
+        """Longest wait for another rank (s)."""
         self._store = store if store is not None or self.alone else job_store()
         self._prefix = f"greentrain/meeting/{run_id}"
         if self._store is not None:  # a run that goes on in the same process group must not hear its first part again
@@ -108,12 +111,12 @@ class RankZeroChannel:
 
     # -- with a bounded wait -------------------------------------------------------------------------------------
 
-    def broadcast(self, message: Mapping[str, Any] | None, wait_s: float = WAIT_S) -> Mapping[str, Any] | None:
+    def broadcast(self, message: Mapping[str, Any] | None, wait_s: float | None = None) -> Mapping[str, Any] | None:
         """Broadcast rank 0's message to all ranks; every rank calls it equally often.
 
         Args:
             message: Message of rank 0, in plain JSON types; ignored on the other ranks.
-            wait_s: Longest wait of the others (s).
+            wait_s: Longest wait of the others (s); None: that of the channel.
 
         Returns:
             The message; None where it did not arrive in time.
@@ -127,23 +130,24 @@ class RankZeroChannel:
                 self._store.set(key, json.dumps(message))
             return message
         try:
-            self._store.wait([key], timedelta(seconds=wait_s))
+            self._store.wait([key], timedelta(seconds=self.wait_s if wait_s is None else wait_s))
             return _mapping(self._store.get(key))
         except Exception:  # timed out, or the store's host is gone: training goes on, it must not end
             return None
 
-    def everybody(self, value: Any, wait_s: float = WAIT_S) -> list[Any]:
+    def everybody(self, value: Any, wait_s: float | None = None) -> list[Any]:
         """Return a value of every rank, in their order, in plain JSON types; all ranks call it equally often.
 
         Args:
             value: That of this rank.
-            wait_s: Longest wait (s).
+            wait_s: Longest wait (s); None: that of the channel.
 
         Raises:
             TimeoutError: A rank did not come in time.
         """
         if self.alone or self._store is None:
             return [value]
+        wait_s = self.wait_s if wait_s is None else wait_s
         name, found = f"each/{self._nth + 1}", None
         try:
             self.hand_in(name, value)

@@ -110,7 +110,7 @@ def test_without_a_known_intensity_nothing_is_spent(tmp_path: Path) -> None:
 
 def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
-    monkeypatch.setattr(coordination, "_store", lambda: store)
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
     barrier = threading.Barrier(2)
     ended: dict[int, int] = {}
     greens = []

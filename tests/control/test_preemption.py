@@ -149,7 +149,7 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
         def set(self, *_: Any) -> None:
             raise RuntimeError("Broken pipe")
 
-    monkeypatch.setattr(coordination, "_store", Gone)
+    monkeypatch.setattr(coordination, "job_store", Gone)
     launcher = FakeLauncher()
     with session(tmp_path, None, Topology(rank=0, world_size=2)) as green:
         run = green.active()
@@ -165,7 +165,7 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
 @pytest.mark.parametrize("blind", [False, True], ids=["both see the folder", "another node does not"])
 def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: bool) -> None:
     store = HashStore()
-    monkeypatch.setattr(coordination, "_store", lambda: store)
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
     launchers = [FakeLauncher(), FakeLauncher(blind=blind)]
     asked_after: list[int] = [0, 0]
     codes: list[Any] = [None, None]
@@ -202,7 +202,7 @@ def test_two_ranks_leave_after_the_same_step(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.filterwarnings("ignore:GreenTrain. the launcher could not be told")
 def test_no_rank_leaves_alone_when_the_launcher_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
-    monkeypatch.setattr(coordination, "_store", lambda: store)
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
     launchers = [FakeLauncher(), FakeLauncher()]
     in_step = threading.Barrier(2)
     stayed = [False, False]

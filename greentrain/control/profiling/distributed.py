@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from greentrain.control.coordination import WAIT_S, RankZeroChannel
+from greentrain.control.coordination import RankZeroChannel
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.profiling.profiler import BlockRecord, GearProfiler, add_ranks
 from greentrain.errors import ConfigError, SessionError
@@ -134,7 +134,7 @@ class ProfilingRun:
             clock=clock,
             synchronize=functools.partial(torch.cuda.synchronize, self._device) if self._is_cuda else None,
             agree=self._agree,
-            gather=lambda value: self._channel.everybody(value, SETTLE_S + WAIT_S),
+            gather=lambda value: self._channel.everybody(value, SETTLE_S + self._channel.wait_s),
             caps=self.fractions,
             score=self._objective.score,
             max_slowdown=self._objective.max_slowdown,
@@ -235,7 +235,7 @@ class ProfilingRun:
         found = cache.load(self._key) if self._first else None
         word = self._channel.broadcast({"table": None if found is None else found.to_dict()})
         if word is None:
-            raise TimeoutError(f"rank 0 said nothing within {WAIT_S:g} s")
+            raise TimeoutError(f"rank 0 said nothing within {self._channel.wait_s:g} s")
         if word["table"] is not None:
             self._finish(ActionTable.from_dict(word["table"]))
 
@@ -367,7 +367,7 @@ class ProfilingRun:
     def _agree(self, number: int) -> int:
         word = self._channel.broadcast({"number": number})
         if word is None:
-            raise TimeoutError(f"rank 0 said nothing within {WAIT_S:g} s")
+            raise TimeoutError(f"rank 0 said nothing within {self._channel.wait_s:g} s")
         return int(word["number"])
 
 

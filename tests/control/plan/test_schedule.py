@@ -267,7 +267,7 @@ def test_a_plan_that_breaks_lets_all_ranks_go_on(
     tmp_path: Path, grid: TraceSignal, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     store = HashStore()
-    monkeypatch.setattr(coordination, "_store", lambda: store)
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
     good = 0 if "step" in fails else 2
     decided = [0]
 
@@ -315,7 +315,7 @@ def test_two_ranks_sleep_and_wake_after_the_same_step(
     tmp_path: Path, grid: TraceSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = HashStore()
-    monkeypatch.setattr(coordination, "_store", lambda: store)
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
     greens = []
     for rank in range(2):
         green = session(tmp_path, grid, hours_of_work=8)

@@ -125,7 +125,7 @@ def test_ranks_with_other_numbers_of_tokens_measure_the_same_from_the_same_step(
     fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, barrier = HashStore(), threading.Barrier(2)
-    monkeypatch.setattr(coordination, "_store", lambda: store)
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
     asked: dict[int, Any] = {}
 
     class Phase(distributed.ProfilingRun):

@@ -173,12 +173,20 @@ def test_ranks_do_not_begin_without_one_another() -> None:
 RANKS = """
 import json, os, sys
 import torch.distributed as dist
+from greentrain.control.coordination import RankZeroChannel
 from greentrain.policy.action_table import ActionObjective
-from tests.helpers.capped import FakeCaps, Job
+from greentrain.utils.topology import current_topology
+from tests.helpers.capped import FakeCaps, Job as OneJob
 
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 answers = []
+
+
+def Job(caps):  # a rank that the machine held up for a second is no subject here
+    return OneJob(caps, channel=RankZeroChannel("blocks", current_topology(), wait_s=60.0))
+
+
 for caps in (
     FakeCaps(refuses=lambda caps, fraction: rank == 1 and fraction == 0.8),
     FakeCaps(fractions=(1.0, 0.8, 0.6) if rank else (1.0, 0.7, 0.6)),
