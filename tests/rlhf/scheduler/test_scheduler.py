@@ -46,10 +46,11 @@ def test_a_fast_and_frugal_card_gets_both_passes_and_what_it_used_is_known() -> 
         assert {kind: stats.at_home for kind, stats in bench.engine.stats().items()} == at_home
         edi = bench.scheduler.edi
         home, away = (edi.cell(Stage.REWARD, hardware) for hardware in Hardware)
-        assert home.s_per_token >= PACE_S / TOKENS
-        assert away.s_per_token >= 0.003 / TOKENS
-        assert home.active_j_per_token == pytest.approx(400.0 * home.s_per_token, rel=0.3)
-        assert away.active_j_per_token == pytest.approx(30.0 * away.s_per_token, rel=0.3)
+        for cell, pass_s, active_w in ((home, PACE_S, 400.0), (away, 0.003, 30.0)):
+            assert cell.active_j_per_token is not None and cell.s_per_token >= pass_s / TOKENS
+            # where the machine holds a pass up, it waits for a processor at idle power: no more than all of its time
+            most_j = active_w * cell.s_per_token
+            assert active_w * pass_s / TOKENS <= cell.active_j_per_token * 1.001 <= most_j * 1.002
         assert (home.provenance, away.provenance) == (Provenance.MEASURED, Provenance.MODELLED)
         assert bench.scheduler.meter.card_idle[0] == pytest.approx(5.0, rel=0.01)
         gpu_idle_w = bench.scheduler.meter.gpu_idle[0]
