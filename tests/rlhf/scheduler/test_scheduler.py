@@ -93,7 +93,7 @@ class Heard(RankZeroChannel):
         self.word = word
         self.said: list[Mapping[str, Any] | None] = []
 
-    def broadcast(self, message: Mapping[str, Any] | None, wait_s: float = 1.0) -> Mapping[str, Any] | None:
+    def broadcast(self, message: Mapping[str, Any] | None, wait_s: float | None = None) -> Mapping[str, Any] | None:
         self.said.append(message)
         return self.word
 
