@@ -6,26 +6,34 @@
 
 A mutant is one change: a comparison moved over its bound or turned round, a sum made a difference, a condition negated,
 a number changed, a call or an addition left out. The tests of its file are those of ``tests/<room>`` that import it,
-the one of its name first; it is killed when one of them fails or takes five times as long as without it. Each runs
-in a copy of the working tree, so nothing here is touched. What survives is printed as file, line and change: a test
-that is missing, or a change that makes no difference (a search order, a size of a buffer), which a person has to judge.
+and of them those that come by the changed line, the quickest first; it is killed when one of them fails or takes five
+times as long as without it. Each runs in a copy of the working tree, so nothing here is touched, as a fork of a process
+that has loaded PyTorch and pytest already. What survives is printed as file, line and change: a test that is missing,
+or a change that makes no difference (a search order, a size of a buffer), which a person has to judge.
 """
 
 import argparse
 import ast
+import contextlib
+import json
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from types import FrameType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HEART = (
@@ -58,6 +66,8 @@ class Mutant:
     after: str
     source: str
     """The whole file with the change."""
+    lines: range
+    """Lines of the statement up to the end of what is changed."""
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before}  ->  {self.after}"
@@ -95,8 +105,11 @@ def _changes(node: ast.AST) -> Iterator[str]:
             yield f"({ast.unparse(ast.IfExp(test, other, body))})"
 
 
-def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes below one that do something: no annotation, default text, message or import for checkers."""
+def _nodes(node: ast.AST, statement: int = 1) -> Iterator[tuple[ast.AST, int]]:
+    """Yield the nodes below one that do something, with the first line of their statement.
+
+    No annotation, default text, message or import for checkers.
+    """
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_comment", "format_spec", "bases"):
             continue
@@ -109,8 +122,9 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
                 continue  # -1 as a place in a list, or for "none"
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 continue
-            yield child
-            yield from _nodes(child)
+            first = child.lineno if isinstance(child, ast.stmt) else statement
+            yield child, first
+            yield from _nodes(child, first)
 
 
 def mutants(path: Path) -> list[Mutant]:
@@ -119,7 +133,7 @@ def mutants(path: Path) -> list[Mutant]:
     raw, starts, found = text.encode(), [0], []
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
-    for node in _nodes(ast.parse(text)):
+    for node, statement in _nodes(ast.parse(text)):
         if not isinstance(node, ast.expr | ast.stmt):
             continue
         first = starts[node.lineno - 1] + node.col_offset
@@ -127,7 +141,8 @@ def mutants(path: Path) -> list[Mutant]:
         for after in _changes(node):
             source = (raw[:first] + after.encode() + raw[last:]).decode()
             before = " ".join(raw[first:last].decode().split())
-            found.append(Mutant(path, node.lineno, before[:90], after[:90], source))
+            lines = range(statement, (node.end_lineno or node.lineno) + 1)
+            found.append(Mutant(path, node.lineno, before[:90], after[:90], source, lines))
     return found
 
 
@@ -157,19 +172,116 @@ def _copy(folder: Path) -> Path:
     return folder
 
 
-def _passes(tree: Path, tests: Sequence[str], limit_s: float) -> bool:
-    """Return whether the tests of a copy pass in time."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests]
-    environ = os.environ | {"PYTHONPATH": str(tree), "HYPOTHESIS_STORAGE_DIRECTORY": str(tree / ".hypothesis")}
-    process = subprocess.Popen(
-        words, cwd=tree, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        return process.wait(limit_s) == 0
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        process.wait()
-        return False
+class Lines:
+    """A plugin of pytest that writes down which lines of a file each test comes by, and how long it takes.
+
+    Args:
+        path: The file.
+        out: Where to write it: JSON of seconds by test, and tests by line; "" is what no test, but their loading runs.
+    """
+
+    def __init__(self, path: str, out: str) -> None:
+        self._path, self._out = path, out
+        self._test, self._seconds = "", defaultdict[str, float](float)
+        self._seen = defaultdict[int, set[str]](set)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Begin a test."""
+        self._test = nodeid
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note how long a part of a test took."""
+        self._seconds[report.nodeid] += report.duration
+        if report.skipped:
+            self._seconds.pop(report.nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """End a test."""
+        self._test = ""
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was seen."""
+        sys.settrace(None)
+        lines = {line: sorted(tests) for line, tests in self._seen.items()}
+        Path(self._out).write_text(json.dumps({"seconds": self._seconds, "lines": lines}), encoding="utf-8")
+
+    def trace(self, frame: FrameType, event: str, _: object) -> Any:
+        """Follow the frames of the file."""
+        if frame.f_code.co_filename != self._path:
+            return None
+        self._seen[frame.f_lineno].add(self._test)
+        return self.trace
+
+
+def serve() -> None:
+    """Run tests on demand, each time in a fork of this process: pytest and PyTorch are loaded once."""
+    import numpy  # noqa: F401
+    import pytest
+    import torch  # noqa: F401
+
+    answers = os.fdopen(os.dup(1), "w")
+    null = os.open(os.devnull, os.O_RDWR)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                os.setsid()
+                for fd in range(3):
+                    os.dup2(null, fd)
+                plugins: list[object] = []
+                sys.dont_write_bytecode = "trace" not in asked  # two mutants of a second look alike to Python
+                if "trace" in asked:
+                    lines = Lines(*asked["trace"])
+                    plugins.append(lines)
+                    threading.settrace(lines.trace)
+                    sys.settrace(lines.trace)
+                words = ["-q", "-p", "no:cacheprovider", "--no-header", *asked["words"]]
+                code = int(pytest.main(words, plugins))
+            os._exit(code)
+        end_s, status = time.monotonic() + asked["limit_s"], (0, 0)
+        while status[0] == 0 and time.monotonic() < end_s:
+            status = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)  # what it has left, too
+        if status[0] == 0:
+            os.waitpid(child, 0)
+        print(json.dumps(status[0] != 0 and os.waitstatus_to_exitcode(status[1]) == 0), file=answers, flush=True)
+
+
+class Tree:
+    """A copy of the working tree, and the process that runs its tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = _copy(folder)
+        environ = os.environ | {"PYTHONPATH": str(folder), "HYPOTHESIS_STORAGE_DIRECTORY": str(folder / ".hypothesis")}
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), "--serve"],
+            cwd=folder, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def passes(self, words: Sequence[str], limit_s: float, **more: object) -> bool:
+        """Return whether tests pass in time."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps({"words": list(words), "limit_s": limit_s, **more}), file=self._process.stdin, flush=True)
+        return bool(json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def _chosen(seen: Mapping[str, Any], mutant: Mutant) -> tuple[list[str], float]:
+    """Return the tests that may notice a mutant, the quickest first, and how long they take (s)."""
+    seconds: Mapping[str, float] = seen["seconds"]
+    by_line = [seen["lines"].get(str(line), ()) for line in mutant.lines]
+    tests = {test for tests in by_line for test in tests if test in seconds}
+    if not tests or any("" in line for line in by_line):  # what runs as it is loaded, or in another process alone
+        tests = set(seconds)
+    return sorted(tests, key=seconds.__getitem__), sum(seconds[test] for test in tests)
 
 
 def survivors(paths: Sequence[Path], each: int, seed: int, jobs: int) -> dict[Path, tuple[int, list[Mutant]]]:
@@ -185,17 +297,22 @@ def survivors(paths: Sequence[Path], each: int, seed: int, jobs: int) -> dict[Pa
         SystemExit: The tests of a file fail without a change, or there are none.
     """
     out: dict[Path, tuple[int, list[Mutant]]] = {}
-    trees: SimpleQueue[Path] = SimpleQueue()
-    with tempfile.TemporaryDirectory(prefix="mutants") as folder, ThreadPoolExecutor(jobs) as pool:
+    trees: SimpleQueue[Tree] = SimpleQueue()
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants"))
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
         for number in range(jobs):
-            trees.put(_copy(Path(folder, str(number))))
+            tree = Tree(Path(folder, str(number)))
+            stack.callback(tree.close)
+            trees.put(tree)
 
-        def survives(mutant: Mutant, tests: list[str], limit_s: float) -> bool:
+        def survives(mutant: Mutant, seen: Mapping[str, Any]) -> bool:
             tree = trees.get()
-            file = tree / mutant.path
+            file = tree.folder / mutant.path
+            tests, seconds = _chosen(seen, mutant)
             try:
                 file.write_text(mutant.source, encoding="utf-8")
-                return _passes(tree, tests, limit_s)
+                return tree.passes(["-x", *tests], 20.0 + 5.0 * seconds)
             finally:
                 shutil.copy2(ROOT / mutant.path, file)
                 trees.put(tree)
@@ -206,12 +323,14 @@ def survivors(paths: Sequence[Path], each: int, seed: int, jobs: int) -> dict[Pa
                 chosen = random.Random(f"{seed} {path}").sample(chosen, each)
             if not chosen:
                 continue
-            tree, begun_s = trees.get(), time.monotonic()
-            if not tests or not _passes(tree, tests, 600.0):
+            tree, lines = trees.get(), Path(folder, "lines.json")
+            # once without a look at the lines: some tests count what they call, or what it costs
+            if not tests or not tree.passes(tests, 900.0):
                 raise SystemExit(f"{path}: its tests fail without any change, or there are none: {' '.join(tests)}")
+            tree.passes(tests, 1800.0, trace=[str(tree.folder / path), str(lines)])
             trees.put(tree)
-            limit_s = 20.0 + 5.0 * (time.monotonic() - begun_s)
-            alive = list(pool.map(lambda mutant: survives(mutant, tests, limit_s), chosen))  # noqa: B023
+            seen = json.loads(lines.read_text(encoding="utf-8"))
+            alive = list(pool.map(lambda mutant: survives(mutant, seen), chosen))  # noqa: B023
             out[path] = len(chosen), [mutant for mutant, lives in zip(chosen, alive, strict=True) if lives]
             tried, left = out[path]
             print(f"{path}: {tried - len(left)} of {tried} killed", *map(str, left), sep="\n    ", flush=True)
@@ -226,7 +345,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--bar", type=float, default=0.85, help="least share killed in each room")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.serve:
+        serve()
+        return
     files: list[Path] = []
     for name in args.paths:
         place = ROOT / name
