@@ -639,7 +639,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             step: Trains one step of the watched model and optimizer and returns its tokens; it is called until all is
                 measured. None: the coming steps of the training are used, and ``action_table`` is set at the end.
             refresh: Measure even if there is a table.
-            max_steps: Most steps that it may take, over all gears.
+            max_steps: Most steps that are measured, over all gears, warm-up included. Beside them steps run while
+                sensors tell of a block: for up to 4 s at the end, and after each block of a search for power limits.
 
         Returns:
             The table; None without ``step``.

@@ -52,6 +52,8 @@ class Job:
     segments: list[tuple[float, float, float]] = field(default_factory=list)
     tables: list[Any] = field(default_factory=list)
     channel: RankZeroChannel | None = None
+    late_s: float = 0.0
+    """How long after its end the joules of a window are known (s)."""
 
     def speed(self, fraction: float) -> float:
         return float(((fraction * LIMIT_W - IDLE_W) / (LIMIT_W - IDLE_W)) ** (1 / 3)) / STEP_S
@@ -60,7 +62,9 @@ class Job:
     def in_force(self) -> float:
         return self.caps.fraction if self.caps is not None else 1.0
 
-    def energy(self, t0_s: float, t1_s: float, wait_s: float) -> Mapping[str, float]:
+    def energy(self, t0_s: float, t1_s: float) -> Mapping[str, float] | None:
+        if self.t_s < t1_s + self.late_s:
+            return None
         return {"GPU-a": sum(max(0.0, min(t1_s, b) - max(t0_s, a)) * w for a, b, w in self.segments)}
 
     def train(self) -> int:

@@ -28,21 +28,17 @@ import torch
 
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.control.precision.gearbox import GearBox
-from greentrain.control.profiling.profiler import BlockRecord, GearProfiler, add_ranks
+from greentrain.control.profiling.profiler import ASK_S, SENSORS_S, BlockRecord, GearProfiler, add_ranks
 from greentrain.errors import ConfigError, SessionError
 from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, cache_key
 from greentrain.types import Gear, Provenance, Sensor, Topology
 
 log = logging.getLogger(__name__)
 
-SETTLE_S = 4.0
-"""How long to wait for the last block's joules (s): readings are worked in every 2 s (``runtime.SETTLE_S``)."""
 COLLECT_S: Final = 30.0
-"""How long rank 0 looks for the records of all ranks, step by step (s): they come SETTLE_S after the last block."""
+"""How long rank 0 looks for the records of all ranks, step by step (s): they come SENSORS_S after the last block."""
 TICKS = 10
 """Ticks of a counter that a block must hold, so that an edge's share of one is a few per cent."""
-ASK_S: Final = 0.25
-"""How often the sensors are asked for the joules of the last blocks (s)."""
 ROUNDS = 4
 """Blocks a gear: an even number cancels a linear drift, and four have intervals a third narrower than three."""
 PERIODS = 3
@@ -78,8 +74,8 @@ class ProfilingRun:
     Args:
         box: The gears, attached.
         sensors: Sensors that the rank books.
-        energy: Returns joules by device between two monotonic times, waiting so many seconds for sensors.
-        max_steps: Most steps of the phase.
+        energy: Returns joules by device between two monotonic times, or None where they are not known yet.
+        max_steps: Most steps that are measured, warm-up included.
         cache: Cache of tables; None: measure in any case, keep nothing.
         tell: Called with the finished table; with None where the ranks could not measure together.
         rounds: Most blocks an action; None: ROUNDS.
@@ -98,7 +94,7 @@ class ProfilingRun:
         self,
         box: GearBox,
         sensors: Iterable[Sensor],
-        energy: Callable[[float, float, float], Mapping[str, float] | None],
+        energy: Callable[[float, float], Mapping[str, float] | None],
         *,
         max_steps: int,
         cache: ActionCache | None,
@@ -126,15 +122,14 @@ class ProfilingRun:
         self._set = self.fractions[0]
         self._whole = True
         periods_s = [TICKS * s.tick_s if s.tick_s else PERIODS * s.period_s for s in self._sensors]
-        self._settle_s = SETTLE_S if len(self.fractions) > 1 else 0.0  # the search for caps needs each block at once
         self.profiler = GearProfiler(
             box.gears,
-            energy=lambda t0_s, t1_s: energy(t0_s, t1_s, self._settle_s),
+            energy=energy,
             provenance=self._provenance,
             clock=clock,
             synchronize=functools.partial(torch.cuda.synchronize, self._device) if self._is_cuda else None,
             agree=self._agree,
-            gather=lambda value: self._channel.everybody(value, SETTLE_S + self._channel.wait_s),
+            gather=self._channel.everybody,
             caps=self.fractions,
             score=self._objective.score,
             max_slowdown=self._objective.max_slowdown,
@@ -179,21 +174,22 @@ class ProfilingRun:
             raise
 
     def run(self, step: Callable[[], int | None]) -> None:
-        """Train until the table is there.
+        """Train until the table is there; a few steps more than are measured, as sensors and ranks tell later.
 
         Args:
             step: Trains one step and returns its tokens.
         """
         try:
             self.profiler.run(step)
+            self._collect()
+            while not (self.failed or all(self._channel.everybody(self.done))):  # steps have collectives: equally many
+                step()
+                self._collect()
+        except TimeoutError as error:
+            self._fail(str(error))
         except BaseException:
             self.stop()
             raise
-        self._settle_s = SETTLE_S
-        end_s = time.monotonic() + COLLECT_S
-        while not self.done and time.monotonic() < end_s:
-            self._collect()
-            time.sleep(0.0 if self.done else ASK_S)
 
     def stop(self) -> None:
         """Measure nothing more and set the power limits found; the table holds what there is. Idempotent."""
@@ -253,7 +249,7 @@ class ProfilingRun:
             if now_s < self._asked_s + ASK_S:
                 return
             self._asked_s = now_s
-            if not self.profiler.settled and now_s < self._ended_s + SETTLE_S:
+            if not self.profiler.settled and now_s < self._ended_s + SENSORS_S:
                 return
             self._handed_in = True
             self._channel.hand_in("records", [asdict(record) for record in self.profiler.records()])
@@ -261,7 +257,7 @@ class ProfilingRun:
             word = self._channel.heard(1)
             if word is not None and word["table"] is not None:
                 self._finish(ActionTable.from_dict(word["table"]))
-            elif word is not None or now_s > self._ended_s + SETTLE_S + COLLECT_S:
+            elif word is not None or now_s > self._ended_s + SENSORS_S + COLLECT_S:
                 self._fail("rank 0 has no table")
             return
         ranks = self._channel.handed_in("records")

@@ -11,8 +11,8 @@ An even number of rounds cancels a linear drift. An odd number of n rounds with 
 between the first gear and the last: with three rounds 5.6 % of the drift for two gears, 8.3 % for four.
 
 Of a block only times, steps and tokens are kept; its joules are asked for when the sensors have long reported them.
-Where power caps are measured too they are waited for at the end of each block, as they decide which cap comes next
-(:class:`CapTurns`): two seconds in which the devices idle, a dozen times in the life of a model.
+Where power caps are measured too they decide which cap comes next (:class:`CapTurns`), so training goes on unmeasured
+at the end of each block until the sensors of all ranks have told: steps that ``max_steps`` does not count.
 A gear's figures are means over its blocks with Student's t, so the interval holds what differs from block to block,
 drift included.
 
@@ -190,7 +190,7 @@ class Block:
     short: bool = False
     """The steps ran out before it was long enough for the sensors."""
     asked: bool = False
-    """Its joules were asked for, and waited for, when it ended."""
+    """Its joules were asked for, until they were known or given up, when it ended."""
     energy_j: Mapping[str, float] | None = None
 
 
@@ -679,6 +679,11 @@ CAP_SETTLES_S: Final = 1.0
 """Time after a change of power limit that counts as warm-up (s): power follows within a few 100 ms, and readings that
 are means over the last second (NVML's power, Ampere and later: NVIDIA, nvmlDeviceGetPowerUsage,
 https://docs.nvidia.com/deploy/nvml-api/, 2026-11-21) a second later."""
+SENSORS_S: Final = 4.0
+"""How long training goes on unmeasured until the joules of a block are known (s): readings are worked in every 2 s
+(``greentrain.ledger.active_run.SETTLE_S``)."""
+ASK_S: Final = 0.25
+"""How often the sensors are asked for the joules of the last blocks (s)."""
 MOST_CALLS: Final = 1024
 """Calls of the user's function without an optimizer step after which :meth:`GearProfiler.run` gives up."""
 
@@ -690,19 +695,19 @@ class GearProfiler:
 
         Warming --steps done, pace steady--> Measuring --min_block_s and min_steps reached--> Warming of the next
            ^ |                                 ^ |                                            block, or Done
-           +-+ still getting faster            +-+ a few more steps
+           +-+ still getting faster            +-+ a few more steps; with caps, until sensors have told
 
     Between two looks at the clock a step costs a subtraction. The next look is a number of steps away that ``agree``
     makes the same on all ranks, so all of them shift gears at the same step.
 
-    ``max_steps`` is never exceeded. Two blocks a gear come first, whatever they hold, then as many rounds as fit. Where
+    ``max_steps`` measured steps are never exceeded. Two blocks a gear come first, whatever they hold, then as many rounds as fit. Where
     steps are so quick that a block's share of them runs out before ``min_block_s``, its speed counts and its joules
     are unknown, unless its gear has two longer blocks; :attr:`advice` then says how many steps it takes.
 
     Args:
         gears: Gears to measure, the one to start in first.
-        energy: Returns the joules by device between two times of ``clock``, or None where they are not known. Called
-            between blocks for blocks long past, and by :meth:`table`, where it may wait for sensors.
+        energy: Returns the joules by device between two times of ``clock``, or None where they are not known (yet).
+            Called between two steps, where it must not wait for sensors, and by :meth:`table`.
         provenance: Returns where the joules of each device come from.
         clock: Monotonic time (s).
         synchronize: Waits until the device has done all it was given; None where steps are over when they return.
@@ -711,13 +716,13 @@ class GearProfiler:
             :attr:`cap` before the next step, or calls :meth:`drop`.
         score: Cost of a step from steps/s and watts, which the search for caps makes least. None: joules a step.
         max_slowdown: Largest share of its gear's speed that a cap may cost to be of use; None: any.
-        gather: Returns a number of every rank, in the order of ranks.
+        gather: Returns the numbers of every rank, in the order of ranks.
         settle_s: Least warm-up after a change of cap (s).
         rounds: Blocks an action.
         warmup_steps: Steps before a gear's first block; a third of them before later ones.
         min_block_s: Shortest block (s): ten periods of the slowest sensor, or an edge's share of a tick counts.
         min_steps: Fewest steps of a block.
-        max_steps: Most steps of all gears together, warm-up included.
+        max_steps: Most steps of all gears together, warm-up included, but for those that run until sensors have told.
 
     Raises:
         ConfigError: The gears or numbers make no sense, or the steps do not suffice for two blocks a gear.
@@ -735,7 +740,7 @@ class GearProfiler:
         caps: Sequence[float] = (1.0,),
         score: Callable[[float, float], float] | None = None,
         max_slowdown: float | None = None,
-        gather: Callable[[float], Sequence[float]] = lambda value: (value,),
+        gather: Callable[[Sequence[float]], Sequence[Sequence[float]]] = lambda numbers: (numbers,),
         settle_s: float = CAP_SETTLES_S,
         rounds: int = 3,
         warmup_steps: int = 3,
@@ -768,10 +773,10 @@ class GearProfiler:
         )
         self._begun: set[Gear] = set()
         self._ended: Block | None = None
-        self._told = False
-        self._left = 0
+        self._told = self._over = False
+        self._left = self._ran = 0
         self.steps = 0
-        """Steps since the start, warm-up included."""
+        """Steps since the start, warm-up included, but for those that ran until sensors have told."""
         self.done = False
         """True when there is nothing more to run."""
         self._cap = caps[0]
@@ -806,25 +811,27 @@ class GearProfiler:
         Returns:
             The gear of the next step.
         """
+        block, self._ended = self._block, None
         if self.done:
-            self._ended = None
             return self.gear
-        self.steps += 1
         self._told = False
-        block = self._block
-        if block.t0_s is None:
-            self._ended = None
-            block.warm += 1
-        else:
-            self._ended = block
-            block.steps += 1
+        self._ran += 1
         self._left -= 1
+        if not self._over:
+            self.steps += 1
+            if block.t0_s is None:
+                block.warm += 1
+            else:
+                self._ended = block
+                block.steps += 1
         if self._left <= 0:
             if self._synchronize is not None:
                 self._synchronize()
                 t_s = self._clock()
             if block.t0_s is None:
                 self._warmed(block, t_s)
+            elif self._over:
+                self._settle(block, block.t0_s, t_s)
             else:
                 self._measured(block, block.t0_s, t_s)
         return self.gear
@@ -850,7 +857,7 @@ class GearProfiler:
         """
         tokens = calls = 0
         while not self.done:
-            before = self.steps
+            before = self._ran
             held = step()
             try:
                 tokens += 0 if held is None else operator.index(held)
@@ -860,7 +867,7 @@ class GearProfiler:
                     " int, or None"
                 ) from error
             calls += 1
-            if self.steps == before:
+            if self._ran == before:
                 if calls >= MOST_CALLS:
                     raise SessionError(
                         f"the function to profile was called {calls} times without a step of the watched optimizer:"
@@ -975,26 +982,39 @@ class GearProfiler:
         if seconds > 0:
             self._blocks.add(block)
         self._blocks.ask(now_s - ASK_AFTER_S)
-        self._turns.ended(self._result(block, t0_s, seconds))
-        self._next_block(self._clock() if self._capped else now_s)
-
-    def _result(self, block: Block, t0_s: float, seconds: float) -> Ended:
-        """Return a block as all ranks see it: with caps, its watts and its slowest rank's speed."""
-        speed = power_w = None
         if self._capped:
-            if not block.short and seconds > 0:
-                block.energy_j, block.asked = self._energy(t0_s, block.t1_s), True
-            joules = sum(block.energy_j.values()) if block.energy_j is not None else math.nan
-            watts = sum(self._gather(joules / seconds if seconds > 0 else math.nan))
-            slowest_s = max(self._gather(seconds))
-            speed = block.steps / slowest_s if slowest_s > 0 else None
-            power_w = watts if watts > 0 else None  # neither NaN nor a job that reads no device
-        return Ended(
-            action=block.action, steps=block.steps, warm=block.warm, speed=speed, power_w=power_w, short=block.short
+            self._over = True
+            self._settle(block, t0_s, now_s)
+        else:
+            self._end(block, None, None)
+            self._next_block(now_s)
+
+    def _settle(self, block: Block, t0_s: float, now_s: float) -> None:
+        """Go on where the sensors of all ranks have told of a block, with what all see alike; else train a little."""
+        seconds = block.t1_s - t0_s
+        if seconds > 0 and block.energy_j is None and not block.short:
+            block.energy_j = self._energy(t0_s, block.t1_s)
+        watts = math.nan if block.energy_j is None or seconds <= 0 else sum(block.energy_j.values()) / seconds
+        ranks = self._gather((seconds, watts, now_s - block.t1_s))
+        slowest_s, watts = max(rank[0] for rank in ranks), sum(rank[1] for rank in ranks)
+        if math.isnan(watts) and not block.short and slowest_s > 0 and ranks[0][2] < SENSORS_S:
+            self._left = math.ceil(ASK_S * block.steps / slowest_s)
+            return
+        block.asked = True
+        speed = block.steps / slowest_s if slowest_s > 0 else None
+        self._end(block, speed, watts if watts > 0 else None)  # neither NaN nor a job that reads no device
+        self._next_block(self._clock())
+
+    def _end(self, block: Block, speed: float | None, power_w: float | None) -> None:
+        self._turns.ended(
+            Ended(
+                action=block.action, steps=block.steps, warm=block.warm, speed=speed, power_w=power_w, short=block.short
+            )
         )
 
     def _next_block(self, now_s: float | None) -> None:
         """Begin the next block, with its share of the steps that are left; the phase is over where there is none."""
+        self._over = False
         turn: Turn | None = self._turns.next(self._max_steps - self.steps)
         if turn is None:
             self.done = True

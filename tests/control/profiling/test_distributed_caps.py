@@ -1,5 +1,6 @@
 """Power limits in the profiling phase: set between steps, by all ranks or none, and left as they were found."""
 
+import contextlib
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.policy.action_table import Action, ActionObjective, ActionTable
 from greentrain.types import Gear, Topology
-from tests.helpers.capped import LIMIT_W, FakeCaps, Job
+from tests.helpers.capped import LIMIT_W, STEP_S, FakeCaps, Job
 from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,6 +129,62 @@ def test_a_failure_leaves_the_limits_found(how: str, monkeypatch: pytest.MonkeyP
     job.train()
     phase.boundary()
     assert _caps(job.tables[0]) == [1.0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_profile_gears_trains_on_until_sensors_and_ranks_have_told(ranks: int) -> None:
+    store = HashStore()
+
+    def run(rank: int) -> tuple[int, ActionTable | None]:
+        channel = RankZeroChannel("blocks", Topology(rank=rank, world_size=ranks), store, wait_s=60.0)
+        job, steps = Job(None, channel=channel, late_s=1.5 * (rank + 1)), 0
+        phase = job.phase(("bf16", "fp32"))
+
+        def step() -> int:
+            nonlocal steps
+            steps += 1
+            tokens = job.train()
+            phase.boundary()
+            phase.step(tokens, 8)
+            return tokens
+
+        phase.run(step)
+        assert steps >= phase.profiler.steps + 1.5 / STEP_S, "they are steps, and no sleep"
+        return steps, job.tables[0]
+
+    with ThreadPoolExecutor(ranks) as pool:
+        found = list(pool.map(run, range(ranks)))
+    assert [steps for steps, _ in found] == [found[0][0]] * ranks, "a step of one rank has the others' collectives in it"
+    for _, table in found:
+        assert table is not None and all(c.power_w and c.power_w.mean == ranks * LIMIT_W for c in table.costs)
+
+
+def test_a_rank_that_dies_at_the_end_of_profile_gears_is_waited_for_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    store = HashStore()
+
+    def run(rank: int) -> list[ActionTable | None]:
+        channel = RankZeroChannel("blocks", Topology(rank=rank, world_size=2), store, wait_s=60.0)
+        job = Job(None, channel=channel, late_s=2.5)
+        phase = job.phase()
+
+        def step() -> int:
+            if phase.profiler.done:
+                if rank:
+                    raise SystemExit
+                channel.wait_s = 0.01
+            tokens = job.train()
+            phase.boundary()
+            phase.step(tokens, 8)
+            return tokens
+
+        with contextlib.suppress(SystemExit):
+            phase.run(step)
+        assert phase.done or rank
+        return job.tables
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, range(2))) == [[None], []]
+    assert "not every one of 2 ranks came within 0.01 s; training goes on" in caplog.text
 
 
 def test_few_steps_are_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

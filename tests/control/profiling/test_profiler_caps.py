@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Barrier, Thread
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -306,6 +307,25 @@ def test_the_time_in_which_joules_are_waited_for_is_no_warm_up() -> None:
     _right(card, profiler.table())
 
 
+@pytest.mark.parametrize("late_s", [1.3, math.inf], ids=["late", "never"])
+def test_training_goes_on_unmeasured_until_sensors_have_told(late_s: float) -> None:
+    card = Card(behind_s=0.9)
+    profiler = _profiler(card, energy=lambda a, b: card.energy(a, b) if card.t_s >= b + late_s else None)
+    card.train(profiler)
+    table = profiler.table()
+    if late_s == math.inf:
+        assert [cost.action.cap for cost in table.costs] == [1.0] and "no joules" in profiler.advice
+        assert card.t_s - 100.0 < 2 * (1.0 + 4.0 + 4 * 0.25 + 0.5), "each of two blocks is given 4 s"
+        return
+    _right(card, table)
+    assert {cost.action.cap for cost in table.costs} == set(THREE)
+    blocks = sum(cost.blocks for cost in table.costs)
+    between = len(card.ran) - profiler.steps
+    assert 4 * blocks <= between <= 7 * blocks, "1.3 s, in steps of 0.25 s and a little more"
+    assert profiler.steps <= 200, "they are not among the steps of the phase"
+    assert all(record.tokens == 1000 * record.steps for record in profiler.records()), "nor are their tokens"
+
+
 def test_survivors_come_again_the_other_way_round_and_what_is_of_no_use_does_not() -> None:
     card = Card(fixed_w=350.0)
     table = _table(card, _profiler(card, (1.0, 0.8, 0.7, 0.55), rounds=3, max_steps=400))
@@ -352,11 +372,14 @@ def test_where_steps_are_few_every_gear_has_its_share_of_caps() -> None:
 # -- several ranks ---------------------------------------------------------------------------------------------
 
 
-def _two_ranks(joules: Sequence[Callable[[Card, float, float], float]]) -> tuple[list[Card], ActionTable]:
+def _two_ranks(
+    joules: Sequence[Callable[[Card, float, float], float]], late_s: Sequence[float] = (0.0, 0.0)
+) -> tuple[list[Card], ActionTable]:
     """Return the cards of two ranks after profiling in threads, and the job's table."""
-    barrier, told, turn = Barrier(2), [[0.0, 0.0], [0.0, 0.0]], [0, 0]
+    barrier, turn = Barrier(2), [0, 0]
+    told: list[list[Any]] = [[0, 0], [0, 0]]
 
-    def everybody(rank: int, value: float) -> list[float]:
+    def everybody(rank: int, value: Any) -> list[Any]:
         board = told[turn[rank] % 2]
         turn[rank] += 1
         board[rank] = value
@@ -370,7 +393,7 @@ def _two_ranks(joules: Sequence[Callable[[Card, float, float], float]]) -> tuple
         card = cards[rank]
         profiler = GearProfiler(
             (BF16, FP8),
-            energy=lambda a, b: {"gpu": joules[rank](card, a, b)},
+            energy=lambda a, b: {"gpu": joules[rank](card, a, b)} if card.t_s >= b + late_s[rank] else None,
             provenance=lambda: {"gpu": Provenance.MEASURED},
             clock=lambda: card.t_s,
             agree=lambda steps: int(everybody(rank, steps)[0]),
@@ -402,6 +425,12 @@ def test_ranks_with_different_devices_visit_the_same_caps_and_add_up() -> None:
     for cost in table.costs:
         assert cost.power_w is not None
         assert cost.power_w.mean == pytest.approx(11 * cards[0].power_w(cost.action.cap), rel=0.03)
+
+
+def test_ranks_wait_for_the_sensors_of_the_last_in_equally_many_steps() -> None:
+    cards, table = _two_ranks((_drawn, lambda card, a, b: 10 * _drawn(card, a, b)), late_s=(0.1, 1.6))
+    assert cards[0].ran == cards[1].ran
+    assert len(table.costs) > 2 and all(cost.power_w is not None for cost in table.costs)
 
 
 def test_the_rank_that_books_the_nodes_cpu_does_not_decide_alone() -> None:
