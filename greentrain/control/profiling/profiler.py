@@ -700,9 +700,10 @@ class GearProfiler:
     Between two looks at the clock a step costs a subtraction. The next look is a number of steps away that ``agree``
     makes the same on all ranks, so all of them shift gears at the same step.
 
-    ``max_steps`` measured steps are never exceeded. Two blocks a gear come first, whatever they hold, then as many rounds as fit. Where
-    steps are so quick that a block's share of them runs out before ``min_block_s``, its speed counts and its joules
-    are unknown, unless its gear has two longer blocks; :attr:`advice` then says how many steps it takes.
+    ``max_steps`` measured steps are never exceeded. Two blocks a gear come first, whatever they hold, then as many
+    rounds as fit. Where steps are so quick that a block's share of them runs out before ``min_block_s``, its speed
+    counts and its joules are unknown, unless its gear has two longer blocks; :attr:`advice` then says how many steps it
+    takes.
 
     Args:
         gears: Gears to measure, the one to start in first.

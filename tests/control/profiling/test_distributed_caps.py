@@ -154,7 +154,9 @@ def test_profile_gears_trains_on_until_sensors_and_ranks_have_told(ranks: int) -
 
     with ThreadPoolExecutor(ranks) as pool:
         found = list(pool.map(run, range(ranks)))
-    assert [steps for steps, _ in found] == [found[0][0]] * ranks, "a step of one rank has the others' collectives in it"
+    assert [steps for steps, _ in found] == [found[0][0]] * ranks, (
+        "a step of one rank has the others' collectives in it"
+    )
     for _, table in found:
         assert table is not None and all(c.power_w and c.power_w.mean == ranks * LIMIT_W for c in table.costs)
 
