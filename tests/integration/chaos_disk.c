@@ -1,8 +1,10 @@
-/* A disk that is full or read-only for a while: preloaded into every process of a chaos test (chaos_disk.py).
+/* A disk that is full, read-only, slow or hung for a while: preloaded into every process of a chaos test (chaos_disk.py).
 
    A state file that all of them map says which folders are ill. On a full disk files can be made, renamed and cut, but
    a write ends half-way or fails with ENOSPC; on a read-only one every change fails with EROFS, and a write to a file
-   that is open already with EIO, as after a disk's error. */
+   that is open already with EIO, as after a disk's error. On a slow one a write takes 20 ms and an fsync 0.3 s, as on a
+   busy file server; on a hung one writes go on into memory, and an fsync ends when the disk is well again; on a stalled
+   one writes do not even go there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,11 +18,12 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
-#define SLOTS 4
+#define SLOTS 8
 #define LONG 1024 /* of a path; a signal's handler may be on a small stack of its own */
-enum { WELL, FULL, READ_ONLY };
+enum { WELL, FULL, READ_ONLY, SLOW, HUNG, STALLED };
 typedef struct {
     volatile int64_t mode;
     char path[504];
@@ -115,10 +118,17 @@ OPENAT(openat64)
 FOPEN(fopen)
 FOPEN(fopen64)
 
+static void doze(long ms) {
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+
 /* Returns how much of a write the disk takes, -1 for none. */
 static ssize_t taken(int fd, size_t size) {
     int64_t mode = mode_of_fd(fd);
     if (mode == READ_ONLY) return refuse(EIO);
+    if (mode == SLOW) doze(20);
+    while (mode_of_fd(fd) == STALLED) doze(5);
     if (mode != FULL) return (ssize_t)size;
     if (size > 1 && __sync_fetch_and_add(&writes, 1) % 2 == 0) return (ssize_t)(size / 2);
     return refuse(ENOSPC);
@@ -139,11 +149,18 @@ PWRITE(pwrite64, off64_t)
 
 ssize_t writev(int fd, const struct iovec *parts, int count) {
     int64_t mode = mode_of_fd(fd);
-    if (mode == WELL) return REAL(writev)(fd, parts, count);
-    return refuse(mode == FULL ? ENOSPC : EIO);
+    if (mode == FULL || mode == READ_ONLY) return refuse(mode == FULL ? ENOSPC : EIO);
+    return REAL(writev)(fd, parts, count);
 }
 
-int fsync(int fd) { return mode_of_fd(fd) == READ_ONLY ? refuse(EIO) : REAL(fsync)(fd); }
+#define SYNC(name)                                                                   \
+    int name(int fd) {                                                               \
+        if (mode_of_fd(fd) == SLOW) doze(300);                                       \
+        while (mode_of_fd(fd) >= HUNG) doze(5);                                      \
+        return mode_of_fd(fd) == READ_ONLY ? refuse(EIO) : REAL(name)(fd);           \
+    }
+SYNC(fsync)
+SYNC(fdatasync)
 int ftruncate(int fd, off_t size) { return mode_of_fd(fd) == READ_ONLY ? refuse(EIO) : REAL(ftruncate)(fd, size); }
 int ftruncate64(int fd, off64_t size) { return mode_of_fd(fd) == READ_ONLY ? refuse(EIO) : REAL(ftruncate64)(fd, size); }
 int unlink(const char *path) { return mode_of(path) == READ_ONLY ? refuse(EROFS) : REAL(unlink)(path); }
@@ -153,6 +170,6 @@ int rename(const char *from, const char *to) {
 int mkdir(const char *path, mode_t mode) {
     int64_t ill = mode_of(path);
     struct stat there;
-    if (ill && stat(path, &there)) return refuse(ill == FULL ? ENOSPC : EROFS);
+    if ((ill == FULL || ill == READ_ONLY) && stat(path, &there)) return refuse(ill == FULL ? ENOSPC : EROFS);
     return REAL(mkdir)(path, mode);
 }

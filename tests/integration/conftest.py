@@ -81,11 +81,14 @@ class Lab:
 
     def start(self, job: str, *, env: Mapping[str, str] | None = None, **options: Any) -> Script:
         """Start a job of worker.py."""
-        options = {"config": self.config(), **options}
+        return self.run(str(WORKER), job, json.dumps({"config": self.config(), **options}), env=env)
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None) -> Script:
+        """Start Python with such words on the GPUs."""
         environ = self._driver.env() if self._driver else dict(os.environ)
         environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
         process = subprocess.Popen(
-            [sys.executable, str(WORKER), job, json.dumps(options)],
+            [sys.executable, *words],
             env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
