@@ -18,8 +18,9 @@ from greentrain.config.schema import PowerConfig
 from greentrain.errors import ConfigError, GreenTrainWarning, MeterError, MissingExtraError
 from greentrain.power.claims import claims_dir, other_pids
 from greentrain.power.rapl import RaplMeter, find_zones
-from greentrain.types import Counter, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor, Topology
+from greentrain.types import Counter, Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor, Topology
 from greentrain.utils.clock import Clock, SystemClock
+from greentrain.utils.never_raise import warn
 
 EARLY: Final = 0.9
 """A part is due when this share of its pace has passed: a timer that wakes a little early skips no read."""
@@ -275,8 +276,7 @@ def open_meters(
             elif name == "rapl":
                 meters.extend(_rapl_where_readable(config, notes, clock))
             else:
-                with contextlib.nullcontext() if config.gpus else contextlib.suppress(MeterError):
-                    meters.append(_open(name, config, environ, clock))
+                meters.extend(_nvml_where_it_answers(config, environ, clock))
         if "cpu_model" in names:
             meters.extend(_model(config, meters, notes, topology, root_pid, excluded_pids, clock))
     except BaseException:
@@ -326,6 +326,23 @@ def _open(name: str, config: PowerConfig, environ: Mapping[str, str] | None, clo
     if name == "null":
         return NullMeter()
     raise ConfigError(f"power.meters names {name!r}, which cannot be opened without its setting")
+
+
+def _nvml_where_it_answers(
+    config: PowerConfig, environ: Mapping[str, str] | None, clock: Clock | None
+) -> Sequence[PowerMeter]:
+    """Open NVML where there is any; a driver that hangs stands for GPUs that are missing, as nobody knows which."""
+    try:
+        return [_open("nvml", config, environ, clock)]
+    except MeterError as error:
+        if config.gpus:
+            raise
+        if not isinstance(error.__cause__, TimeoutError):
+            return []
+        warn(f"GPUs are not measured: {error}")
+        device = Device(uid="nvml", kind=DeviceKind.GPU, name=_WHAT["nvml"])
+        missing = Provenance.MISSING
+        return [NullMeter(Sensor(device=device, provenance=missing, method="none", period_s=10.0, note=str(error)))]
 
 
 def _rapl_where_readable(
@@ -461,16 +478,19 @@ def open_run_meter(
 
 
 class NullMeter:
-    """Has no sensors."""
+    """Reads nothing.
 
-    @property
-    def sensors(self) -> Sequence[Sensor]:
-        """Nothing."""
-        return ()
+    Args:
+        sensors: Sensors that are missing.
+    """
+
+    def __init__(self, *sensors: Sensor) -> None:
+        self.sensors: Sequence[Sensor] = sensors
+        """What is missing."""
 
     def read(self) -> Sequence[PowerSample]:
-        """Return nothing."""
-        return ()
+        """Return a failed sample of each sensor."""
+        return [PowerSample(device_uid=s.device.uid, t_s=time.monotonic(), note=s.note) for s in self.sensors]
 
     def close(self) -> None:
         """Do nothing."""

@@ -27,11 +27,19 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from greentrain.errors import ConfigError, MeterError
 from greentrain.types import Counter, Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
+from greentrain.utils.never_raise import warn
+
+T = TypeVar("T")
+OPEN_S = 30.0
+"""Longest that a driver is waited for when it is opened (s): without its persistence daemon a GPU takes 1 to 3 s to be
+initialised (NVIDIA, Driver Persistence, https://docs.nvidia.com/deploy/driver-persistence/, 2026-11-23), one of eight
+after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +74,11 @@ def open_nvml() -> Any:
     except ImportError as error:
         raise MeterError(f"NVIDIA's bindings are not installed ({error}): pip install nvidia-ml-py") from error
     try:
-        pynvml.nvmlInit()
+        BackgroundCall("greentrain-nvml", pynvml.nvmlInit).result(OPEN_S)
+    except TimeoutError as error:
+        raise MeterError(
+            f"the NVIDIA driver has not answered within {OPEN_S:g} s: see whether nvidia-smi works and what dmesg says"
+        ) from error
     except pynvml.NVMLError as error:
         remedies = {
             pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not found: install the NVIDIA driver, or start"
@@ -89,7 +101,32 @@ def list_gpus(nvml: Any) -> list[NvmlGpu]:
     Raises:
         NVMLError: The GPUs cannot be counted.
     """
-    return [_identify(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    count = nvml.nvmlDeviceGetCount()
+    found = _side_by_side([functools.partial(_identify, nvml, index) for index in range(count)])
+    return [
+        NvmlGpu(index=index, uuid="", name=f"NVIDIA GPU {index}", problem=_unanswered(index)) if gpu is None else gpu
+        for index, gpu in enumerate(found)
+    ]
+
+
+def _side_by_side(calls: Sequence[Callable[[], T]]) -> list[T | None]:
+    """Return what calls of the driver return, each of which may hang alone; None where one does."""
+    begun = [BackgroundCall("greentrain-nvml", call) for call in calls]
+    end_s = time.monotonic() + OPEN_S
+    found: list[T | None] = []
+    for call in begun:
+        try:
+            found.append(call.result(end_s - time.monotonic()))
+        except TimeoutError:
+            found.append(None)
+    return found
+
+
+def _unanswered(gpu: object) -> str:
+    """Warn of a GPU that hangs, and return the reason for its sensor."""
+    why = f"its driver has not answered within {OPEN_S:g} s, see dmesg"
+    warn(f"GPU {gpu} is not measured: {why}")
+    return why
 
 
 def _identify(nvml: Any, index: int) -> NvmlGpu:
@@ -469,7 +506,13 @@ class NvmlMeter:
             note = (
                 f"GPUs differ and {VARIABLE} holds indices: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that both mean one GPU"
             )
-        return [_Reader(found[position], self._nvml, self._clock, note) for position in positions]
+        gpus = [found[position] for position in positions]
+        open_one = functools.partial(_Reader, nvml=self._nvml, clock=self._clock, note=note)
+        readers = _side_by_side([functools.partial(open_one, gpu) for gpu in gpus])
+        return [
+            open_one(dataclasses.replace(gpu, handle=None, problem=_unanswered(gpu.uid))) if reader is None else reader
+            for gpu, reader in zip(gpus, readers, strict=True)
+        ]
 
 
 class _Reader:

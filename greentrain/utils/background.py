@@ -1,4 +1,4 @@
-"""Work off the training thread: a daemon thread that passes over what there is to do, whenever it is asked to."""
+"""Work off the training thread: passes of a daemon thread over what there is to do, or one call that may hang alone."""
 
 import contextlib
 import logging
@@ -7,7 +7,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -82,3 +84,45 @@ class BackgroundWork:
                 self._waiting.popleft().release()
             if not last:
                 self._wake.acquire(timeout=self.every_s)
+
+
+class BackgroundCall(Generic[T]):
+    """One call in a daemon thread of its own: of a driver or a disk that may never answer. It begins at once.
+
+    Args:
+        name: Name of the thread.
+        call: The call; where the interpreter ends, and starts no thread any more, it is made here.
+    """
+
+    def __init__(self, name: str, call: Callable[[], T]) -> None:
+        self._call = call
+        self._answer: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._run()
+
+    def result(self, wait_s: float) -> T:
+        """Return what the call returned, or raise what it raised.
+
+        Args:
+            wait_s: Longest time to wait for it (s).
+
+        Raises:
+            TimeoutError: It has not ended by then; it goes on.
+        """
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, wait_s))
+        if self._error is not None:
+            raise self._error
+        if not self._answer:
+            raise TimeoutError(f"no answer within {wait_s:g} s")
+        return self._answer[0]
+
+    def _run(self) -> None:
+        try:
+            self._answer.append(self._call())
+        except BaseException as error:  # whoever waits gets it
+            self._error = error

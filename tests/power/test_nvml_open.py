@@ -1,15 +1,56 @@
 """What NvmlMeter and the survey say where NVML does not start, shows nothing or hides something."""
 
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from greentrain import GreenSession
 from greentrain.config.schema import PowerConfig
-from greentrain.errors import ConfigError, MeterError
+from greentrain.errors import ConfigError, GreenTrainWarning, MeterError
+from greentrain.power import nvml
 from greentrain.power.detect import CompositeMeter, open_meters, survey
 from greentrain.power.nvml import NvmlMeter, survey_nvml
 from greentrain.testing.fake_nvml import FakeGpu, NvmlCode
+from greentrain.types import Provenance
+from greentrain.utils.background import BackgroundCall
 from tests.power.on_fake import Install, only
+
+Hang = Callable[[str, Callable[..., bool]], None]
+
+
+@pytest.fixture
+def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
+    """Let a function of the bindings hang where a test of its arguments holds; nobody waits once it does."""
+    import pynvml
+
+    let_go, hanging = threading.Event(), set()
+
+    class Call(BackgroundCall[Any]):
+        def result(self, wait_s: float) -> Any:
+            while self._thread.is_alive() and self._thread not in hanging:
+                self._thread.join(0.005)
+            return super().result(0.0)
+
+    def hang(name: str, wanted: Callable[..., bool]) -> None:
+        function = getattr(pynvml, name)
+
+        def held(*args: Any) -> Any:
+            if wanted(*args):
+                hanging.add(threading.current_thread())
+                let_go.wait()
+            return function(*args)
+
+        monkeypatch.setattr(pynvml, name, held)
+
+    monkeypatch.setattr(nvml, "BackgroundCall", Call)
+    yield hang
+    let_go.set()
+    for thread in hanging:
+        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -125,3 +166,44 @@ def test_the_processes_on_each_gpu_are_told(install: Install) -> None:
         {sensor.device.uid: pids} for sensor, pids in zip(meter.sensors, ([41, 42], []), strict=True)
     ]
     meter.close()
+
+
+def test_a_gpu_that_hangs_while_it_is_opened_is_missing_alone(install: Install, hang: Hang) -> None:
+    driver = install(FakeGpu(), FakeGpu(), FakeGpu())
+    hang("nvmlDeviceGetHandleByIndex", lambda index: bool(index == 1))
+    with pytest.warns(GreenTrainWarning, match="GPU 1 is not measured: its driver has not answered within 30 s"):
+        meter = NvmlMeter({})
+    assert [s.device.uid for s in meter.sensors] == [driver.uuid(0), "nvml:1", driver.uuid(2)]
+    assert [s.provenance is Provenance.MISSING for s in meter.sensors] == [False, True, False]
+    assert [sample.missing for sample in meter.read()] == [False, True, False]
+    meter.close()
+
+
+def test_a_gpu_that_hangs_when_it_is_first_asked_is_missing_alone(install: Install, hang: Hang) -> None:
+    import pynvml
+
+    driver = install(FakeGpu(), FakeGpu())
+    hang("nvmlDeviceGetC2cModeInfoV", lambda handle: bool(pynvml.nvmlDeviceGetUUID(handle) == driver.uuid(0)))
+    with pytest.warns(GreenTrainWarning, match=f"GPU {driver.uuid(0)} is not measured"):
+        meter = NvmlMeter({})
+    assert [(s.device.uid, s.provenance is Provenance.MISSING) for s in meter.sensors] == [
+        (driver.uuid(0), True),
+        (driver.uuid(1), False),
+    ]
+    assert [sample.missing for sample in meter.read()] == [True, False]
+    meter.close()
+
+
+def test_a_driver_that_hangs_delays_the_start_only_and_its_gpus_are_missing(
+    install: Install, hang: Hang, tmp_path: Path
+) -> None:
+    install(FakeGpu())
+    hang("nvmlInit", lambda: True)
+    with pytest.raises(MeterError, match="has not answered within 30 s: see whether nvidia-smi works"):
+        open_meters(PowerConfig(meters=("nvml",)), environ={})
+    green = GreenSession({"run": {"dir": str(tmp_path), "report": False, "live": False}})
+    with pytest.warns(GreenTrainWarning, match="GPUs are not measured: .* has not answered"), green:
+        green.step()
+    totals = green.totals()
+    assert totals.missing_s["nvml"] > 0 and "nvml" not in totals.by_device and totals.energy_j > 0
+    assert survey_nvml({}).problem

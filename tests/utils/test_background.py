@@ -3,7 +3,9 @@
 import os
 import threading
 
-from greentrain.utils.background import BackgroundWork
+import pytest
+
+from greentrain.utils.background import BackgroundCall, BackgroundWork
 from tests.helpers.child import in_a_child
 
 WAIT_S = 10.0
@@ -78,3 +80,21 @@ def test_a_forked_child_asks_in_vain() -> None:
         os._exit(int(work.ask(WAIT_S) or work.stop(WAIT_S)))
     assert os.waitpid(child, 0)[1] == 0
     assert work.stop(WAIT_S)
+
+
+def test_a_call_gives_its_answer_or_its_error_and_may_hang_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    slow = BackgroundCall("slow", lambda: go_on.wait(WAIT_S))
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
+        slow.result(0.01)
+    go_on.set()
+    assert slow.result(WAIT_S) is True is slow.result(0.0)
+    for error in (ValueError, SystemExit):
+        with pytest.raises(error):
+            BackgroundCall("wrong", lambda error=error: (_ for _ in ()).throw(error())).result(WAIT_S)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert BackgroundCall("late", lambda: 3).result(0.0) == 3
