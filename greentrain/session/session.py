@@ -54,6 +54,7 @@ from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
 from greentrain.session.work_count import WorkCount
 from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology
+from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.display import Displayable, View
 from greentrain.utils.never_raise import never_raises
@@ -299,6 +300,10 @@ PER_WORK = ("green/tokens_per_j", "green/g_per_ktoken", "green/samples_per_j")
 """Metrics that are not made of work that was counted in two units."""
 
 
+REPORT_S = 60.0
+"""Longest wait for the report of a run that has ended (s): that of 512 ranks of 1 MB takes up to 40 s."""
+
+
 class PhaseSpan:
     """The block of one ``with session.phase(name)``; an instance may be entered again, not nested in itself."""
 
@@ -470,7 +475,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             self._controller.closed()
             run.know(parameters=self.parameters)
             run.close(reason)
-            self._viewers.close(run)
+            _at_most(run, "last figures", CLOSE_S, lambda: self._viewers.close(run))
             if self._own_signal:
                 _call_if_present(self._signal, "close")
         finally:
@@ -776,12 +781,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         def write() -> None:
             self.report_path = report_at_close(run, wait=reason == "finished")
 
-        if reason != "sigterm":
-            write()
-            return
-        writing = threading.Thread(target=write, name="greentrain-report", daemon=True)
-        writing.start()
-        writing.join(CLOSE_S)  # who sent the signal waits for the end, and the disk may hang
+        # Who sent a signal waits for the end.
+        _at_most(run, "report", CLOSE_S if reason == "sigterm" else REPORT_S, write)
 
     def _leave(self) -> None:
         preemption = self._controller.preemption
@@ -805,6 +806,15 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
     def _each_second(self, run: ActiveRun) -> None:
         self._controller.each_second(run)
         self._viewers.update(run, self._controller.gpu_limits.power_cap)
+
+
+def _at_most(run: ActiveRun, what: str, wait_s: float, write: Callable[[], None]) -> None:
+    """Write the last files of a run, and wait at most so long (s): the disk may hang."""
+    try:
+        BackgroundCall("greentrain-closing", write).result(wait_s)
+    except TimeoutError:
+        text = f"{what} of {run.folder}: not written after {wait_s:g} s, as the disk hangs or the run is large"
+        run.warn(text, f"try: greentrain report {run.folder}")
 
 
 @never_raises

@@ -1,7 +1,6 @@
 """What NvmlMeter and the survey say where NVML does not start, shows nothing or hides something."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from greentrain.power.detect import CompositeMeter, open_meters, survey
 from greentrain.power.nvml import NvmlMeter, survey_nvml
 from greentrain.testing.fake_nvml import FakeGpu, NvmlCode
 from greentrain.types import Provenance
-from greentrain.utils.background import BackgroundCall
+from tests.helpers.hanging import Hanging
 from tests.power.on_fake import Install, only
 
 Hang = Callable[[str, Callable[..., bool]], None]
@@ -27,30 +26,20 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
     """Let a function of the bindings hang where a test of its arguments holds; nobody waits once it does."""
     import pynvml
 
-    let_go, hanging = threading.Event(), set()
-
-    class Call(BackgroundCall[Any]):
-        def result(self, wait_s: float) -> Any:
-            while self._thread.is_alive() and self._thread not in hanging:
-                self._thread.join(0.005)
-            return super().result(0.0)
+    hanging = Hanging()
 
     def hang(name: str, wanted: Callable[..., bool]) -> None:
         function = getattr(pynvml, name)
 
         def held(*args: Any) -> Any:
             if wanted(*args):
-                hanging.add(threading.current_thread())
-                let_go.wait()
+                hanging.here()
             return function(*args)
 
         monkeypatch.setattr(pynvml, name, held)
 
-    monkeypatch.setattr(nvml, "BackgroundCall", Call)
-    yield hang
-    let_go.set()
-    for thread in hanging:
-        thread.join()
+    with hanging.seen_at_once(nvml):
+        yield hang
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError, SessionError
 from greentrain.ledger.journal import read_journal
 from greentrain.ledger.reader import read_run
+from greentrain.report.live.prometheus import Textfile
 from greentrain.session import session
 from greentrain.types import CarbonPoint, Topology
+from tests.helpers.hanging import Hanging
 from tests.helpers.flat_meter import T0_S, FlatMeter
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
@@ -334,10 +336,11 @@ def test_rank_0_logs_the_whole_job(tmp_path: Path) -> None:
     for rank in ranks:
         rank.start()
         rank.step(tokens=100)
-    time.sleep(0.4)
-    run = ranks[0].active()
+    run, end_s = ranks[0].active(), time.monotonic() + 20.0
     assert run is not None
-    run.look_at_others()
+    while ranks[0].metrics().get("green/ranks") != 2 and time.monotonic() < end_s:
+        time.sleep(0.05)
+        run.look_at_others()
     whole, part = ranks[0].metrics(), ranks[1].metrics()
     assert (whole["green/ranks"], part["green/ranks"]) == (2, 1)
     assert whole["green/power_w"] == pytest.approx(200 + 2 * 50, rel=0.1)
@@ -423,16 +426,21 @@ def test_a_signal_that_asks_a_network_begins_and_ends_with_the_run(
     assert told == ["start"], "somebody else's signal is theirs to close"
 
 
-def test_a_report_that_the_disk_holds_up_does_not_hold_up_a_sigterm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("reason", "longest_s"), [("sigterm", 8.0), ("finished", 60.0), ("exception", 60.0)])
+def test_a_disk_that_hangs_at_the_end_is_waited_for_so_long_and_no_longer(
+    reason: str, longest_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, page = threading.Event(), tmp_path / "report.html"
-    monkeypatch.setattr(session, "CLOSE_S", 0.01)
-    monkeypatch.setattr(session, "report_at_close", lambda run, wait: page if go_on.wait(10.0) else None)
+    hanging, page = Hanging(), tmp_path / "report.html"
+    monkeypatch.setattr(session, "report_at_close", lambda run, wait: hanging.here() or page)
+    textfile = Textfile(tmp_path, "figures")
     green = _session(tmp_path, report=True).start()
-    green.close("sigterm")
-    assert green.report_path is None
-    go_on.set()
-    again = _session(tmp_path, report=True).start()
-    again.close()
-    assert again.report_path == page
+    green._viewers._exporting._exporters.append(textfile)
+    monkeypatch.setattr(textfile, "close", hanging.here)
+    with hanging.seen_at_once(session), pytest.warns(GreenTrainWarning) as told:
+        green.close(reason)
+        assert green.report_path is None and not green.running
+    figures, report = (str(warning.message) for warning in told)
+    assert f"last figures of {green.folder}: not written after 8 s" in figures
+    assert f"report of {green.folder}: not written after {longest_s:g} s" in report
+    assert hanging.waits_s == [8.0, longest_s] and f"greentrain report {green.folder}" in report
+    assert green.report_path == page, "it was let go"

@@ -89,9 +89,13 @@ def test_a_call_gives_its_answer_or_its_error_and_may_hang_alone(monkeypatch: py
         slow.result(0.01)
     go_on.set()
     assert slow.result(WAIT_S) is True is slow.result(0.0)
-    for error in (ValueError, SystemExit):
-        with pytest.raises(error):
-            BackgroundCall("wrong", lambda error=error: (_ for _ in ()).throw(error())).result(WAIT_S)
+    for wrong in (ValueError("wrong"), SystemExit(3)):
+
+        def fail(error: BaseException = wrong) -> None:
+            raise error
+
+        with pytest.raises(type(wrong)):
+            BackgroundCall("wrong", fail).result(WAIT_S)
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
