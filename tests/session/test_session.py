@@ -2,7 +2,6 @@
 
 import json
 import math
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from greentrain.ledger.reader import read_run
 from greentrain.report.live.prometheus import Textfile
 from greentrain.session import session
 from greentrain.types import CarbonPoint, Topology
-from tests.helpers.hanging import Hanging
 from tests.helpers.flat_meter import T0_S, FlatMeter
+from tests.helpers.hanging import Hanging
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
 
@@ -431,7 +430,12 @@ def test_a_disk_that_hangs_at_the_end_is_waited_for_so_long_and_no_longer(
     reason: str, longest_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, page = Hanging(), tmp_path / "report.html"
-    monkeypatch.setattr(session, "report_at_close", lambda run, wait: hanging.here() or page)
+
+    def write(run: Any, wait: bool) -> Path:
+        hanging.here()
+        return page
+
+    monkeypatch.setattr(session, "report_at_close", write)
     textfile = Textfile(tmp_path, "figures")
     green = _session(tmp_path, report=True).start()
     green._viewers._exporting._exporters.append(textfile)
