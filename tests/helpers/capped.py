@@ -100,12 +100,22 @@ class Job:
             clock=lambda: self.t_s,
         )
 
-    def run(self, phase: ProfilingRun, steps: int = 500) -> int:
-        """Take a phase through training and return how many steps it took."""
+    def run(self, phase: ProfilingRun, steps: int = 500, all_done: Callable[[bool], bool] = bool) -> int:
+        """Take a phase through training and return how many steps it took.
+
+        Args:
+            phase: The phase.
+            steps: Most of them.
+            all_done: What the gradients of ranks do that train together: no rank is ahead of another, or ends before.
+        """
+        took = steps
         for n in range(steps):
             if phase.done:
-                return n
+                took = min(took, n)
+            if all_done(phase.done):
+                break
             tokens = self.train()
-            phase.boundary()
-            phase.step(tokens, 8)
-        return steps
+            if not phase.done:
+                phase.boundary()
+                phase.step(tokens, 8)
+        return took

@@ -231,7 +231,7 @@ def test_ranks_do_not_begin_without_one_another() -> None:
 
 RANKS = """
 import json, os, sys
-import torch.distributed as dist
+import torch, torch.distributed as dist
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.policy.action_table import ActionObjective
 from greentrain.utils.topology import current_topology
@@ -246,6 +246,11 @@ def Job(caps):  # a rank that the machine held up for a second is no subject her
     return OneJob(caps, channel=RankZeroChannel("blocks", current_topology(), wait_s=60.0))
 
 
+def all_done(done):
+    dist.all_reduce(flag := torch.tensor(int(done)), dist.ReduceOp.MIN)
+    return bool(flag)
+
+
 for caps in (
     FakeCaps(refuses=lambda caps, fraction: rank == 1 and fraction == 0.8),
     FakeCaps(fractions=(1.0, 0.8, 0.6) if rank else (1.0, 0.7, 0.6)),
@@ -253,11 +258,12 @@ for caps in (
     FakeCaps(refuses=lambda caps, fraction: rank == 1 and len(caps.asked) > 1),
 ):
     job = Job(caps)
-    steps = job.run(job.phase())
+    steps = job.run(job.phase(), all_done=all_done)
     rows = [(c.action.cap, c.power_w.mean) for c in job.tables[0].costs]
     answers.append({"steps": steps, "rows": rows, "now": 1.0 if caps is None else caps.fraction})
 job = Job(FakeCaps(fractions=tuple(1.0 - 0.04 * n for n in range(21))))  # each rank knows another grid
-job.run(job.phase(objective=ActionObjective(name="carbon", g_per_kwh=400.0 / (1 + rank), embodied_g_per_s=0.5 * rank)))
+goal = ActionObjective(name="carbon", g_per_kwh=400.0 / (1 + rank), embodied_g_per_s=0.5 * rank)
+job.run(job.phase(objective=goal), all_done=all_done)
 answers.append({"rows": [(c.action.cap, c.power_w.mean) for c in job.tables[0].costs], "now": 1.0})
 print(json.dumps(answers))
 dist.destroy_process_group()

@@ -32,30 +32,28 @@ from tests.helpers.flat_meter import FlatMeter
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
 JOB = """
-    import sys, time
+    import select, sys
     from greentrain import GreenSession
     from greentrain.carbon.constant import ConstantSignal
     from tests.helpers.flat_meter import FlatMeter
-    folder, seconds = sys.argv[1], float(sys.argv[2])
-    config = {"run": {"dir": folder, "report": False, "book_s": 0.2, "name": "job"}, "power": {"sample_s": 0.02},
+    config = {"run": {"dir": sys.argv[1], "report": False, "book_s": 0.2, "name": "job"}, "power": {"sample_s": 0.02},
               "policy": {"tokens": 1e6}}
     with GreenSession(config, meter=FlatMeter(), signal=ConstantSignal(360.0, zone="test", source="test")) as green:
         green.gear("bf16")
-        end_s = time.monotonic() + seconds
-        while time.monotonic() < end_s:
-            time.sleep(0.02)
+        while not select.select([sys.stdin], [], [], 0.02)[0]:  # until its standard input is closed
             green.step(tokens=100)
 """
 
 
 @contextmanager
-def training(folder: Path, seconds: float) -> Iterator["subprocess.Popen[bytes]"]:
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(JOB), str(folder), str(seconds)])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+def training(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a training, which ends when its standard input is closed."""
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(JOB), str(folder)], stdin=subprocess.PIPE)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def watch(*words: str, **environ: str) -> "subprocess.Popen[str]":
@@ -95,7 +93,7 @@ def found(runs: Path, longest_s: float = 20.0) -> Path:
 
 
 def test_a_training_is_seen_while_it_goes_on_and_until_it_ends(tmp_path: Path) -> None:
-    with training(tmp_path, 4.0) as process:
+    with training(tmp_path) as process:
         follow = RunFollow(found(tmp_path))
         now = look_until(follow, lambda now: now.steps > 20)
         assert (now.status, now.over, now.name, now.gears) == ("running", False, "job", ["bf16"])
@@ -108,24 +106,25 @@ def test_a_training_is_seen_while_it_goes_on_and_until_it_ends(tmp_path: Path) -
         assert now.eta_s == pytest.approx((1e6 - now.tokens) / now.tokens_per_s)
         assert now.tokens_per_j == pytest.approx(now.tokens_per_s / 250.0, rel=0.1)
         plain, documents = watch(str(tmp_path), "--every-s", "0.3"), watch(str(tmp_path), "--json")
-        out, err = plain.communicate(timeout=60)
-        told, _ = documents.communicate(timeout=60)
+        with plain, documents:
+            assert plain.stdout and plain.stderr and documents.stdout and process.stdin
+            lines, told = [plain.stdout.readline() for _ in range(3)], documents.stdout.readline()
+            process.stdin.close()
+            lines += plain.stdout.readlines()
+            told += documents.stdout.read()
+            assert (plain.stderr.read(), plain.wait(timeout=60), documents.wait(timeout=60)) == ("", 0, 0)
         process.wait()
-    assert err == "" and plain.returncode == 0
-    lines = out.splitlines()
-    assert len(lines) > 2 and all("running" in one and "80% measured" in one for one in lines[:-1])
+    assert all("running" in one and "80% measured" in one for one in lines[:-1])
     totals = read_run(found(tmp_path)).totals
-    assert re.search(rf"finished after .* step {totals.steps}\b", lines[-1]) and "\x1b" not in out
+    assert re.search(rf"finished after .* step {totals.steps}\b", lines[-1]) and "\x1b" not in "".join(lines)
     shots = [json.loads(one) for one in told.splitlines()]
     assert [shot["over"] for shot in shots] == [False] * (len(shots) - 1) + [True]
     assert sum(shots[-1]["energy_j"].values()) == pytest.approx(totals.energy_j)
-    assert (
-        shots[-1]["power_w"] is None and shots[-1]["devices" if False else "ranks"][0]["devices"][0]["power_w"] is None
-    )
+    assert shots[-1]["power_w"] is None and shots[-1]["ranks"][0]["devices"][0]["power_w"] is None
 
 
 def test_a_killed_run_says_so_and_ends(tmp_path: Path) -> None:
-    with training(tmp_path, 60.0) as process:
+    with training(tmp_path) as process:
         folder = found(tmp_path)
         plain = watch(str(folder), "--every-s", "0.2")
         follow = RunFollow(folder)
@@ -144,7 +143,7 @@ def test_a_killed_run_says_so_and_ends(tmp_path: Path) -> None:
 
 
 def test_a_process_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> None:
-    with training(tmp_path, 60.0) as process:
+    with training(tmp_path) as process:
         follow = RunFollow(found(tmp_path))
         process.kill()  # a zombie until wait(), as below a container's first process that never waits
         now = look_until(follow, lambda now: now.status != "running")
@@ -302,7 +301,7 @@ def test_once_in_a_terminal_and_without_one(tmp_path: Path) -> None:
 
 
 def test_a_terminal_gets_frames_that_replace_each_other(tmp_path: Path) -> None:
-    with training(tmp_path, 3.0):
+    with training(tmp_path) as training_process:
         found(tmp_path)
         primary, secondary = pty.openpty()
         termios.tcsetwinsize(secondary, (12, 44))
@@ -315,10 +314,12 @@ def test_a_terminal_gets_frames_that_replace_each_other(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):  # EIO: the other end is closed
             while piece := os.read(primary, 65536):
                 text += piece
+                if text.count(b"running") > 2:
+                    training_process.stdin.close()  # type: ignore[union-attr]
         os.close(primary)
         assert process.wait(timeout=30) == 0
     shown = text.decode()
-    assert shown.count("running") > 2 and "\x1b[1A" in shown, "it draws over what it drew"
+    assert "\x1b[1A" in shown, "it draws over what it drew"
     assert "finished after" in shown[-600:]
     for one in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.partition("finished after")[0]).splitlines()[:-1]:
         assert len(one) <= 44
