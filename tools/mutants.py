@@ -51,7 +51,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 TURNED: dict[type[ast.AST], type[ast.AST]] = {ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt}
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 ELSEWHERE = {"greentrain/ledger/active_run.py": "tests/session"}
-"""Files that another room's tests drive."""
+"""Files that another room's tests drive as well."""
 TALK = re.compile(r"(log|logger|warnings|_?warn|_?event|_?say|_on_event|event)\b")
 """Calls that tell a person something: what they say is not looked at."""
 
@@ -152,13 +152,12 @@ def tests_of(path: Path) -> list[str]:
     if not module.startswith("greentrain."):
         module = f"greentrain.{module}"
     room = Path("tests", *module.split(".")[1:-1])
-    if str(path) in ELSEWHERE:
-        return [ELSEWHERE[str(path)]]
     folder = next(place for place in (room, *room.parents) if (ROOT / place).is_dir())
     own = folder / f"test_{path.stem}.py"
     named = re.compile(rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{path.stem}\b")
     files = sorted((ROOT / folder).rglob("test_*.py")) if folder != Path("tests") else []
     others = [file.relative_to(ROOT) for file in files if named.search(file.read_text(encoding="utf-8"))]
+    others += [Path(ELSEWHERE[str(path)])] if str(path) in ELSEWHERE else []
     return [str(file) for file in dict.fromkeys([*([own] if (ROOT / own).is_file() else []), *others])]
 
 

@@ -1,21 +1,32 @@
 """One run while it is measured: nothing of it makes the training wait, die, or lose a step without a word."""
 
 import itertools
+import json
+import logging
 import os
 import shutil
 import signal
 import threading
 import time
+import types
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from greentrain import GreenSession
+from greentrain.carbon.constant import ConstantSignal
+from greentrain.config.schema import GreenConfig
 from greentrain.errors import GreenTrainWarning
 from greentrain.ledger import active_run, journal
-from greentrain.ledger.reader import RankRecord, read_run
-from greentrain.power.sampler import Sampler
+from greentrain.ledger.active_run import ActiveRun, metrics_of
+from greentrain.ledger.journal import read_journal
+from greentrain.ledger.reader import OtherRanksTotals, RankRecord, read_run
+from greentrain.ledger.totals import Totals
+from greentrain.power.sampler import EnergyCurve, Sampler
+from greentrain.types import Device, DeviceKind, LedgerEntry, PowerSample, Provenance, Sensor, Topology
 from tests.helpers.child import in_a_child
 from tests.helpers.flat_meter import FlatMeter
 
@@ -216,3 +227,528 @@ def test_a_forked_child_waits_for_no_lock_of_its_parent(tmp_path: Path, monkeypa
         run._lock.release()
         assert os.waitpid(child, 0)[1] == 0
     assert _rank(green).totals.tokens == 0
+
+
+# -- one run by hand: a clock that a test moves, and nothing that runs beside it ------------------------------------
+
+
+class Hands:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.t_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.t_s
+
+    def unix_s(self) -> float:
+        return 1e9 + self.t_s
+
+
+class ByHand:
+    """The thread of the books, whose passes the test makes itself; who waits for one gets it at once."""
+
+    busy_s = 0.25
+
+    def __init__(self, name: str, work: Callable[[], None], every_s: float) -> None:
+        self._work, self.every_s = work, every_s
+        self.asked, self.answers = 0, True
+
+    def start(self) -> None:
+        pass
+
+    def ask(self, wait_s: float = 0.0) -> bool:
+        self.asked += 1
+        if wait_s > 0 and self.answers:
+            self._work()
+        return self.answers
+
+    def stop(self, wait_s: float) -> bool:
+        return self.ask(wait_s)
+
+
+class Readings:
+    """A sampler whose devices draw constant power and are read at each look; those in ``silent`` are not."""
+
+    busy_s = 0.5
+    pids: Mapping[str, frozenset[int]] = {}
+
+    def __init__(self, meter: "Meter", curves: Mapping[str, EnergyCurve], **settings: Any) -> None:
+        self._meter, self._curves, self.settings = meter, curves, settings
+        self.selected: list[frozenset[str]] = []
+        self.stopped_s: float | None = None
+
+    def start(self) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        t_s = self.settings["clock"].monotonic_s()
+        for uid, curve in self._curves.items():
+            if uid not in self._meter.silent:
+                curve.append(PowerSample(device_uid=uid, t_s=t_s, energy_j=self._meter.watts[uid] * t_s))
+
+    def look_after(self) -> None:
+        pass
+
+    def select(self, uids: frozenset[str]) -> None:
+        self.selected.append(uids)
+
+    def stop(self, t1_s: float | None = None) -> bool:
+        self.stopped_s = t1_s
+        return not self._meter.silent
+
+
+class Meter:
+    """Sensors with constant power, of which some fall silent."""
+
+    def __init__(self, **watts: float) -> None:
+        self.watts, self.closed = watts, 0
+        self.silent: set[str] = set()
+        self.sensors = [
+            Sensor(
+                device=Device(uid=uid, kind=DeviceKind.GPU, name="NVIDIA H100 80GB HBM3"),
+                provenance=Provenance.MEASURED,
+                method="test",
+                period_s=0.1,
+                shared=False,
+            )
+            for uid in watts
+        ]
+
+    def read(self) -> list[PowerSample]:
+        return []
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Bench:
+    """Makes runs by hand in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.hands, self.runs = folder, Hands(), list[ActiveRun]()
+        self.seconds: list[float] = []
+
+    def run(self, meter: Meter | None = None, place: Topology | None = None, **more: Any) -> ActiveRun:
+        section = {"dir": str(self.folder), "report": False, "live": False} | more.pop("config", {})
+        run = ActiveRun(
+            config=GreenConfig.load({"run": section, "carbon": {"pue": 1.0}}),
+            topology=place or Topology(host="here"),
+            meter=meter or Meter(a=200.0, b=50.0),
+            signal=ConstantSignal(360.0, zone="test", source="test"),
+            clock=self.hands,
+            run_id="r",
+            on_second=lambda run: self.seconds.append(self.hands.t_s),
+            **more,
+        )
+        self.runs.append(run)
+        return run
+
+    def started(self, meter: Meter | None = None, **more: Any) -> ActiveRun:
+        run = self.run(meter, **more)
+        run.start()
+        return run
+
+    def passes(self, run: ActiveRun, until_s: float, every_s: float = 0.5) -> None:
+        """Let time go on, with a pass of the bookkeeper now and then."""
+        while self.hands.t_s < until_s - 1e-9:
+            self.hands.t_s = min(self.hands.t_s + every_s, until_s)
+            run._pass()
+
+    def booked(self, run: ActiveRun, from_s: float) -> None:
+        """Let time go on to the first booking after a time."""
+        self.passes(run, from_s)
+        before_s = run._books.t_s
+        while run._books.t_s == before_s:
+            self.passes(run, self.hands.t_s + 0.5)
+
+    def records(self, run: ActiveRun, kind: str) -> list[dict[str, Any]]:
+        run.save(WAIT_S)
+        return [record for record in read_journal(run.folder / "rank-00000.jsonl") if record["kind"] == kind]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(active_run, "BackgroundWork", ByHand)
+    monkeypatch.setattr(active_run, "Sampler", Readings)
+    made = Bench(tmp_path)
+    yield made
+    for run in made.runs:
+        run._books_thread.answers = True  # type: ignore[attr-defined]
+        run.close("exit")
+
+
+def test_a_kill_costs_ten_seconds_at_most_and_a_long_run_few_lines(bench: Bench) -> None:
+    run = bench.started()
+    ends = [1000.0]
+    while bench.hands.t_s < 1300.0:
+        bench.passes(run, bench.hands.t_s + 0.5)
+        if run.last_entry is not None and run.last_entry.t1_unix_s - 1e9 > ends[-1]:
+            ends.append(run.last_entry.t1_unix_s - 1e9)
+    lengths_s = [end - start for start, end in itertools.pairwise(ends)]
+    assert lengths_s[0] <= 1.5, "the first second of a run that dies at once is in its books"
+    assert max(lengths_s) <= 10.0
+    assert min(lengths_s[-10:]) >= 7.0 and len(lengths_s) < 60
+    assert run.ledger.totals.energy_j == pytest.approx(250.0 * (ends[-1] - 1000.0))
+    assert [entry["t0"] for entry in bench.records(run, "entry")] == pytest.approx([1e9 + t_s for t_s in ends[:-1]])
+
+
+def test_short_intervals_that_the_user_wants_are_kept(bench: Bench) -> None:
+    run = bench.started(config={"book_s": 0.5})
+    bench.passes(run, 1003.0, 0.05)
+    lengths_s = [record["t1"] - record["t0"] for record in bench.records(run, "entry")]
+    assert max(lengths_s) <= 0.6 and len(lengths_s) >= 5
+
+
+def test_a_device_that_falls_silent_holds_up_the_books_of_the_others_for_seconds_only(bench: Bench) -> None:
+    meter = Meter(a=200.0, b=50.0)
+    run = bench.started(meter)
+    bench.passes(run, 1060.0)
+    meter.silent = {"b"}
+    with pytest.warns(GreenTrainWarning, match="no reading"):
+        bench.passes(run, 1090.0)
+    assert run.last_entry is not None and run.last_entry.t1_unix_s - 1e9 >= 1090.0 - 15.0
+    booked_s = run.ledger.totals.duration_s
+    totals = run.ledger.totals
+    assert totals.by_device["a"] == pytest.approx(200.0 * booked_s)
+    assert totals.by_device["b"] == pytest.approx(50.0 * 60.0)
+    assert totals.missing_s == {"b": pytest.approx(booked_s - 60.0)}
+
+
+def test_a_device_that_is_late_by_less_is_waited_for_and_nothing_of_it_is_missing(bench: Bench) -> None:
+    meter = Meter(a=200.0, b=50.0)
+    run = bench.started(meter)
+    bench.passes(run, 1060.0)
+    meter.silent = {"b"}
+    bench.passes(run, 1064.5)
+    meter.silent = set()
+    bench.passes(run, 1090.0)
+    assert run.ledger.totals.missing_s == {}
+    assert run.ledger.totals.energy_j == pytest.approx(250.0 * run.ledger.totals.duration_s)
+
+
+def test_what_runs_each_second_runs_each_second(bench: Bench) -> None:
+    run = bench.started()
+    bench.passes(run, 1010.0, 0.25)
+    assert bench.seconds == [1001.0 + i for i in range(10)]
+
+
+def test_free_devices_are_looked_for_every_three_seconds(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = bench.started()
+    bench.passes(run, 1100.0)  # by now it books every ten seconds
+    looks: list[float] = []
+    found: list[bool] = [False]
+
+    def look(booked_s: float, closing: bool, pids: object) -> bool:
+        assert booked_s == run._books.t_s and not closing
+        looks.append(bench.hands.t_s)
+        return found[0]
+
+    monkeypatch.setattr(run._devices, "claim_rest", look)
+    bench.passes(run, 1130.0)
+    assert max(b - a for a, b in itertools.pairwise(looks)) == 3.0 and 10 <= len(looks) <= 14
+    lines = len(bench.records(run, "sensors"))
+    found[0] = True
+    bench.passes(run, 1133.5)
+    assert run._sampler.selected[-1] == {"a", "b"} and len(bench.records(run, "sensors")) > lines  # type: ignore[attr-defined]
+
+
+def test_the_other_ranks_are_looked_at_the_more_rarely_the_more_there_are(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for world_size, pause_s in ((2, 2.0), (1000, 100.0)):
+        run = bench.run(place=Topology(world_size=world_size, host="here"))
+        looks: list[float] = []
+        monkeypatch.setattr(run, "look_at_others", lambda looks=looks: looks.append(bench.hands.t_s))
+        run._beside()
+        assert not looks, "before its start it has nothing to log"
+        monkeypatch.setattr(run._journal, "_beside", lambda: None)  # the journal's thread calls it, too
+        run.start()
+        for _ in range(1000):
+            bench.hands.t_s += 0.5
+            run._beside()
+        assert {b - a for a, b in itertools.pairwise(looks)} == {pause_s}
+        run.close("finished")
+
+
+def test_a_checkpoint_books_up_to_now_and_says_so_where_it_cannot(bench: Bench) -> None:
+    run = bench.started()
+    bench.booked(run, 1200.0)
+    bench.hands.t_s += 4.25
+    run.book_now()
+    booked_s = run._books.t_s
+    assert booked_s == bench.hands.t_s and run.ledger.totals.energy_j == pytest.approx(250.0 * (booked_s - 1000.0))
+    bench.hands.t_s += 0.5
+    run._pass()
+    assert run._books.t_s == booked_s, "it was asked for once"
+    run._books_thread.answers = False  # type: ignore[attr-defined]
+    with pytest.warns(GreenTrainWarning, match="a checkpoint has what was booked before"):
+        run.book_now(0.01)
+
+
+def test_many_marks_are_booked_before_they_are_too_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(active_run, "MANY_MARKS", 100)
+    run = bench.started()
+    bench.booked(run, 1200.0)
+    booked_s = run._books.t_s
+    bench.hands.t_s += 1.0
+    run.marks.extend((bench.hands.t_s, "step", "", n, 1, 0) for n in range(1, 52))
+    run._pass()
+    assert run._books.t_s == bench.hands.t_s > booked_s and run.ledger.totals.steps == 51
+    run.marks.extend((bench.hands.t_s, "step", "", n, 1, 0) for n in range(52, 103))
+    bench.hands.t_s += 0.5
+    run._pass()
+    assert run._books.t_s == bench.hands.t_s - 0.5, "not more often than once a second"
+
+
+def test_marks_that_fit_into_an_interval_keep_their_phases(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(active_run, "MANY_MARKS", 6)
+    run = bench.started()
+    run.marks.extend((1000.0 + i / 4, kind, "x", i // 2 + 1) for i, kind in enumerate(("begin", "end") * 3))
+    run._take_marks()
+    assert run._books.timeline.waiting == 6
+    run.marks.append((1002.0, "step", "", 1, 5, 0))
+    with pytest.warns(GreenTrainWarning, match="more than 6 marks"):
+        run._take_marks()
+    bench.passes(run, 1003.0)
+    assert run.ledger.totals.phase_s["x"] == pytest.approx(0.75) and run.ledger.totals.tokens == 5
+
+
+def test_steps_that_fell_out_of_a_full_queue_are_counted_and_others_are_not(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active_run, "MAX_MARKS", 4)
+    run = bench.started()
+
+    def take(*numbers: int) -> list[int]:
+        run.marks.extend((bench.hands.t_s, "step", "", number, 1, 0) for number in numbers)
+        run._take_marks()
+        return [event["steps"] for event in bench.records(run, "event") if "steps" in event]
+
+    assert take(1, 2) == [] and take(3) == []
+    assert take(7, 8) == [], "no more waited than there is room for: it was begun anew, none fell out"
+    with pytest.warns(GreenTrainWarning, match="5 steps, with their tokens"):
+        assert take(14, 15, 16, 17) == [5]
+    assert take(18, 19, 20, 21) == [5]
+
+
+def test_what_is_used_now_is_known_before_it_is_booked(bench: Bench) -> None:
+    run = bench.started(carried=Totals(energy_j=1000.0, by_device={"a": 1000.0}))
+    bench.booked(run, 1100.0)
+    bench.passes(run, bench.hands.t_s + 3.0)
+    assert run._books.t_s == bench.hands.t_s - 3.0
+    assert run.now() == pytest.approx((1000.0 + 250.0 * (bench.hands.t_s - 1000.0), 250.0))
+
+
+def test_the_power_of_the_first_moments_is_not_that_of_a_whole_second(bench: Bench) -> None:
+    run = bench.started()
+    bench.hands.t_s = 1000.5
+    run._pass()
+    assert run.now() == pytest.approx((125.0, 250.0))
+
+
+def test_a_window_is_known_once_all_devices_were_read_past_it(bench: Bench) -> None:
+    meter = Meter(a=200.0, b=50.0)
+    run = bench.started(meter)
+    bench.passes(run, 1020.0)
+    found = run.window(1005.0, 1015.0)
+    assert found is not None and found[0] == pytest.approx({"a": 2000.0, "b": 500.0}) and found[1] == 0.0
+    assert run.window(1000.0, 1020.0) is not None
+    assert run.window(999.0, 1010.0) is None and run.window(1010.0, 1021.0) is None
+    meter.silent = {"b"}
+    with pytest.warns(GreenTrainWarning, match="no reading"):
+        bench.passes(run, 1060.0)
+    found = run.window(1015.0, 1045.0)
+    assert found is not None and found[1] == pytest.approx(25.0) and found[0]["b"] == pytest.approx(250.0)
+
+
+def test_the_end_is_told_with_its_time_and_the_totals(bench: Bench) -> None:
+    meter = Meter(a=200.0)
+    run = bench.started(meter)
+    run.marks.append((1003.0, "step", "", 1, 7, 0))
+    bench.passes(run, 1004.0)
+    bench.hands.t_s = 1004.25
+    run.close("left")
+    bench.hands.t_s = 1009.0
+    run.close("exit")
+    (closed,) = bench.records(run, "close")
+    assert (closed["t"], closed["reason"], run.closed) == (1e9 + 1004.25, "left", True)
+    assert closed["totals"]["energy_j"] == pytest.approx(200.0 * 4.25) and closed["totals"]["tokens"] == 7
+    assert run._sampler.stopped_s == 1004.25 and meter.closed == 1  # type: ignore[attr-defined]
+    run._pass()
+    assert run.ledger.totals.duration_s == 4.25, "after the end nothing is booked"
+
+
+def test_the_meter_of_a_driver_that_hangs_is_left_alone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    meter = Meter(a=200.0, b=1.0)
+    run = bench.started(meter)
+    bench.passes(run, 1002.0)
+    meter.silent = {"b"}
+    run.close("finished")
+    assert meter.closed == 0 and not caplog.records
+    other = bench.started(Meter(c=1.0))
+    other._books_thread.answers = False  # type: ignore[attr-defined]
+    with caplog.at_level(logging.WARNING):
+        other.close("finished")
+    assert "the last interval of" in caplog.text
+
+
+def test_before_it_starts_a_run_books_nothing(bench: Bench) -> None:
+    run = bench.run()
+    bench.hands.t_s += 100.0
+    run._pass()
+    assert run.last_entry is None and bench.seconds == []
+    run.start()
+    bench.passes(run, 1102.0)
+    assert bench.records(run, "entry")[0]["t0"] == 1e9 + 1100.0
+
+
+def test_facts_that_are_learned_late_are_in_run_json_and_unknown_ones_are_not(bench: Bench) -> None:
+    run = bench.started(parameters=7)
+    path = run.folder / "run.json"
+
+    def told() -> dict[str, Any]:
+        run.save(WAIT_S)
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    assert told()["parameters"] == 7 and told()["carbon"]["zone"] == "test"
+    run.know(parameters=8, layers=None)
+    assert told()["parameters"] == 8 and "layers" not in told()
+    before = path.stat().st_ino
+    run.know(parameters=8)
+    run.save(WAIT_S)
+    assert path.stat().st_ino == before, "what is known is not written again"
+
+
+def test_a_warning_is_shown_once_and_an_event_that_is_no_json_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = bench.run()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        for name in ("gap", "warning", "resume"):
+            run.event(name, f"{name} of a")
+            run.event(name, f"{name} of a")
+    assert [str(one.message) for one in shown] == [
+        "GreenTrain: gap of a; training goes on",
+        "GreenTrain: warning of a; training goes on",
+    ]
+    with caplog.at_level(logging.WARNING):
+        run.event("plan", "x", figure=float("nan"))
+    assert "'plan' is not in the journal" in caplog.text
+    assert [event["name"] for event in bench.records(run, "event")] == ["gap"] * 2 + ["warning"] * 2 + ["resume"] * 2
+
+
+def test_a_run_says_what_it_costs_and_what_its_devices_were_made_of(bench: Bench) -> None:
+    run = bench.started(Meter(a=200.0, b=50.0))
+    assert run.busy_s == 0.75 and [sensor.device.uid for sensor in run.sensors] == ["a", "b"]
+    each = (164_000 + 712_000) / (4 * 8766 * 3600)  # card and server share over four years
+    assert run.embodied_g_per_s == pytest.approx(2 * each)
+    assert run.unix_s() == 1e9 + 1000.0
+    (opened,) = bench.records(run, "open")
+    assert (opened["pid"], opened["t"], opened["host"], opened["carried"]) == (os.getpid(), 1e9 + 1000.0, "here", None)
+
+
+def test_a_second_process_goes_on_where_the_first_one_was_killed(bench: Bench) -> None:
+    first = bench.started()
+    first.marks.append((1000.5, "step", "", 1, 9, 0))
+    bench.passes(first, 1005.0)
+    first.close("sigterm")
+    bench.hands.t_s = 1010.0
+    second = bench.started(carried=Totals(energy_j=5.0, tokens=1))
+    assert second.ledger.totals.tokens == 9 and second.ledger.totals.energy_j == pytest.approx(250.0 * 5.0)
+    bench.passes(second, 1012.0)
+    assert [opened["carried"] for opened in bench.records(second, "open")] == [None, None], "its lines are all there"
+    assert [event["name"] for event in bench.records(second, "event")] == ["resume"]
+    assert second.ledger.totals.energy_j == pytest.approx(250.0 * (5.0 + second._books.t_s - 1010.0))
+
+
+def test_totals_of_a_run_whose_folder_is_gone_come_from_the_checkpoint(bench: Bench) -> None:
+    run = bench.started(carried=Totals(energy_j=500.0, tokens=4, by_device={"a": 500.0}))
+    bench.passes(run, 1003.0)
+    (opened,) = bench.records(run, "open")
+    assert opened["carried"]["energy_j"] == 500.0 and not bench.records(run, "event")
+    assert run.ledger.totals.tokens == 4
+    assert read_run(run.folder).totals.energy_j == pytest.approx(run.ledger.totals.energy_j)
+
+
+def test_a_journal_that_cannot_be_read_is_gone_on_with_from_the_checkpoint(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    (bench.folder / "r").mkdir()
+    (bench.folder / "r" / "rank-00000.jsonl").write_text('{"kind":"open","format":1}\n')
+    with caplog.at_level(logging.WARNING):
+        run = bench.run(carried=Totals(energy_j=5.0, tokens=3))
+    assert "cannot read the earlier part of run r" in caplog.text and run.ledger.totals.tokens == 3
+
+
+def test_a_lock_that_another_machine_left_keeps_nobody_out_and_is_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = bench.run(place=Topology(host="there"))
+    first.start()
+    first.close("sigterm")
+    monkeypatch.setattr(journal, "_locked", lambda fd: False)
+    with pytest.warns(GreenTrainWarning, match=r"is locked by there: if it goes on there, its steps count twice"):
+        second = bench.run(place=Topology(host="here"))
+    assert second.run_id == "r" and second.folder == first.folder
+
+
+def test_rank_0_looks_at_the_journals_of_others_and_only_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def sums(folder: Path, rank: int, world_size: int) -> OtherRanksTotals:
+        asked.append((rank, world_size))
+        return OtherRanksTotals(ranks=1, energy_j=7.0, power_w=70.0)
+
+    monkeypatch.setattr(active_run, "sums_of_others", sums)
+    bench.run(place=Topology(rank=1, world_size=2, host="here")).look_at_others()
+    alone = bench.run(config={"dir": str(bench.folder / "x")})
+    alone.look_at_others()
+    assert asked == [], "whoever is alone has nobody to read"
+    (alone.folder / "rank-00001.jsonl").touch()
+    alone.look_at_others()  # it began with more ranks than it has now
+    assert asked == [(0, 1)]
+    alone.start()
+    bench.passes(alone, bench.hands.t_s + 2.0)
+    found = alone.job_sums()
+    assert found.ranks == 2 and found.power_w == pytest.approx(320.0)
+    assert found.energy_j == pytest.approx(alone.ledger.totals.energy_j + 7.0)
+
+
+def _metrics(totals: Totals, sums: OtherRanksTotals, missing_s: tuple[float, ...] = (0.0,), ranks: int = 1) -> Any:
+    devices = {str(i): types.SimpleNamespace(missing_s=seconds) for i, seconds in enumerate(missing_s)}
+    entry: Any = types.SimpleNamespace(devices=devices)
+    run: Any = types.SimpleNamespace(
+        job_sums=lambda: sums,
+        last_entry=entry,
+        ledger=types.SimpleNamespace(totals=totals),
+        topology=Topology(world_size=ranks),
+    )
+    return metrics_of(run)
+
+
+def test_a_logger_gets_what_is_known_and_no_zero_for_what_is_not() -> None:
+    known = Totals(by_device={"a": 0.0})
+    sums = OtherRanksTotals(ranks=2, energy_j=500.0, emissions_g=2.0, power_w=90.0, tokens=1000)
+    assert _metrics(known, sums, ranks=2) == {
+        "green/energy_j": 500.0, "green/emissions_g": 2.0, "green/power_w": 90.0, "green/tokens_per_j": 2.0,
+        "green/g_per_ktoken": 2.0, "green/ranks": 2.0,
+    }  # fmt: skip
+    by_samples = OtherRanksTotals(ranks=1, energy_j=500.0, unpriced_j=500.0, samples=50)
+    assert _metrics(known, by_samples, (1.0, 0.0)) == {
+        "green/energy_j": 500.0, "green/power_w": 0.0, "green/samples_per_j": 0.1
+    }  # fmt: skip
+    unpriced = OtherRanksTotals(ranks=1, energy_j=500.0, unpriced_j=500.0, tokens=50)
+    assert _metrics(known, unpriced, (1.0,)) == {"green/energy_j": 500.0, "green/tokens_per_j": 0.1}
+    assert _metrics(known, OtherRanksTotals(ranks=1, tokens=5, samples=5), (1.0,)) == {"green/energy_j": 0.0}
+    assert _metrics(Totals(), OtherRanksTotals(ranks=1), ()) == {}
+    assert _metrics(Totals(), sums, ()).keys() >= {"green/energy_j"}, "rank 0 has no device, but sees who has"
+
+
+def test_before_the_first_entry_there_is_no_power(bench: Bench) -> None:
+    run = bench.run()
+    assert run.job_sums().power_w == 0.0 and "green/power_w" not in metrics_of(run)
+    entry: LedgerEntry | None = run.last_entry
+    assert entry is None

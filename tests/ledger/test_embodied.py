@@ -1,3 +1,5 @@
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +34,10 @@ def host(kind: DeviceKind, uid: str) -> Device:
         ("Tesla V100-SXM2-32GB", 1.521, 23.02, 36.77),
         ("TPU v4", 9.754, 19.76, 31.00),
         ("TPU v4i", 5.419, 11.01, 17.27),
+        # Schneider et al., arXiv 2502.01671: manufacturing / 6 y; embodied / 4 y; the highest embodied / (3 y x 85 %)
+        ("TPU v5e", 5.419, 11.46, 17.98),
+        ("TPU v5p", 15.13, 28.80, 49.25),
+        ("TPU v6e", 9.944, 19.73, 30.96),
         ("xilinx_u55c U55C", 0.856, 1.640, 3.132),
     ],
 )
@@ -99,9 +105,19 @@ def test_host_is_modelled_from_components() -> None:
     assert "modelled" in cpu.source and "LLMCarbon" in dram.source
 
 
-def test_memory_of_this_host_is_asked_for() -> None:
+def test_memory_of_this_host_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16 * 2**18}  # 16 GiB
+    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
     rate = embodied_rate(host(DeviceKind.DRAM, "dram"), CONFIG)
-    assert rate is not None and rate.mid_g_per_h > 0
+    assert rate is not None and rate.mid_g_per_h == pytest.approx(16 * 400 / 35_064)
+    assert "16 GB" in rate.source
+
+    def untold(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr(os, "sysconf", untold)
+    assert embodied_rate(host(DeviceKind.DRAM, "dram"), CONFIG) is None
+    assert "carbon.embodied_kg" in why_unknown(host(DeviceKind.DRAM, "dram"), [])
 
 
 def test_host_is_not_counted_twice_beside_an_accelerator() -> None:
@@ -121,3 +137,26 @@ def test_two_packages_share_one_server() -> None:
     one = embodied_rates([host(DeviceKind.CPU, "package-0")], CONFIG)
     two = embodied_rates([host(DeviceKind.CPU, "package-0"), host(DeviceKind.CPU, "package-1")], CONFIG)
     assert sum(rate.mid_g_per_h for rate in two.values()) == pytest.approx(one["package-0"].mid_g_per_h)
+
+
+def test_what_a_user_gives_for_one_of_two_packages_is_of_that_one_alone() -> None:
+    node = [host(DeviceKind.CPU, f"package-{i}") for i in range(2)]
+    rates = embodied_rates(node, CarbonConfig(embodied_kg={"package-0": 35.064}))
+    assert rates["package-0"].mid_g_per_h == pytest.approx(1.0), "all of it, not the half"
+    assert rates["package-1"].mid_g_per_h == pytest.approx(135_370 / 35_064 / 2)
+
+
+def test_two_accelerators_are_two() -> None:
+    one = embodied_rate(gpu("NVIDIA H100"), CONFIG)
+    both = embodied_rates([gpu("NVIDIA H100", f"GPU-{i}") for i in range(2)], CONFIG)
+    assert one is not None and [rate.mid_g_per_h for rate in both.values()] == [one.mid_g_per_h] * 2
+
+
+def test_a_tpu_carries_no_server_so_its_host_is_counted() -> None:
+    node = [gpu("TPU v4"), host(DeviceKind.CPU, "package-0")]
+    assert set(embodied_rates(node, CONFIG)) == {"GPU-0", "package-0"}
+    assert "carbon.embodied_kg" in why_unknown(node[1], node)
+
+
+def test_names_are_searched_without_regard_to_case() -> None:
+    assert embodied_rate(gpu("nvidia h100"), CONFIG) is not None

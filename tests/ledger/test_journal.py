@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -15,7 +16,21 @@ import pytest
 
 from greentrain.errors import GreenTrainWarning, RunFolderError
 from greentrain.ledger import journal as module
-from greentrain.ledger.journal import Journal, JournalTail, read_journal
+from greentrain.ledger.journal import (
+    Journal,
+    JournalTail,
+    UnknownRecords,
+    check_entry,
+    check_format,
+    entry_to_json,
+    is_event,
+    last_record,
+    lines_from_the_end,
+    parse_line,
+    read_journal,
+    read_object,
+)
+from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 from tests.helpers.child import in_a_child
 
 WAIT_S = 10.0
@@ -239,3 +254,307 @@ def test_one_writes_at_a_time_and_a_forked_worker_is_not_one(tmp_path: Path) -> 
     finally:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
+
+
+class Os:
+    """Stands in for ``os`` in the journal, with some of its calls exchanged."""
+
+    def __init__(self, **calls: Callable[..., object]) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> object:
+        return self._calls.get(name, getattr(os, name))
+
+
+def test_what_was_written_is_forced_to_the_device_once_and_again_after_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[int] = []
+    monkeypatch.setattr(module, "os", Os(fsync=lambda fd: forced.append(os.fstat(fd).st_size)))
+    journal = Journal(tmp_path / "rank-00000.jsonl", fsync_s=3600.0)  # longer than this test: it syncs by hand
+    journal._sync()
+    assert forced == [], "there is nothing to be lost yet"
+    for lines in (1, 2):
+        journal.append({"kind": "event"})
+        assert journal.flush(WAIT_S)
+        journal._sync()
+        journal._sync()
+        assert len(forced) == lines and forced[-1] == journal.path.stat().st_size
+    assert journal.close(WAIT_S)
+
+
+def test_a_device_that_cannot_sync_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(module, "os", Os(fsync=broken))
+    journal = Journal(tmp_path / "rank-00000.jsonl", fsync_s=3600.0)
+    for _ in range(2):
+        journal.append({"kind": "event"})
+        assert journal.flush(WAIT_S)
+        journal._sync()
+    assert journal.close(WAIT_S) and _numbers(journal.path) == [1, 2]
+
+
+def test_a_journal_that_is_closed_holds_its_file_no_longer(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "rank-00000.jsonl")
+    journal.append({"kind": "event"})
+    assert journal.close(WAIT_S)
+    end_s = time.monotonic() + WAIT_S
+    while journal._fd >= 0 and time.monotonic() < end_s:
+        time.sleep(0.001)
+    assert journal._fd == -1
+    journal.append({"kind": "event"})
+    journal._write()
+    assert _numbers(journal.path) == [1], "the file may be another one's by now"
+
+
+def test_many_lines_are_written_in_few_calls_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "rank-00000.jsonl")
+    monkeypatch.setattr(module, "os", disk := Disk("write"))
+    for _ in range(700):
+        journal.append({"kind": "event"})
+    assert disk.reached.wait(WAIT_S)
+    calls: list[bytes] = []
+
+    def write(fd: int, data: bytes) -> int:
+        calls.append(data)
+        return os.write(fd, data)
+
+    disk._real = write
+    disk.go_on.set()
+    assert journal.close(WAIT_S)
+    assert _numbers(journal.path) == list(range(1, 701)) and len(calls) <= 5
+
+
+def test_of_a_write_in_the_middle_of_a_line_the_rest_is_written_anew_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "rank-00000.jsonl")
+    taken: list[bytes] = []
+
+    def write(fd: int, data: bytes) -> int:
+        taken.append(data)
+        return os.write(fd, data[: len(data) // 2] if len(taken) == 1 else data)
+
+    monkeypatch.setattr(module, "os", Os(write=write))
+    with pytest.warns(GreenTrainWarning, match="No space"):
+        journal.append({"kind": "event", "text": "x" * 100})
+        assert not journal.flush(WAIT_S)
+    assert journal.close(WAIT_S)
+    assert taken[1] == b"\n" + taken[0], "the torn line is ended first"
+    assert [record["text"] for record in read_journal(journal.path)] == ["x" * 100]
+
+
+def test_the_number_goes_on_behind_a_torn_line_and_lines_without_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(b'{"kind":"event","n":41}\n{"kind":"event"}\n[5]\n{"kind":"eve')
+    journal = Journal(path)
+    journal.append({"kind": "event"})
+    journal.close()
+    assert _numbers_or_none(path) == [41, None, 42]
+
+
+def _numbers_or_none(path: Path) -> list[int | None]:
+    return [record.get("n") for record in read_journal(path)]
+
+
+def test_lines_come_from_the_end_whole_wherever_a_block_cuts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 8)
+    path = tmp_path / "rank-00000.jsonl"
+    for lines in ([b"a"], [b"ab", b"abcdefgh", b"x" * 50, b"y"], [b"1234567"] * 3, [b""]):
+        for end in (b"\n", b""):
+            path.write_bytes(b"\n".join(lines) + end)
+            assert list(lines_from_the_end(path)) == [line for line in reversed(lines) if line]
+
+
+def test_of_a_large_file_only_the_last_lines_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_LINE_BYTES", 20)
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(b"0123456789\n" * 10)
+    assert list(lines_from_the_end(path)) == [b"0123456789"], "the one before it is cut"
+
+
+def test_the_last_record_is_none_where_its_line_is_torn_or_nothing_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    assert last_record(path) is None and last_record(tmp_path) is None
+    path.write_bytes(b'{"kind":"open"}\n{"kind":"close"}')
+    assert last_record(path) == {"kind": "close"}
+    path.write_bytes(b'{"kind":"open"}\n{"kind":"clo')
+    assert last_record(path) is None
+
+
+def test_step_groups_are_left_out_unread_where_they_stand_last(tmp_path: Path) -> None:
+    line = b'{"kind":"entry","t0":1.0,"step_groups":[[1,2.0,3.0,4]]}\n'
+    assert parse_line(line, short=True) == {"kind": "entry", "t0": 1.0, "step_groups": []}
+    assert parse_line(line) == {"kind": "entry", "t0": 1.0, "step_groups": [[1, 2.0, 3.0, 4]]}
+    behind = b'{"kind":"entry","step_groups":[[1]],"sum":{"a":[1]}}'
+    assert parse_line(behind, short=True) == {"kind": "entry", "step_groups": [[1]], "sum": {"a": [1]}}
+    nested = b'{"kind":"entry","sum":{"x":1,"step_groups":[1]}}'
+    assert parse_line(nested, short=True) == {"kind": "entry", "sum": {"x": 1, "step_groups": [1]}}
+    assert parse_line(b'{"no":"kind"}') is None and parse_line(b"[1]") is None
+
+
+def test_a_tail_stops_where_it_is_told_and_goes_on_there(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    tail = JournalTail(path)
+    assert list(tail.read()) == [] and tail.behind, "there is no file yet"
+    lines = [b'{"kind":"event","n":%d}\n' % n for n in range(1, 10)]
+    path.write_bytes(b"".join(lines))
+    assert [record["n"] for record in tail.read(len(lines[0]) + 1)] == [1, 2] and tail.behind
+    assert [record["n"] for record in tail.read(1)] == [3]
+    assert [record["n"] for record in tail.read()] == [4, 5, 6, 7, 8, 9] and not tail.behind
+
+
+def test_a_tail_gives_up_a_line_that_is_too_long_and_reads_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LONGEST_LINE_BYTES", 40)
+    path = tmp_path / "rank-00000.jsonl"
+    tail = JournalTail(path)
+    path.write_bytes(b"x" * 100)
+    assert list(tail.read()) == []
+    path.write_bytes(b"x" * 110 + b'\n{"kind":"event","n":1}\n')
+    assert [record["n"] for record in tail.read()] == [1]
+
+
+def test_what_was_not_known_is_named_and_of_much_the_rest_is_counted() -> None:
+    unknown = UnknownRecords()
+    assert unknown.note(1.0) is None
+    unknown.look({"kind": "event", "t": 1.0, "name": "x", "more": 1})
+    unknown.look({"kind": "close", "n": 3, "t": 1.0, "reason": "left", "totals": {}})
+    assert unknown.note(1.0) is None, "events have facts of their own, and each line a number"
+    for i in range(11):
+        unknown.look({"kind": f"new-{i}"})
+    unknown.look({"kind": "new-0"})
+    note = unknown.note(5.0)
+    assert note is not None and (note["kind"], note["t"], note["name"]) == ("event", 5.0, "note")
+    assert "records of kind 'new-0' (2 times), records of kind 'new-1' (1 times)" in note["text"]
+    assert "'new-7' (1 times) and 3 more;" in note["text"] and "new-8" not in note["text"]
+
+
+@pytest.mark.parametrize(
+    ("record", "is_one"),
+    [
+        ({"t": 0, "name": "x"}, True),
+        ({"t": -1.5, "name": "x", "text": ""}, True),
+        ({"t": 253_402_300_799.0, "name": "x"}, True),
+        ({"t": 253_402_300_800.0, "name": "x"}, False),  # the year 10,000
+        ({"t": float("nan"), "name": "x"}, False),
+        ({"t": 1.0}, False),
+        ({"t": 1.0, "name": "x", "text": None}, False),
+    ],
+)
+def test_an_event_has_a_time_in_the_calendar_and_words(record: dict[str, object], is_one: bool) -> None:
+    assert is_event(record) is is_one
+
+
+def test_a_file_of_a_run_is_read_up_to_a_bound_and_not_beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGEST_FILE_BYTES", 20)
+    path = tmp_path / "run.json"
+    path.write_text('{"a":\n"0123456789abc"}'[:20])
+    with pytest.raises(RunFolderError, match="is no JSON"):
+        read_object(path)
+    path.write_text('{"a":\n"0123456789ab"}')
+    assert len(path.read_bytes()) == 21
+    with pytest.raises(RunFolderError, match="has more than 20 bytes"):
+        read_object(path)
+    path.write_text('{"a":\n"0123456789a"}')
+    assert read_object(path) == {"a": "0123456789a"}
+    path.write_text("[1]")
+    with pytest.raises(RunFolderError, match="holds a list, not an object"):
+        read_object(path)
+
+
+def test_times_have_six_decimals_in_a_journal_and_all_of_them_where_they_are_summed() -> None:
+    third = 1 / 3
+    entry = LedgerEntry(
+        t0_unix_s=third,
+        t1_unix_s=1 + third,
+        devices={"a": DeviceEnergy(energy_j=third, provenance=Provenance.MEASURED, missing_s=third, phases={})},
+        phase_s={"other": third},
+        phase_inclusive_j={},
+        carbon=CarbonPoint(t0_unix_s=0.0, t1_unix_s=1.0, g_per_kwh=None, zone="", source=""),
+        pue=1.0,
+        operational_g=None,
+        embodied_g=None,
+        gears={"fp8": GearUse(energy_j=third, seconds=third)},
+    )
+    times = [
+        (
+            found["t0"], found["devices"]["a"]["missing_s"], found["phase_s"]["other"], found["gears"]["fp8"]["s"],
+            found["devices"]["a"]["j"],
+        )
+        for found in (entry_to_json(entry), entry_to_json(entry, exact=True))
+    ]  # fmt: skip
+    assert times == [(0.333333, 0.333333, 0.333333, 0.333333, third), (third,) * 5]
+    assert "pue_from" not in entry_to_json(entry)
+
+
+def _entry(**changes: object) -> dict[str, object]:
+    carbon = {"g_per_kwh": None, "zone": "", "kind": "estimated", "basis": "average", "accounting": "", "source": ""}
+    return {
+        "t0": 0.0, "t1": 1.0, "pue": 1.0, "op_g": None, "emb_g": None, "steps": 0, "tokens": 0, "samples": 0,
+        "devices": {}, "phase_s": {}, "phase_incl_j": {}, "carbon": carbon, "step_groups": [], **changes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"t1": math.nan},
+        {"t0": -math.inf},
+        {"op_g": 1e300},
+        {"tokens": 2**63},
+        {"steps": -(2**63)},
+        {"phase_incl_j": {"x": math.inf}},
+        {"step_groups": [(1, 2.0, math.nan, 0)]},
+        {"pue_from": "the weather"},
+        {"gears": {"fp8": {"j": 1.0}}},
+    ],
+    ids=str,
+)
+def test_an_entry_with_a_figure_that_none_has_is_refused(damage: dict[str, object]) -> None:
+    check_entry(_entry(tokens=2**62))
+    with pytest.raises((ValueError, KeyError)):
+        check_entry(_entry(**damage))
+    carbon: dict[str, object] = {**_entry()["carbon"], "zone": None}  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="no text"):
+        check_entry(_entry(carbon=carbon))
+
+
+@pytest.mark.parametrize(("found", "known"), [(1, True), (0, False), (True, False), ("1", False), (1.0, False)])
+def test_a_version_is_a_whole_number_from_one(found: object, known: bool) -> None:
+    with contextlib.nullcontext() if known else pytest.raises(RunFolderError, match="which is no version"):
+        check_format(found, Path("x"))
+
+
+def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(b"x")
+    closed: list[int] = []
+
+    def close(fd: int) -> None:
+        os.close(fd)
+        closed.append(fd)
+
+    monkeypatch.setattr(module, "os", Os(open=lambda *_: os.open(tmp_path, os.O_RDONLY), close=close))
+    with pytest.raises(RunFolderError, match="is no regular file"):
+        module.open_regular(path)
+    assert len(closed) == 1
+
+
+def test_where_a_file_system_has_no_locks_a_journal_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def none(fd: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    journal = Journal(tmp_path / "rank-00000.jsonl")
+    assert journal.alone
+    journal.close()

@@ -2,25 +2,33 @@
 
 import json
 import os
+import sys
 import time
+import types
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain import __version__
 from greentrain.config.schema import GreenConfig, RunConfig
-from greentrain.errors import GreenTrainWarning
+from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger import run_folder
 from greentrain.ledger.run_folder import (
+    ResumeState,
     agreed_run_id,
     choose_run_id,
+    command,
     free_run_id,
+    grid_time_of,
     is_finished,
     launch_run_id,
     new_run_id,
     run_json,
 )
+from greentrain.ledger.totals import Totals
 from greentrain.types import Topology
 from greentrain.utils.files import write_json
 
@@ -198,3 +206,120 @@ def test_attempts_of_a_job_share_a_run_until_it_is_finished(tmp_path: Path, monk
     journal.write_text('{"kind":"close","reason":"finished"}\n')
     assert chosen(0) != own
     assert chosen(0, carried="old") == "old"
+
+
+def test_who_names_the_run_comes_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREENTRAIN_RUN_ID", "from-outside")
+    config = RunConfig(dir=str(tmp_path), name="gpt", id="mine")
+    assert choose_run_id(config, Topology(), 0.0, 1, "from-a-checkpoint") == "from-a-checkpoint"
+    assert choose_run_id(config, Topology(), 0.0, 1) == "mine"
+    unnamed = RunConfig(dir=str(tmp_path), name="gpt")
+    assert choose_run_id(unnamed, Topology(), 0.0, 1) == "from-outside"
+    monkeypatch.setenv("GREENTRAIN_RUN_ID", "a/b")
+    with pytest.raises(ConfigError, match=r"\$GREENTRAIN_RUN_ID"):
+        choose_run_id(unnamed, Topology(), 0.0, 1)
+    monkeypatch.delenv("GREENTRAIN_RUN_ID")
+    assert choose_run_id(unnamed, Topology(), 0.0, 1).startswith("gpt-19700101-000000-")
+
+
+def test_ranks_on_one_node_need_no_name_of_the_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in run_folder._LAUNCH:
+        monkeypatch.delenv(variable, raising=False)
+    config = RunConfig(dir=str(tmp_path), name="gpt")
+    places = [Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2) for rank in range(2)]
+    assert len({choose_run_id(config, place, 0.0, 1) for place in places}) == 1  # and no warning
+
+
+def test_ranks_with_a_store_agree_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch)
+    monkeypatch.setattr(run_folder, "job_store", lambda: job.store)
+    config = RunConfig(dir=str(tmp_path), name="gpt")
+    ids = {choose_run_id(config, place, 0.0, 1) for place in _ranks(4, 2)}
+    assert len(ids) == 1 and ids.pop().startswith("gpt-19700101-")
+
+
+def test_starts_are_told_apart_by_the_collectives_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_folder._collectives() == 0, "there is no process group"
+    group = types.SimpleNamespace(_get_sequence_number_for_group=lambda: 17)
+    state = types.SimpleNamespace(_get_default_group=lambda: group)
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", state)
+    assert run_folder._collectives() == 17
+
+
+def test_a_launch_over_several_nodes_does_not_ask_for_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = _ranks(4, 2)[0]
+    alone = Topology(rank=0, world_size=2, local_world_size=2, host="h")
+    lightning = {key: value for key, value in AGENT.items() if key != "RANK"}
+    before = [launch_run_id("gpt", place, 1, AGENT), launch_run_id("gpt", alone, 1, lightning)]
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert before == [launch_run_id("gpt", place, 1, AGENT), launch_run_id("gpt", alone, 1, lightning)]
+
+
+def test_a_notebook_is_named_by_its_server_and_a_program_by_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/train.py", "--lr", "1"])
+    assert command() == ["/usr/bin/train.py", "--lr", "1"]
+    monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "kernel-1.json"])
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert command() == ["notebook"]
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/study.ipynb")
+    assert command() == ["study.ipynb"]
+
+
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "torch":
+            raise metadata.PackageNotFoundError(name)
+        return "1"
+
+    monkeypatch.setattr(metadata, "version", version)
+    found = run_folder._versions()
+    assert "torch" not in found and found["numpy"] == "1"
+
+
+STATE: dict[str, Any] = {"format": 1, "run_id": "gpt-1", "rank": 1, "totals": {"energy_j": 5.0, "steps": 2}}
+
+
+def test_a_checkpoint_carries_the_totals_of_the_rank_that_wrote_it() -> None:
+    state = ResumeState.of(STATE)
+    assert state is not None and (state.run_id, state.rank) == ("gpt-1", 1)
+    assert state.carried(Topology(rank=1, world_size=2)) == Totals(energy_j=5.0, steps=2)
+    assert state.carried(Topology(rank=0, world_size=2)) is None
+    of_anybody = ResumeState.of({**STATE, "rank": None})
+    assert of_anybody is not None and of_anybody.carried(Topology()) == Totals(energy_j=5.0, steps=2)
+    assert ResumeState.of({}) is None and ResumeState.of({**STATE, "run_id": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "odd"),
+    [
+        ({"format": 2}, "has format 2, this version reads up to 1: upgrade"),
+        ({"format": True}, "has format True"),
+        ({"format": "1"}, "has format '1'"),
+        ({"run_id": "../gpt"}, "the run id in the checkpoint's GreenTrain state"),
+        ({"totals": {"energy_j": "5"}}, "holds energy_j = '5': it is damaged"),
+        ({"totals": {"energy_j": float("inf")}}, "holds energy_j = inf"),
+        ({"totals": {"steps": True}}, "holds steps = True"),
+        ({"totals": {"by_gear": {"fp8": {"steps": None}}}}, r"holds by_gear\.fp8\.steps = None"),
+        ({"totals": {"by_gear": {"fp8": 5}}}, "holds totals that cannot be read"),
+        ({"totals": 5}, "holds totals that cannot be read"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_makes_no_sense_is_refused_with_the_remedy(changes: dict[str, Any], odd: str) -> None:
+    with pytest.raises(ConfigError, match=odd):
+        ResumeState.of({**STATE, **changes})
+
+
+def test_a_run_that_goes_on_keeps_the_grid_time_with_which_it_began(tmp_path: Path) -> None:
+    real = GreenConfig.load({"run": {"dir": str(tmp_path)}})
+    assert grid_time_of(real, "gpt", 5.0).is_real
+    replayed = {"g_per_kwh": 100.0, "replay_start": "1970-01-01T01:00:00Z", "speed": 10.0}
+    config = GreenConfig.load({"carbon": replayed, "run": {"dir": str(tmp_path)}})
+    new = grid_time_of(config, "gpt", 5.0)
+    assert (new.unix_s, new.grid_s, new.speed) == (5.0, 3600.0, 10.0)
+    (tmp_path / "gpt").mkdir()
+    write_json(tmp_path / "gpt" / "run.json", {"grid": {"unix_s": 1.0, "grid_s": 3600.0, "speed": 10.0}})
+    assert grid_time_of(config, "gpt", 5.0).unix_s == 1.0, "a day that is replayed is not begun anew"
+    assert grid_time_of(real, "gpt", 5.0).unix_s == 5.0
+    write_json(tmp_path / "gpt" / "run.json", {"grid": None})
+    assert grid_time_of(config, "gpt", 5.0) == new
