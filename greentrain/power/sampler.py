@@ -239,13 +239,13 @@ class EnergyCurve:
         open_s = 2 * max(self.sensor.period_s, self.pace_s, self.sensor.averaging_s)
         if self._ticks is not None:
             open_s = max(open_s, (STUCK_TICKS + 2) * self._ticks.tick_s)
-        if self._n == 0 or self._gap or behind_s > open_s:
+        if self._n < 2 or self._gap or behind_s > open_s:  # one value of a counter says nothing
             self.advance_missing(t_s)
             return
         i = self._n - 1
         j = max(0, int(np.searchsorted(self._t[: self._n], self._t[i] - 0.25)) - 1)
         span_s = self._t[i] - self._t[j]
-        slope_w = (self._energy[i] - self._energy[j]) / span_s if span_s > 0 else self._power_w or 0.0
+        slope_w = (self._energy[i] - self._energy[j]) / span_s if span_s > 1e-6 else self._power_w or 0.0
         self._push(t_s, self._energy[i] + slope_w * behind_s, self._missing[i])
 
     def at(self, t_s: Floats) -> tuple[Floats, Floats]:

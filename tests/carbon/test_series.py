@@ -69,6 +69,27 @@ def test_a_forecast_stands_where_nothing_is_known_and_not_too_far_ahead() -> Non
     assert half.mean(0.0, H)[:2] == (53.5, F)
 
 
+def test_a_forecast_fills_a_hole_between_known_values_with_that_hours_own() -> None:
+    series = Series().plus([reading(0, 100), reading(3, 300), *(reading(h, 10.0 * h, F) for h in range(6))])
+    hours = [series.mean(h * H, (h + 1) * H)[:2] for h in range(6)]
+    assert hours == [(100, A), (10, F), (20, F), (300, A), (40, F), (50, F)]
+    assert series.mean(1.5 * H, 2.5 * H).g_per_kwh == pytest.approx(15)
+
+
+def test_a_forecast_counts_up_to_a_day_after_it_came() -> None:
+    series = Series().plus([reading(h, 7.0, F, fetched_h=100) for h in (101, 124, 125)])
+    assert [series.mean(h * H, (h + 0.5) * H).g_per_kwh for h in (101, 124, 125)] == [7.0, 7.0, None]
+
+
+def test_what_ends_as_an_interval_begins_or_begins_as_it_ends_does_not_reach_into_it() -> None:
+    series = Series().plus([reading(h, 100.0 + h, kind) for h, kind in enumerate((A, A, A, F, F, F))])
+    assert [r.g_per_kwh for r in series.points(H, 2 * H)] == [101]
+    assert [r.g_per_kwh for r in series.points(2.5 * H, 3.5 * H)] == [102, 103], "known and forecast"
+    assert [r.g_per_kwh for r in series.forecast(4 * H, 5 * H, 0.0)] == [104]
+    assert len(series) == 6 and len(series.since(2 * H)) == 4
+    assert [r.g_per_kwh for r in series.since(4 * H).ahead] == [104, 105] and not series.since(4 * H).known
+
+
 def test_newer_readings_take_the_place_of_older_ones() -> None:
     series = Series().plus([reading(h, 100) for h in range(4)])
     finer = [reading(1 + 0.25 * i, 10.0 * i, hours=0.25) for i in range(4)]

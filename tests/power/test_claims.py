@@ -1,5 +1,6 @@
 """A device is booked by one process a node."""
 
+import fcntl
 import json
 import math
 import os
@@ -7,11 +8,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
+from filelock import FileLock, Timeout
 
 from greentrain.power import claims
 from greentrain.power.claims import (
@@ -24,6 +29,7 @@ from greentrain.power.claims import (
     other_pids,
     preferred,
 )
+from greentrain.power.cpu_model import LinuxProc
 from greentrain.utils import private_files
 
 
@@ -64,6 +70,8 @@ def test_an_unwritable_folder_grants_and_says_so(tmp_path: Path) -> None:
 def test_the_folder_can_be_named(tmp_path: Path) -> None:
     assert claims_dir({ENV_DIR: "/x"}) == Path("/x")
     assert claims_dir({ENV_DIR: "x"}) == Path.cwd() / "x", "the guardian runs in another folder"
+    tmp_path.chmod(0o755)
+    assert claims_dir({ENV_DIR: str(tmp_path)}) == tmp_path, "others may look"
     tmp_path.chmod(0o777)  # a volume of several users: each has its own in it
     assert claims_dir({ENV_DIR: str(tmp_path)}) == tmp_path / f"greentrain-claims-{os.geteuid()}"
 
@@ -83,6 +91,26 @@ def test_the_folder_is_where_only_this_user_can_write(tmp_path: Path, monkeypatc
     own.chmod(0o777)
     session.chmod(0o777)
     assert claims_dir(env) == last, "what others can write to holds no claims"
+
+
+def test_root_and_users_have_their_own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, private, uid = tmp_path / "run", set[Path](), 1000
+    temporary, own = tmp_path / "greentrain-claims-1000", run / "user" / "1000"
+    monkeypatch.setattr(claims, "RUN", run)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(private_files, "is_private", lambda path: Path(path) in private)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    private |= {run}
+    assert claims_dir({}) == temporary, "what is root's is no user's"
+    private |= {own}
+    assert claims_dir({}) == own / "greentrain"
+    private |= {temporary}
+    assert claims_dir({}) == temporary, "a login that comes later splits no claims"
+    private |= {tmp_path / "greentrain-claims-0"}
+    uid = 0
+    assert claims_dir({}) == run / "greentrain"
+    monkeypatch.setattr(private_files, "HAS_OWNERS", False)
+    assert claims_dir({}) == tmp_path / "greentrain-claims-user"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root's folder in /run is always there")
@@ -165,6 +193,25 @@ def test_a_killed_owner_whose_children_live_on_is_taken_over_at_once(tmp_path: P
     mine.release()
 
 
+def test_a_device_that_is_booked_is_refused_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Claims(tmp_path, {}), Claims(tmp_path, {})
+    assert first.take("GPU-1")
+    monkeypatch.setattr(time, "sleep", lambda wait_s: pytest.fail("the training waits"))
+    assert not second.take("GPU-1")
+    first.release()
+
+
+def test_what_one_thread_took_another_gives_back(tmp_path: Path) -> None:
+    first, second = Claims(tmp_path, {}), Claims(tmp_path, {})
+    taker = threading.Thread(target=first.take, args=("GPU-1",))
+    taker.start()
+    taker.join()
+    assert not second.take("GPU-1")
+    first.release()
+    assert second.take("GPU-1")
+    second.release()
+
+
 def told(folder: Path, **other: object) -> dict[str, object]:
     """Leave the words of a process like this one, but for what differs, on a device."""
     claims = Claims(folder, {"run_id": "earlier"})
@@ -191,6 +238,43 @@ def test_a_process_has_ended_by_pid_start_and_boot(tmp_path: Path, other: dict[s
     words = told(tmp_path, **other)
     assert has_ended(words) is ended  # type: ignore[arg-type]
     assert not has_ended({})
+    own = LinuxProc().stat(os.getpid())
+    assert own is not None and _start(os.getpid()) == own.start, "by no clock that can be set"
+
+
+@pytest.fixture
+def orphaned(tmp_path: Path) -> Iterator[Path]:
+    """Give a folder in which the lock of a device is held, though the process that took it has ended."""
+    told(tmp_path, start=1.0)
+    fd = os.open(tmp_path / "GPU-1.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield tmp_path
+    os.close(fd)
+
+
+def test_a_lock_that_an_ended_holders_children_keep_is_taken_by_one(orphaned: Path) -> None:
+    first, second = Claims(orphaned, {}), Claims(orphaned, {})
+    assert first.take("GPU-1")
+    assert not second.take("GPU-1")
+    assert first.holder("GPU-1")["pid"] == os.getpid()
+    first.release()
+
+
+def test_who_takes_over_a_moment_earlier_keeps_the_device(orphaned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Claims(orphaned, {})
+    place, ended = str(orphaned / "GPU-1.json"), late.holder("GPU-1")
+    living = {**ended, "start": _start(os.getpid())}
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", lambda wait_s: private_files.replace(place, json.dumps(living)))
+        assert not late.take("GPU-1"), "it has said so meanwhile"
+    private_files.replace(place, json.dumps(ended))
+    with monkeypatch.context() as patch:
+
+        def held(lock: FileLock, timeout: float) -> NoReturn:
+            raise Timeout(lock.lock_file)
+
+        patch.setattr(FileLock, "acquire", held)
+        assert not late.take("GPU-1"), "the new lock is another's already"
 
 
 def test_what_a_run_that_was_killed_before_left_is_free_from_the_start(tmp_path: Path) -> None:
@@ -203,6 +287,10 @@ def test_what_a_run_that_was_killed_before_left_is_free_from_the_start(tmp_path:
     before_s = time.monotonic()
     assert late.take("GPU-1") and late.free_since_s("GPU-1") >= before_s, words  # killed at some time since the start
     late.release()
+    told(tmp_path, until_s=time.monotonic() + 1e6)
+    assert late.take("GPU-1") and late.free_since_s("GPU-1") == -math.inf, "a time to come is of an earlier boot"
+    late.release()
+    assert late.free_since_s("GPU-2") == -math.inf, "nobody had it"
     told(tmp_path, boot="an earlier one")
     assert late.take("GPU-1") and late.free_since_s("GPU-1") == -math.inf
     late.release()
@@ -268,6 +356,11 @@ def test_what_a_process_uses_torch_knows_best(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None if cuda is None else SimpleNamespace(cuda=cuda))
     assert gpus_in_use(["a", "b"], pids) == used
+
+
+def test_torch_is_not_believed_where_it_counts_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=FakeCuda({0: 5})))
+    assert gpus_in_use(["a", "b", "c"], {"b": [os.getpid()]}) == {"b"}
 
 
 def test_a_child_that_computes_is_use_of_its_parent() -> None:

@@ -56,7 +56,7 @@ def test_a_constant_power_that_is_read_late_still_counts_from_the_start() -> Non
 @pytest.mark.parametrize(("late_s", "missing_s"), [(0.003, 0.0), (0.9, 0.0), (1.1, 1.1)])
 def test_a_counter_that_is_first_read_late_counts_from_the_start_or_says_so(late_s: float, missing_s: float) -> None:
     curve, _ = _curve(t0_s=10.0)
-    _counter(curve, *((10.0 + late_s + i, 5000.0 + 200.0 * i) for i in range(3)))
+    _counter(curve, *((10.0 + late_s + 0.5 * i, 5000.0 + 100.0 * i) for i in range(5)))
     whole_s = late_s + 2.0
     assert curve.between(10.0, 10.0 + whole_s) == pytest.approx((200.0 * (whole_s - missing_s), missing_s))
 
@@ -206,6 +206,19 @@ def test_power_is_joined_over_five_periods_and_no_longer(period_s: float, longes
         assert bool(events) is not known
 
 
+def test_what_is_missing_stays_missing_as_old_points_make_room() -> None:
+    curve, _ = _curve()
+    n = CAPACITY + 1000
+    for i in range(n):
+        if i % 100 == 0:
+            curve.append(PowerSample("GPU-1", i * 0.1, note="lost"))
+        else:
+            _power(curve, (i * 0.1, 50.0))
+    end_s = (n - 1) * 0.1
+    # Of each 10 s the two tenths of a second around the lost reading are not known.
+    assert curve.between(end_s - 600, end_s) == pytest.approx((50 * (600 - 60 * 0.2), 60 * 0.2), rel=1e-6)
+
+
 def test_old_points_make_room_and_recent_windows_stay_right() -> None:
     curve, _ = _curve()
     n = CAPACITY + 1000
@@ -263,3 +276,191 @@ def test_a_counter_that_jumps_ahead_is_a_gap_but_what_a_gap_delivers_late_counts
     assert [name for name, _ in events] == ["gap"] and "jumped by 5e+08 J" in events[0][1]
     _counter(curve, (103.0, 5e8 + 300.0 + 70_000.0))
     assert curve.between(3.0, 103.0) == pytest.approx((70_000, 0.0))
+
+
+def test_a_device_that_comes_later_counts_from_when_it_came() -> None:
+    early, late = _curve()[0], _curve()[0]
+    early.start(10.0)
+    late.start(10.0, known=False)
+    for curve in (early, late):
+        assert curve.frontier_s == curve.oldest_s == 10.0
+        _power(curve, (10.8, 100.0), (11.0, 100.0))
+    assert early.between(10.0, 11.0) == pytest.approx((100.0, 0.0))
+    assert late.between(10.0, 11.0) == pytest.approx((20.0, 0.8)), "until its first reading nothing is known of it"
+
+
+def test_a_sensor_that_never_answers_is_missing_from_the_start_and_says_so_once() -> None:
+    curve, events = _curve(t0_s=2.0)
+    for t_s in (5.0, 6.0, 6.0, 4.0):
+        curve.advance_missing(t_s)
+    assert curve.between(2.0, 6.0) == pytest.approx((0.0, 4.0))
+    assert [name for name, _ in events] == ["gap"] and "no reading for 3.0 s" in events[0][1]
+    _power(curve, (7.0, 100.0), (8.0, 100.0))
+    assert curve.between(2.0, 8.0)[1] >= 4.0
+
+
+def test_a_counter_is_waited_for_until_its_next_tick_is_past_and_a_failed_one_not_at_all() -> None:
+    curve, _ = _curve()
+    assert curve.wait_s(5.0) == 0.0
+    curve.use_tick(0.001)
+    assert curve.wait_s(5.0) == 0.0, "a counter as fast as RAPL's needs no date"
+    curve.use_tick(0.1, 0.03)
+    curve.use_tick(0.2, 0.05)  # a later probe does not start over
+    assert curve.wait_s(5.0) == pytest.approx(0.03 + 0.03)
+    curve.append(PowerSample("GPU-1", 4.9, note="lost"))
+    assert curve.wait_s(5.0) == 0.0
+
+
+def test_a_ticking_counter_is_final_up_to_the_tick_before_its_last() -> None:
+    assert _ticking(_tick_energies([100.0] * 10)).frontier_s == pytest.approx(0.9)
+    one, _ = _curve(t0_s=3.0)
+    _counter(one, (3.0, 5.0))
+    assert one.frontier_s == 3.0
+
+
+def test_power_that_rises_as_the_run_starts_is_dated_to_the_middle_of_its_mean() -> None:
+    curve, _ = _curve(t0_s=10.0, averaging_s=1.0)
+    for i in range(20):  # 100 W more each second: what is read is what was half a second before
+        t_s = 10.2 + 0.1 * i
+        _power(curve, (t_s, 100.0 * (t_s - 0.5 - 9.0)))
+    assert curve.between(10.0, 11.0) == pytest.approx((150.0, 0.0))
+
+
+@pytest.mark.parametrize(("ahead_s", "believed"), [(0.05, True), (0.5, False)])
+def test_a_reading_may_be_a_little_ahead_of_the_clock_and_no_more(ahead_s: float, believed: bool) -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 0.0))
+    curve.append(PowerSample("GPU-1", 1.0 + ahead_s, 100.0), now_s=1.0)
+    assert (not events) is believed
+
+
+def test_a_counter_that_rises_by_megawatts_has_jumped() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 0.0), (1.0, 5e6))
+    assert curve.between(0.0, 1.0) == pytest.approx((0.0, 1.0)) and "jumped" in events[0][1]
+
+
+def test_two_readings_of_one_time_are_both_right() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 0.0), (1.0, 100.0), (1.0, 100.0), (2.0, 200.0))
+    assert not events and curve.between(0.0, 2.0) == pytest.approx((200.0, 0.0))
+    assert curve.between(0.5, 1.5) == pytest.approx((100.0, 0.0))
+
+
+@pytest.mark.parametrize(("silent_s", "known"), [(1.15, True), (1.25, False)])
+def test_a_counter_that_may_still_be_standing_is_extended_at_the_end(silent_s: float, known: bool) -> None:
+    curve, _ = _curve()
+    curve.use_tick(0.1, 0.0)
+    _counter(curve, *((0.01 + 0.1 * i, 10.0 * i) for i in range(31)))
+    end_s = 3.0
+    curve.finish(end_s + silent_s)
+    # A counter that has not moved for eleven ticks is believed; the end may come a tick before that.
+    assert curve.between(end_s, end_s + silent_s) == pytest.approx((100 * silent_s, 0.0) if known else (0.0, silent_s))
+
+
+def test_one_reading_of_power_is_held_to_a_near_end() -> None:
+    curve, _ = _curve()
+    _power(curve, (0.0, 100.0))
+    curve.finish(0.15)
+    assert curve.between(0.0, 0.15) == pytest.approx((15.0, 0.0))
+    curve.finish(0.1)
+    assert curve.frontier_s == 0.15, "nothing is taken back"
+
+
+def test_one_value_of_a_counter_says_nothing_of_the_time_after_it() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 1000.0))
+    curve.finish(0.15)
+    assert curve.between(0.0, 0.15) == pytest.approx((0.0, 0.15)), "unknown, not nothing"
+    assert [name for name, _ in events] == ["gap"]
+
+
+def test_the_end_is_extended_at_the_power_of_the_last_quarter_second() -> None:
+    curve, _ = _curve()
+    _counter(
+        curve, *((0.1 * i, 10.0 * i) for i in range(11)), *((1.0 + 0.1 * i, 100.0 + 40.0 * i) for i in range(1, 5))
+    )
+    curve.finish(1.5)
+    assert curve.between(1.4, 1.5) == pytest.approx((40.0, 0.0))
+
+
+@pytest.mark.parametrize("step_s", [0.21, 0.23, 0.29])
+def test_a_step_is_found_from_the_third_tick_on_also_over_a_little_noise(step_s: float) -> None:
+    third_w = (100.0 * (step_s - 0.2) + 300.0 * (0.3 - step_s)) / 0.1
+    curve = _ticking(_tick_energies([104.0, 100.0, third_w, 300.0]))
+    assert curve.between(0.2, step_s)[0] == pytest.approx(100.0 * (step_s - 0.2))
+    assert curve.between(step_s, 0.3)[0] == pytest.approx(300.0 * (0.3 - step_s))
+
+
+@pytest.mark.parametrize(("ticks", "found"), [(3, True), (4, False)])
+def test_a_step_is_found_between_reads_three_ticks_apart_and_no_more(ticks: int, found: bool) -> None:
+    curve, _ = _curve(t0_s=0.01)
+    curve.use_tick(0.1, 0.0)
+    end_s = 0.2 + 0.1 * ticks
+    step_s = end_s - 0.05  # 100 W before, 300 W from then on
+    points = [(0.0, 0.0), (0.1, 10.0), (0.2, 20.0), (end_s, 20.0 + 100.0 * (end_s - 0.2) + 200.0 * 0.05)]
+    points.append((end_s + 0.1, points[-1][1] + 30.0))
+    _counter(curve, *((t_s + 0.01, energy_j) for t_s, energy_j in points))
+    before_j = curve.between(0.2, step_s)[0]
+    assert (before_j == pytest.approx(100.0 * (step_s - 0.2))) is found
+
+
+def test_a_step_after_a_gap_leaves_the_gap_as_it_is() -> None:
+    curve, _ = _curve(t0_s=0.01)
+    curve.use_tick(0.1, 0.0)
+    ticks = [(t_s + 0.01, energy_j) for t_s, energy_j in _tick_energies([100.0] * 6 + [240.0, 300.0, 300.0])]
+    _counter(curve, *ticks[:2])
+    _counter(curve, (0.21, 0.0), *ticks[3:])  # at 0.21 s it ran backwards
+    assert curve.between(0.0, 0.8)[1] == pytest.approx(0.11, abs=0.02)
+    assert curve.between(0.6, 0.63) == pytest.approx((3.0, 0.0))
+    assert curve.between(0.63, 0.8) == pytest.approx((51.0, 0.0))
+
+
+def test_the_first_value_of_a_slow_start_is_dated_to_its_own_tick() -> None:
+    curve, _ = _curve(t0_s=0.01)
+    curve.use_tick(0.1, 0.0)
+    _counter(curve, (0.01, 50.0), (0.11, 50.0), (0.21, 50.0), (0.31, 80.0), (0.41, 90.0))
+    assert curve.oldest_s == pytest.approx(0.0, abs=0.02)
+    assert curve.between(0.15, 0.3) == pytest.approx((15.0, 0.0), abs=1.0), "30 J of three ticks, not of the last one"
+
+
+def test_a_counter_that_stands_for_eleven_ticks_is_believed_and_not_before() -> None:
+    curve, events = _curve(t0_s=0.01)
+    curve.use_tick(0.1, 0.0)
+    _counter(curve, *((0.01 + 0.1 * i, 10.0 * i) for i in range(11)))
+    frontiers_s = {}
+    for i in range(11, 23):
+        _counter(curve, (0.01 + 0.1 * i, 100.0))
+        frontiers_s[i] = curve.frontier_s
+    assert frontiers_s[19] == pytest.approx(0.9), "the next tick may bring it all"
+    assert frontiers_s[20] == pytest.approx(1.0)
+    assert frontiers_s[21] == frontiers_s[22] == pytest.approx(1.91, abs=2e-3)
+    assert curve.between(1.0, 1.9) == (0.0, 0.0) and not events
+
+
+def test_each_gap_of_a_counter_is_delivered_on_its_own() -> None:
+    curve, events = _curve()
+    curve.use_tick(0.1, 0.0)
+    _counter(curve, (0.0, 0.0), (1.0, 100.0))
+    for begin_s in (1.0, 4.0):
+        curve.append(PowerSample("GPU-1", begin_s + 0.5, note="lost"))
+        curve.advance_missing(begin_s + 2.0)
+        assert curve.between(0.0, begin_s + 2.0)[1] >= 2.0
+        _counter(curve, (begin_s + 3.0, 100.0))  # it stood all the time
+        assert curve.between(0.0, begin_s + 3.0) == pytest.approx((100.0, 0.0), abs=1e-9)
+    assert [name for name, _ in events] == ["gap", "recovered"] * 2
+
+
+def test_a_counter_that_starts_over_in_a_gap_delivers_nothing_late_and_later_gaps_are_whole() -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 5000.0), (1.0, 5100.0), (1.5, 5150.0))
+    curve.append(PowerSample("GPU-1", 2.0, note="lost"))
+    curve.advance_missing(3.0)
+    _counter(curve, (4.0, 3.0), (5.0, 103.0))
+    assert curve.between(0.0, 5.0) == pytest.approx((250.0, 2.5))
+    curve.append(PowerSample("GPU-1", 5.5, note="lost"))
+    curve.advance_missing(6.0)
+    assert curve.between(5.0, 6.0) == pytest.approx((0.0, 1.0))
+    _counter(curve, (7.0, 303.0))
+    assert curve.between(0.0, 7.0) == pytest.approx((450.0, 2.5))
+    assert [name for name, _ in events] == ["gap", "gap", "gap", "recovered"]

@@ -166,6 +166,33 @@ def test_a_fall_is_a_wrap_as_far_as_a_package_can_draw(tmp_path: Path, watts: fl
     meter.close()
 
 
+def test_a_counter_that_starts_over_between_two_quick_reads_is_a_reset(tmp_path: Path) -> None:
+    path = zone(tmp_path, "intel-rapl:0", "package-0", int(RANGE_UJ - 100e6)) / "energy_uj"
+    clock = FakeClock()
+    meter = RaplMeter(tmp_path, clock=clock)
+    clock.now_s += 0.1
+    path.write_text(str(300_000_000))  # 400 J of a wrap in a tenth of a second: no package draws 4 kW
+    (sample,) = meter.read()
+    assert sample.missing and "reset" in sample.note
+    meter.close()
+
+
+def test_a_process_without_standard_input_gets_its_number_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
+    opened: list[str] = []
+    closed: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda path, flags: opened.append(path) or 0)  # type: ignore[func-returns-value]
+        patch.setattr(os, "pread", lambda fd, size, offset: b"1000000\n")
+        patch.setattr(os, "close", closed.append)
+        meter = RaplMeter(tmp_path, clock=FakeClock())
+        assert not meter.read()[0].missing and not meter.read()[0].missing
+        meter.close()
+    assert (len(opened), closed) == (1, [0])
+
+
 def test_a_probe_says_what_a_read_costs(tmp_path: Path) -> None:
     zone(tmp_path, "intel-rapl:0", "package-0", 100)
 
@@ -200,6 +227,18 @@ def test_a_file_that_was_closed_is_opened_again(tmp_path: Path) -> None:
     (sample,) = meter.read()
     assert sample.energy_j == pytest.approx(2.0), "the joules of the gap are in the counter"
     meter.close()
+
+
+def test_packages_that_have_used_nothing_yet_are_no_mirrors(tmp_path: Path) -> None:
+    for i in range(2):
+        zone(tmp_path, f"intel-rapl:{i}", f"package-{i}", 0)
+    assert len(find_zones(tmp_path)) == 2
+
+
+def test_a_counter_without_a_range_is_refused_as_its_wraps_could_not_be_seen(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 5, range_uj=0)
+    with pytest.raises(MeterError, match="max_energy_range_uj says 0; the counter's range must be positive"):
+        RaplMeter(tmp_path)
 
 
 def test_no_counter_is_an_error_with_the_way_out(tmp_path: Path) -> None:
@@ -240,6 +279,10 @@ def test_unreadable_counter_is_a_missing_sensor_when_not_strict(
     assert by_uid["rapl:package-1"].provenance is Provenance.MISSING
     assert "CVE-2020-8694" in by_uid["rapl:package-1"].note
     assert by_uid["rapl:package-0"].provenance is Provenance.MEASURED
+    assert (by_uid["rapl:package-1"].tick_s, by_uid["rapl:package-1"].uncertainty) == (None, None)
+    package, memory = by_uid["rapl:package-0"], by_uid["rapl:dram-0"]
+    assert package.tick_s and package.uncertainty and memory.uncertainty
+    assert package.uncertainty < memory.uncertainty, "as published: a few percent, and 20 %"
     samples = {sample.device_uid: sample for sample in meter.read()}
     assert samples["rapl:package-1"].missing and not samples["rapl:package-0"].missing
     meter.close()
@@ -279,3 +322,5 @@ def test_close_frees_the_files(tmp_path: Path) -> None:
     assert all(sensor.read_cost_s is not None and sensor.read_cost_s < 0.01 for sensor in meter.sensors)
     meter.close()
     assert len(os.listdir("/proc/self/fd")) == before
+    assert {sample.note for sample in meter.read()} == {"the meter is closed"}
+    assert len(os.listdir("/proc/self/fd")) == before, "nothing is opened again"
