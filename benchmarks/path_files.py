@@ -36,6 +36,7 @@ from types import FrameType
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 LINKS: Final = ("optim", "callbacks", "fpga_backend")
 """Folders of the package that lie at the root and are linked into ``greentrain``."""
 GROUND: Final = ("greentrain/errors.py", "greentrain/types.py", "greentrain/utils/")

@@ -83,13 +83,13 @@ class RunReport:
         from greentrain.report.exports import write_boamps, write_emissions_csv, write_model_card
         from greentrain.report.summary import write_summary
 
-        folder, page = self.record.folder, self.page()
+        folder = self.record.folder
         with _sense_of(folder):
             write_summary(self.summary, folder)
             write_emissions_csv(self.summary, self.record.run, folder)
             write_model_card(self.summary, folder)
             write_boamps(self.summary, folder)
-            return write_atomic(folder / "report.html", page)
+        return write_atomic(folder / "report.html", self.page())
 
 
 @contextmanager
