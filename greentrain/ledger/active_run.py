@@ -15,6 +15,7 @@ import dataclasses
 import itertools
 import logging
 import os
+import re
 import threading
 import time
 import warnings
@@ -304,6 +305,10 @@ LATE_S = SETTLE_S + 0.5
 """Longest time by which a booking is late (s): readings wait to be worked in, a counter's last tick to be seen."""
 LATE_TICK_S = 0.5
 """A tick of the sampler that is later than this (s) is not waited for: a driver may hold its thread."""
+FAULTS: Final = ("gap", "recovered", "warning")
+MOST_ALIKE: Final = 100
+"""Events of a fault that are journalled: a sensor that fails at every other reading would fill the disk."""
+_FIGURE: Final = re.compile(r"(?<![\w:/-])[-+]?\d[\w.+-]*|\b-?(?:nan|inf)\b")
 FIRST_BOOK_S = 1.0
 """First ledger interval (s); they grow with the run to ``run.book_s``."""
 
@@ -359,6 +364,7 @@ class ActiveRun:
         self._run_json: dict[str, Any] = {}
         self._lock = threading.Lock()  # of the curves; never taken by a signal handler, nor while a file is written
         self._warned: set[str] = set()
+        self._told: dict[str, int] = {}
         self._counted = 0
         self._asked = self._started = self._ended = self._facts_new = self._sensors_new = False
         self._closing: tuple[str, float] | None = None
@@ -443,18 +449,26 @@ class ActiveRun:
         return self._sampler.busy_s + self._books_thread.busy_s
 
     def event(self, name: str, text: str, **more: Any) -> None:
-        """Queue an event for the journal, also from a signal handler; a gap or warning is also shown, once a text."""
+        """Queue an event for the journal, also from a signal handler; a gap or warning is also shown, once a cause."""
+        end = ""
+        if name in FAULTS and not more:
+            cause = _FIGURE.sub("", text)
+            self._told[cause] = times = self._told.get(cause, 0) + 1
+            if times > MOST_ALIKE:
+                return
+            end = "; more like it are not listed" if times == MOST_ALIKE else ""
         try:
-            self._journal.append({"kind": "event", "t": self._clock.unix_s(), "name": name, "text": text, **more})
+            self._journal.append({"kind": "event", "t": self._clock.unix_s(), "name": name, "text": text + end, **more})
         except ValueError as error:
             log.warning("GreenTrain: the event %r is not in the journal: %s", name, error)
         if name in ("gap", "warning"):
             self.warn(text)
 
     def warn(self, text: str, then: str = "training goes on") -> None:
-        """Show a warning once a text, and what follows; never raises, even where warnings are errors."""
-        if text not in self._warned:
-            self._warned.add(text)
+        """Show a warning and what follows, once a cause, whatever its figures; never raises, even where warnings do."""
+        cause = _FIGURE.sub("", text)
+        if cause not in self._warned:
+            self._warned.add(cause)
             with contextlib.suppress(Exception):
                 warnings.warn(f"GreenTrain: {text}; {then}", GreenTrainWarning, stacklevel=3)
 

@@ -53,12 +53,12 @@ class TickTracker:
         self._pinned_s = edge_s
         self._read_s: float | None = None
 
-    def observe(self, t_s: float, changed: bool) -> float | None:
+    def observe(self, t_s: float, changed: bool | None) -> float | None:
         """Take one read into account.
 
         Args:
             t_s: Time of the read (s), increasing.
-            changed: True if the value differs from the read before.
+            changed: True if the value differs from the read before; None: it cannot be compared.
 
         Returns:
             The estimated time of the last tick at or before the read; None until one was seen, here or by the probe.
@@ -79,7 +79,7 @@ class TickTracker:
             early = before_s - edge_s
             late = edge_s + self.tick_s - t_s
             edge_s = before_s + min(1e-4, (t_s - before_s) / 2) if early <= late else t_s
-        elif not changed:
+        elif changed is False:
             # No tick in between, so one that is estimated there goes to the nearest place outside. Two reads nearly a
             # period apart leave it so little room that its phase is known to half of what is left.
             if edge_s > before_s:
@@ -239,14 +239,11 @@ class EnergyCurve:
         open_s = 2 * max(self.sensor.period_s, self.pace_s, self.sensor.averaging_s)
         if self._ticks is not None:
             open_s = max(open_s, (STUCK_TICKS + 2) * self._ticks.tick_s)
-        if self._n < 2 or self._gap or behind_s > open_s:  # one value of a counter says nothing
+        power_w = None if self._n < 2 or self._gap or behind_s > open_s else self._last_power_w()
+        if power_w is None:
             self.advance_missing(t_s)
-            return
-        i = self._n - 1
-        j = max(0, int(np.searchsorted(self._t[: self._n], self._t[i] - 0.25)) - 1)
-        span_s = self._t[i] - self._t[j]
-        slope_w = (self._energy[i] - self._energy[j]) / span_s if span_s > 1e-6 else self._power_w or 0.0
-        self._push(t_s, self._energy[i] + slope_w * behind_s, self._missing[i])
+        else:
+            self._push(t_s, self._energy[self._n - 1] + power_w * behind_s, self._missing[self._n - 1])
 
     def at(self, t_s: Floats) -> tuple[Floats, Floats]:
         """Return cumulative energy (J) and cumulative missing seconds at the times ``t_s`` (any shape)."""
@@ -270,17 +267,27 @@ class EnergyCurve:
     def _name(self) -> str:
         return f"{self.sensor.device.name} ({self.sensor.device.uid})"
 
+    def _last_power_w(self) -> float | None:
+        """Return the mean power of what is known of the last quarter of a second (W); None where nothing is."""
+        i = self._n - 1
+        j = max(0, int(np.searchsorted(self._t[: self._n], self._t[i] - 0.25)) - 1)
+        known_s = self._t[i] - self._t[j] - (self._missing[i] - self._missing[j])
+        return float((self._energy[i] - self._energy[j]) / known_s) if known_s > 1e-3 else self._power_w
+
     def _append_counter(self, t_s: float, value_j: float) -> None:
         last_j, self._counter_j = self._counter_j, value_j
-        edge_s = self._ticks.observe(t_s, last_j is None or value_j != last_j) if self._ticks else t_s
+        rise_j = 0.0 if last_j is None else value_j - last_j
+        jumped = not 0 <= rise_j <= MAX_DEVICE_W * (t_s - self._last_read_s + STRAY_S)
+        edge_s = self._ticks.observe(t_s, None if jumped else last_j is None or rise_j != 0) if self._ticks else t_s
         if last_j is None:
             return
-        if not 0 <= value_j - last_j <= MAX_DEVICE_W * (t_s - self._last_read_s + STRAY_S):
+        if jumped:
             self._gap = False
-            how = "ran backwards" if value_j < last_j else f"jumped by {value_j - last_j:.3g} J"
+            how = "ran backwards" if rise_j < 0 else f"jumped by {rise_j:.3g} J"
             self._on_event("gap", f"{self._name}: the counter {how} (driver reload?); the interval is missing")
-            dt_s = max(0.0, t_s - float(self._t[self._n - 1]))
-            self._push(t_s, self._energy[self._n - 1], self._missing[self._n - 1] + dt_s)
+            # What follows counts from the tick of this value, so the gap ends there.
+            gap_s = max(0.0, (t_s if edge_s is None else edge_s) - float(self._t[self._n - 1]))
+            self._push(self._t[self._n - 1] + gap_s, self._energy[self._n - 1], self._missing[self._n - 1] + gap_s)
             self._provisional_s = 0.0
             return
         if value_j == last_j and self._ticks and not self._gap:

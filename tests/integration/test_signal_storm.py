@@ -55,7 +55,7 @@ class Booked:
 
 @pytest.mark.timeout(300)
 def test_a_few_signals_and_ill_disks(lab: "Lab") -> None:
-    _storm(lab, events=24, lanes=4, every_s=0.7, seconds=[0.6, 2.0], torch=False)
+    _storm(lab, events=14, lanes=4, every_s=0.6, seconds=[0.6, 1.5], torch=False)
 
 
 @pytest.mark.long

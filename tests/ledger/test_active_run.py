@@ -752,3 +752,20 @@ def test_before_the_first_entry_there_is_no_power(bench: Bench) -> None:
     assert run.job_sums().power_w == 0.0 and "green/power_w" not in metrics_of(run)
     entry: LedgerEntry | None = run.last_entry
     assert entry is None
+
+
+def test_a_fault_that_comes_again_and_again_is_one_warning_a_device_and_few_lines(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with _session(tmp_path) as green:
+            run = green.active()
+            assert run is not None
+            for i in range(3 * active_run.MOST_ALIKE):
+                for device in ("GPU-1", "GPU-2"):
+                    run.event("gap", f"Fake GPU ({device}): no reading (reading was nan of {i + 0.5} s); it is missing")
+                    run.event("gap", f"Fake GPU ({device}): the counter jumped by {1e9 + i:.3g} J; it is missing")
+            for i in range(2 * active_run.MOST_ALIKE):
+                run.event("checkpoint", f"checkpoint after {i} steps")
+    assert len([one for one in said if issubclass(one.category, GreenTrainWarning)]) == 4
+    names = [event["name"] for event in _rank(green).events]
+    assert (names.count("gap"), names.count("checkpoint")) == (4 * active_run.MOST_ALIKE, 2 * active_run.MOST_ALIKE)

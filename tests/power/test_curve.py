@@ -1,6 +1,7 @@
 """The energy curve: exact on what it knows, labelled on what it does not."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -464,3 +465,47 @@ def test_a_counter_that_starts_over_in_a_gap_delivers_nothing_late_and_later_gap
     _counter(curve, (7.0, 303.0))
     assert curve.between(0.0, 7.0) == pytest.approx((450.0, 2.5))
     assert [name for name, _ in events] == ["gap", "gap", "gap", "recovered"]
+
+
+SUFFERING = ("failed", "nan", "numbers", "silent", "back", "leap")
+
+
+def _suffered(seed: int, power_w: float, tick_s: float, end_s: float) -> tuple[float, float, float]:
+    """Return what a ticking counter's curve has (J), misses (s), and could not know at most (s), after many faults."""
+    chance, (curve, _) = random.Random(seed), _curve()
+    curve.use_tick(tick_s, edge_s=0.033)
+    t_s = jump_j = blind_s = 0.0
+    fault, until_s = "", 2.0
+    while t_s < end_s:
+        if t_s > until_s:
+            fault = "" if fault or t_s > end_s - 4.0 else chance.choice(SUFFERING)
+            until_s = t_s + chance.uniform(0.05, 3.0)
+            jump_j += {"back": -chance.uniform(2000.0, 9000.0), "leap": 1e9}.get(fault, 0.0)
+            blind_s += {"numbers": until_s - t_s + 0.7, "back": 0.7, "leap": 0.7}.get(fault, 0.0)
+        value_j: float | None = 1e6 + power_w * (math.floor((t_s - 0.033) / tick_s) * tick_s + 0.033) + jump_j
+        if fault == "numbers":
+            value_j = chance.uniform(-1e12, 1e12)
+        elif fault in ("failed", "nan"):
+            value_j = None if fault == "failed" else math.nan
+        if fault != "silent":
+            curve.append(PowerSample(device_uid="GPU-1", t_s=t_s, energy_j=value_j))
+        t_s += 0.97 * tick_s * chance.choice((1, 1, 1, 2, 3)) + chance.choice((0.0, 0.0, 0.0, 0.01, 0.05))
+    curve.finish(end_s)
+    return *curve.between(0.0, end_s), blind_s
+
+
+def test_what_is_booked_is_what_was_used_while_a_counter_could_be_read() -> None:
+    power_w, tick_s, end_s, off_j = 300.0, 0.1, 60.0, []
+    for seed in range(12):
+        energy_j, missing_s, blind_s = _suffered(seed, power_w, tick_s, end_s)
+        off_j.append(energy_j - power_w * (end_s - missing_s))
+        assert 0.0 <= missing_s <= blind_s  # what fails or is silent is delivered late
+    assert max(map(abs, off_j)) < 0.01 * power_w * end_s
+    assert abs(sum(off_j)) / len(off_j) < tick_s * power_w  # about ten faults each, and no tick too many on the whole
+
+
+def test_the_end_goes_on_at_the_power_that_was_known_and_not_at_that_of_a_gap() -> None:
+    curve, _ = _curve()
+    _counter(curve, (0.0, 500.0), (0.9, 770.0), (1.0, 3.0), (1.1, 33.0))  # it fell back within the last quarter second
+    curve.finish(1.2)
+    assert curve.between(0.0, 1.2) == pytest.approx((270 + 2 * 30, 0.1))
