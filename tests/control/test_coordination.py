@@ -85,11 +85,88 @@ def test_a_rank_that_is_far_ahead_or_behind_takes_part_in_all_or_nothing() -> No
         assert len(ranks.done[slow]) == 1 and ranks.done[0] == ranks.done[1] == ranks.done[2]
 
 
+def test_a_deed_comes_a_lead_after_it_was_said_and_rank_0_is_asked_again_when_it_wished() -> None:
+    ranks, asked = Ranks(), list[int]()
+
+    def say() -> tuple[dict[str, str] | None, int]:
+        asked.append(ranks.agenda[0].steps)
+        return ({"deed": "fp8"} if len(asked) in (1, 2) else None), (1 if len(asked) == 1 else 50)
+
+    done = [[rank for rank in range(3) if ranks.agenda[rank].stepped(say)] for _ in range(120)]
+    first = 1 + coordination.LEAD
+    assert {step: who for step, who in enumerate(done, 1) if who} == {
+        first: [0, 1, 2],
+        first + 1 + coordination.LEAD: [0, 1, 2],
+    }
+    assert asked == [1, first + 1, first + 51, first + 101], "never in between: a look costs"
+
+
+def test_ranks_read_the_store_only_when_rank_0_looks_again() -> None:
+    class Counting(HashStore):
+        reads = 0
+
+        def check(self, keys: list[str]) -> bool:
+            self.reads += 1
+            return super().check(keys)
+
+    store = Counting()
+    ranks = Ranks(world_size=2, store=store)
+    for _ in range(1000):
+        for agenda in ranks.agenda:
+            agenda.stepped(lambda: (None, 100))
+    assert store.reads < 50, "a thousand steps, a look every hundred"
+
+
+def test_refusals_count_in_a_row_only() -> None:
+    """A job whose ranks are 90 steps apart needs all tries but one for each deed; the next one has them all again."""
+    ranks, behind = Ranks(world_size=2), 90
+    ranks.wanted = ["fp8", "bf16", "fp8 again"]
+    for n in range(1200):
+        ranks.step(0)
+        if n >= behind:
+            ranks.step(1)
+    ranks.step(*[1] * behind)
+    assert ranks.done[0] == ranks.done[1] and [deed for _, deed in ranks.done[0]] == ["fp8", "bf16", "fp8 again"]
+    assert ranks.warnings == [[], []] and not ranks.agenda[0].over
+
+
+def test_deeds_that_follow_one_another_reach_a_rank_that_is_a_step_behind() -> None:
+    for slow in range(3):
+        ranks = Ranks()
+        ranks.wanted = [str(n) for n in range(20)]
+        for n in range(200):
+            ranks.step(*(rank for rank in range(3) if rank != slow))
+            if n >= 1:
+                ranks.step(slow)
+        ranks.step(slow)
+        assert len(ranks.done[0]) == 20 and ranks.done[0] == ranks.done[1] == ranks.done[2]
+
+
+def test_a_rank_that_leaves_does_not_end_the_agreement_but_rank_0_does() -> None:
+    ranks = Ranks()
+    ranks.agenda[1].close()
+    for _ in range(3):
+        ranks.step(0, 1, 2)
+    assert [agenda.over for agenda in ranks.agenda] == [False, True, False]
+    ranks = Ranks()
+    ranks.wanted = ["fp8"]
+    for _ in range(2):
+        ranks.step(0, 1, 2)  # all have heard of it when rank 0 ends
+    ranks.agenda[0].close()
+    for _ in range(2 * coordination.LEAD):
+        ranks.step(1, 2)
+    assert all(agenda.over for agenda in ranks.agenda) and ranks.warnings == [[], [], []]
+
+
 def test_where_a_rank_does_not_come_the_others_go_on_and_all_are_told_once() -> None:
     ranks = Ranks()
     ranks.wanted = ["fp8"]
     for _ in range(400):
         ranks.step(0, 1)
+        if not ranks.warnings[0]:
+            gave_up = ranks.agenda[0].steps + 1
+    leads = [coordination.LEAD << n for n in range(coordination.TRIES)]
+    assert gave_up == sum(leads) + len(leads), "the last lead is 32 times the first"
     assert ranks.done == [[], [], []] and ranks.wanted == ["fp8"]
     assert [len(told) for told in ranks.warnings] == [1, 1, 0]
     assert "not all of 3 ranks heard rank 0 in time: the run goes on, and is measured only" in ranks.warnings[1][0]
@@ -100,9 +177,10 @@ def test_where_a_rank_does_not_come_the_others_go_on_and_all_are_told_once() -> 
 
 def test_a_rank_0_that_never_speaks_is_not_waited_for_for_ever() -> None:
     ranks = Ranks()
-    for _ in range(3):
-        ranks.step(1)
-    ranks.unix_s += coordination.SILENT_S
+    ranks.agenda[1].stepped(ranks.say)
+    ranks.unix_s += coordination.SILENT_S  # as long as NCCL itself waits
+    ranks.agenda[1].stepped(ranks.say)
+    assert ranks.warnings[1] == []
     ranks.step(1)
     ranks.step(1)
     assert ranks.warnings[1] == [
@@ -125,6 +203,26 @@ def test_a_store_that_is_gone_is_told_once_and_the_training_goes_on() -> None:
     ranks.step(0)
     ranks.step(0)
     assert len(ranks.warnings[0]) == 1 and "Broken pipe" in ranks.warnings[0][0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_is_gone_while_all_stand_still_ends_the_agreement_not_the_training(rank: int) -> None:
+    class Gone(HashStore):
+        gone = False
+
+        def check(self, keys: list[str]) -> bool:
+            if self.gone:
+                raise RuntimeError("Broken pipe")
+            return super().check(keys)
+
+    store = Gone()
+    ranks = Ranks(store=store)
+    ranks.step(0, 1, 2)
+    store.gone = True
+    assert ranks.agenda[rank].hear() is None
+    assert ranks.agenda[rank].over is (rank != 0), "rank 0 hears nobody"
+    assert [len(told) for told in ranks.warnings] == [0, rank, 0]
+    assert ranks.agenda[rank].hear() is None and len(ranks.warnings[1]) == rank
 
 
 def test_what_rank_0_cannot_decide_nobody_looks_for() -> None:
@@ -189,6 +287,43 @@ def test_a_value_of_every_rank_is_known_to_all_or_said_to_be_missing() -> None:
     }
 
 
+def test_what_ranks_hand_in_is_whole_or_not_there() -> None:
+    store = HashStore()
+    channels = [RankZeroChannel("a-run", place(rank), store) for rank in range(3)]
+    for rank in (2, 0):
+        channels[rank].hand_in("watts", 100 * rank)
+        assert channels[0].handed_in("watts") is None
+    channels[1].hand_in("watts", 100)
+    assert channels[0].handed_in("watts") == [0, 100, 200]
+    assert channels[0].handed_in("joules") is None
+    without = RankZeroChannel("a-run", place(1))  # no process group: it knows its own
+    without.hand_in("watts", 7)
+    assert without.handed_in("watts") == [7] and without.everybody(8) == [8]
+
+
+def test_a_message_may_be_waited_for_longer_than_usual_and_never_longer_than_said() -> None:
+    class Store(HashStore):
+        waits: list[float]
+
+        def wait(self, keys: list[str], timeout: Any) -> None:
+            self.waits.append(timeout.total_seconds())
+            raise RuntimeError("timed out")
+
+    store = Store()
+    store.waits = []
+    channel = RankZeroChannel("a-run", place(1), store)
+    assert channel.broadcast(None) is None and channel.broadcast(None, 0.25) is None
+    with pytest.raises(TimeoutError, match=r"not every one of 3 ranks came within 1 s"):
+        channel.everybody("here")
+    first = RankZeroChannel("a-run", place(0), store, wait_s=2.0)
+    with pytest.raises(TimeoutError, match=r"not every one of 3 ranks came within 2 s"):
+        first.everybody("here")
+    with pytest.raises(TimeoutError, match="within 0.5 s"):
+        first.everybody("here", 0.5)
+    assert store.waits == [coordination.WAIT_S, 0.25, coordination.WAIT_S, 2.0, 0.5]
+    assert coordination.WAIT_S <= 1.0, "what GreenTrain may cost a step"
+
+
 def test_runs_of_one_job_do_not_hear_one_another() -> None:
     store = HashStore()
     RankZeroChannel("a-run", place(0), store).post(1, {"row": 1})
@@ -216,6 +351,10 @@ def test_alone_it_needs_no_store() -> None:
     agenda = SyncSchedule(channel, lambda: 0.0)
     assert agenda.stepped(lambda: ({"row": 1}, 3)) == {"row": 1}, "at once"
     assert [agenda.stepped(lambda: ({"row": 2}, 1)) for _ in range(3)] == [None, None, {"row": 2}]
+    agenda.say({"row": 3}, 2)  # at the end of a pause: to itself
+    assert [agenda.stepped(lambda: ({"row": 4}, 1)) for _ in range(2)] == [None, {"row": 4}]
+    agenda.close()
+    assert agenda.over and agenda.stepped(lambda: ({"row": 5}, 1)) is None
 
 
 def test_several_ranks_without_a_process_group_cannot_agree_and_say_so() -> None:
@@ -257,3 +396,17 @@ def test_a_time_is_due_to_the_nearest_step_and_pauses_are_no_steps() -> None:
     now[0] += 1.0
     agenda.stepped(lambda: (None, 1))
     assert agenda.step_s == pytest.approx(1.0)
+
+
+def test_how_far_it_looks_ahead() -> None:
+    """A time from a few steps is not trusted for many, nor one far away beyond half the way; the last steps count."""
+    now = [0.0]
+    agenda = SyncSchedule(RankZeroChannel("a-run", place(0, world_size=1)), lambda: now[0])
+    assert agenda.step_s == 0.0 and agenda.steps_until(1e9) == 1, "nobody knows how long a step takes"
+    for _ in range(10):
+        now[0] += 2.0
+        agenda.stepped(lambda: (None, 1))
+    assert [agenda.steps_until(now[0] + after_s) for after_s in (-100.0, 0.0, 2.0, 7.0, 8.0, 40.0, 1e6)] == [
+        1, 1, 1, 4, 2, 10, 21,
+    ]  # fmt: skip
+    assert agenda.is_due(now[0] + 1.0) and not agenda.is_due(now[0] + 1.01)
