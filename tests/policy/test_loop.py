@@ -1,5 +1,6 @@
 """What the kernel makes of a policy's wishes."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.errors import ConfigError
-from greentrain.policy.decision_kernel import DecisionKernel, Reach
+from greentrain.policy.decision_kernel import DecisionKernel, Reach, explain, hull_rows
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Choice, Outlook
@@ -284,3 +285,204 @@ def test_jobs_side_by_side_are_decided_like_each_alone() -> None:
     for i in range(n):
         alone = kernel.decide(outlook(**{key: value[i : i + 1] for key, value in seen.items()}))
         assert alone.rows[0] == together.rows[i] and alone.reason[0] == together.reason[i]
+
+
+# -- what can be done in a time ----------------------------------------------------------------------------------
+
+THREE = Menu(
+    actions=(None, *(MENU.actions[1:4])),
+    tokens_per_s=np.array([0.0, 10.0, 30.0, 20.0]),
+    power_w=np.array([0.0, 100.0, 400.0, 250.0]),
+    width=np.array([0, 1, 2, 2]),
+    provenance="assumed",
+)
+ONE, TWO, LEAN = 1, 2, 3
+"""A row on one node; two rows on two."""
+
+
+@pytest.mark.parametrize(
+    ("row", "current", "held_s", "epoch_s", "tokens"),
+    [
+        (ONE, ONE, 1e9, 1000.0, 10 * 1000 + 30 * (1950 - 100)),  # later it changes to two nodes
+        (TWO, ONE, 1e9, 1000.0, 30 * 900 + 30 * 1950),  # it changes now
+        (TWO, TWO, 40.0, 1000.0, 30 * 940 + 30 * 1950),  # it is changing still
+        (LEAN, TWO, 1e9, 1000.0, 20 * 1000 + 30 * 1950),  # the gear changes, which costs nothing
+        (TWO, ONE, 1e9, 60.0, 30 * (2890 - 40)),  # the change takes longer than the epoch
+        (OFF, ONE, 1e9, 1000.0, 30 * (1950 - 100)),  # and back
+        (OFF, ONE, 10.0, 1000.0, 30 * (1950 - 100)),  # what is given up need not come up
+        (ONE, OFF, 0.0, 2960.0, 10 * 2860),  # nothing after the margin
+    ],
+)
+def test_the_most_that_can_be_done_by_hand(
+    row: int, current: int, held_s: float, epoch_s: float, tokens: float
+) -> None:
+    """Fifty minutes are left, of which 50 s are not counted on; a change of width takes 100 s."""
+    reach = Reach(menu=THREE, switch_s=100.0, margin_s=50.0)
+    seen = outlook(
+        ahead=[[300.0]], tokens_left=[1.0], left_s=[3000.0], current=[current], held_s=[held_s], epoch_s=epoch_s
+    )
+    assert reach.tokens(seen, np.array([row])).tolist() == [pytest.approx(tokens)]
+    assert reach.tokens_of_all(seen, np.array([0]))[0, row] == pytest.approx(tokens)
+
+
+def test_what_may_not_be_used_is_not_counted_on_for_later_and_an_epoch_ends_with_the_job() -> None:
+    seen = outlook(ahead=[[300.0]] * 2, tokens_left=[1.0] * 2, left_s=[3000.0, -5.0], current=[ONE] * 2, epoch_s=1000.0)
+    free, rows = Reach(menu=THREE), np.array([ONE, ONE])
+    assert free.tokens(seen, rows).tolist() == [10 * 1000 + 30 * 2000, 0.0]
+    without = np.array([True, True, False, True])
+    assert free.tokens(seen, rows, without).tolist() == [10 * 1000 + 20 * 2000, 0.0]
+    each = np.stack([without, np.ones(4, bool)])
+    assert free.tokens(seen, rows, each[::-1]).tolist() == [10 * 1000 + 30 * 2000, 0.0]
+    assert free.tokens_of_all(seen, np.array([0]), each)[0].tolist() == [40_000.0, 50_000.0, 70_000.0, 60_000.0]
+    assert free.tokens_of_all(seen, np.array([1, 0]), each[::-1]).tolist() == [
+        [0.0] * 4,
+        [60_000.0, 70_000.0, 90_000.0, 80_000.0],
+    ]
+    stuck = Reach(menu=THREE, switch_s=1e6)  # no change comes to its end: only what is in use brings anything
+    assert stuck.tokens_of_all(seen, np.array([0]), without)[0].tolist() == [0.0, 30_000.0, 0.0, 0.0]
+
+
+def test_a_short_job_is_not_hurried_where_it_would_be_in_time_anyhow() -> None:
+    """The shield gives way to the policy up to the last token that can still be made up for."""
+    for spare, shielded in ((1e-6, False), (-1e-6, True)):
+        left = MENU.tokens_per_s[FAST] * 9 * HOUR * (1 - spare)
+        seen = outlook(ahead=[[300.0] * 10], tokens_left=[left], left_s=[10 * HOUR], current=[FAST])
+        assert DecisionKernel(Fixed([OFF]), MENU).decide(seen).shielded.tolist() == [shielded]
+
+
+def test_a_late_job_that_hurries_of_its_own_accord_is_not_overruled() -> None:
+    seen = outlook(ahead=[[300.0]] * 2, tokens_left=[1e18] * 2, left_s=[HOUR] * 2, current=[FAST] * 2)
+    decided = DecisionKernel(Fixed([FAST, OFF]), MENU).decide(seen)
+    assert decided.rows.tolist() == [FAST, FAST] and decided.shielded.tolist() == [False, True]
+    assert decided.reasons[int(decided.reason[0])] == "fixed"
+
+
+def test_a_late_job_stays_where_a_change_would_bring_less() -> None:
+    seen = outlook(ahead=[[300.0]], tokens_left=[1e18], left_s=[3000.0], current=[ONE], epoch_s=1000.0)
+    for switch_s, row in ((2500.0, ONE), (100.0, TWO)):
+        decided = DecisionKernel(Fixed([OFF]), THREE, switch_s=switch_s).decide(seen)
+        assert decided.rows.tolist() == [row]
+
+
+def test_a_job_that_is_done_is_off_though_nothing_but_off_is_barred_and_is_not_called_late() -> None:
+    seen = outlook(
+        ahead=[[300.0]] * 2, tokens_left=[0.0, 1e18], left_s=[0.0, HOUR], current=[FAST] * 2, tokens=[1.0] * 2
+    )
+    decided = DecisionKernel(Fixed([FAST, OFF]), MENU).decide(seen, np.arange(len(MENU)) == OFF)
+    assert decided.rows.tolist() == [OFF, FAST] and decided.shielded.tolist() == [False, True]
+    unshielded = DecisionKernel(Fixed([OFF, OFF]), MENU, shield=False).decide(seen)
+    assert unshielded.rows.tolist() == [OFF, OFF] and not unshielded.shielded.any()
+
+
+def test_no_job_is_no_error_and_no_row_is_taken_from_the_end() -> None:
+    none = outlook(ahead=np.zeros((0, 4)), tokens_left=[], left_s=[], current=[])
+    assert DecisionKernel(Fixed([], []), MENU, dwell_s=HOUR).decide(none).rows.tolist() == []
+    with pytest.raises(IndexError, match="chose the rows -1 to 0"):
+        DecisionKernel(Fixed([-1, 0]), MENU).decide(plenty(2))
+    with pytest.raises(IndexError, match="chose the rows 49 to 49"):
+        DecisionKernel(Fixed([len(MENU)]), MENU).decide(plenty(1))
+
+
+def test_a_change_must_save_its_share_of_what_full_speed_emits() -> None:
+    """Grams an hour: of the row in use, less those of the wanted one, at the price of the tokens between them."""
+    a, b, share = named("fp8 on 8"), named("fp8 at 80% on 8"), 0.01
+    worth = 300.0 / 3.6e6 * (MENU.power_w[a] - MENU.power_w[b])
+    least = share * 300.0 / 3.6e6 * MENU.power_w[FAST]
+    slower = MENU.tokens_per_s[a] - MENU.tokens_per_s[b]
+    for part, stays in ((0.99, True), (1.01, False)):
+        price = (worth - part * least) / slower
+        decided = DecisionKernel(Fixed([b], [price]), MENU, hysteresis=share).decide(plenty(1, current=a))
+        assert decided.rows.tolist() == [a if stays else b]
+
+
+@pytest.mark.parametrize("price", [0.0, -1e-9, math.inf, math.nan])
+def test_without_a_price_of_tokens_every_change_is_made(price: float) -> None:
+    a, b = int(MENU.hull[-2]), int(MENU.hull[-1])
+    kernel = DecisionKernel(Fixed([b], [price]), MENU, hysteresis=10.0)
+    assert kernel.decide(plenty(1, current=a)).rows.tolist() == [b]
+
+
+def test_to_go_on_is_never_too_early_and_a_row_that_stays_is_no_change() -> None:
+    kernel = DecisionKernel(Fixed([FAST, FAST], [1e-12] * 2), MENU, hysteresis=10.0)
+    seen = outlook(ahead=[[300.0]] * 2, tokens_left=[1e6] * 2, left_s=[1e7] * 2, current=[OFF, FAST])
+    decided = kernel.decide(seen)
+    assert decided.rows.tolist() == [FAST, FAST] and decided.reason.tolist() == [0, 0]
+
+
+def test_of_each_job_only_its_own_rows_are_kept_or_held() -> None:
+    a, b, four = int(MENU.hull[-2]), int(MENU.hull[-1]), named("fp8 on 4")
+    own = np.zeros((2, len(MENU)), bool)
+    own[0, a] = True
+    kernel = DecisionKernel(Fixed([b, b], [1e-12] * 2), MENU, hysteresis=10.0)
+    assert kernel.decide(plenty(2, current=a), own).rows.tolist() == [b, a]
+    own = np.zeros((2, len(MENU)), bool)
+    own[0] = [action is not None and action.ranks == 4 for action in MENU.actions]
+    held = DecisionKernel(Fixed([FAST, FAST]), MENU, dwell_s=2 * HOUR)
+    decided = held.decide(plenty(2, current=four, held_s=[0.0, 0.0]), own)
+    assert decided.rows.tolist() == [FAST, four], "what is in use may not be used: the width changes all the same"
+    alike = held.decide(plenty(2, current=four, held_s=[0.0, 2 * HOUR]), np.arange(len(MENU)) == four)
+    assert [MENU.names()[row] for row in alike.rows] == ["fp8 at 80% on 4", "fp8 on 8"]
+
+
+def test_a_veto_at_a_price_that_knows_no_bound_takes_the_fastest_that_is_left() -> None:
+    decided = DecisionKernel(Fixed([FAST, FAST], [math.inf, math.nan]), MENU).decide(plenty(2), MENU.fp8)
+    assert [MENU.names()[row] for row in decided.rows] == ["bf16 on 8", "bf16 on 8"]
+    slow = named("fp8 on 1")
+    decided = DecisionKernel(Fixed([slow, slow], [math.inf, math.nan]), MENU).decide(plenty(2), MENU.fp8)
+    nearest = np.where(MENU.fp8, math.inf, np.abs(MENU.tokens_per_s - MENU.tokens_per_s[slow])).argmin()
+    assert [MENU.names()[row] for row in decided.rows] == ["bf16 on 8", MENU.names()[nearest]]
+
+
+def test_of_rows_that_are_as_fast_a_veto_leaves_the_leaner_one() -> None:
+    twins = Menu(
+        actions=(None, *MENU.actions[1:4]),
+        tokens_per_s=np.array([0.0, 30.0, 20.0, 20.0]),
+        power_w=np.array([0.0, 500.0, 400.0, 300.0]),
+        width=np.array([0, 1, 1, 1]),
+        provenance="assumed",
+    )
+    decided = DecisionKernel(Fixed([1]), twins).decide(plenty(1, current=1), np.array([False, True, False, False]))
+    assert decided.rows.tolist() == [3]
+
+
+def test_the_hull_of_what_is_left() -> None:
+    assert hull_rows(MENU, None).tolist() == MENU.hull.tolist() == hull_rows(MENU, np.ones(len(MENU), bool)).tolist()
+    assert hull_rows(THREE, np.array([True, True, False, True])).tolist() == [OFF, ONE, LEAN]
+    assert hull_rows(THREE, np.zeros(4, bool)).tolist() == [OFF]
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_a_reason() -> None:
+    seen = outlook(
+        ahead=[[1.0] * 4, [math.nan, 200.0, 400.0, 900.0]],
+        tokens_left=[1.0, 25.0],
+        tokens=[1.0, 100.0],
+        left_s=[HOUR, 2.5 * HOUR],
+        current=[ONE, ONE],
+    )
+    choice = Choice(
+        rows=np.array([OFF, TWO]),
+        reasons=("fixed",),
+        reason=np.zeros(2, np.int64),
+        price=np.array([0.0, 2.5e-7]),
+        figures={"mine": np.array([0.0, 1.5])},
+    )
+    names = ["off", "one", "two", "lean"]
+    text = "{now:.0f} {mean:.1f} {left_h:.1f} {todo:.0%} {row} {current} {wanted} {price:.2f} {mine:.1f}"
+    # of 2.5 h the first is unknown, and of the third half counts
+    assert explain(text, seen, choice, LEAN, names, job=1) == (
+        f"unknown {(200 + 400 / 2) / 1.5:.1f} 2.5 25% lean one two 0.25 1.5"
+    )
+    unpriced = Choice(rows=np.array([OFF, TWO]), reasons=("fixed",), reason=np.zeros(2, np.int64))
+    assert explain("{price:.0f}", seen, unpriced, LEAN, names) == "unknown"
+
+
+def test_a_gap_in_the_past_alone_is_bridged_too() -> None:
+    kernel = DecisionKernel(Fixed([OFF]), MENU)
+    seen = outlook(ahead=[[100.0, 200.0]], past=[[50.0, math.nan]], tokens_left=[1.0], left_s=[HOUR], current=[FAST])
+    clear = kernel.observe(seen)
+    assert clear.past_g_per_kwh.tolist() == [[50.0, 50.0]] and clear.forecast_g_per_kwh.tolist() == [[100.0, 200.0]]
+    whole = outlook(ahead=[[100.0, 200.0]], past=[[50.0, 60.0]], tokens_left=[1.0], left_s=[HOUR], current=[FAST])
+    assert kernel.observe(whole) is whole
