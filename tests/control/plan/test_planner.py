@@ -1,17 +1,30 @@
 """Rank 0's decisions: in the grid's time, against the real speed of the job, within what the process can do."""
 
 import json
+import types
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import PolicyConfig
-from greentrain.control.plan.planner import PlanMessage, PlannedJob, Planner
+from greentrain.control.plan.planner import (
+    MEMORY,
+    MOST_EPOCHS,
+    RECALIBRATE,
+    GridOutlook,
+    PlanMessage,
+    PlannedJob,
+    Planner,
+    or_none,
+    plan_document,
+)
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
-from greentrain.policy.outlook import Array
+from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.policy.registry import open_schedule
 from greentrain.types import Gear
 
@@ -212,3 +225,211 @@ def test_a_plan_begins_at_the_width_of_its_job(ranks: int) -> None:
         ranks=ranks,
     )
     assert plan.menu.width[plan.row] == ranks
+
+
+# -- what a policy gets to see -----------------------------------------------------------------------------------
+
+
+class Wants:
+    """Wants what a test says, and keeps what it saw."""
+
+    name = "wants"
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+        self.seen: list[Outlook] = []
+
+    def choose(self, seen: Outlook) -> Choice:
+        self.seen.append(seen)
+        rows = np.full(len(seen.left_s), self.row)
+        return Choice(rows=rows, reasons=("as wished",), reason=np.zeros_like(rows))
+
+
+class Ramp:
+    """A grid that gets dirtier by 1 g/kWh an hour."""
+
+    step_s = H
+
+    def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
+        now = 1000.0 + (grid_s - T0_S) / H
+        return now + np.arange(-24.0, 0.0), now + np.arange(round(ahead_s / H))
+
+
+def wishing(policy: Wants, *, tokens: float = 100.0 * H, choices: Menu | None = None, **config: Any) -> Planner:
+    return Planner(
+        PolicyConfig(**{"name": "mpc", "tokens": tokens, "deadline_h": 24.0, "decide_s": H, **config}),
+        job=PlannedJob(tokens=tokens, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        time=GridTime(unix_s=0.0, grid_s=T0_S),
+        grid=Ramp(),
+        menu=choices or menu(),
+        make=lambda scaled: policy,
+        pausable=True,
+    )
+
+
+def test_a_policy_sees_the_job_as_it_is_and_each_later_hour_as_it_would_be() -> None:
+    policy = Wants(OFF)
+    plan = wishing(policy)
+    plan.decide(0.0, 0.0)
+    policy.seen.clear()
+    plan.decide(2 * H, 60.0 * H)
+    now, then = policy.seen
+    assert (now.epoch_s, now.step_s) == (H, H)
+    one = {"t_unix_s": T0_S + 2 * H, "left_s": 22 * H, "total_s": 24 * H, "tokens_left": 40.0 * H, "tokens": 100.0 * H}
+    one |= {"current": OFF, "held_s": 2 * H}
+    assert {name: getattr(now, name).tolist() for name in one} == {name: [value] for name, value in one.items()}
+    assert now.forecast_g_per_kwh[0, 0] == 1002.0 and now.past_g_per_kwh[0, -1] == 1001.0
+    later_h = np.arange(1.0, 22.0)  # every decision until the deadline, the job off until there
+    assert (then.left_s == (22 - later_h) * H).all() and (then.t_unix_s == T0_S + (2 + later_h) * H).all()
+    assert (then.held_s == (2 + later_h) * H).all() and (then.current == OFF).all()
+    assert (then.tokens_left == 40.0 * H).all() and (then.tokens == 100.0 * H).all() and (then.total_s == 24 * H).all()
+    assert then.job is not None and (then.job == 0).all(), "one job, whatever a policy remembers of it"
+    assert then.forecast_g_per_kwh[:, 0].tolist() == (1002.0 + later_h).tolist()
+    assert then.past_g_per_kwh[:, -1].tolist() == (1001.0 + later_h).tolist()
+    assert then.forecast_g_per_kwh[-1, -1] == 1023.0, "past what is forecast the last hour holds"
+
+
+def test_a_plan_of_seconds_looks_at_no_more_later_decisions_than_it_can_take_in() -> None:
+    policy = Wants(OFF)
+    word = wishing(policy, decide_s=1.0).decide(0.0, 0.0)
+    assert len(policy.seen[-1].left_s) < MOST_EPOCHS
+    assert word.next_s == T0_S + 1.0 and word.resume_s is not None, "the deadline needs it"
+
+
+def test_a_width_is_held_for_its_time_as_a_pause_is() -> None:
+    policy = Wants(OFF)
+    plan = wishing(policy, dwell_s=3 * H)
+    rows = [plan.decide(hour * H, 0.0).row != OFF for hour in range(5)]
+    policy.row = 2
+    rows += [plan.decide(hour * H, 0.0).row != OFF for hour in range(5, 9)]
+    assert rows == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_the_margin_of_the_configuration_is_kept() -> None:
+    late = wishing(Wants(OFF), tokens=150.0 * 20 * H)
+    assert late.decide(3 * H, 0.0).row == OFF
+    assert wishing(Wants(OFF), tokens=150.0 * 20 * H, margin_s=2 * H).decide(3 * H, 0.0).shielded
+
+
+def test_what_is_done_waits_for_nothing_and_what_nobody_knows_is_none() -> None:
+    plan = wishing(Wants(OFF))
+    done = plan.decide(H, 100.0 * H)
+    assert done.done and done.action is None and done.resume_s is None and done.resume_ranks is None
+    assert not plan.decide(H, 100.0 * H - 1.0).done
+    plan._grid.at = lambda grid_s, ahead_s: (np.full(24, np.nan), np.full(24, np.nan))  # type: ignore[method-assign]
+    word = plan.decide(H, 0.0)
+    assert word.g_per_kwh is None and word.to_dict()["g_per_kwh"] is None
+    assert or_none(np.array([1.0, np.nan, 0.0])) == [1.0, None, 0.0]
+
+
+def test_it_says_with_how_many_ranks_it_comes_back() -> None:
+    word = wishing(Wants(OFF), tokens=200.0 * H, choices=wide_menu()).decide(0.0, 0.0)
+    assert word.resume_s == T0_S + 23 * H and word.resume_ranks == 2, "as late as can be, and as wide"
+
+
+def test_off_is_no_choice_where_it_cannot_be_or_somebody_has_ended_it() -> None:
+    plan = wishing(Wants(OFF))
+    plan.pausable = False
+    word = plan.decide(0.0, 0.0)
+    assert word.action is not None and word.resume_s is None
+
+
+def test_near_the_deadline_it_decides_on_and_trains_at_once() -> None:
+    plan = wishing(Wants(OFF))
+    for left_s, next_s in ((1.5, 1.5), (1.0, H), (0.0, H), (-9.0, H)):
+        word = plan.decide(24 * H - left_s, 0.0)
+        assert word.next_s - word.grid_s == pytest.approx(next_s, abs=1e-6)
+        assert plan.next_on(24 * H - left_s, 0.0) == 24 * H - left_s
+
+
+# -- how fast the job is -----------------------------------------------------------------------------------------
+
+
+def test_older_epochs_count_less_in_the_speed_of_the_job() -> None:
+    plan = planner(1e9)  # in BF16, by the table at 100 tokens/s
+    plan.observe(50.0 * H, H)
+    assert plan.scale == pytest.approx(0.5)
+    plan.observe(100.0 * H, H)
+    assert plan.scale == pytest.approx((MEMORY * 50 + 100) / (MEMORY * 100 + 100)) and 0 < MEMORY < 1
+
+
+@pytest.mark.parametrize(
+    ("share", "scale"),
+    [
+        (0.0, 0.1),
+        (1000.0, 10.0),
+        (1 + 0.9 * RECALIBRATE, 1.0),
+        (1 - 0.9 * RECALIBRATE, 1.0),
+        (1 + 1.1 * RECALIBRATE, None),
+    ],
+)
+def test_a_speed_that_no_job_has_is_bounded_and_a_small_difference_is_none(share: float, scale: float | None) -> None:
+    plan = planner(1e9)
+    plan.observe(share * 100.0 * H, H)
+    assert plan.scale == pytest.approx(share if scale is None else scale)
+
+
+def test_a_pause_says_nothing_of_the_speed() -> None:
+    plan = planner(100.0 * H * 3)
+    assert plan.decide(0.0, 0.0).row == OFF
+    plan.observe(5.0, H)
+    plan.observe(0.0, 0.0)
+    assert plan.scale == 1.0
+
+
+def test_a_faster_job_is_planned_with_its_own_speed() -> None:
+    """At twice the speed of its table the same work fits into the clean half's last five hours."""
+    tokens = 150.0 * 23 * H
+    slow, fast = planner(tokens), planner(tokens)
+    fast.observe(2 * 100.0 * H, H)
+    assert slow.decide(0.0, 0.0).row != OFF and fast.decide(0.0, 0.0).row == OFF
+
+
+def test_an_action_of_no_table_is_not_in_use() -> None:
+    plan = planner(100.0 * H * 30, pausable=False, choices=wide_menu())
+    row = plan.row
+    plan.stayed(Action(gear=Gear.FP8, ranks=7))
+    assert plan.row == row
+
+
+@pytest.mark.parametrize(("ranks", "row"), [(2, 3), (1, 2), (3, 3), (None, 3)])
+def test_it_begins_with_the_usual_training(ranks: int | None, row: int) -> None:
+    """Of the widest BF16, though FP8 is faster; at a width without it with the fastest of that width."""
+    rows = [("bf16", 1, 100.0), ("fp8", 1, 150.0), ("bf16", 2, 200.0), ("fp8", 2, 300.0)]
+    table = [{"gear": gear, "ranks": n, "tokens_per_s": speed, "power_w": 500.0 * n} for gear, n, speed in rows]
+    choices = Menu.of(ActionTable.declare(table, device="declared"))
+    plan = Planner(
+        PolicyConfig(name="mpc", tokens=1e6, deadline_h=24.0),
+        job=PlannedJob(tokens=1e6, start_s=T0_S, deadline_s=T0_S + 24 * H),
+        time=GridTime(unix_s=0.0, grid_s=T0_S),
+        grid=Day(),
+        menu=choices,
+        make=Mpc,
+        pausable=True,
+        ranks=ranks,
+    )
+    assert plan.row == row
+
+
+# -- what is told ------------------------------------------------------------------------------------------------
+
+
+def test_the_hours_of_a_job_end_at_its_deadline() -> None:
+    class Rising:
+        """Intensity in hours since the start, as a mean of what is asked for."""
+
+        def mean(self, t0_unix_s: float, t1_unix_s: float) -> Any:
+            return types.SimpleNamespace(g_per_kwh=((t0_unix_s + t1_unix_s) / 2 - T0_S) / H)
+
+        def describe(self) -> dict[str, str]:
+            return {}
+
+    plan = planner(1e6, choices=menu(idle_w=40.0))
+    plan.job = replace(plan.job, deadline_s=T0_S + 2.5 * H)
+    told = plan_document(plan, policy="mpc", grid=GridOutlook(Rising()), past=[None, 1.0], tokens=7.0)
+    assert told["hourly_g_per_kwh"] == [0.5, 1.5, 2.25] and told["past_hourly_g_per_kwh"] == [None, 1.0]
+    assert told["held"] is True and told["static"] == 1 and told["tokens_done"] == 7.0 and told["speed_of_table"] == 1.0
+    assert [row["name"] for row in told["rows"]] == ["off", "bf16", "fp8"]
+    assert told["rows"][1] == {"name": "bf16", "tokens_per_s": 100.0, "power_w": 500.0, "width": 1}
+    free = plan_document(planner(1e6), policy="mpc", grid=GridOutlook(Rising()), past=[], tokens=0.0)
+    assert free["held"] is False and json.dumps(free)
