@@ -113,10 +113,12 @@ class CarbonBudget:
         events = [BudgetEvent(kind="near", text=text)]
         if str(gear) == self._cheapest:
             return events
-        share = 1.0 - self._least_j[self._cheapest] / self._least_j.get(str(gear), float("inf"))
-        saves = f"{self._cheapest} needs {share:.0%} less energy a token than {gear}"
-        if rest_g is not None:
-            saves += f", about {_mass(share * rest_g)} less for the rest of the job"
+        saves = f"{self._cheapest} needs least energy a token of the gears whose cost is known"
+        if str(gear) in self._least_j:
+            share = 1.0 - self._least_j[self._cheapest] / self._least_j[str(gear)]
+            saves = f"{self._cheapest} needs {share:.0%} less energy a token than {gear}"
+            if rest_g is not None:
+                saves += f", about {_mass(share * rest_g)} less for the rest of the job"
         if self._action == "warn":
             remedy = ": use it, or let policy.budget_action 'cheaper' do so"
             return [*events, BudgetEvent(kind="suggest", text=saves + remedy)]

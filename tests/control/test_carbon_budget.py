@@ -1,10 +1,13 @@
 """A carbon budget in a training: it is told once, a cheaper gear is taken, and the run ends where that is allowed."""
 
+import math
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,10 +15,14 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
+from greentrain.config.schema import PolicyConfig
 from greentrain.control import carbon_budget, coordination
+from greentrain.control.carbon_budget import BudgetWatch, CarbonBudget
 from greentrain.errors import GreenTrainWarning
 from greentrain.ledger.journal import read_journal
-from greentrain.types import Topology
+from greentrain.policy.action_table import ActionTable
+from greentrain.policy.menu import OFF, Menu
+from greentrain.types import Gear, Topology
 from tests.helpers.flat_meter import FlatMeter
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
@@ -138,3 +145,186 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
         for green in greens:
             green.close()
     assert ended[0] == ended[1] > 0
+
+
+# -- what follows from grams -------------------------------------------------------------------------------------
+
+TABLE = ActionTable.declare(
+    [
+        {"gear": "bf16", "tokens_per_s": 100, "power_w": 500},
+        {"gear": "fp8", "tokens_per_s": 125, "power_w": 500},
+        {"gear": "fp8", "cap": 0.5, "tokens_per_s": 100, "power_w": 300},
+    ],
+    device="declared",
+)
+MENU = Menu.of(TABLE, wanted=lambda action: action.cap == 1.0)
+"""Off; BF16 at 5 J a token; FP8 at 4."""
+
+
+@pytest.mark.parametrize(
+    ("action", "spent_g", "kinds", "vetoed", "stop"),
+    [
+        ("stop", 799.9, [], [], False),
+        ("warn", 800.0, ["near", "suggest"], [], False),
+        ("cheaper", 800.0, ["near", "cheaper"], [1], False),
+        ("stop", 800.0, ["near", "cheaper"], [1], False),
+        ("warn", 999.9, ["near", "suggest"], [], False),
+        ("warn", 1000.0, ["near", "suggest", "spent"], [], False),
+        ("cheaper", 1000.0, ["near", "cheaper", "spent"], [1], False),
+        ("stop", 999.9, ["near", "cheaper"], [1], False),
+        ("stop", 1000.0, ["near", "cheaper", "stop"], [1], True),
+    ],
+)
+def test_what_a_budget_asks_for(action: str, spent_g: float, kinds: list[str], vetoed: list[int], stop: bool) -> None:
+    budget = CarbonBudget(1000.0, action, MENU)
+    view = budget.look(spent_g, 50.0, 100.0, Gear.BF16)
+    assert [event.kind for event in view.events] == kinds
+    assert np.flatnonzero(view.vetoed).tolist() == vetoed and not view.vetoed[OFF], "a plan may pause all the same"
+    assert view.stop is stop and view.share == spent_g / 1000.0
+    again = budget.look(spent_g, 50.0, 100.0, Gear.BF16, reported=kinds)
+    assert again.events == () and again.stop is stop and (again.vetoed == view.vetoed).all(), "said once, done always"
+
+
+def test_grams_that_nobody_knows_spend_nothing() -> None:
+    view = CarbonBudget(1e-9, "stop", MENU).look(None, 50.0, 100.0, Gear.BF16)
+    assert math.isnan(view.share) and view.events == () and not view.stop and not view.vetoed.any()
+
+
+def test_what_it_says_of_a_budget_that_is_nearly_spent() -> None:
+    def said(tokens_done: float, tokens: float | None, gear: Gear = Gear.BF16, action: str = "warn") -> list[str]:
+        view = CarbonBudget(1000.0, action, MENU).look(800.0, tokens_done, tokens, gear)
+        return [event.text for event in view.events]
+
+    assert said(50.0, 200.0) == [
+        "800 g of the budget of 1 kg are spent (80%), for 25% of the tokens; as until now the whole job takes 3.2 kg",
+        "fp8 needs 20% less energy a token than bf16, about 480 g less for the rest of the job: use it, or let"
+        " policy.budget_action 'cheaper' do so",
+    ]
+    assert said(250.0, 200.0)[0].endswith("the whole job takes 800 g"), "more tokens than planned: nothing is left"
+    for tokens_done, tokens in ((0.0, 200.0), (50.0, None)):  # nothing to extrapolate from, or to
+        assert said(tokens_done, tokens) == [
+            "800 g of the budget of 1 kg are spent (80%)",
+            "fp8 needs 20% less energy a token than bf16: use it, or let policy.budget_action 'cheaper' do so",
+        ]
+    assert said(50.0, None, action="cheaper")[1] == (
+        "fp8 needs 20% less energy a token than bf16, so it is the only gear from now on"
+    )
+    assert len(said(50.0, None, Gear.FP8)) == 1, "there is no cheaper one"
+    assert said(50.0, None, Gear.FP32)[1].startswith("fp8 needs least energy a token of the gears whose cost is known:")
+
+
+def test_what_it_says_of_a_budget_that_is_spent() -> None:
+    def said(tokens_done: float, tokens: float | None, action: str = "stop") -> str:
+        return CarbonBudget(1000.0, action, MENU).look(1200.0, tokens_done, tokens, Gear.FP8).events[-1].text
+
+    assert said(150.0, 200.0) == (
+        "the budget of 1 kg is spent (1.2 kg) with 25% of the tokens left: a checkpoint is taken and the run ends"
+    )
+    assert said(250.0, 200.0).startswith("the budget of 1 kg is spent (1.2 kg) with 0% of the tokens left")
+    assert said(150.0, None, "warn") == (
+        "the budget of 1 kg is spent (1.2 kg); policy.budget_action 'warn' lets it go on"
+    )
+
+
+# -- the books of a run ------------------------------------------------------------------------------------------
+
+
+class Books:
+    """A run whose books a test writes, on a clock that the test moves by a second a step."""
+
+    def __init__(self, action: str = "stop", gears: tuple[Gear, ...] = (Gear.BF16, Gear.FP8), **more: Any) -> None:
+        self.s, self.looks = 0.0, list[float]()
+        self.run_id, self.topology = "a-run", Topology()
+        self.sums: Any = SimpleNamespace(emissions_g=0.0, energy_j=1.0, unpriced_j=0.0)
+        self.warnings, self.events = list[str](), list[str]()
+        config = PolicyConfig(budget_g=1000.0, budget_action=action)
+        self.watch = BudgetWatch(config, self, gears, unix_s=lambda: self.s, **more)  # type: ignore[arg-type]
+
+    def job_sums(self) -> Any:
+        self.looks.append(self.s)
+        if isinstance(self.sums, Exception):
+            raise self.sums
+        return self.sums
+
+    def warn(self, text: str, then: str = "") -> None:
+        self.warnings.append(text)
+
+    def event(self, name: str, text: str, **more: Any) -> None:
+        self.events.append(more["budget"])
+
+    def train(self, steps: int, table: ActionTable | None = TABLE) -> None:
+        for _ in range(steps):
+            self.s += 1.0
+            self.watch.stepped(100.0 * self.s, Gear.BF16, table)
+
+
+@pytest.fixture
+def seldom(often: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carbon_budget, "LOOK_S", 5.0)
+
+
+@pytest.mark.usefixtures("seldom")
+def test_the_books_are_looked_at_now_and_then_and_what_is_new_is_done() -> None:
+    job = Books()
+    job.train(60)
+    assert 10 <= len(job.looks) <= 13 and job.looks[0] >= 4.0, "every five seconds, not in every step"
+    job.sums.emissions_g = 900.0
+    job.train(10)
+    assert job.events == ["near", "cheaper"] and len(job.warnings) == 2
+    assert job.watch.vetoes == {Gear.BF16: "the carbon budget is nearly spent"} and not job.watch.stop
+    job.train(30)
+    assert job.events == ["near", "cheaper"], "once"
+    job.sums.emissions_g = 100.0  # the grid's figures were corrected
+    job.train(10)
+    assert job.watch.vetoes == {} and job.watch.reported == ("near", "cheaper")
+    job.sums.emissions_g = 1000.0
+    job.train(10)
+    assert job.watch.stop and job.events == ["near", "cheaper", "stop"]
+    looks = len(job.looks)
+    job.train(60)
+    assert len(job.looks) == looks, "it ends: nothing is left to be looked at"
+
+
+@pytest.mark.usefixtures("seldom")
+def test_a_resumed_run_says_nothing_twice_but_still_ends() -> None:
+    job = Books(reported=("near", "cheaper", "stop"))
+    job.sums.emissions_g = 2000.0
+    job.train(10)
+    assert job.watch.stop and not job.events and not job.warnings
+
+
+@pytest.mark.usefixtures("seldom")
+@pytest.mark.parametrize(("unpriced_j", "spends"), [(0.0, True), (9.0, True), (10.0, False)])
+def test_joules_of_which_no_gram_is_known_spend_nothing(unpriced_j: float, spends: bool) -> None:
+    job = Books()
+    job.sums = SimpleNamespace(emissions_g=2000.0, energy_j=10.0, unpriced_j=unpriced_j)
+    job.train(10)
+    assert job.watch.stop is spends
+
+
+@pytest.mark.usefixtures("seldom")
+def test_books_that_cannot_be_read_do_not_end_the_training() -> None:
+    job = Books()
+    job.sums = ZeroDivisionError("a bug of ours")
+    job.train(10)
+    assert job.warnings[0] == "the carbon budget could not be looked at (ZeroDivisionError('a bug of ours'))"
+    job.sums = SimpleNamespace(emissions_g=2000.0, energy_j=10.0, unpriced_j=0.0)
+    job.train(10)
+    assert job.watch.stop
+
+
+@pytest.mark.usefixtures("seldom")
+@pytest.mark.parametrize("table", [None, ActionTable(costs=(), device="nothing", created_unix_s=0.0)])
+def test_where_no_gear_was_measured_none_is_ruled_out(table: ActionTable | None) -> None:
+    job = Books()
+    job.sums.emissions_g = 900.0
+    job.train(10, table)
+    assert job.events == ["near"] and job.watch.vetoes == {}
+
+
+@pytest.mark.usefixtures("seldom")
+def test_only_gears_of_the_run_at_full_power_are_compared() -> None:
+    job = Books(gears=(Gear.BF16,))
+    job.sums.emissions_g = 900.0
+    job.train(10)
+    assert job.events == ["near"] and job.watch.vetoes == {}, "FP8 is cheaper, but not this run's"
