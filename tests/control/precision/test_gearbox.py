@@ -1,20 +1,34 @@
 """One model, four gears: what attach changes, and what it leaves alone."""
 
 import copy
+import gc
 import io
+import logging
 import pickle
 import subprocess
 import sys
+import types
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from greentrain.config.schema import PrecisionConfig
-from greentrain.control.precision.gearbox import GearBox
-from greentrain.control.precision.layers import GearLinear
-from greentrain.errors import ConfigError
+from greentrain.control.precision import gearbox
+from greentrain.control.precision.gearbox import (
+    LIMIT,
+    LOGGER,
+    GearBox,
+    RecompileWatch,
+    _to_fp32,
+    check_gears,
+    unwrap,
+)
+from greentrain.control.precision.layers import GearLinear, attach_layer
+from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.types import Gear
 
 WIDTH = 32
@@ -147,7 +161,7 @@ def test_a_pickled_module_loads_without_greentrain(tmp_path: Path) -> None:
         f"net = torch.load({str(tmp_path / 'net.pt')!r}, weights_only=False)\n"
         "print(type(net).__name__, type(net[0]).__name__, tuple(net(torch.ones(2, 32)).shape))\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert out.stdout.strip() == "Sequential Linear (2, 32)"
 
 
@@ -258,3 +272,248 @@ def test_deepspeed_that_keeps_half_weights_is_refused() -> None:
 def test_torchscript_is_refused() -> None:
     with pytest.raises(ConfigError, match="TorchScript"), pytest.warns(DeprecationWarning):
         box("bf16").attach(torch.jit.trace(nn.Linear(WIDTH, WIDTH), X))  # type: ignore[no-untyped-call]
+
+
+# -- dynamo's limit ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dynamo(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Dynamo as it is once something has loaded it: its limit is all that is looked at."""
+    loaded = types.SimpleNamespace(config=types.SimpleNamespace(recompile_limit=8))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", loaded)
+    return loaded.config
+
+
+def test_several_gears_raise_the_number_of_graphs_that_dynamo_keeps_and_put_it_back(dynamo: Any) -> None:
+    told = logging.getLogger(LOGGER)
+    before = list(told.handlers)
+    alone, gears = RecompileWatch(1), RecompileWatch(2)
+    alone.prepare()
+    assert dynamo.recompile_limit == 8 and told.handlers == before, "one gear is one graph, as without us"
+    gears.prepare()
+    gears.prepare()
+    assert dynamo.recompile_limit == LIMIT and len(told.handlers) == len(before) + 1
+    another = RecompileWatch(4)
+    another.prepare()
+    another.stop()
+    assert dynamo.recompile_limit == LIMIT, "another session's model still needs it"
+    gears.stop()
+    gears.stop()
+    assert dynamo.recompile_limit == 8 and told.handlers == before
+
+
+@pytest.mark.parametrize("users", [LIMIT, 500])
+def test_a_higher_limit_of_the_users_stays(dynamo: Any, users: int) -> None:
+    dynamo.recompile_limit = users
+    watch = RecompileWatch(3)
+    watch.prepare()
+    assert dynamo.recompile_limit == users
+    watch.stop()
+    assert dynamo.recompile_limit == users
+
+
+def test_a_model_that_is_dropped_with_its_gears_on_leaves_no_limit_behind(dynamo: Any) -> None:
+    watch = RecompileWatch(2)
+    watch.prepare()
+    del watch
+    gc.collect()
+    assert dynamo.recompile_limit == 8
+
+
+def test_that_dynamo_gave_up_is_told_once_and_nothing_else_is(dynamo: Any) -> None:
+    watch, log = RecompileWatch(2), logging.getLogger(LOGGER)
+    watch.prepare()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            log.warning("torch._dynamo hit something else")
+            log.info("recompile_limit is 64")
+        with pytest.warns(GreenTrainWarning, match="hit its limit of 64 graphs and runs the rest uncompiled") as told:
+            log.warning("torch._dynamo hit config.recompile_limit (%d)", 64)
+            log.warning("torch._dynamo hit config.recompile_limit (%d)", 64)
+        assert len(told) == 1
+    finally:
+        watch.stop()
+
+
+# -- wrappers ----------------------------------------------------------------------------------------------------
+
+
+class DistributedDataParallel(nn.Module):
+    """Torch's, as far as its name and its child go."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+class FullyShardedDataParallel(DistributedDataParallel):
+    """FSDP 1 gathers weights in a dtype of its policy."""
+
+    def __init__(self, module: nn.Module, gathers: torch.dtype | None) -> None:
+        super().__init__(module)
+        self.mixed_precision = None if gathers is None else types.SimpleNamespace(param_dtype=gathers)
+
+
+class Sharded(Net):
+    """FSDP 2: the class of the module itself knows its state."""
+
+    gathers: torch.dtype | None = None
+
+    def _get_fsdp_state(self) -> Any:
+        return types.SimpleNamespace(_mp_policy=types.SimpleNamespace(param_dtype=self.gathers))
+
+
+def test_the_model_is_found_in_all_its_wrappers_and_a_child_of_that_name_is_none() -> None:
+    net = Net()
+    assert unwrap(DistributedDataParallel(DistributedDataParallel(net))) is net
+    outer = nn.Module()
+    outer.module = net
+    assert unwrap(outer) is outer, "a model of the user may call its child so"
+    compiled = torch.compile(DistributedDataParallel(net), backend="eager")
+    assert unwrap(compiled) is net  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gathers", "gears", "refused"),
+    [
+        (torch.bfloat16, ("bf16", "fp8"), None),
+        (torch.bfloat16, ("bf16", "fp32"), "fp32"),
+        (torch.float16, ("fp16",), None),
+        (torch.float16, ("fp16", "fp8"), "fp8"),
+        (torch.float32, ("fp32", "bf16", "fp8"), None),
+        (None, ("fp32", "bf16"), None),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_weights_that_are_gathered_in_a_precision_keep_to_it(
+    gathers: torch.dtype | None, gears: tuple[str, ...], refused: str | None, version: int
+) -> None:
+    sharded = Sharded()
+    sharded.gathers = gathers
+    model = FullyShardedDataParallel(Net(), gathers) if version == 1 else sharded
+    wanted = [Gear(gear) for gear in gears]
+    if refused is None:
+        check_gears(model, wanted, torch.device("cpu"))
+        return
+    kind = "FullyShardedDataParallel" if version == 1 else "Sharded"
+    name = str(gathers).removeprefix("torch.")
+    with pytest.raises(ConfigError, match=rf"holds {refused}, which .*: {kind} gathers its weights in {name}; drop"):
+        check_gears(model, wanted, torch.device("cpu"))
+
+
+def test_frozen_half_weights_fix_nothing_and_a_deepspeed_of_fp16_does() -> None:
+    net = Net()
+    net.norm.half().requires_grad_(False)
+    check_gears(net, [Gear.FP32, Gear.BF16], torch.device("cpu"))
+
+    class DeepSpeedEngine(nn.Module):
+        module = Net()
+
+        def fp16_enabled(self) -> bool:
+            return True
+
+    with pytest.raises(ConfigError, match="holds bf16, which .*: DeepSpeed keeps the weights in float16; turn"):
+        check_gears(DeepSpeedEngine(), [Gear.FP16, Gear.BF16], torch.device("cpu"))
+
+
+def test_a_gpu_without_bf16_is_told_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    able = [False]
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: able[0] or including_emulation
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(
+        ConfigError, match="holds bf16, fp8, which cannot work here: Tesla T4 has no BF16; use fp32 and"
+    ):
+        check_gears(Net(), list(Gear), torch.device("cuda"))
+    check_gears(Net(), [Gear.FP32, Gear.FP16], torch.device("cuda"))
+    check_gears(Net(), list(Gear), torch.device("cpu"))
+    able[0] = True
+    check_gears(Net(), list(Gear), torch.device("cuda"))
+
+
+# -- one model, one session --------------------------------------------------------------------------------------
+
+
+def test_a_model_belongs_to_one_session_and_a_session_to_one_model() -> None:
+    net, gears = Net(), box("bf16")
+    gears.attach(net)
+    gears.attach(DistributedDataParallel(net))  # as a framework has wrapped it since
+    with pytest.raises(ConfigError, match="shifts the gears of one model already"):
+        gears.attach(Net())
+    with pytest.raises(ConfigError, match="has the gears of another GreenSession"):
+        box("bf16").attach(nn.Sequential(net))
+    fp8 = box("bf16", "fp8")
+    other = Net()
+    fp8.attach(other, wrap_forward=False)
+    with pytest.raises(ConfigError, match="has the gears of another GreenSession"):
+        box("fp32").attach(other)
+    gears.detach()
+    gears.detach()
+    again = box("bf16")
+    again.attach(net)
+    assert again.model is net
+
+
+def test_a_forward_that_somebody_has_replaced_is_refused_unless_a_framework_enters_the_context() -> None:
+    net = Net()
+    net.forward = lambda x: x  # type: ignore[method-assign, assignment]
+    with pytest.raises(ConfigError, match="the forward of Net was replaced already"):
+        box("bf16").attach(net)
+    gears = box("bf16")
+    gears.attach(net, wrap_forward=False)
+    assert type(net) is Net and not gears.entered
+    with gears.context("cpu"):
+        assert torch.is_autocast_enabled("cpu")
+    assert gears.entered, "a training forward has run in the gears"
+
+
+def test_the_forward_counts_as_entered_in_training_alone_and_anew_for_each_model() -> None:
+    net, gears = Net(), box("bf16", "fp8")
+    gears.attach(net)
+    net.eval()
+    net(X)
+    assert not gears.entered
+    net.train()
+    net(X)
+    assert gears.entered
+    gears.detach()
+    gears.attach(Net())
+    assert not gears.entered
+
+
+def test_a_layer_that_cannot_be_attached_leaves_the_model_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, gears = Net(), box("bf16", "fp8")
+    calls = []
+
+    def attach(module: nn.Module, *rest: Any) -> None:
+        calls.append(module)
+        if len(calls) == 2:
+            raise MemoryError
+        attach_layer(module, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gearbox, "attach_layer", attach)
+    with pytest.raises(MemoryError):
+        gears.attach(net)
+    assert type(net) is Net and type(net.up) is nn.Linear and gears.model is None
+
+
+def test_evaluation_runs_in_bf16_where_it_can_else_in_the_most_exact_gear() -> None:
+    def usual(*gears: str) -> Gear:
+        return GearBox(PrecisionConfig(gears=gears)).eval_gear
+
+    assert usual("fp8", "fp32", "bf16") is Gear.BF16
+    assert usual("fp16", "fp8", "fp32") is Gear.FP32 and usual("fp8", "fp16") is Gear.FP16 and usual("fp8") is Gear.FP8
+    gears = box("fp32", "fp8", eval_gear="fp8")
+    assert gears.runs_fp8(training=False) and not gears.runs_fp8(training=True)
+
+
+def test_half_outputs_come_back_as_fp32_wherever_they_are_and_others_as_they_are() -> None:
+    ids, half = torch.ones(2, dtype=torch.int64), torch.ones(2, dtype=torch.float16)
+    double = torch.ones(2, dtype=torch.float64)
+    found = _to_fp32({"a": [half, ids], "b": (half.bfloat16(), "text", double)})
+    assert [t.dtype for t in found["a"]] == [torch.float32, torch.int64]
+    assert found["b"][0].dtype is torch.float32 and found["b"][1:] == ("text", double) and _to_fp32(ids) is ids
+    assert _to_fp32(half).dtype is torch.float32
