@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
+from greentrain.config.schema import GreenConfig
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 
 POWER_W = 100.0
@@ -95,6 +97,72 @@ class Text(Dataset[dict[str, Tensor]]):
 
 def text_loader(items: int = 16, batch: int = 2) -> DataLoader[dict[str, Tensor]]:
     return DataLoader(Text(items), batch_size=batch)
+
+
+class Gears:
+    """What a driver asks of a session's gears, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.box = SimpleNamespace(model=None)
+        self.recorder = None
+
+    def attach(self, model: Any, **how: Any) -> None:
+        self.told.append(("attach", how))
+        self.box.model = model
+
+    def detach(self) -> None:
+        self.told.append("detach")
+        self.box.model = None
+
+    def bind(self, optimizer: Any, *, counts: bool) -> None:
+        self.told.append(("bind", optimizer, counts))
+
+    def check(self, model: Any) -> None:
+        self.told.append(("check", model))
+
+    def boundary(self) -> None:
+        self.told.append("boundary")
+
+
+class Told:
+    """A session that only keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.running, self.gears, self.parameters, self.report_path = False, None, None, None
+        self.checkpoint_due = self.should_stop = False
+        self.config = GreenConfig()
+
+    def start(self, place: Any, batches: Any) -> None:
+        self.running = True
+        self.told.append((place.rank, place.world_size, place.local_rank, place.local_world_size, batches))
+
+    def begin(self, name: str) -> int:
+        self.told.append(f"+{name}")
+        return len(self.told)
+
+    def end(self, name: str, token: int = 0) -> None:
+        self.told.append((f"-{name}", token))
+
+    def step(self, tokens: int = 0, samples: int = 0) -> None:
+        self.told.append((tokens, samples))
+
+    def load_state_dict(self, state: Any) -> None:
+        self.told.append(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"run": "one"}
+
+    def metrics(self) -> dict[str, float]:
+        return {"green/energy_j": 1.0 if self.running else 2.0}
+
+    def checkpoint(self) -> None:
+        self.told.append("checkpoint")
+
+    def close(self, reason: str) -> None:
+        self.running = False
+        self.told.append(reason)
 
 
 @pytest.fixture

@@ -33,6 +33,13 @@ class Encoding(UserDict[str, Any]):
         (None, (0, 0)),
         ("text", (0, 0)),
         ([], (0, 0)),
+        ({"a": {"b": {"c": IDS}}}, (24, 4)),
+        ({"a": {"b": {"c": [IDS]}}}, (0, 0)),  # deeper than batches are
+        ([{}] * 7 + [{"input_ids": IDS}], (24, 4)),
+        ([{"mask": torch.ones(2)}] * 8 + [{"input_ids": IDS}], (0, 2)),  # beyond the first few it is not looked for
+        (torch.zeros(4, 6, dtype=torch.int16), (0, 4)),  # no type of token ids
+        (torch.zeros(4, dtype=torch.int64), (0, 4)),  # labels
+        ({"input_ids": "text", "image": IMAGE}, (0, 4)),
     ],
 )
 def test_count(batch: Any, expected: tuple[int, int]) -> None:

@@ -5,6 +5,7 @@ import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from greentrain.callbacks.driver import Driver
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.types import Phase
 from greentrain.utils.never_raise import never_raises
-from tests.callbacks.conftest import Recorder, TinyLM
+from tests.callbacks.conftest import Gears, Recorder, TinyLM, Told
 
 Make = Callable[..., Recorder]
 
@@ -212,3 +213,178 @@ def test_ranks_that_share_a_batch_of_an_accelerator_count_it_once(recorder: Make
     alone = types.SimpleNamespace(tp_size=1, cp_size=1, sp_size=1)
     assert driver.batches_of(types.SimpleNamespace(parallelism_config=alone, process_index=0, num_processes=8)) is None
     assert driver.batches_of(None) is None
+
+
+# -- without a session's threads ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def driver() -> Driver:
+    driver = Driver(None)
+    driver.session = Told()  # type: ignore[assignment]
+    return driver
+
+
+@pytest.fixture
+def told(driver: Driver) -> list[Any]:
+    return driver.session.told  # type: ignore[attr-defined, no-any-return]
+
+
+IDS = torch.zeros(2, 5, dtype=torch.int64)
+
+
+def test_a_step_has_the_batches_since_the_last_one_and_parts_of_a_sequence_are_whole_again(
+    driver: Driver, told: list[Any]
+) -> None:
+    driver.add(IDS)
+    driver.add(IDS)
+    driver.step()
+    driver.step()
+    driver.shards = 4  # each rank gets a quarter of every sequence
+    driver.add(IDS)
+    driver.step()
+    driver.add(IDS)
+    driver.step(tokens=7)
+    driver.add(IDS)
+    driver.step(tokens=0)
+    assert told == [(20, 4), (0, 0), (40, 2), (7, 2), (0, 2)]
+
+
+def test_what_was_counted_before_a_run_ended_is_not_the_next_ones(driver: Driver, told: list[Any]) -> None:
+    driver.start(rank=0, world_size=1, local_rank=0)
+    driver.add(IDS)
+    driver.stop("exception")
+    driver.stop("exception")
+    driver.start(rank=0, world_size=1, local_rank=0)
+    driver.step()
+    assert told == [(0, 1, 0, 1, None), "exception", (0, 1, 0, 1, None), (0, 0)]
+
+
+@pytest.mark.parametrize(("said", "local_rank", "size"), [(4, 1, 4), (2, 3, 4), (None, 3, 4)])
+def test_a_node_has_at_least_as_many_ranks_as_it_numbers(
+    driver: Driver, told: list[Any], monkeypatch: pytest.MonkeyPatch, said: int | None, local_rank: int, size: int
+) -> None:
+    monkeypatch.setattr("greentrain.callbacks.driver.local_size", lambda rank, world, local_rank: 1)
+    driver.start(rank=local_rank, world_size=8, local_rank=local_rank, local_world_size=said)
+    assert told == [(local_rank, 8, local_rank, size, None)]
+
+
+def test_a_parameter_that_deepspeed_has_scattered_counts_as_a_whole(driver: Driver) -> None:
+    model = torch.nn.Linear(3, 2)
+    model.weight.ds_numel = 600  # type: ignore[assignment]
+    driver.start(rank=0, world_size=1, local_rank=0, model=model)
+    assert driver.session.parameters == 602
+
+
+def test_without_a_parallelism_config_the_mesh_of_the_accelerator_tells(driver: Driver) -> None:
+    assert driver.batches_of(types.SimpleNamespace(torch_device_mesh="a mesh")) == "a mesh"
+    assert driver.batches_of(types.SimpleNamespace()) is None
+    parallel = types.SimpleNamespace(tp_size=2, cp_size=3, sp_size=2)
+    accelerator = types.SimpleNamespace(parallelism_config=parallel, process_index=25, num_processes=48)
+    assert driver.batches_of(accelerator) == (2, 4), "twelve neighbours share a batch"
+    assert (driver.shards, driver.ulysses) == (6, 2), "tensor parallel ranks see whole sequences"
+
+
+def test_a_model_that_had_gears_is_plain_again_before_the_next_gets_them(driver: Driver) -> None:
+    gears = driver.session.gears = Gears()  # type: ignore[misc, assignment]
+    one, other = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    cpu = torch.device("cpu")
+    driver.gear(one, device=cpu, scaler=None)
+    driver.gear(torch.nn.DataParallel(one), device=cpu, scaler="a scaler")
+    driver.gear(other, device=cpu, scaler=None, wrap_forward=False)
+    plain = {"device": cpu, "scaler": None, "wrap_forward": True}
+    assert gears.told == [
+        "detach",
+        ("attach", plain),
+        ("attach", {**plain, "scaler": "a scaler"}),
+        "detach",
+        ("attach", {**plain, "wrap_forward": False}),
+    ]
+    gears.told.clear()
+    driver.bind("an optimizer")
+    driver.bind("an engine's", counts=False)
+    driver.boundary()
+    driver.release()
+    assert gears.told == [("bind", "an optimizer", True), ("bind", "an engine's", False), "boundary", "detach"]
+
+
+def test_without_gears_there_is_nothing_to_shift(driver: Driver, told: list[Any]) -> None:
+    driver.gear(torch.nn.Linear(1, 1), device=torch.device("cpu"), scaler=None)
+    driver.bind("an optimizer")
+    driver.boundary()
+    driver.release()
+    assert told == []
+
+
+def test_a_phase_that_is_left_is_the_one_that_was_entered(driver: Driver, told: list[Any]) -> None:
+    for phase in (Phase.DATA, Phase.FORWARD, Phase.FORWARD, None):
+        driver.enter(phase)
+    assert told == ["+data", ("-data", 1), "+forward", ("-forward", 3)]
+    told.clear()
+    with driver.nested(Phase.CHECKPOINT):
+        driver.enter(Phase.DATA)
+    assert told == ["+checkpoint", "+data", ("-checkpoint", 1)]
+
+
+def test_blocks_that_generate_may_be_nested(driver: Driver, told: list[Any]) -> None:
+    model = TinyLM()
+    driver.tap(model, counts=True, after=Phase.BACKWARD)
+    with torch.no_grad(), driver.alone(Phase.GENERATE):
+        with driver.alone(Phase.REWARD):
+            model(IDS, labels=IDS)
+        model(IDS, labels=IDS)
+    model(IDS, labels=IDS)
+    phases = [mark for mark in told if isinstance(mark, str)]
+    assert phases == ["+generate", "+reward", "+forward", "+backward"]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_only_inputs_of_the_runs_model_count_and_only_in_training(
+    driver: Driver, told: list[Any], counts: bool
+) -> None:
+    model = TinyLM()
+    driver.tap(model, counts=counts, after=None)
+    model(IDS, IDS)  # by place
+    model(input_ids=IDS, labels=IDS)
+    with torch.no_grad():
+        model(IDS, IDS)
+    model.eval()
+    model(IDS, IDS)
+    driver.step()
+    assert told[-1] == ((20, 4) if counts else (0, 0))
+    assert [mark for mark in told if isinstance(mark, str)] == ["+forward"] * 3 + ["+eval"]
+
+
+def test_an_evaluation_stays_in_its_phase_behind_each_forward(driver: Driver, told: list[Any]) -> None:
+    model = TinyLM().eval()
+    driver.tap(model, counts=True, after=Phase.BACKWARD)
+    model(IDS, IDS)
+    assert told == ["+eval"]
+
+
+def test_a_method_that_somebody_had_replaced_gets_that_back(driver: Driver) -> None:
+    class Engine:
+        def step(self) -> str:
+            return "the class's"
+
+    engine = Engine()
+    engine.step = lambda: "the user's"  # type: ignore[method-assign]
+    driver.replace(engine, "step", lambda: "ours")
+    assert engine.step() == "ours"
+    driver.release()
+    assert engine.step() == "the user's"
+    other = Engine()
+    driver.replace(other, "step", lambda: "ours")
+    driver.release()
+    driver.release()
+    assert other.step() == "the class's" and not vars(other)
+
+
+def test_a_checkpoint_of_rank_0_gives_each_rank_the_run_and_rank_0_its_totals(driver: Driver, told: list[Any]) -> None:
+    state = {"run": "one", "totals": {"steps": 3}}
+    driver.load(state, 0)
+    driver.load(state, 1)
+    driver.load({}, 0)
+    driver.session.running = True  # type: ignore[misc]
+    driver.load(state, 0)
+    assert told == [state, {"run": "one", "totals": {}}]

@@ -20,11 +20,12 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_callback import DefaultFlowCallback
 
 from greentrain.callbacks.transformers import GreenCallback
-from greentrain.errors import GreenTrainWarning
+from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
-from tests.callbacks.conftest import CONTEXT, VOCAB, Recorder, Text
+from tests.callbacks.conftest import CONTEXT, VOCAB, Gears, Recorder, Text, TinyLM, Told
 
 pytestmark = [
     pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
@@ -220,3 +221,165 @@ def test_the_trainers_count_of_all_ranks_is_shared_to_the_last_token(recorder: M
             callback.on_step_end(args, types.SimpleNamespace(num_input_tokens_seen=seen), TrainerControl())
     assert sum(told) == 205
     assert max(told[::3]) - min(told[::3]) <= 1
+
+
+# -- without a training --------------------------------------------------------------------------------------------
+
+
+class Caller(Trainer):
+    """A Trainer only in name, whose events a test tells."""
+
+    def __init__(self, callback: GreenCallback, *others: TrainerCallback) -> None:
+        self.callback, self.model_wrapped = callback, TinyLM()
+        self.callback_handler = types.SimpleNamespace(callbacks=[DefaultFlowCallback(), *others, callback])  # type: ignore[assignment]
+        self.accelerator = types.SimpleNamespace(scaler=None)  # type: ignore[assignment]
+        self.args: Any = types.SimpleNamespace(
+            process_index=0, world_size=1, local_process_index=0, include_num_input_tokens_seen="no", device="cpu"
+        )
+        self.state: Any = types.SimpleNamespace(
+            num_input_tokens_seen=0, global_step=0, stateful_callbacks={}, log_history=[{}]
+        )
+        self.control = TrainerControl()
+
+    def tell(self, event: str, **more: Any) -> None:
+        getattr(self.callback, event)(self.args, self.state, self.control, **more)
+
+
+@pytest.fixture
+def callback() -> GreenCallback:
+    callback = GreenCallback()
+    callback.session = callback._driver.session = Told()  # type: ignore[assignment]
+    return callback
+
+
+@pytest.fixture
+def told(callback: GreenCallback) -> list[Any]:
+    return callback.session.told  # type: ignore[attr-defined, no-any-return]
+
+
+def _begin(caller: Caller) -> None:
+    caller.tell("on_train_begin", model=TinyLM(), optimizer="an optimizer")
+
+
+def test_a_plan_gets_its_checkpoint_and_its_end_from_the_trainer(callback: GreenCallback, told: list[Any]) -> None:
+    caller = Caller(callback)
+    for due, stop in ((False, False), (True, False), (False, True)):
+        caller.control = TrainerControl()
+        callback.session.checkpoint_due, callback.session.should_stop = due, stop  # type: ignore[misc]
+        caller.tell("on_step_end")
+        assert (caller.control.should_save, caller.control.should_training_stop) == (due, stop)
+    caller.control.should_evaluate = caller.control.should_save = True
+    caller.tell("on_epoch_end")
+    assert [mark for mark in told if isinstance(mark, str)] == ["+data", "+checkpoint", "+data", "+eval"]
+    caller.control = TrainerControl()
+    caller.tell("on_save")
+    assert told[-2:] == ["+data", "checkpoint"], "what is written next is in the run's own checkpoint, too"
+
+
+def test_the_steps_of_a_deepspeed_engine_and_of_a_sequence_in_parts_are_told(callback: GreenCallback) -> None:
+    caller, gears = Caller(callback), Gears()
+    gears.box.model = caller.model_wrapped
+    callback.session.gears = gears  # type: ignore[misc, assignment]
+    caller.model_wrapped.global_steps = 0  # type: ignore[assignment]
+    caller.state.num_input_tokens_seen = 40  # of the run that this one continues
+    _begin(caller)
+    assert ("bind", "an optimizer", False) in gears.told, "its optimizer steps once a sub-group"
+    gears.told.clear()
+    caller.args.include_num_input_tokens_seen = True
+    callback._driver.ulysses = 2
+    caller.state.num_input_tokens_seen = 100
+    caller.tell("on_step_end")
+    assert gears.told == ["boundary"]
+    assert [mark for mark in callback.session.told if isinstance(mark, tuple)][-1] == (120, 0)  # type: ignore[attr-defined]
+
+
+def test_gears_need_the_model_before_it_is_prepared_and_bind_the_optimizer_that_steps(callback: GreenCallback) -> None:
+    caller, gears = Caller(callback), Gears()
+    callback.session.gears = gears  # type: ignore[misc, assignment]
+    with pytest.raises(ConfigError, match=r"needs the model before the Trainer prepares it.*not to add_callback"):
+        _begin(caller)
+    assert not callback.session.running, "nothing is left open by what is refused"
+    gears.box.model = caller.model_wrapped
+    _begin(caller)
+    assert gears.told == [("check", caller.model_wrapped), ("bind", "an optimizer", True)]
+    caller.tell("on_step_end")
+    assert "boundary" not in gears.told
+
+
+def test_it_comes_behind_the_flow_and_before_the_loggers(callback: GreenCallback) -> None:
+    logger = Slow()
+    caller = Caller(callback, logger)
+    flow = caller.callback_handler.callbacks[0]
+    _begin(caller)
+    assert caller.callback_handler.callbacks == [flow, callback, logger]
+    assert len(caller.model_wrapped._forward_hooks) == 1, "what training calls is what is followed"
+
+
+def test_a_training_that_was_left_is_over_before_the_next_begins(callback: GreenCallback, told: list[Any]) -> None:
+    caller = Caller(callback)
+    _begin(caller)
+    _begin(caller)
+    runs = [mark for mark in told if mark == "exception" or isinstance(mark, tuple)]
+    assert runs == [(0, 1, 0, 1, None), "exception", (0, 1, 0, 1, None)]
+    assert len(caller.model_wrapped._forward_hooks) == 1
+    with pytest.raises(KeyboardInterrupt):
+        callback._ended(lambda: (_ for _ in ()).throw(KeyboardInterrupt))()
+    assert told[-1] == "exception" and not callback._training
+    assert callback._ended(lambda: 3)() == 3
+
+
+def test_gears_come_back_for_a_training_that_goes_on_with_smaller_batches(callback: GreenCallback) -> None:
+    caller, gears = Caller(callback), Gears()
+    callback.session.gears = gears  # type: ignore[misc, assignment]
+    gears.box.model = caller.model_wrapped
+    _begin(caller)
+    gears.told.clear()
+    gears.box.model = caller.model_wrapped
+    _begin(caller)
+    assert [word[0] if isinstance(word, tuple) else word for word in gears.told[:3]] == ["detach", "detach", "attach"]
+
+
+def test_only_a_training_that_goes_on_continues_a_run(callback: GreenCallback, told: list[Any]) -> None:
+    caller = Caller(callback)
+    _begin(caller)
+    assert {"run": "one"} not in told and caller.state.stateful_callbacks["GreenCallback"] == callback.state()
+    callback._driver.stop("finished")
+    caller.state.global_step = 4
+    _begin(caller)
+    assert told.count({"run": "one"}) == 1
+    callback._driver.stop("finished")
+    caller.state.stateful_callbacks["GreenCallback"] = [callback.state(), callback.state()]
+    caller.args.process_index, caller.args.world_size = 1, 2
+    _begin(caller)
+    assert told.count({"run": "one", "totals": {}}) == 1, "the totals are rank 0's"
+
+
+def test_the_last_log_has_what_the_run_has_booked_in_the_end(callback: GreenCallback, told: list[Any]) -> None:
+    caller = Caller(callback)
+    logs: dict[str, float] = {"loss": 1.0}
+    caller.tell("on_log", logs=logs)
+    assert logs == {"loss": 1.0}, "no run"
+    _begin(caller)
+    caller.tell("on_log", logs=logs)
+    assert logs == {"loss": 1.0, "green/energy_j": 1.0} and caller.state.log_history[-1] == {"green/energy_j": 1.0}
+    last: dict[str, float] = {"train_loss": 1.0}
+    caller.tell("on_log", logs=last)
+    assert last == {"train_loss": 1.0, "green/energy_j": 2.0} and told[-1] == "finished"
+    caller.tell("on_train_end")
+    assert caller.state.log_history[-1]["green/energy_j"] == 2.0 and not callback._training
+    alone: dict[str, float] = {"train_loss": 1.0}
+    caller.tell("on_log", logs=alone)
+    assert alone == {"train_loss": 1.0}
+
+
+def test_an_evaluation_in_a_training_is_a_part_of_it_and_alone_a_run(callback: GreenCallback, told: list[Any]) -> None:
+    caller = Caller(callback)
+    caller.tell("on_prediction_step", model=TinyLM())
+    caller.tell("on_prediction_step", model=TinyLM())
+    caller.tell("on_predict", metrics={})
+    assert told == [(0, 1, 0, 1, None), "+eval", ("-eval", 2), "finished"]
+    _begin(caller)
+    told.clear()
+    caller.tell("on_prediction_step", model=TinyLM())
+    caller.tell("on_evaluate")
+    assert told == ["+data"], "the forward's hook says what is evaluated"

@@ -414,7 +414,7 @@ def test_frozen_half_weights_fix_nothing_and_a_deepspeed_of_fp16_does() -> None:
         def fp16_enabled(self) -> bool:
             return True
 
-    with pytest.raises(ConfigError, match="holds bf16, which .*: DeepSpeed keeps the weights in float16; turn"):
+    with pytest.raises(ConfigError, match=r"holds bf16, which .*: DeepSpeed keeps the weights in float16; turn"):
         check_gears(DeepSpeedEngine(), [Gear.FP16, Gear.BF16], torch.device("cpu"))
 
 
