@@ -232,7 +232,7 @@ class Caller(Trainer):
     def __init__(self, callback: GreenCallback, *others: TrainerCallback) -> None:
         self.callback, self.model_wrapped = callback, TinyLM()
         self.callback_handler = types.SimpleNamespace(callbacks=[DefaultFlowCallback(), *others, callback])  # type: ignore[assignment]
-        self.accelerator = types.SimpleNamespace(scaler=None)  # type: ignore[assignment]
+        self.accelerator = types.SimpleNamespace(scaler=None)
         self.args: Any = types.SimpleNamespace(
             process_index=0, world_size=1, local_process_index=0, include_num_input_tokens_seen="no", device="cpu"
         )

@@ -252,10 +252,12 @@ class Books:
     def event(self, name: str, text: str, **more: Any) -> None:
         self.events.append(more["budget"])
 
-    def train(self, steps: int, table: ActionTable | None = TABLE) -> None:
+    def train(self, steps: int, table: ActionTable | None = TABLE) -> bool:
+        """Return whether the run is to end."""
         for _ in range(steps):
             self.s += 1.0
             self.watch.stepped(100.0 * self.s, Gear.BF16, table)
+        return self.watch.stop
 
 
 @pytest.fixture
@@ -269,17 +271,16 @@ def test_the_books_are_looked_at_now_and_then_and_what_is_new_is_done() -> None:
     job.train(60)
     assert 10 <= len(job.looks) <= 13 and job.looks[0] >= 4.0, "every five seconds, not in every step"
     job.sums.emissions_g = 900.0
-    job.train(10)
+    assert not job.train(10)
     assert job.events == ["near", "cheaper"] and len(job.warnings) == 2
-    assert job.watch.vetoes == {Gear.BF16: "the carbon budget is nearly spent"} and not job.watch.stop
+    assert job.watch.vetoes == {Gear.BF16: "the carbon budget is nearly spent"}
     job.train(30)
     assert job.events == ["near", "cheaper"], "once"
     job.sums.emissions_g = 100.0  # the grid's figures were corrected
     job.train(10)
     assert job.watch.vetoes == {} and job.watch.reported == ("near", "cheaper")
     job.sums.emissions_g = 1000.0
-    job.train(10)
-    assert job.watch.stop and job.events == ["near", "cheaper", "stop"]
+    assert job.train(10) and job.events == ["near", "cheaper", "stop"]
     looks = len(job.looks)
     job.train(60)
     assert len(job.looks) == looks, "it ends: nothing is left to be looked at"

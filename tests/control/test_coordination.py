@@ -305,7 +305,7 @@ def test_a_message_may_be_waited_for_longer_than_usual_and_never_longer_than_sai
     class Store(HashStore):
         waits: list[float]
 
-        def wait(self, keys: list[str], timeout: Any) -> None:
+        def wait(self, keys: list[str], timeout: Any = None) -> None:
             self.waits.append(timeout.total_seconds())
             raise RuntimeError("timed out")
 

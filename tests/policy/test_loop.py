@@ -429,7 +429,7 @@ def test_a_veto_at_a_price_that_knows_no_bound_takes_the_fastest_that_is_left() 
     assert [MENU.names()[row] for row in decided.rows] == ["bf16 on 8", "bf16 on 8"]
     slow = named("fp8 on 1")
     decided = DecisionKernel(Fixed([slow, slow], [math.inf, math.nan]), MENU).decide(plenty(2), MENU.fp8)
-    nearest = np.where(MENU.fp8, math.inf, np.abs(MENU.tokens_per_s - MENU.tokens_per_s[slow])).argmin()
+    nearest = int(np.where(MENU.fp8, math.inf, np.abs(MENU.tokens_per_s - MENU.tokens_per_s[slow])).argmin())
     assert [MENU.names()[row] for row in decided.rows] == ["bf16 on 8", MENU.names()[nearest]]
 
 

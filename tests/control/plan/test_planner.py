@@ -252,7 +252,8 @@ class Ramp:
 
     def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
         now = 1000.0 + (grid_s - T0_S) / H
-        return now + np.arange(-24.0, 0.0), now + np.arange(round(ahead_s / H))
+        hours: Array = now + np.arange(-24.0, round(ahead_s / H))
+        return hours[:24], hours[24:]
 
 
 def wishing(policy: Wants, *, tokens: float = 100.0 * H, choices: Menu | None = None, **config: Any) -> Planner:

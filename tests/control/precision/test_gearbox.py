@@ -459,7 +459,7 @@ def test_a_model_belongs_to_one_session_and_a_session_to_one_model() -> None:
 
 def test_a_forward_that_somebody_has_replaced_is_refused_unless_a_framework_enters_the_context() -> None:
     net = Net()
-    net.forward = lambda x: x  # type: ignore[method-assign, assignment]
+    vars(net)["forward"] = torch.relu
     with pytest.raises(ConfigError, match="the forward of Net was replaced already"):
         box("bf16").attach(net)
     gears = box("bf16")
@@ -471,17 +471,15 @@ def test_a_forward_that_somebody_has_replaced_is_refused_unless_a_framework_ente
 
 
 def test_the_forward_counts_as_entered_in_training_alone_and_anew_for_each_model() -> None:
-    net, gears = Net(), box("bf16", "fp8")
+    net, gears, entered = Net(), box("bf16", "fp8"), list[bool]()
     gears.attach(net)
-    net.eval()
-    net(X)
-    assert not gears.entered
-    net.train()
-    net(X)
-    assert gears.entered
+    for training in (False, True):
+        net.train(training)
+        net(X)
+        entered.append(gears.entered)
     gears.detach()
     gears.attach(Net())
-    assert not gears.entered
+    assert [*entered, gears.entered] == [False, True, False]
 
 
 def test_a_layer_that_cannot_be_attached_leaves_the_model_plain(monkeypatch: pytest.MonkeyPatch) -> None:
