@@ -530,6 +530,8 @@ class Controller:
         """The run is over: what was changed for its time is changed back."""
         if self._schedule is not None:
             never_raises(self._schedule.close)()
+        if self.preemption is not None:
+            never_raises(self.preemption.close)()
         if self._gears is not None:
             self._gears.detach()
         never_raises(self.gpu_limits.close)()

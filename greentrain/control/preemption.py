@@ -7,18 +7,21 @@
        +----------------------------------------+
 
 Every rank is asked at the same optimizer step. No rank exits before all have closed their books, because a launcher
-ends the others as soon as one is gone.
+ends the others as soon as one is gone; but a rank that does not come, as it is dead, is waited for no longer than the
+notice leaves time. What the launcher is told is written in a thread, as its disk may hang.
 """
 
-import contextlib
+import functools
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
+from greentrain.control.coordination import WAIT_S, RankZeroChannel, SyncSchedule, Words
 from greentrain.control.launcher_protocol import Notice, Offer, Progress, Request
-from greentrain.ledger.active_run import ActiveRun
+from greentrain.ledger.active_run import CLOSE_S, SAVE_S, ActiveRun
+from greentrain.utils.background import BackgroundCall, BackgroundWork
 
 NOTICE_S: Final = 10.0
 """How often ranks meet to hear of a notice (s): Slurm's usual one comes 60 to 120 s before the end."""
@@ -27,6 +30,11 @@ AGAIN_S: Final = 30.0
 TOGETHER_S: Final = 600.0
 """How long a rank that leaves waits for the others before it exits (s), as their checkpoints may take: as long as NCCL
 waits for a collective. The training is over for this attempt."""
+EXIT_S: Final = 2.0
+"""What a rank needs to close its books and exit before it is ended (s): little, as another one's checkpoint that is not
+whole yet needs the time more, and leaving ends it."""
+GROUP_S: Final = 10.0
+"""Longest wait for the end of a process group (s), which hangs where a rank is dead."""
 
 
 class Launcher(Protocol):
@@ -85,7 +93,11 @@ class PreemptionHandler:
         """What this rank is about to ask for; None while it stays."""
         self._noticed: Notice | None = None
         self._obeyed: Notice | None = None
+        self._by_unix_s: float | None = None
+        self._sayings: deque[Callable[[], object]] = deque()
+        self._writer = BackgroundWork("greentrain-launcher", self._write_all, TOGETHER_S)
         if self._first:
+            self._writer.start()
             self._mark("ready")
 
     @property
@@ -120,7 +132,7 @@ class PreemptionHandler:
             self._stay()
         if self._ranks == 1:
             if self._noticed is not None:
-                self._obey(self._noticed.reason, self._noticed.ranks)
+                self._obey(self._noticed.reason, self._noticed.ranks, self._noticed.by_unix_s)
         elif self._sync is not None and (said := self._sync.stepped(self._say)) is not None:
             self._obey(*said["notice"])
 
@@ -132,6 +144,7 @@ class PreemptionHandler:
             not_before_unix_s: Earliest start of the next attempt (s since the epoch); None: at once.
             reason: Reason, for people.
         """
+        self._by_unix_s = None
         self.request = Request(attempt=self.attempt, ranks=ranks, not_before_unix_s=not_before_unix_s, reason=reason)
         if self._first:
             self._run.event("leave", reason, ranks=ranks, not_before_unix_s=not_before_unix_s)
@@ -140,7 +153,8 @@ class PreemptionHandler:
     def progress(self, steps: int, tokens: float) -> None:
         """Tell the launcher how far a checkpoint is."""
         if self._first and self.offer is not None:
-            self._write(Progress(attempt=self.attempt, steps=steps, tokens=tokens, unix_s=self._unix_s()))
+            done = Progress(attempt=self.attempt, steps=steps, tokens=tokens, unix_s=self._unix_s())
+            self._tell(lambda: self._write(done))
 
     def request_leave(self) -> bool:
         """Hand the request over; return whether this process is to exit now, the same on every rank."""
@@ -153,17 +167,25 @@ class PreemptionHandler:
             self.request = None
         return self._launcher.exits
 
+    def close(self) -> None:
+        """Finish writing to the launcher; waits at most a second, and says so where that was too short. Idempotent."""
+        if self._first and not self._writer.stop(SAVE_S):
+            self._run.warn("the launcher may not know how far the last checkpoint is, as its disk hangs")
+
     def together(self) -> None:
-        """Wait until all ranks are ready to exit, and leave the process group. Never raises."""
+        """Wait until all ranks are ready to exit, and leave the process group. Never raises, and waits bounded."""
+        exits = "the process exits all the same"
         if self._channel is not None:
-            with contextlib.suppress(TimeoutError):
-                self._channel.everybody("closed", TOGETHER_S)
+            try:
+                self._channel.everybody("closed", self._patience_s())
+            except TimeoutError as error:
+                self._run.warn(f"this rank leaves without the others: {error}", exits)
         dist = sys.modules.get("torch.distributed")
         try:
             if dist is not None and dist.is_available() and dist.is_initialized():
-                dist.destroy_process_group()
+                BackgroundCall("greentrain-leaving", dist.destroy_process_group).result(GROUP_S)
         except Exception as error:
-            self._run.warn(f"the process group could not be left ({error!r})", "the process exits all the same")
+            self._run.warn(f"the process group could not be left ({error!r})", exits)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -174,23 +196,40 @@ class PreemptionHandler:
             self._next_s = self._unix_s() + NOTICE_S
             self._sync.restart()
         notice = self._noticed
-        message = None if notice is None else {"notice": [notice.reason, notice.ranks]}
+        message = None if notice is None else {"notice": [notice.reason, notice.ranks, notice.by_unix_s]}
         return message, self._sync.steps_until(self._next_s)
 
-    def _obey(self, reason: str, ranks: int | None) -> None:
+    def _obey(self, reason: str, ranks: int | None, by_unix_s: float | None) -> None:
         self._obeyed, self._noticed = self._noticed, None
         if self.request is None:
             self.ask(ranks or self._ranks, None, reason)
+        self._by_unix_s = by_unix_s
+
+    def _patience_s(self) -> float:
+        """Return how long to wait for the other ranks now (s): until the notice leaves no more than it takes to exit."""
+        if self._by_unix_s is None:
+            return TOGETHER_S
+        return min(max(self._by_unix_s - EXIT_S - self._unix_s(), WAIT_S), TOGETHER_S)
 
     def _all_told(self, request: Request) -> bool:
         """Return whether the launcher knows; the other ranks hear it from rank 0, as none must leave alone."""
-        delivered = not self._first or self._write(request)
+        told = [True]
+        if self._first:
+            told.clear()
+            self._tell(lambda: told.append(self.request is request and self._write(request)))
+            self._writer.ask(min(CLOSE_S, self._patience_s()))
+            if not told:
+                self._run.warn("the launcher could not be told request, as its disk hangs")
+        delivered = bool(told and told[0])
         if self._ranks == 1 or self._channel is None or not self._channel.possible:
             return delivered
+        patience_s = self._patience_s()
         try:
-            received = self._channel.broadcast({"told": delivered}, TOGETHER_S)
+            received = self._channel.broadcast({"told": delivered}, patience_s)
         except Exception:  # the store is gone: the others hear nothing and leave
             return True
+        if received is None:
+            self._run.warn(f"rank 0 has not come to leave within {patience_s:g} s", "this rank leaves alone")
         return received is None or bool(received["told"])
 
     def _stay(self) -> None:
@@ -210,4 +249,12 @@ class PreemptionHandler:
         return True
 
     def _mark(self, what: str) -> None:
-        self._launcher.mark(what, self.attempt)
+        self._tell(functools.partial(self._launcher.mark, what, self.attempt, t_unix_s=self._unix_s()))
+
+    def _tell(self, say: Callable[[], object]) -> None:
+        self._sayings.append(say)
+        self._writer.ask()
+
+    def _write_all(self) -> None:
+        while self._sayings:
+            self._sayings.popleft()()

@@ -2,14 +2,17 @@
 
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch.distributed
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain import GreenSession
 from greentrain.control import coordination, preemption
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule
 from greentrain.control.launcher_protocol import (
     ENV_DIR,
     EXIT_REQUEUE,
@@ -25,6 +28,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.types import Topology
 from tests.helpers.fake_launcher import FakeLauncher
 from tests.helpers.flat_meter import FlatMeter
+from tests.helpers.hanging import Hanging
 
 NOTICE = Notice(attempt=1, reason="the node is drained", ranks=2)
 
@@ -138,6 +142,7 @@ def test_a_pause_that_begins_after_a_notice_is_ended_too(tmp_path: Path) -> None
         asked.look()  # a plan began to pause in between
         asked.stepped()
         asked.look()  # and once more in this step
+        asked.close()
         assert woken == [False, False, True]
 
 
@@ -159,6 +164,114 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
             asked.stepped()
         asked.ask(2, None, "the node is drained")
         assert asked.request_leave() and launcher.requests
+        asked.close()
+
+
+@pytest.mark.parametrize(
+    ("left_s", "waits_s"), [(None, 600.0), (120.0, 118.0), (1e5, 600.0), (-5.0, 1.0)], ids=str
+)
+def test_a_rank_that_is_dead_is_waited_for_as_long_as_the_notice_leaves_time(
+    left_s: float | None, waits_s: float, tmp_path: Path
+) -> None:
+    waited_s: list[float] = []
+
+    class Dead:
+        possible = True
+
+        def broadcast(self, message: Any, wait_s: float) -> None:
+            waited_s.append(wait_s)
+
+        def everybody(self, value: Any, wait_s: float) -> None:
+            waited_s.append(wait_s)
+            raise TimeoutError(f"not every one of 2 ranks came within {wait_s:g} s")
+
+    class Said(SyncSchedule):
+        def stepped(self, say: Any) -> Any:
+            return {"notice": ["the node is drained", None, None if left_s is None else 1000.0 + left_s]}
+
+    with session(tmp_path, None, Topology(rank=1, world_size=2)) as green:
+        run = green.active()
+        assert run is not None
+        asked = PreemptionHandler(FakeLauncher(), run, unix_s=lambda: 1000.0)
+        asked._channel = cast(RankZeroChannel, Dead())
+        asked._sync = Said(RankZeroChannel("leave", Topology()), lambda: 1000.0)
+        asked.stepped()
+        with pytest.warns(GreenTrainWarning, match=rf"rank 0 has not come to leave within {waits_s:g} s"):
+            assert asked.request_leave()
+        with pytest.warns(GreenTrainWarning, match=rf"leaves without the others: .* within {waits_s:g} s; the process"):
+            asked.together()
+    assert waited_s == [waits_s, waits_s]
+
+
+def test_a_process_group_that_cannot_be_left_does_not_keep_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = Hanging()
+    with hanging.seen_at_once(preemption), session(tmp_path, None) as green:
+        run = green.active()
+        assert run is not None
+        asked = PreemptionHandler(FakeLauncher(), run)
+        with monkeypatch.context() as joined:
+            joined.setattr(torch.distributed, "is_initialized", lambda: True)
+            joined.setattr(torch.distributed, "destroy_process_group", hanging.here)
+            with pytest.warns(GreenTrainWarning, match="could not be left .*no answer within 10 s"):
+                asked.together()
+        asked.close()
+
+
+@dataclass
+class OnDisk(FakeLauncher):
+    """A launcher whose disk hangs when it is told to, and which knows who wrote to it."""
+
+    writers: set[threading.Thread] = field(default_factory=set)
+    hangs: threading.Event = field(default_factory=threading.Event)
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    def write(self, word: Request | Progress) -> None:
+        self.writers.add(threading.current_thread())
+        if self.hangs.is_set():
+            self.let_go.wait()
+        super().write(word)
+
+    def mark(self, what: str, attempt: int, **more: Any) -> None:
+        self.writers.add(threading.current_thread())
+        super().mark(what, attempt, **more)
+
+
+def test_nothing_is_written_to_the_launcher_on_the_training_thread(tmp_path: Path) -> None:
+    launcher = OnDisk()
+    with pytest.raises(SystemExit), session(tmp_path, launcher) as green:
+        green.step(samples=2)
+        green.checkpoint()
+        launcher.wanted = NOTICE
+        until_due(green)
+        green.checkpoint()
+    assert {thread.name for thread in launcher.writers} == {"greentrain-launcher"}
+    assert [type(word) for word in launcher.words] == [Progress, Progress, Request]
+    assert launcher.marks == ["ready", "step", "request", "left"]
+
+
+def test_a_launcher_whose_disk_hangs_holds_up_no_checkpoint_and_the_run_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CLOSE_S", "SAVE_S"):
+        monkeypatch.setattr(preemption, name, 0.05)
+    launcher = OnDisk()
+    with pytest.warns(GreenTrainWarning) as told, session(tmp_path, launcher) as green:
+        green.step(samples=2)
+        launcher.hangs.set()
+        green.checkpoint()
+        launcher.wanted = NOTICE
+        until_due(green)
+        green.checkpoint()
+        assert green.running and not green.checkpoint_due
+    texts = " ".join(str(warning.message) for warning in told)
+    assert "the launcher could not be told request, as its disk hangs" in texts
+    assert "may not know how far the last checkpoint is" in texts
+    launcher.let_go.set()
+    for thread in launcher.writers:
+        thread.join()
+    assert [type(word) for word in launcher.words] == [Progress, Progress], "the run stayed: it asks for nothing"
 
 
 @pytest.mark.sweep
