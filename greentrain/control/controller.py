@@ -22,9 +22,9 @@ from greentrain.control.launcher_protocol import LauncherFiles, Offer
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.pue import in_run_time
-from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, choose, declared
+from greentrain.policy.action_table import SAVING_S, Action, ActionCache, ActionObjective, ActionTable, choose, declared
 from greentrain.types import CarbonSignal, Decision, Gear, LedgerEntry, Topology
-from greentrain.utils.never_raise import never_raises, warn_experimental
+from greentrain.utils.never_raise import never_raises, warn, warn_experimental
 
 if TYPE_CHECKING:
     from greentrain.control.actuators.clocks import ClockLimit, StallControl
@@ -176,7 +176,7 @@ class ProfilingSession:
     ) -> None:
         self._config, self._host = config, host
         self._gears, self._plan_with = gears, plan_with
-        self._gpu_limits = GpuLimits()
+        self._gpu_limits, self._cache = GpuLimits(), ActionCache()
         self.table: ActionTable | None = None
         """What was measured last, from the same step on on all ranks; None before."""
         self._found: ActionTable | None = None
@@ -193,6 +193,11 @@ class ProfilingSession:
         self._steps, self._sync = 0, None
         if not self._config.policy.plans and self._config.actuators.power_cap is not None:
             self.want(caps_only=True)
+
+    def closed(self) -> None:
+        """The run is over: a table that is being kept is waited for, at most a second."""
+        if not self._cache.wait(SAVING_S):
+            warn("the action table may not be kept, as the disk hangs: then the next run measures it again")
 
     def want(
         self, *, refresh: bool = False, max_steps: int = PLAN_STEPS, rounds: int | None = None, caps_only: bool = False
@@ -322,7 +327,7 @@ class ProfilingSession:
             run.sensors,
             self._host.energy,
             max_steps=max_steps,
-            cache=None if refresh else ActionCache(),
+            cache=None if refresh else self._cache,
             tell=self._measured,
             rounds=rounds,
             channel=channel,
@@ -532,6 +537,7 @@ class Controller:
             never_raises(self._schedule.close)()
         if self.preemption is not None:
             never_raises(self.preemption.close)()
+        never_raises(self._profiling.closed)()
         if self._gears is not None:
             self._gears.detach()
         never_raises(self.gpu_limits.close)()

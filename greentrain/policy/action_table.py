@@ -12,6 +12,7 @@ Nothing there stops a run: a file that is torn, unreadable or of another version
 be written to means that the next run profiles again. Both are said in a warning.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -25,6 +26,7 @@ from typing import Any, Final
 from greentrain.config.schema import OBJECTIVES
 from greentrain.errors import ConfigError
 from greentrain.types import J_PER_KWH, Gear
+from greentrain.utils.background import BackgroundCall
 from greentrain.utils.files import ENV_DIR, cache_folder, write_json
 from greentrain.utils.never_raise import warn
 from greentrain.utils.validation import bound, choice, nearest
@@ -500,6 +502,10 @@ def cache_key(
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
+SAVING_S: Final = 1.0
+"""Longest wait for a table that is being written (s)."""
+
+
 class ActionCache:
     """Keeps action tables in a folder.
 
@@ -509,6 +515,7 @@ class ActionCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        self._saving: BackgroundCall[Path | None] | None = None
 
     def path(self, key: str) -> Path:
         """Return where the table of a key is kept.
@@ -520,6 +527,7 @@ class ActionCache:
 
     def load(self, key: str) -> ActionTable | None:
         """Return the table of a key; None where there is none that can be read. Never raises."""
+        self.wait(SAVING_S)
         try:
             return ActionTable.from_dict(json.loads(self.path(key).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -541,6 +549,19 @@ class ActionCache:
             )
             return None
         return path
+
+    def save_soon(self, key: str, table: ActionTable) -> None:
+        """Write the table of a key in a thread of its own, as the disk may hang. Never raises."""
+        self._saving = BackgroundCall("greentrain-cache", functools.partial(self.save, key, table))
+
+    def wait(self, wait_s: float) -> bool:
+        """Return True if what :meth:`save_soon` was given is written, or refused, within so long (s)."""
+        try:
+            if self._saving is not None:
+                self._saving.result(wait_s)
+        except TimeoutError:
+            return False
+        return True
 
     def _where(self, key: str) -> str:
         try:

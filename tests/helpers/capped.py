@@ -52,6 +52,7 @@ class Job:
     segments: list[tuple[float, float, float]] = field(default_factory=list)
     tables: list[Any] = field(default_factory=list)
     channel: RankZeroChannel | None = None
+    cache: ActionCache = field(default_factory=ActionCache)
     late_s: float = 0.0
     """How long after its end the joules of a window are known (s)."""
 
@@ -84,6 +85,7 @@ class Job:
         max_steps: int = 200,
         rounds: int | None = None,
     ) -> ProfilingRun:
+        self.cache = ActionCache(folder)
         box = GearBox(PrecisionConfig(gears=gears, min_features=16))
         box.attach(nn.Linear(16, 16))
         return ProfilingRun(
@@ -92,7 +94,7 @@ class Job:
             self.energy,
             max_steps=max_steps,
             rounds=rounds,
-            cache=None if folder is None else ActionCache(folder),
+            cache=self.cache if folder is not None else None,
             tell=self.tables.append,
             channel=self.channel or RankZeroChannel("blocks", current_topology()),
             caps=self.caps,
@@ -118,4 +120,5 @@ class Job:
             if not phase.done:
                 phase.boundary()
                 phase.step(tokens, 8)
+        assert self.cache.wait(30.0)
         return took

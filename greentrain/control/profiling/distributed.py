@@ -32,6 +32,7 @@ from greentrain.control.profiling.profiler import ASK_S, SENSORS_S, BlockRecord,
 from greentrain.errors import ConfigError, SessionError
 from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, cache_key
 from greentrain.types import Gear, Provenance, Sensor, Topology
+from greentrain.utils.background import BackgroundCall
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +229,12 @@ class ProfilingRun:
 
     def _ask_cache(self, cache: ActionCache) -> None:
         """Take the table from the cache, where rank 0 has one."""
-        found = cache.load(self._key) if self._first else None
+        found = None
+        if self._first:
+            try:  # the others wait for this rank, which must not wait as long for a disk
+                found = BackgroundCall("greentrain-cache", lambda: cache.load(self._key)).result(self._channel.wait_s / 2)
+            except TimeoutError as error:
+                log.warning("GreenTrain: what actions cost is measured again, as the cache does not open: %s", error)
         word = self._channel.broadcast({"table": None if found is None else found.to_dict()})
         if word is None:
             raise TimeoutError(f"rank 0 said nothing within {self._channel.wait_s:g} s")
@@ -277,7 +283,7 @@ class ProfilingRun:
         if advice := self.profiler.advice:
             log.warning("GreenTrain: profiling: %s", advice)
         if self._cache is not None and self._whole:
-            self._cache.save(self._key, table)
+            self._cache.save_soon(self._key, table)
 
     def _common(self, objective: ActionObjective) -> tuple[tuple[float, ...], ActionObjective]:
         """Return the caps that all ranks can set, the limits found first, and rank 0's objective.

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +16,12 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain.control.coordination import RankZeroChannel
-from greentrain.policy.action_table import Action, ActionObjective, ActionTable
+from greentrain.control.profiling import distributed
+from greentrain.policy import action_table
+from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable
 from greentrain.types import Gear, Topology
 from tests.helpers.capped import LIMIT_W, STEP_S, FakeCaps, Job
+from tests.helpers.hanging import Hanging
 from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -208,6 +212,33 @@ def test_a_table_is_kept_for_its_own_caps_and_objective_only(tmp_path: Path) -> 
     assert visits((1.0, 0.8), green) > 10
     assert visits((1.0, 0.8), dirty) == 2  # what was measured does not depend on the grid
     assert visits((1.0,)) > 10
+
+
+def test_the_cache_is_read_and_written_by_threads_and_may_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hanging, where = Hanging(), []
+    save = ActionCache.save
+
+    def slow(cache: ActionCache, key: str, table: ActionTable | None = None) -> Path | None:
+        where.append(threading.current_thread().name)
+        hanging.here()
+        return None if table is None else save(cache, key, table)
+
+    for name in ("load", "save"):
+        monkeypatch.setattr(ActionCache, name, slow)
+    job = Job(FakeCaps())
+    with hanging.seen_at_once(distributed, action_table):
+        phase = job.phase(folder=tmp_path)
+        while not phase.done:
+            tokens = job.train()
+            phase.boundary()
+            phase.step(tokens, 8)
+        assert not job.cache.wait(1.0), "it is being written"
+    assert job.cache.wait(0.0) and len(list((tmp_path / "actions").iterdir())) == 1
+    assert where == ["greentrain-cache"] * 2 and hanging.waits_s == [0.5, 1.0]
+    assert "measured again, as the cache does not open: no answer within 0.5 s" in caplog.text
+    _right(job, job.tables[0])
 
 
 def test_a_rank_that_does_not_come_ends_the_measuring_on_all_and_no_training(caplog: pytest.LogCaptureFixture) -> None:
