@@ -206,7 +206,7 @@ class PreemptionHandler:
         self._by_unix_s = by_unix_s
 
     def _patience_s(self) -> float:
-        """Return how long to wait for the other ranks now (s): until the notice leaves no more than it takes to exit."""
+        """Return how long to wait for the other ranks now (s): until the notice leaves just the time to exit."""
         if self._by_unix_s is None:
             return TOGETHER_S
         return min(max(self._by_unix_s - EXIT_S - self._unix_s(), WAIT_S), TOGETHER_S)

@@ -167,9 +167,7 @@ def test_a_store_that_is_gone_does_not_reach_the_training(tmp_path: Path, monkey
         asked.close()
 
 
-@pytest.mark.parametrize(
-    ("left_s", "waits_s"), [(None, 600.0), (120.0, 118.0), (1e5, 600.0), (-5.0, 1.0)], ids=str
-)
+@pytest.mark.parametrize(("left_s", "waits_s"), [(None, 600.0), (120.0, 118.0), (1e5, 600.0), (-5.0, 1.0)], ids=str)
 def test_a_rank_that_is_dead_is_waited_for_as_long_as_the_notice_leaves_time(
     left_s: float | None, waits_s: float, tmp_path: Path
 ) -> None:

@@ -232,7 +232,9 @@ class ProfilingRun:
         found = None
         if self._first:
             try:  # the others wait for this rank, which must not wait as long for a disk
-                found = BackgroundCall("greentrain-cache", lambda: cache.load(self._key)).result(self._channel.wait_s / 2)
+                found = BackgroundCall("greentrain-cache", lambda: cache.load(self._key)).result(
+                    self._channel.wait_s / 2
+                )
             except TimeoutError as error:
                 log.warning("GreenTrain: what actions cost is measured again, as the cache does not open: %s", error)
         word = self._channel.broadcast({"table": None if found is None else found.to_dict()})
