@@ -1,13 +1,14 @@
 import dataclasses
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 
+from greentrain.config.schema import PowerConfig
 from greentrain.errors import GreenTrainWarning
-from greentrain.power.detect import CompositeMeter
+from greentrain.power.detect import CompositeMeter, open_run_meter
 from greentrain.testing.meter_contract import MeterContract
-from greentrain.types import Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
+from greentrain.types import Counter, Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor, Topology
 
 
 class FakeClock:
@@ -210,3 +211,89 @@ def test_a_part_whose_reads_become_dear_is_read_more_rarely_and_again_more_often
     tree.cost_s = 0.0002
     part.read()
     assert part.pace_s == 1.0
+
+
+def test_ctrl_c_during_a_read_ends_the_training_as_ever() -> None:
+    class Interrupted(Fake):
+        def read(self) -> Sequence[PowerSample]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        CompositeMeter([Interrupted("a")]).read()
+
+
+def test_a_meter_beside_the_runs_own_is_read_with_it_and_left_open() -> None:
+    clock, config = FakeClock(), PowerConfig(meters=("null",))
+    own, beside = Fake("a", clock=clock), Fake("b", clock=clock)
+    meter = open_run_meter(config, Topology(), clock, own=CompositeMeter([own], clock=clock), extra=[beside])
+    assert [s.device.uid for s in meter.sensors] == ["a", "b"] == uids(meter.read())
+    meter.close()
+    assert (own.closed, beside.closed) == (1, 0)
+    assert open_run_meter(config, Topology(), clock, own=own, extra=()) is own
+    both = open_run_meter(config, Topology(), clock, own=own, extra=[beside])
+    assert uids(both.read()) == ["a", "b"]
+    named = open_run_meter(config, Topology(), clock, own=None, extra=[beside])
+    assert [s.device.uid for s in named.sensors] == ["b"]
+
+
+def test_a_selection_reaches_members_that_can_and_harms_no_other() -> None:
+    class Chooser(Fake):
+        wanted: Collection[str] = ()
+
+        def select(self, uids: Collection[str]) -> None:
+            self.wanted = uids
+            if self.error is not None:
+                raise self.error
+
+    clock = FakeClock()
+    chooser, plain, broken = Chooser("a", clock=clock), Fake("b", clock=clock), Chooser("c", clock=clock)
+    meter = CompositeMeter([broken, plain, chooser], clock=clock)
+    meter.read()
+    broken.error = RuntimeError("no")
+    with pytest.warns(GreenTrainWarning, match="selecting devices"):
+        meter.select(["a"])
+    assert chooser.wanted == ["a"]
+    broken.error = None
+    clock.now_s += 1.0
+    assert uids(meter.read()) == ["a"]
+    meter.select(["a", "b"])
+    assert uids(meter.read()) == ["b"], "due at once, as its time has passed"
+
+
+def test_reads_of_fast_counters_are_not_timed_as_the_probe_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_s = [0.0]
+
+    class Working(Fake):
+        def read(self) -> Sequence[PowerSample]:
+            cpu_s[0] += 0.005
+            return super().read()
+
+    monkeypatch.setattr("time.thread_time", lambda: cpu_s[0])
+    for period_s, pace_s in ((0.1, 0.1), (0.9, 0.9), (1.0, 5.0)):
+        (part,) = CompositeMeter([Working("a", period_s=period_s)]).parts
+        part.read()
+        assert part.pace_s == pytest.approx(pace_s)
+
+
+def test_a_part_is_due_a_little_before_its_pace_so_that_an_early_timer_skips_no_read() -> None:
+    clock = FakeClock()
+    (part,) = CompositeMeter([Fake("a", period_s=1.0, clock=clock)], clock=clock).parts
+    assert part.due()
+    part.read()
+    for now_s, due in ((0.0, False), (0.85, False), (0.95, True)):
+        clock.now_s = now_s
+        assert part.due() is due
+    part.idle = True
+    assert not part.due()
+
+
+def test_counters_are_those_of_the_parts_own_devices_while_somebody_wants_them() -> None:
+    class Counting(Fake):
+        def counters(self) -> Sequence[Counter]:
+            return [Counter(uid, lambda: 1.0, 0.0) for uid in ("a", "b")]
+
+    first, second = CompositeMeter([Fake("a"), Counting("a", "b")]).parts
+    assert first.counters() == ()
+    assert [counter.device_uid for counter in second.counters()] == ["b"], "a is the first one's"
+    second.idle = True
+    assert second.counters() == ()

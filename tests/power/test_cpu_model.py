@@ -1,13 +1,17 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from greentrain.errors import MeterError
-from greentrain.power.cpu_model import CPU_UID, DRAM_UID, RAM_W_PER_GB, CpuModelMeter, allowed_cpus
+from greentrain.power import cpu_model
+from greentrain.power.cpu_model import CPU_UID, DRAM_UID, RAM_W_PER_GB, CpuModelMeter, TreeUsage, allowed_cpus
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, Provenance
 
@@ -142,3 +146,62 @@ def test_wrong_scope_and_dead_root_are_errors() -> None:
     child.wait()
     with pytest.raises(MeterError, match=f"process {child.pid} does not exist"):
         CpuModelMeter(root_pid=child.pid)
+
+
+def test_every_kind_of_work_is_load_and_waiting_is_none(tmp_path: Path) -> None:
+    clock = FakeClock()
+    meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(fake_proc(tmp_path, busy_s=10.0)), clock=clock)
+    user, nice, system, irq, softirq = ((10 + 1) * TICKS, 2 * TICKS, 3 * TICKS, 4 * TICKS, 5 * TICKS)
+    (tmp_path / "stat").write_text(f"cpu  {user} {nice} {system} 5555555 666666 {irq} {softirq} 777777 0 0\n")
+    assert meter.read()[0].energy_j == pytest.approx((1 + 2 + 3 + 4 + 5) * 90.0 / THREADS)
+    (tmp_path / "stat").write_text("cpu  1 2 3\n")
+    assert all(sample.missing for sample in meter.read())
+    meter.close()
+    assert {sample.note for sample in meter.read()} == {"the meter is closed"}
+
+
+def test_without_procfs_psutil_tells_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, times = FakeClock(), SimpleNamespace(user=10.0, system=5.0, nice=1.0, idle=1e6)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64e9, available=60e9))
+    meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(tmp_path / "none"), clock=clock)
+    times.user, times.system, times.nice = 12.0, 6.0, 1.5
+    cpu, memory = meter.read()
+    assert cpu.energy_j == pytest.approx(3.5 * 90.0 / THREADS)
+    assert memory.power_w == pytest.approx(4 * RAM_W_PER_GB)
+    times.user = 0.0
+    assert meter.read()[0].energy_j == 0.0
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "cpus"),
+    [("150000 100000\n", 1.5), ("max 100000\n", 8.0), ("900000 100000", 8.0), ("5 0", 8.0), ("", 8.0)],
+)
+def test_the_quota_of_a_container_limits_what_idle_power_is_charged(
+    limit: str, cpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_model, "_text", lambda path: limit)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert allowed_cpus(os.getpid()) == cpus
+
+
+def test_memory_that_processes_share_is_charged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several processes the resident memory counts shared pages once each: no more than the machine uses."""
+    clock = FakeClock()
+    meter = CpuModelMeter(clock=clock)
+    for processes, used_bytes, charged_gb in ((1, 3e9, 8.0), (2, 3e9, 3.0), (2, 20e9, 8.0), (2, None, 8.0)):
+        usage = TreeUsage(1.0, int(8e9), processes)
+        monkeypatch.setattr(meter._load._tree, "read", lambda usage=usage: usage)  # type: ignore[union-attr]
+        monkeypatch.setattr(cpu_model, "_used_memory_bytes", lambda proc, used=used_bytes: used)
+        assert meter.read()[1].power_w == pytest.approx(charged_gb * RAM_W_PER_GB)
+    meter.close()
+
+
+def test_a_probe_charges_its_cost_to_one_of_both_sensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = CpuModelMeter()
+    times_s = iter([5.0, 5.002])
+    monkeypatch.setattr(time, "thread_time", lambda: next(times_s))
+    meter.probe()
+    assert [sensor.read_cost_s for sensor in meter.sensors] == [pytest.approx(0.002), 0.0], "one read brings both"
+    meter.close()

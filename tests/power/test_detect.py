@@ -152,3 +152,14 @@ def test_survey_lists_every_sensor_with_reason_and_accuracy(powercap: Path, monk
 
 def test_survey_of_this_machine_never_raises() -> None:
     assert {"nvml", "rapl", "cpu_model"} <= {finding.meter for finding in survey()}
+
+
+def test_the_survey_says_whether_the_model_is_needed(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> set[str]:
+        config = PowerConfig(rapl_root=str(powercap))
+        return {f.detail.rpartition("(")[2] for f in survey(config) if f.meter == "cpu_model"}
+
+    assert said() == {"not needed, RAPL measures CPU and memory)"}
+    zone(powercap, "intel-rapl:1", "package-1", 9_000_000_000)
+    deny(monkeypatch, "intel-rapl:0:0")
+    assert said() == {"used for what has no sensor)"}, "two packages, but no memory"

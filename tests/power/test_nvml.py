@@ -4,10 +4,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from greentrain.power.nvml import AVERAGE, COUNTER, INSTANT, STUCK_S, USAGE, NvmlMeter
+from greentrain.power.nvml import AVERAGE, COUNTER, INSTANT, STUCK_S, USAGE, NvmlMeter, Polled
 from greentrain.testing.fake_nvml import SONAME, FakeDriver, FakeGpu, NvmlCode, Wave
 from greentrain.types import DeviceKind, PowerMeter, Provenance
 from tests.power.on_fake import ENERGY, Install, only
@@ -291,6 +292,8 @@ def test_unlike_gpus_by_index_carry_a_warning(install: Install) -> None:
     sure = NvmlMeter({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in only(doubtful).note
     assert "CUDA_DEVICE_ORDER" not in only(sure).note
+    doubtful.probe()
+    assert "PCI_BUS_ID" in only(doubtful).note and "one read takes" in only(doubtful).note
     doubtful.close()
     sure.close()
 
@@ -322,3 +325,99 @@ def test_the_module_loads_neither_bindings_nor_numpy() -> None:
     code = "import sys, greentrain.power.nvml; print([m for m in ('pynvml', 'numpy', 'torch') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def slow(clock: SteppedClock, reader: Any, took_s: float, value: float) -> None:
+    """Let reads of a GPU take a time, and say a value."""
+
+    def read() -> float:
+        clock.now_s += took_s
+        return value
+
+    reader.value = read
+
+
+def test_a_read_known_to_be_short_is_dated_by_its_beginning_and_others_by_their_middle(install: Install) -> None:
+    install(FakeGpu())
+    clock = SteppedClock()
+    meter = NvmlMeter({}, clock=clock)
+    (reader,) = meter.split()
+    for wall_s, took_s, dated_s in (
+        (None, 0.010, 0.005),  # not probed
+        (0.0002, 0.010, 0.0001),  # half of what it takes; the rest was a wait for the interpreter
+        (0.0002, 0.060, 0.030),  # held up by the driver
+        (0.0006, 0.010, 0.005),  # not short
+    ):
+        if wall_s is not None:
+            reader.learn(Polled(tick_s=0.1, edge_s=0.0, cpu_s=1e-5, wall_s=wall_s))  # type: ignore[attr-defined]
+        before_s = clock.now_s
+        slow(clock, reader, took_s, before_s)
+        (sample,) = reader.read()
+        assert sample.t_s - before_s == pytest.approx(dated_s, abs=1e-6)
+    meter.close()
+
+
+def test_a_counter_is_read_directly_only_while_it_is_known_to_move_and_to_be_short(install: Install) -> None:
+    install(FakeGpu(), FakeGpu(errors={ENERGY: NO}))
+    clock = SteppedClock()
+    meter = NvmlMeter({}, clock=clock)
+    reader, of_power = meter.split()
+    short, long = (Polled(tick_s=0.1, edge_s=0.0, cpu_s=1e-5, wall_s=wall_s) for wall_s in (0.0002, 0.0006))
+    assert not reader.counters()  # type: ignore[attr-defined]
+    for gpu in (reader, of_power):
+        gpu.learn(short)  # type: ignore[attr-defined]
+    assert not of_power.counters(), "power is no counter"  # type: ignore[attr-defined]
+    for value_j, moves in ((5.0, True), (5.0, False), (6.0, True)):
+        slow(clock, reader, 0.0, value_j)
+        reader.read()
+        counters = reader.counters()  # type: ignore[attr-defined]
+        assert bool(counters) is moves, "one that stands is looked at by the meter, which tells when it is stuck"
+        if moves:
+            assert (counters[0].device_uid, counters[0].delay_s, counters[0].read_j()) == (
+                UUID.format(0),
+                pytest.approx(0.0001),
+                value_j,
+            )
+    reader.learn(long)  # type: ignore[attr-defined]
+    assert not reader.counters()  # type: ignore[attr-defined]
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("tick_s", "cpu_s", "wall_s", "period_s"),
+    [
+        (0.1, 1e-5, 1e-4, 0.1),
+        (None, 1e-5, 1e-4, 0.1),
+        (0.02, 1e-5, 1e-4, 0.02),
+        (0.1, 1e-3, 1e-3, 1.0),
+        (0.1, 1e-5, 0.1, 2.0),
+    ],
+)
+def test_a_dear_read_is_made_rarely(
+    install: Install, tick_s: float | None, cpu_s: float, wall_s: float, period_s: float
+) -> None:
+    """At most a thousandth of a core, and a twentieth of the time in the driver."""
+    install(FakeGpu())
+    meter = NvmlMeter({}, clock=SteppedClock())
+    (reader,) = meter.split()
+    reader.learn(Polled(tick_s=tick_s, edge_s=7.0, cpu_s=cpu_s, wall_s=wall_s))  # type: ignore[attr-defined]
+    sensor = only(meter)
+    assert (sensor.period_s, sensor.read_cost_s) == pytest.approx((period_s, cpu_s))
+    assert (sensor.tick_s, sensor.tick_edge_s) == (tick_s, 7.0 if tick_s else None)
+    meter.close()
+
+
+def test_a_counter_is_called_stuck_after_some_reads_and_seconds_and_believed_once_it_moves(install: Install) -> None:
+    install(FakeGpu())
+    clock = SteppedClock()
+    meter = NvmlMeter({}, clock=clock)
+    (reader,) = meter.split()
+    slow(clock, reader, 0.0, 50.0)
+    assert not reader.read()[0].missing
+    clock.now_s += 60.0  # nobody has read for a minute
+    assert [reader.read()[0].missing for _ in range(3)] == [False, False, True]
+    slow(clock, reader, 0.0, 51.0)
+    assert reader.read()[0].energy_j == 51.0
+    slow(clock, reader, 1.0, 51.0)
+    assert [reader.read()[0].missing for _ in range(6)] == [False] * 5 + [True]
+    meter.close()

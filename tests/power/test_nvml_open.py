@@ -133,10 +133,20 @@ def test_gpus_that_are_named_are_read_whatever_is_visible(install: Install) -> N
         meter.close()
 
 
-@pytest.mark.parametrize("gpus", [["0", "7"], ["GPU-unknown"], ["0", "0"], ["cuda:0"]])
-def test_a_gpu_that_is_named_wrongly_fails_at_once_and_says_which_there_are(install: Install, gpus: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "wrong"),
+    [
+        (["0", "7"], "there is no '7'"),
+        (["GPU-unknown"], "there is no 'GPU-unknown'"),
+        (["0", "0"], "a GPU is named twice"),
+        (["cuda:0"], "there is no 'cuda:0'"),
+    ],
+)
+def test_a_gpu_that_is_named_wrongly_fails_at_once_and_says_which_there_are(
+    install: Install, gpus: list[str], wrong: str
+) -> None:
     driver = install(FakeGpu(), FakeGpu())
-    with pytest.raises(ConfigError, match=r"power\.gpus is .* this node has: ") as caught:
+    with pytest.raises(ConfigError, match=rf"power\.gpus is .*: {wrong}; name some of what this node has: ") as caught:
         open_meters(PowerConfig(gpus=tuple(gpus)), environ={})
     assert driver.uuid(1) in str(caught.value)
     assert driver.init_depth == 0

@@ -1,10 +1,11 @@
 """How fast a counter ticks and what a read costs, found on the fake driver and on changes made up."""
 
 import re
+import time
 
 import pytest
 
-from greentrain.power.nvml import SPAN_S, NvmlMeter, poll, tick_of
+from greentrain.power.nvml import SPAN_S, NvmlMeter, _Watch, poll, tick_of
 from greentrain.testing.fake_nvml import FakeGpu
 from greentrain.utils.clock import SystemClock
 from tests.power.on_fake import ENERGY, Install, only
@@ -89,3 +90,72 @@ def test_polling_a_reading_that_fails_tells_nothing_and_raises_nothing() -> None
 
     (polled,) = poll([broken], SystemClock(), span_s=0.01)
     assert (polled.tick_s, polled.edge_s, polled.cpu_s, polled.wall_s) == (None, None, None, None)
+
+
+class WorkedClock:
+    """A clock of a thread that only sleeps, and works where it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self.cpu_s = 100.0
+        self.slept_s: list[float] = []
+        monkeypatch.setattr(time, "sleep", self.sleep)
+        monkeypatch.setattr(time, "thread_time", lambda: self.cpu_s)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s
+
+    def sleep(self, wait_s: float) -> None:
+        self.slept_s.append(wait_s)
+        self.now_s += wait_s
+
+    def work(self, cpu_s: float, wait_s: float = 0.0) -> None:
+        self.cpu_s += cpu_s
+        self.now_s += cpu_s + wait_s
+
+
+def test_polling_ends_when_all_counters_have_shown_their_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = WorkedClock(monkeypatch)
+    values = [lambda tick_s=tick_s: float(clock.now_s // tick_s) for tick_s in (0.02, 0.05)]
+    quick, slow = poll(values, clock)
+    assert (quick.tick_s, slow.tick_s) == pytest.approx((0.02, 0.05), rel=0.05)
+    assert 0.1 <= slow.span_s < 0.2, "after three ticks of the slower one"
+    assert slow.edge_s is not None and slow.edge_s % 0.05 == pytest.approx(0.0, abs=0.0021)
+    assert clock.slept_s == pytest.approx([0.002] * len(clock.slept_s))
+
+
+def test_polling_works_a_tenth_of_the_time_and_waits_for_the_driver_at_most_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = WorkedClock(monkeypatch)
+    (polled,) = poll([lambda: clock.work(0.001) or 1.0], clock)  # type: ignore[func-returns-value]
+    assert clock.slept_s[0] == pytest.approx(0.01)
+    assert (polled.cpu_s, polled.wall_s) == pytest.approx((0.001, 0.001)) and polled.tick_s is None
+    clock.slept_s.clear()
+    (polled,) = poll([lambda: clock.work(0.0, 0.03) or 1.0], clock)  # type: ignore[func-returns-value]
+    assert clock.slept_s[0] == pytest.approx(0.03)
+    assert (polled.cpu_s, polled.wall_s) == pytest.approx((0.0, 0.03), abs=1e-9)
+
+
+def test_a_change_is_dated_between_the_reads_that_it_lies_between_and_not_over_a_failed_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = WorkedClock(monkeypatch)
+    answers = iter([1.0, 1.0, 2.0, None, 3.0, 3.0])
+
+    def value() -> float:
+        clock.work(0.0, 0.01)
+        answer = next(answers)
+        if answer is None:
+            raise OSError("no")
+        return answer
+
+    watch = _Watch(value, clock)
+    for _ in range(6):
+        watch.poll()
+        clock.now_s += 0.09
+    # The second read began at 100.1 s, the third ended at 100.21 s.
+    assert len(watch.edges) == 1 and watch.edges[0] == pytest.approx((100.155, 0.055))
+    assert len(watch.wall_s) == 5 and not watch.is_sure

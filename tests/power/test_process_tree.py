@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -234,3 +235,20 @@ def test_reading_is_cheap_with_ten_children() -> None:
             child.kill()
         for child in children:
             child.wait()
+
+
+def test_a_line_of_procfs_is_read_whatever_its_process_is_called(tmp_path: Path) -> None:
+    numbers = ["S", *map(str, range(1, 22))]
+    for pid, words in ((77, numbers), (78, numbers[:-1])):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b (c) {' '.join(words)}\n")
+    for name in ("0", "12a", "self"):
+        (tmp_path / name).mkdir()
+    proc, tick_s = LinuxProc(str(tmp_path)), 1 / os.sysconf("SC_CLK_TCK")
+    found = proc.stat(77)
+    assert found is not None and found[:2] == (1, 19.0)  # parent and start: fields 4 and 22 of proc_pid_stat(5)
+    assert (found.own_s, found.reaped_s) == pytest.approx(((11 + 12) * tick_s, (13 + 14) * tick_s))
+    assert found.rss_bytes == 21 * os.sysconf("SC_PAGE_SIZE")
+    assert proc.stat(78) is None and proc.stat(79) is None
+    assert sorted(proc.pids()) == [77, 78]
+    assert list(LinuxProc(str(tmp_path / "none")).pids()) == []

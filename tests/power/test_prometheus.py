@@ -15,7 +15,7 @@ pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 import httpx
 
 from greentrain.errors import MeterError
-from greentrain.power.prometheus import PrometheusMeter
+from greentrain.power.prometheus import PrometheusMeter, SampleSeries, pick_node
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance
 from tests.helpers.ports import free_port
@@ -355,3 +355,166 @@ def _open_when_ready(url: str) -> PrometheusMeter:
             if time.monotonic() > end_s:
                 raise
         time.sleep(0.2)
+
+
+class FakeClock:
+    """Both scales of time, moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 50.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_s(self) -> float:
+        return self.now_s + UNIX_S
+
+
+UNIX_S = 1.7e9
+
+
+def opened(
+    *series: tuple[dict[str, str], list[tuple[float, float]]], query: str | None = None
+) -> tuple[PrometheusMeter, FakeClock, Server]:
+    """Open a meter on a clock that stands at 50 s, of points whose times are of that clock; its thread never asks."""
+    clock = FakeClock()
+    server = Server(replies(*((labels, [(t_s + UNIX_S, j) for t_s, j in points]) for labels, points in series)))
+    transport = httpx.MockTransport(server)
+    meter = PrometheusMeter("http://prometheus:9090", query, node="node-a", transport=transport, clock=clock)
+    meter._stop.wait = lambda timeout=None: meter._stop.is_set()  # type: ignore[method-assign]
+    return meter, clock, server
+
+
+def taken(meter: PrometheusMeter, *series: tuple[dict[str, str], list[tuple[float, float]]]) -> None:
+    """Hand the meter what a later answer would."""
+    found = [SampleSeries(labels, [(t_s + UNIX_S, j) for t_s, j in points]) for labels, points in series]
+    meter._take(meter._select(found))
+
+
+def test_a_sample_is_believed_for_three_scrapes_and_what_an_answer_takes() -> None:
+    meter, clock, _ = opened((PACKAGE, [(29.0, 1.0), (39.0, 2.0), (49.0, 3.0)]))
+    believed_s = 3 * 10.0 + 5.0 + 2.0  # three scrapes, the time to the next question, and to its answer
+    clock.now_s = 49.0 + believed_s - 0.1
+    (sample,) = meter.read()
+    assert (sample.energy_j, sample.t_s) == pytest.approx((3.0, 49.0))
+    clock.now_s += 0.2
+    (sample,) = meter.read()
+    assert sample.missing and sample.t_s == clock.now_s and sample.note == "last sample 37 s ago; the target is down"
+    meter.close()
+    assert meter.read()[0].note == "the meter is closed"
+    meter.close()
+
+
+def test_the_series_of_one_device_count_where_all_were_scraped_at_one_time() -> None:
+    idle, dynamic = old("package", "idle"), old("package", "dynamic")
+    meter, clock, _ = opened((idle, [(40.0, 100.0)]), (dynamic, [(40.0, 40.0)]))
+    assert [s.energy_j for s in meter.read()] == [140.0]
+    clock.now_s = 60.0
+    taken(meter, (idle, [(59.0, 200.0)]), (dynamic, [(40.0, 40.0)]))
+    assert [s.energy_j for s in meter.read()] == [140.0], "one of them is older: their sum is of no time"
+    taken(meter, (idle, [(59.0, 200.0)]), (dynamic, [(59.0, float("nan"))]))
+    assert [s.energy_j for s in meter.read()] == [140.0]
+    taken(meter, (idle, [(59.0, 200.0)]), (dynamic, [(59.0005, 80.0)]))
+    (sample,) = meter.read()
+    assert (sample.energy_j, sample.t_s) == pytest.approx((280.0, 59.0005))
+    taken(meter, (idle, [(50.0, 900.0)]), (dynamic, [(50.0, 900.0)]))
+    assert [s.energy_j for s in meter.read()] == [280.0], "an old answer that comes late"
+    meter.close()
+
+
+def test_a_counter_that_starts_over_twice_loses_nothing() -> None:
+    meter, clock, _ = opened((PACKAGE, [(40.0, 900.0)]))
+    for t_s, value_j, total_j in ((60.0, 30.0, 930.0), (70.0, 80.0, 980.0), (80.0, 10.0, 990.0)):
+        clock.now_s = t_s
+        taken(meter, (PACKAGE, [(t_s, value_j)]))
+        assert [s.energy_j for s in meter.read()] == [total_j]
+    meter.close()
+
+
+def test_no_sample_is_of_a_time_to_come_or_before_the_one_before() -> None:
+    meter, clock, _ = opened((PACKAGE, [(53.0, 1.0)]))  # the server's clock is ahead
+    assert [s.t_s for s in meter.read()] == [50.0]
+    taken(meter, (PACKAGE, [(54.0, 2.0)]))
+    clock.now_s = 49.0  # and this machine's is set back
+    taken(meter, (PACKAGE, [(55.0, 3.0)]))
+    assert [s.t_s for s in meter.read()] == [50.0]
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("times_s", "scrape_s"), [([0], 60.0), ([0, 15, 30, 60], 15.0), ([0, 10, 20, 50, 80], 30.0), ([49.98, 49.99], 0.1)]
+)
+def test_how_often_is_scraped_is_seen_in_the_samples(times_s: list[float], scrape_s: float) -> None:
+    meter, _, server = opened((PACKAGE, [(t_s - 15.0, float(t_s)) for t_s in times_s]))
+    assert meter.sensors[0].period_s == pytest.approx(scrape_s)
+    assert server.queries[0].endswith("[300s]"), "as far as Prometheus looks back"
+    assert meter._poll_s == pytest.approx(min(max(scrape_s / 2, 0.25), 15.0))
+    assert meter._window_s >= 2 * meter._poll_s + 2 * scrape_s, "so that no scrape falls between two questions"
+    assert meter._window_s <= max(10.0, 5 * scrape_s), "and no answer grows"
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("labels", "uid", "kind"),
+    [
+        ({"__name__": "node_gpu_joules", "gpu": "1"}, "prometheus:gpu=1", DeviceKind.GPU),
+        ({"__name__": "gpu_package_joules"}, "prometheus:gpu_package_joules", DeviceKind.GPU),
+        ({"__name__": "dram_joules"}, "prometheus:dram_joules", DeviceKind.DRAM),
+        ({"__name__": "rapl_joules", "zone": "0"}, "prometheus:zone=0", DeviceKind.CPU),
+        ({"host": "b", "chassis": "a", "job": "ipmi"}, "prometheus:chassis=a,host=b", DeviceKind.NODE),
+        ({}, "prometheus:query", DeviceKind.NODE),
+    ],
+)
+def test_the_labels_of_an_own_query_name_its_device(labels: dict[str, str], uid: str, kind: DeviceKind) -> None:
+    meter, _, _ = opened((labels, [(49.0, 1.0)]), query="some_joules_total")
+    (sensor,) = meter.sensors
+    assert (sensor.device.uid, sensor.device.kind, sensor.method) == (uid, kind, "PromQL query")
+    assert sensor.uncertainty is None and sensor.provenance is Provenance.MEASURED
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "asked"),
+    [
+        ("a:b_total", "a:b_total[300s]"),
+        (' x{zone="package"} ', 'x{zone="package"}[300s]'),
+        ('{__name__="x"}', '{__name__="x"}[300s]'),
+        ("rate(x[60s])", "rate(x[60s])"),
+        ("x * 1000", "x * 1000"),
+    ],
+)
+def test_a_selector_is_asked_for_its_scrapes_and_any_other_query_as_it_is(query: str, asked: str) -> None:
+    meter, _, server = opened(({"host": "x"}, [(49.0, 1.0)]), query=query)
+    assert server.queries == [asked]
+    meter.close()
+
+
+@pytest.mark.parametrize("source", ["trained_power_model_1", "estimator", "dummy", "fake_acpi"])
+def test_what_kepler_has_modelled_is_not_called_measured(source: str) -> None:
+    meter, _, _ = opened((old("package", "idle", source=source), [(49.0, 1.0)]), (old("dram", "idle"), [(49.0, 1.0)]))
+    memory, package = meter.sensors
+    assert (package.provenance, package.uncertainty) == (Provenance.MODELLED, None)
+    assert memory.provenance is Provenance.MEASURED and memory.uncertainty
+    meter.close()
+
+
+def test_a_gpu_is_named_by_its_uuid_and_one_without_is_none() -> None:
+    unnamed = {key: value for key, value in GPU.items() if key != "gpu_name"}
+    anonymous = {key: value for key, value in GPU.items() if key != "gpu_uuid"}
+    meter, _, _ = opened((unnamed, [(49.0, 1.0)]), (anonymous, [(49.0, 1.0)]))
+    (sensor,) = meter.sensors
+    assert (sensor.device.uid, sensor.device.name) == ("GPU-1234", "GPU-1234")
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host", "found"),
+    [
+        (["node-a", "node-b"], "NODE-B.cluster.local", "node-b"),
+        (["10.0.0.1:9102", "10.0.0.2:9102"], "10.0.0.2", "10.0.0.2:9102"),
+        (["10.0.0.1", "10.1.2.3"], "10.9.9.9", None),
+        (["node-a.example:28282"], "node-a", "node-a.example:28282"),
+    ],
+)
+def test_a_node_is_found_by_its_short_name_or_its_whole_address(nodes: list[str], host: str, found: str | None) -> None:
+    assert pick_node(nodes, host) == found

@@ -111,6 +111,19 @@ def test_a_recorded_failure_fails_again_until_the_next_good_row(tmp_path: Path) 
     meter.close()
 
 
+def test_a_device_that_begins_later_is_missing_until_then_and_nothing_is_of_a_closed_meter(tmp_path: Path) -> None:
+    clock = FakeClock()
+    text = "t_s,device_uid,kind,name,power_w\n7,early,gpu,G,0\n9,early,gpu,G,10\n8,late,gpu,G,30\n9,late,gpu,G,30\n"
+    meter = ReplayMeter(recording(tmp_path, text), clock=clock)
+    clock.now_s += 0.5
+    early, late = meter.read()
+    assert early.power_w == pytest.approx(2.5) and late.note == "the recording of this device has not begun"
+    clock.now_s += 0.5
+    assert [sample.power_w for sample in meter.read()] == [pytest.approx(5.0), 30.0]
+    meter.close()
+    assert {sample.note for sample in meter.read()} == {"the meter is closed"}
+
+
 def test_what_is_written_reads_back(tmp_path: Path) -> None:
     clock = FakeClock()
     meter = ReplayMeter(recording(tmp_path), clock=clock)
