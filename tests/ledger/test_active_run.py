@@ -30,7 +30,7 @@ from greentrain.types import Device, DeviceKind, LedgerEntry, PowerSample, Prove
 from tests.helpers.child import in_a_child
 from tests.helpers.flat_meter import FlatMeter
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 """Longest wait for a thread that is not held up (s)."""
 
 

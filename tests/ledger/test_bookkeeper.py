@@ -108,9 +108,10 @@ def test_no_device_means_no_knowledge() -> None:
 
 
 def test_a_device_that_nobody_can_read_is_missing_for_the_whole_interval() -> None:
-    entry = _books().book(10.0, {}, unread=[_sensor("other", Provenance.MISSING)])
-    other = entry.devices["other"]
-    assert (other.energy_j, other.missing_s, other.provenance) == (0.0, 10.0, Provenance.MISSING)
+    books = _books()
+    for t1_s, missing_s in ((10.0, 10.0), (14.0, 4.0)):
+        other = books.book(t1_s, {}, unread=[_sensor("other", Provenance.MISSING)]).devices["other"]
+        assert (other.energy_j, other.missing_s, other.provenance) == (0.0, missing_s, Provenance.MISSING)
 
 
 def test_joules_of_steps_go_on_over_intervals() -> None:

@@ -1,6 +1,7 @@
 """A process books the GPUs that it uses, once each on a node, and what it does not use is somebody else's."""
 
-from collections.abc import Collection, Mapping
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,16 @@ class Node:
         monkeypatch.setenv("GREENTRAIN_CLAIMS_DIR", str(folder))
         monkeypatch.setattr(active_run, "gpus_in_use", self._in_use)
 
-    def process(self, run_id: str, place: Topology | None = None, named: bool = False) -> ClaimedDevices:
+    def process(
+        self,
+        run_id: str,
+        place: Topology | None = None,
+        named: bool = False,
+        sensors: Sequence[Sensor] = (),
+    ) -> ClaimedDevices:
         self._asks = run_id
         devices = ClaimedDevices(
-            [_sensor(uid) for uid in GPUS],
+            sensors or [_sensor(uid) for uid in GPUS],
             place or Topology(),
             {"run_id": run_id},
             CarbonConfig(),
@@ -143,3 +150,131 @@ def test_ranks_book_their_own_gpu_and_that_of_one_that_was_killed(node: Node, mo
     assert node.look("run", first, 6.0) == set(GPUS)
     assert node.look("run", first, 9.0) == set(GPUS), "it is the run's, though this rank does not use it"
     first.release()
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+RANKS = [Topology(rank=i, world_size=2, local_rank=i, local_world_size=2) for i in range(2)]
+
+
+def _all_kinds() -> list[Sensor]:
+    """Return a GPU, a RAPL package that all can read, one that nobody can, and a model of this process's CPU."""
+
+    def of(uid: str, kind: DeviceKind, provenance: Provenance = Provenance.MEASURED, shared: bool = True) -> Sensor:
+        device = Device(uid=uid, kind=kind, name=H100 if kind is DeviceKind.GPU else uid)
+        return Sensor(device=device, provenance=provenance, method="test", period_s=0.1, shared=shared, note="a note")
+
+    return [
+        of("GPU-0", DeviceKind.GPU),
+        of("rapl:0", DeviceKind.CPU),
+        of("rapl:1", DeviceKind.CPU, Provenance.MISSING),
+        of("model:cpu", DeviceKind.CPU, Provenance.MODELLED, shared=False),
+    ]
+
+
+def test_of_what_a_node_has_once_local_rank_0_books_it_and_each_rank_its_own_process(node: Node) -> None:
+    first, second = (node.process("run", place, sensors=_all_kinds()) for place in RANKS)
+    assert [sensor.device.uid for sensor in first.sensors] == ["GPU-0", "rapl:0", "model:cpu", "rapl:1"]
+    assert [sensor.device.uid for sensor in second.sensors] == ["model:cpu"]
+    assert [sensor.device.uid for sensor in first.unread] == ["rapl:1"] and not second.unread
+    assert list(second) == ["model:cpu", "GPU-0", "rapl:0"] and (len(first), len(second)) == (3, 3)
+    assert second["GPU-0"].sensor.device.uid == "GPU-0" and second["model:cpu"] is second.curves["model:cpu"]
+    with pytest.raises(KeyError):
+        second["rapl:1"]
+    assert node.look("run", second, 0.0) == {"model:cpu"}
+    assert second.excluded == [], "the other rank is of the same run"
+    first.release()
+    second.release()
+
+
+def test_a_rank_that_starts_alone_leaves_the_nodes_own_devices_to_local_rank_0_for_a_while(node: Node) -> None:
+    second = node.process("run", RANKS[1], sensors=_all_kinds())
+    assert set(second.curves) == {"GPU-0", "model:cpu"}, "of one GPU that two ranks see, whoever comes first"
+    assert node.look("run", second, 0.0) == {"GPU-0", "model:cpu", "rapl:0"}, "nobody else has come"
+    second.release()
+
+
+def test_embodied_carbon_of_a_node_is_booked_by_one_of_its_ranks(node: Node) -> None:
+    without_gpu = [_all_kinds()[2], _all_kinds()[3]]
+    first, second = (node.process("run", place, sensors=without_gpu) for place in RANKS)
+    assert set(first.rates) == {"rapl:1", "model:cpu"}, "made, though it cannot be read"
+    assert second.rates == {}
+    assert all(record["embodied_g_per_h"] is None for record in second.records())
+    first.release()
+    second.release()
+
+
+def test_the_journal_gets_what_a_sensor_is_and_what_is_not_known_of_it(node: Node) -> None:
+    devices = node.process("run", sensors=_all_kinds())
+    records = {record["uid"]: record for record in devices.records()}
+    gpu = records["GPU-0"]
+    known = {item.name for item in dataclasses.fields(Sensor)} - {"device", "shared", "tick_edge_s"}
+    assert gpu.keys() == known | {"uid", "kind", "name", "embodied_g_per_h"}
+    assert (gpu["kind"], gpu["name"], gpu["note"], gpu["period_s"]) == ("gpu", H100, "a note", 0.1)
+    assert gpu["embodied_g_per_h"]["mid"] == devices.rates["GPU-0"].mid_g_per_h
+    assert records["rapl:0"]["embodied_g_per_h"] is None
+    assert "server share" in records["rapl:0"]["embodied_note"], "in the GPU's"
+    devices.release()
+
+
+def test_what_is_left_over_at_the_start_is_booked_from_there_and_at_the_end_nothing_is_taken_over(node: Node) -> None:
+    a, b = node.process("a"), node.process("b")
+    node._asks = "b"
+    assert not b.claim_rest(5.0, closing=True, pids={}), "there is nothing to take over any more"
+    a.release()
+    assert not b.claim_rest(5.0, closing=True, pids={}) and not b.curves
+    assert b.claim_rest(0.0, closing=True, pids={}), "those that read them are changed, though none was taken"
+    assert not b.curves and any("was booked by another process up to now" in text for text in node.events)
+    b.release()
+
+
+def test_a_short_run_that_closes_before_it_looked_books_what_nobody_has(node: Node) -> None:
+    b = node.process("b", RANKS[1], sensors=_all_kinds()[1:2])
+    assert not b.curves
+    assert b.claim_rest(0.0, closing=True, pids={}) and set(b.curves) == {"rapl:0"}
+    assert b.curves["rapl:0"].frontier_s == 0.0
+    assert not b.claim_rest(0.0, closing=True, pids={}), "nothing is left"
+    b.release()
+
+
+def test_a_device_of_another_run_is_named_with_its_holder_until_it_is_taken_over(node: Node) -> None:
+    a, b = node.process("a"), node.process("b")
+    assert node.look("b", b, 0.0) == set()
+    assert [(item["uid"], item["name"]) for item in b.excluded] == [(uid, uid) for uid in GPUS]
+    assert all("another run, a (pid" in item["reason"] for item in b.excluded)
+    told = len(node.events)
+    assert node.look("b", b, 3.0) == set() and len(node.events) == told, "once is enough"
+    a.release()
+    assert node.look("b", b, 6.0) == set(GPUS) and b.excluded == []
+    assert sum("booked by this rank from here on" in text for text in node.events) == 2
+    assert b.curves["GPU-0"].frontier_s >= 6.0
+    b.release()
+
+
+def test_a_counter_that_ticks_is_dated_by_its_ticks_after_it_was_taken_over(node: Node) -> None:
+    ticking = [dataclasses.replace(_sensor("GPU-0"), tick_s=0.1)]
+    a, b = node.process("a", sensors=ticking), node.process("b", sensors=ticking)
+    a.release()
+    assert node.look("b", b, 1.0) == {"GPU-0"} and b.curves["GPU-0"]._ticks is not None
+    b.release()
+
+
+def test_what_is_let_go_has_no_embodied_rate_any_more_and_may_come_back(node: Node) -> None:
+    a = node.process("a", sensors=[*_all_kinds()[:1], _sensor("GPU-1")])
+    node.uses = {"a": {"GPU-1"}}
+    assert node.look("a", a, 4.0) == {"GPU-1"}
+    assert a.rates == {} and a["GPU-0"].frontier_s == 4.0
+    assert not a.let_go(5.0)
+    node.uses = {"a": set(GPUS)}
+    assert node.look("a", a, 7.0) == set(GPUS) and set(a.rates) == {"GPU-0"}
+    a.release()
+
+
+def test_where_claims_cannot_be_written_it_is_said_that_ranks_may_book_twice(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GREENTRAIN_CLAIMS_DIR", str(tmp_path / "file" / "claims"))
+    a = node.process("a")
+    assert any("may book the same device: no claims: cannot write" in text for text in node.events)
+    assert set(a.curves) == set(GPUS)
+    a.release()

@@ -33,7 +33,7 @@ from greentrain.ledger.journal import (
 from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 from tests.helpers.child import in_a_child
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 """Longest wait for a thread that is not held up (s)."""
 
 
@@ -50,7 +50,7 @@ def test_a_torn_last_line_is_skipped_and_closed_before_the_next(tmp_path: Path) 
     path.write_bytes(b'{"kind":"event","n":1}\n{"kind":"eve')
     journal = Journal(path)
     journal.append({"kind": "event", "n": 2})
-    journal.close()
+    journal.close(WAIT_S)
     assert [record["n"] for record in read_journal(path)] == [1, 2]
 
 
@@ -74,7 +74,7 @@ def test_a_full_disk_keeps_lines_until_there_is_room(tmp_path: Path, monkeypatch
     full[0] = False
     journal.append({"kind": "event"})
     assert journal.flush(WAIT_S)
-    journal.close()
+    journal.close(WAIT_S)
     assert [record["n"] for record in read_journal(journal.path)] == [1, 2, 3]
 
 
@@ -99,7 +99,7 @@ def test_nan_is_refused_rather_than_written_as_invalid_json(tmp_path: Path) -> N
     journal = Journal(tmp_path / "rank-00000.jsonl")
     with pytest.raises(ValueError, match="JSON"):
         journal.append({"kind": "event", "x": float("nan")})
-    journal.close()
+    journal.close(WAIT_S)
     assert json.loads("[]") == list(read_journal(journal.path))
 
 
@@ -191,7 +191,7 @@ def test_numbers_go_on_where_the_last_process_ended(tmp_path: Path) -> None:
     for _ in range(2):
         journal = Journal(path)
         journal.append({"kind": "event"})
-        journal.close()
+        journal.close(WAIT_S)
     assert [record.get("n") for record in read_journal(path)] == [None, 1, 2]
 
 
@@ -238,19 +238,19 @@ def test_one_writes_at_a_time_and_a_forked_worker_is_not_one(tmp_path: Path) -> 
     first = Journal(tmp_path / "rank-00000.jsonl")
     second = Journal(first.path)
     assert first.alone and not second.alone
-    second.close()
+    second.close(WAIT_S)
     worker = os.fork()
     if worker == 0:
         first.append({"kind": "event"})
         first.flush(WAIT_S)  # in vain, and without waiting
         signal.pause()
     try:
-        first.close()
+        first.close(WAIT_S)
         end_s = time.monotonic() + WAIT_S
         while not (third := Journal(first.path)).alone and time.monotonic() < end_s:  # the worker is about to begin
-            third.close()
+            third.close(WAIT_S)
         assert third.alone and not list(read_journal(first.path))
-        third.close()
+        third.close(WAIT_S)
     finally:
         os.kill(worker, signal.SIGKILL)
         os.waitpid(worker, 0)
@@ -351,7 +351,7 @@ def test_the_number_goes_on_behind_a_torn_line_and_lines_without_one(tmp_path: P
     path.write_bytes(b'{"kind":"event","n":41}\n{"kind":"event"}\n[5]\n{"kind":"eve')
     journal = Journal(path)
     journal.append({"kind": "event"})
-    journal.close()
+    journal.close(WAIT_S)
     assert _numbers_or_none(path) == [41, None, 42]
 
 
@@ -557,4 +557,4 @@ def test_where_a_file_system_has_no_locks_a_journal_is_alone(tmp_path: Path, mon
     monkeypatch.setattr(fcntl, "flock", none)
     journal = Journal(tmp_path / "rank-00000.jsonl")
     assert journal.alone
-    journal.close()
+    journal.close(WAIT_S)

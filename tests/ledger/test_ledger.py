@@ -50,7 +50,7 @@ def _write(folder: Path, rank: int, *entries: LedgerEntry, run_id: str = "r", **
     ledger = EnergyLedger(journal)
     for entry in entries:
         ledger.record(entry)
-    journal.close()
+    assert journal.close(60.0)
 
 
 def test_an_entry_survives_json() -> None:

@@ -33,7 +33,7 @@ def _books(folder: Path, rank: int, *joules: float, seconds: float = 10.0, token
         devices = {"GPU-0": device(energy_j / 2), "cpu": device(energy_j / 2, Provenance.MODELLED)}
         t0_s = T0_S + seconds * i
         ledger.record(entry(t0_s, t0_s + seconds, devices, g_per_kwh=360.0, pue=1.0, tokens=tokens, samples=2))
-    journal.close()
+    assert journal.close(60.0)
     return journal.path
 
 
@@ -225,3 +225,12 @@ def test_only_neighbours_of_one_kind_are_merged(tmp_path: Path, change: dict[str
         found = _thinned(tmp_path / str(order), entries, 1)
         assert len(found) == (1 if merges else 2)
         assert sum(item.energy_j for item in found) == sum(item.energy_j for item in entries)
+
+
+def test_what_is_missing_in_merged_entries_is_missing_in_all(tmp_path: Path) -> None:
+    blind = {"GPU-0": device(60.0, missing_s=0.5), "cpu": device(0.0, Provenance.MISSING, missing_s=10.0)}
+    entries = [entry(T0_S + 10 * i, T0_S + 10 * i + 10, blind) for i in range(3)]
+    (found,) = _thinned(tmp_path, entries, 1)
+    assert {uid: item.missing_s for uid, item in found.devices.items()} == {"GPU-0": 1.5, "cpu": 30.0}
+    assert found.devices["GPU-0"].phases["forward"] == pytest.approx(3 * 18.0)
+    assert found.phase_inclusive_j["epoch"] == pytest.approx(180.0) and found.phase_s["data"] == pytest.approx(3.0)

@@ -154,7 +154,7 @@ class Folder:
             journal.append({"kind": "event", **event})
         if reason is not None:
             journal.append({"kind": "close", "t": entries[-1].t1_unix_s if entries else T0_S, "reason": reason})
-        journal.close()
+        assert journal.close(60.0)
         return self
 
 

@@ -214,3 +214,69 @@ def test_what_is_watched_twice_is_hooked_once(net: torch.nn.Module) -> None:
     hooks.watch(net, None)
     net(torch.ones(2, 3))
     assert marks.heard[-2:] == ["+forward", "-forward"]
+
+
+def test_the_number_of_parameters_is_that_of_the_whole_model_where_zero_3_shards_it(marks: Marks) -> None:
+    net = torch.nn.Linear(3, 1)
+    vars(net.weight)["ds_numel"] = 300
+    hooks = PhaseHooks(marks)
+    hooks.watch(net, None)
+    assert marks.parameters == 301
+    hooks.release()
+
+
+def test_an_engine_whose_methods_were_exchanged_by_somebody_else_gets_those_back(
+    net: torch.nn.Module, marks: Marks
+) -> None:
+    engine = DeepSpeedLike(net, 1)
+    own = engine.step
+
+    def patched() -> None:
+        own()
+
+    vars(engine)["step"] = patched
+    hooks = PhaseHooks(marks)
+    hooks.watch(engine, None)
+    engine.step()
+    assert marks.steps == 1 and engine.step is not patched
+    hooks.release()
+    assert vars(engine)["step"] is patched and "backward" not in vars(engine)
+
+
+def test_who_wants_each_step_of_an_engine_is_told_before_it_is_counted(net: torch.nn.Module, marks: Marks) -> None:
+    engine = DeepSpeedLike(net, 2)
+    hooks = PhaseHooks(marks)
+    hooks.watch(engine, None, lambda: marks.heard.append("stepped"))
+    for _ in range(4):
+        engine.step()
+    assert [word for word in marks.heard if word in ("stepped", "step")] == ["stepped", "step"] * 2
+    hooks.release()
+
+
+def test_a_model_that_is_watched_between_two_calls_of_its_own_ends_no_phase_that_it_did_not_begin(
+    marks: Marks, watcher: PhaseHooks
+) -> None:
+    class Watching(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not watcher.watched:
+                watcher.watch(self, None)
+            return x
+
+    net = Watching()
+    net(torch.ones(1))
+    assert marks.heard == []
+    net(torch.ones(1))
+    assert marks.heard == ["+forward", "-forward"]
+
+
+def test_two_optimizers_of_one_model_are_both_phases_and_count_no_step(net: torch.nn.Module, marks: Marks) -> None:
+    hooks = PhaseHooks(marks)
+    optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in net.parameters()]
+    for optimizer in optimizers:
+        hooks.watch(net, optimizer)
+    assert hooks.watched == [net, *optimizers]
+    net(torch.ones(2, 3)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert marks.heard == ["+forward", "-forward", *["+optimizer", "-optimizer"] * 2] and marks.steps == 0
+    hooks.release()

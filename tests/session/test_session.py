@@ -3,6 +3,9 @@
 import json
 import math
 import time
+import types
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from greentrain.carbon.constant import ConstantSignal
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError, SessionError
 from greentrain.ledger.journal import read_journal
 from greentrain.ledger.reader import read_run
+from greentrain.ledger.totals import Totals
 from greentrain.report.live.prometheus import Textfile
 from greentrain.session import session
 from greentrain.types import CarbonPoint, Topology
@@ -448,3 +452,314 @@ def test_a_disk_that_hangs_at_the_end_is_waited_for_so_long_and_no_longer(
     assert f"report of {green.folder}: not written after {longest_s:g} s" in report
     assert hanging.waits_s == [8.0, longest_s] and f"greentrain report {green.folder}" in report
     assert green.report_path == page, "it was let go"
+
+
+# -- a session whose run is a stand-in, and whose clock a test moves -------------------------------------------------
+
+
+class Hands:
+    """A clock that a test moves."""
+
+    t_s = 5.0
+
+    def monotonic_s(self) -> float:
+        return self.t_s
+
+    def unix_s(self) -> float:
+        return 1e9 + self.t_s
+
+
+class StandIn:
+    """A run that notes what it is told."""
+
+    run_id, topology, folder, closed = "gpt-1", Topology(rank=2, world_size=4), Path("runs/gpt-1"), False
+
+    def __init__(self) -> None:
+        self.marks: deque[tuple[Any, ...]] = deque()
+        self.heard: list[Any] = []
+        self.ledger = types.SimpleNamespace(totals=Totals(energy_j=7.0, steps=4))
+        self.windows: list[Any] = []
+
+    def event(self, name: str, text: str, **more: Any) -> None:
+        self.heard.append((name, more))
+
+    def window(self, t0_s: float, t1_s: float) -> Any:
+        self.heard.append(("window", t0_s, t1_s))
+        return self.windows.pop(0)
+
+    def know(self, **facts: Any) -> None:
+        self.heard.append(("know", facts))
+
+    def close(self, reason: str) -> None:
+        self.heard.append(("close", reason))
+
+    def hurry(self) -> None:
+        self.heard.append("hurry")
+
+    def book_now(self) -> None:
+        self.heard.append("book")
+
+    def save(self) -> None:
+        self.heard.append("save")
+
+
+class Played(GreenSession):
+    """A session on a stand-in."""
+
+    def __init__(self, **config: Any) -> None:
+        self.hands, self.run = Hands(), StandIn()
+        super().__init__(config, signal=SIGNAL, clock=self.hands)
+        self._run = self._last = self.run  # type: ignore[assignment]
+        self._queue_marks_into(self.run)  # type: ignore[arg-type]
+
+    def at(self, t_s: float) -> "Played":
+        self.hands.t_s = t_s
+        return self
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    green = Played()
+    yield green
+    green._run = None
+
+
+def test_each_call_of_the_training_is_one_mark_with_its_time(played: Played) -> None:
+    outer = played.at(1.0).begin("outer")
+    with played.at(2.0).phase("inner"):
+        played.at(3.0).count(tokens=5, samples=1)
+    played.at(4.0).step(tokens=10, samples=2)
+    played.at(5.0).end("outer", outer)
+    played.at(6.0).gear("fp8")
+    assert played.at(7.0).mark("gear", "") == 7.0
+    played.at(8.0).step(samples=3)
+    assert list(played.run.marks) == [
+        (1.0, "begin", "outer", 1),
+        (2.0, "begin", "inner", 2),
+        (3.0, "count", "", 1, 5, 1),
+        (3.0, "end", "inner", 2),
+        (4.0, "step", "", 2, 10, 2),
+        (5.0, "end", "outer", 1),
+        (6.0, "gear", "fp8"),
+        (7.0, "gear", ""),
+        (8.0, "step", "", 3, 0, 3),
+    ]
+
+
+def test_steps_of_the_next_run_are_numbered_anew(played: Played) -> None:
+    played.step(tokens=1)
+    played._queue_marks_into(None)
+    played.step(tokens=1)
+    played._queue_marks_into(played.run)  # type: ignore[arg-type]
+    played.step(tokens=1)
+    assert [mark[3] for mark in played.run.marks] == [1, 1]
+
+
+def test_the_books_are_hurried_where_many_marks_wait_and_not_before(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "HURRY_MARKS", 3)
+    heard = []
+    for _ in range(5):
+        played.step(tokens=1)
+        heard.append(len(played.run.heard))
+    assert heard == [0, 0, 0, 1, 2]
+
+
+def test_a_run_that_mixes_its_units_is_told_so_once(played: Played) -> None:
+    for tokens in (10, 0, 10, 0, 0):
+        played.step(tokens=tokens, samples=1)
+    assert played.run.heard == [("warning", {"mixed": True})]
+    assert [mark[4:] for mark in played.run.marks] == [(10, 1), (0, 1), (10, 1), (0, 1), (0, 1)]
+
+
+def test_a_window_with_a_gap_is_unknown_and_one_that_is_not_over_is_waited_for(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+    clock = types.SimpleNamespace(monotonic=lambda: sum(naps), sleep=naps.append)
+    monkeypatch.setattr(session, "time", clock)
+    played.run.windows = [({"a": 5.0}, 0.0)]
+    assert played.energy(1.0, 2.0) == {"a": 5.0} and not naps
+    assert played.run.heard == [("window", 1.0, 2.0)]
+    played.run.windows = [({"a": 5.0}, 0.5)]
+    assert played.energy(1.0, 2.0, wait_s=1.0) is None and not naps
+    played.run.windows = [None] * 3 + [({"a": 5.0}, 0.0)]
+    assert played.energy(1.0, 2.0, wait_s=1.0) == {"a": 5.0} and len(naps) == 3
+    played.run.windows = [None] * 1000
+    assert played.energy(1.0, 2.0, wait_s=1.0) is None and 1.0 <= sum(naps[3:]) <= 1.1
+    before = len(naps)
+    assert played.energy(1.0, 2.0) is None and len(naps) == before
+    played._run = None
+    played.run.windows = [None, None]
+    assert played.energy(1.0, 2.0, wait_s=1.0) is None and len(naps) == before, "a run that is over gets no readings"
+
+
+def test_a_checkpoint_is_told_with_the_steps_that_the_training_counted(played: Played) -> None:
+    played.checkpoint()
+    played.step(tokens=1)
+    played.checkpoint()
+    assert played.run.heard == [("checkpoint", {"steps": 4}), "save", ("checkpoint", {"steps": 1}), "save"]
+    played._run = None
+    played.checkpoint()
+    assert len(played.run.heard) == 4
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_run_that_is_to_leave_ends_after_its_checkpoint_once_all_agree(
+    played: Played, monkeypatch: pytest.MonkeyPatch, agreed: bool
+) -> None:
+    launcher = types.SimpleNamespace(request_leave=lambda: agreed, together=lambda: played.run.heard.append("together"))
+    monkeypatch.setattr(played._controller, "preemption", launcher)
+    monkeypatch.setattr(played._controller, "checkpointed", lambda: True)
+    if not agreed:
+        played.checkpoint()
+        assert played.running and "together" not in played.run.heard
+        return
+    with pytest.raises(SystemExit) as left:
+        played.checkpoint()
+    assert left.value.code == 75 and played.run.heard[-2:] == [("close", "left"), "together"]
+    monkeypatch.setattr(played._controller, "preemption", None)
+    played._leave()
+
+
+def test_state_holds_what_a_checkpoint_needs_to_go_on(played: Played) -> None:
+    state = played.state_dict()
+    assert played.run.heard == ["book"]
+    assert (state["format"], state["run_id"], state["rank"]) == (1, "gpt-1", 2)
+    assert state["totals"]["energy_j"] == 7.0
+    assert json.loads(json.dumps(state)) == state
+    unused = GreenSession({}, signal=SIGNAL).state_dict()
+    assert (unused["run_id"], unused["rank"], unused["totals"]) == (None, None, Totals().to_dict())
+
+
+def test_a_sigterm_that_the_program_handles_brings_the_books_up_to_date_and_ends_a_pause(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played._controller, "wake", lambda: played.run.heard.append("wake"))
+    played._on_handled_sigterm()
+    assert played.run.heard == [("sigterm", {}), "book", "wake"]
+    played._run = None
+    played._on_handled_sigterm()
+    assert len(played.run.heard) == 3
+
+
+def test_closing_again_waits_for_the_run_that_is_closing_and_not_in_a_forked_child(played: Played) -> None:
+    played.close("exception")
+    assert played.run.heard == [("know", {"parameters": None}), ("close", "exception")]
+    played.step(tokens=5)
+    assert not played.run.marks, "marks after the end belong to no run"
+    played.close()
+    assert played.run.heard[2:] == [("close", "finished")]
+    played._pid += 1
+    played.close()
+    assert len(played.run.heard) == 3
+
+
+def test_a_forked_child_has_no_run(played: Played) -> None:
+    assert played.running and played.folder == Path("runs/gpt-1")
+    played._pid += 1
+    assert [played.running, played.active()] == [False, None] and played.totals().energy_j == 7.0
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, "finished"),
+        (SystemExit(0), "finished"),
+        (SystemExit(), "finished"),
+        (SystemExit(3), "exception"),
+        (SystemExit("lost"), "exception"),
+        (KeyboardInterrupt(), "exception"),
+    ],
+)
+def test_the_end_of_a_block_says_how_it_ended(played: Played, error: BaseException | None, reason: str) -> None:
+    played.__exit__(None if error is None else type(error), error, None)
+    assert played.run.heard[-1] == ("close", reason)
+
+
+@pytest.mark.parametrize(
+    ("rank", "wanted", "reason", "waits"),
+    [(0, True, "finished", [True]), (0, True, "exit", [False]), (0, True, "left", []), (0, False, "finished", []),
+     (1, True, "finished", [])],
+)  # fmt: skip
+def test_rank_0_writes_the_report_where_one_is_wanted_and_the_run_is_over(
+    monkeypatch: pytest.MonkeyPatch, rank: int, wanted: bool, reason: str, waits: list[bool]
+) -> None:
+    asked: list[bool] = []
+
+    def report(run: object, wait: bool) -> Path:
+        asked.append(wait)
+        return Path("report.html")
+
+    monkeypatch.setattr(session, "report_at_close", report)
+    green = Played(run={"report": wanted})
+    green.run.topology = Topology(rank=rank, world_size=2)
+    green.close(reason)
+    assert asked == waits and green.report_path == (Path("report.html") if waits else None)
+
+
+def test_a_sigterm_waits_for_the_report_as_long_as_the_disk_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "report_at_close", lambda run, wait: None if wait else Path("report.html"))
+    green = Played(run={"report": True})
+    green.run.topology = Topology()
+    green.close("sigterm")
+    assert green.report_path == Path("report.html")
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_the_report_is_named_where_a_person_looks(played: Played, monkeypatch: pytest.MonkeyPatch, tty: bool) -> None:
+    named: list[object] = []
+    monkeypatch.setattr(session, "name_report", named.append)
+    monkeypatch.setattr("sys.stderr", types.SimpleNamespace(isatty=lambda: tty, write=lambda text: None))
+    played.report_path = Path("report.html")
+    played._name_report()
+    assert named == ([Path("report.html")] if tty else [])
+    monkeypatch.setattr("sys.stderr", None)
+    played._name_report()
+    assert len(named) == tty
+
+
+def test_what_is_shown_of_a_session_says_whether_it_runs(played: Played) -> None:
+    assert "gpt-1, running" in played._view().title
+    played._run = None
+    assert "gpt-1, closed" in played._view().title
+    assert str(GreenSession({}, signal=SIGNAL)) == "GreenSession, not started"
+
+
+def test_metrics_of_two_units_are_left_out_and_before_the_first_start_there_are_none(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"green/energy_j": 5.0, "green/tokens_per_j": 2.0, "green/samples_per_j": 1.0, "green/g_per_ktoken": 3.0}
+    monkeypatch.setattr(session, "metrics_of", lambda run: found)
+    monkeypatch.setattr(played._controller, "metrics", lambda: {"green/cap": 0.5})
+    assert played.metrics() == {**found, "green/cap": 0.5}
+    played._work.mixed = True
+    assert played.metrics() == {"green/energy_j": 5.0, "green/cap": 0.5}
+    assert GreenSession({}, signal=SIGNAL).metrics() == {}
+
+
+def test_a_session_that_could_not_start_closes_what_it_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Asking(ConstantSignal):
+        def start(self) -> None:
+            told.append("start")
+
+        def close(self) -> None:
+            told.append("close")
+
+    monkeypatch.setattr(session, "open_signal", lambda config: Asking(100.0))
+    meter = FlatMeter()
+    green = GreenSession({"run": {"dir": str(tmp_path), "report": False}}, meter=meter)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no controller")
+
+    monkeypatch.setattr(green._controller, "started", fails)
+    with pytest.raises(OSError, match="no controller"):
+        green.start()
+    assert (told, meter.closed, green.running, green.folder) == (["start", "close"], 1, False, None)
+    (folder,) = tmp_path.iterdir()
+    close = read_run(folder).ranks[0].close
+    assert close is not None and close["reason"] == "exception"
