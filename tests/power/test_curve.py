@@ -376,13 +376,11 @@ def test_one_value_of_a_counter_says_nothing_of_the_time_after_it() -> None:
     assert [name for name, _ in events] == ["gap"]
 
 
-def test_the_end_is_extended_at_the_power_of_the_last_quarter_second() -> None:
+def test_the_end_is_extended_at_the_mean_power_of_the_last_quarter_second() -> None:
     curve, _ = _curve()
-    _counter(
-        curve, *((0.1 * i, 10.0 * i) for i in range(11)), *((1.0 + 0.1 * i, 100.0 + 40.0 * i) for i in range(1, 5))
-    )
+    _counter(curve, *((0.1 * i, 10.0 * i) for i in range(12)), (1.2, 130.0), (1.3, 160.0), (1.4, 200.0))
     curve.finish(1.5)
-    assert curve.between(1.4, 1.5) == pytest.approx((40.0, 0.0))
+    assert curve.between(1.4, 1.5) == pytest.approx((30.0, 0.0)), "of 200, 300 and 400 W"
 
 
 @pytest.mark.parametrize("step_s", [0.21, 0.23, 0.29])

@@ -1,13 +1,18 @@
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from greentrain.config.schema import PowerConfig
 from greentrain.errors import MeterError
-from greentrain.power import nvml
+from greentrain.power import nvml, prometheus
 from greentrain.power import nvml as nvml_survey
+from greentrain.power.cpu_model import CpuModelMeter
 from greentrain.power.detect import open_meters, survey
-from greentrain.types import Provenance, Topology
+from greentrain.power.rapl import RaplMeter
+from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor, Topology
 
 RANGE_UJ = 262_143_328_850
 
@@ -129,8 +134,6 @@ def test_replay_is_opened_from_its_file(tmp_path: Path) -> None:
 
 def test_what_was_opened_is_closed_when_a_later_meter_fails(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
-    from greentrain.power.rapl import RaplMeter
-
     monkeypatch.setattr(RaplMeter, "close", lambda self: closed.append(self))
     with pytest.raises(MeterError, match="libnvidia-ml"):
         open_meters(PowerConfig(meters=("rapl", "nvml"), rapl_root=str(powercap)))
@@ -163,3 +166,39 @@ def test_the_survey_says_whether_the_model_is_needed(powercap: Path, monkeypatch
     zone(powercap, "intel-rapl:1", "package-1", 9_000_000_000)
     deny(monkeypatch, "intel-rapl:0:0")
     assert said() == {"used for what has no sensor)"}, "two packages, but no memory"
+
+
+class Recorded:
+    """A meter of one GPU that keeps how it was opened."""
+
+    opened: ClassVar[list[tuple[object, ...]]] = []
+
+    def __init__(self, *args: object, **options: object) -> None:
+        options.pop("clock")
+        self.opened.append((*args, *options.values()))
+        device = Device(uid="GPU-1", kind=DeviceKind.GPU, name="G")
+        self.sensors = [Sensor(device=device, provenance=Provenance.MEASURED, method="fake", period_s=0.1)]
+
+    def read(self) -> Sequence[PowerSample]:
+        return [PowerSample("GPU-1", 0.0, 1.0)]
+
+    def close(self) -> None:
+        pass
+
+
+def test_meters_are_opened_with_what_the_configuration_says(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "NvmlMeter", Recorded)
+    monkeypatch.setattr(prometheus, "PrometheusMeter", Recorded)
+    monkeypatch.setattr(Recorded, "opened", [])
+    assert list(opened(PowerConfig(rapl_root=str(powercap)))) == ["GPU-1", "rapl:package-0", "rapl:dram-0"]
+    open_meters(PowerConfig(meters=("nvml",), gpus=("1",)), environ={"A": "b"})
+    open_meters(PowerConfig(meters=("prometheus",), prometheus_url="http://p:9090", prometheus_query="x"))
+    assert Recorded.opened == [(os.environ, ()), ({"A": "b"}, ("1",)), ("http://p:9090", "x")]
+
+
+def test_a_survey_closes_what_it_has_opened(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    for meter in (RaplMeter, CpuModelMeter):
+        monkeypatch.setattr(meter, "close", lambda self: closed.append(type(self).__name__))
+    survey(PowerConfig(rapl_root=str(powercap)))
+    assert sorted(closed) == ["CpuModelMeter", "RaplMeter"]
