@@ -15,13 +15,15 @@ def say(**words: Any) -> None:
     print(json.dumps(words), flush=True)
 
 
-def loop(green: GreenSession, seconds: float, steps_per_s: float = 50.0) -> None:
-    """Take steps of 10 tokens for a while."""
-    end_s = time.monotonic() + seconds
+def loop(green: GreenSession, seconds: float, steps_per_s: float = 50.0) -> int:
+    """Take steps of 10 tokens for a while, and return how many."""
+    end_s, steps = time.monotonic() + seconds, 0
     while time.monotonic() < end_s:
         with green.phase("forward"):
             time.sleep(1 / steps_per_s)
         green.step(tokens=10)
+        steps += 1
+    return steps
 
 
 def plain(config: dict[str, Any], seconds: float = 1.0, fits: int = 1, state: dict[str, Any] | None = None) -> None:
@@ -31,8 +33,8 @@ def plain(config: dict[str, Any], seconds: float = 1.0, fits: int = 1, state: di
     for _ in range(fits):
         with green:
             say(running=True, pid=os.getpid())
-            loop(green, seconds + float(os.environ.get("SECONDS_MORE", 0)))
-        say(folder=str(green.folder), totals=green.totals().to_dict())
+            steps = loop(green, seconds + float(os.environ.get("SECONDS_MORE", 0)))
+        say(folder=str(green.folder), totals=green.totals().to_dict(), steps=steps)
 
 
 def checkpointed(config: dict[str, Any], before_s: float, after_s: float) -> None:
@@ -215,15 +217,15 @@ def forked(config: dict[str, Any]) -> None:
     """A child that is forked in the with block and ends it by itself."""
     parent = os.getpid()
     with GreenSession(config) as green:
-        loop(green, 0.2)
+        steps = loop(green, 0.2)
         child = os.fork()
-        loop(green, 0.2)
+        steps += loop(green, 0.2)
         green.checkpoint()
         if child:
             os.waitpid(child, 0)
-            loop(green, 0.6)
+            steps += loop(green, 0.6)
     if os.getpid() == parent:
-        say(totals=green.totals().to_dict(), folder=str(green.folder))
+        say(totals=green.totals().to_dict(), folder=str(green.folder), steps=steps)
 
 
 def weights(config: dict[str, Any] | None, steps: int = 30) -> None:
