@@ -4,15 +4,17 @@
 """
 
 import contextlib
+import errno
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -29,8 +31,12 @@ from greentrain.cli.terminal import (
     say,
     words_after,
 )
-from greentrain.errors import ConfigError
+from greentrain.errors import ConfigError, MissingExtraError
 from greentrain.utils.version import __version__
+
+if TYPE_CHECKING:
+    from greentrain.config.schema import GreenConfig
+    from greentrain.session.session import GreenSession
 
 app = typer.Typer(
     name="greentrain",
@@ -122,13 +128,8 @@ def measure(
     if not command:
         raise typer.BadParameter("give the program to measure after --, for example: greentrain measure -- python x.py")
     import dataclasses
-    import functools
 
     from greentrain.config.schema import GreenConfig
-    from greentrain.power.claims import claims_dir, other_pids
-    from greentrain.power.detect import open_meters
-    from greentrain.session.session import GreenSession
-    from greentrain.types import Topology
 
     settings = GreenConfig.load(config)
     run = dataclasses.replace(settings.run, name=name or Path(command[0]).name.lstrip(".") or "measure")
@@ -141,26 +142,22 @@ def measure(
             summary.open("a", encoding="utf-8").close()
         except OSError as error:
             raise ConfigError(f"--summary {summary} cannot be written: {error.strerror}; name another file") from error
+    _check_program(command[0])
     with _forwarding() as children:
+        green = _measuring(settings, children)
         try:
             child = subprocess.Popen(command)
         except OSError as error:
-            say(f"greentrain: cannot start {command[0]!r}: {error.strerror}")
-            sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+            if green is not None:
+                green.close("exception")
+            _cannot_start(command[0], error)
         children.append(child)
-        try:
-            others = functools.partial(other_pids, claims_dir())  # a child with a session books for itself
-            meter = open_meters(settings.power, root_pid=child.pid, excluded_pids=others)
-            green = GreenSession(settings, meter=meter, topology=Topology(host=platform.node())).start()
-        except BaseException:
-            child.terminate()
-            child.wait()
-            raise
         # Until the books are closed the child stays a zombie, whose CPU time can still be read.
         _await(child)
-        green.close("finished")
+        if green is not None:
+            green.close("finished")
         code = child.wait()
-    if green.report_path is not None:
+    if green is not None and green.report_path is not None:
         say(f"greentrain: report {green.report_path}")
         if summary is not None:
             figures = green.report_path.with_name("summary.json")
@@ -184,6 +181,40 @@ app.command()(ui.ui)
 app.add_typer(fpga.app)
 app.add_typer(rlhf.app)
 app.command()(serve.serve)
+
+
+def _measuring(settings: "GreenConfig", children: "list[subprocess.Popen[bytes]]") -> "GreenSession | None":
+    """Begin to measure what will be the first of these children; None, and a line that says why, where that fails."""
+    import functools
+
+    from greentrain.power.claims import claims_dir, other_pids
+    from greentrain.power.detect import open_meters
+    from greentrain.session.session import GreenSession
+    from greentrain.types import Topology
+
+    others = functools.partial(other_pids, claims_dir())  # a child with a session books for itself
+    try:
+        meter = open_meters(
+            settings.power, root_pid=lambda: children[0].pid if children else None, excluded_pids=others
+        )
+        return GreenSession(settings, meter=meter, topology=Topology(host=platform.node())).start()
+    except (ConfigError, MissingExtraError):  # which the user can put right before anything runs
+        raise
+    except Exception as error:
+        say(f"greentrain: the program runs, but is not measured: {error}")
+        return None
+
+
+def _check_program(name: str) -> None:
+    """Exit where a program cannot be started, before a run is begun for it."""
+    if shutil.which(name) is None:
+        number = errno.EACCES if shutil.which(name, os.F_OK) or os.path.exists(name) else errno.ENOENT
+        _cannot_start(name, OSError(number, os.strerror(number)))
+
+
+def _cannot_start(name: str, error: OSError) -> NoReturn:
+    say(f"greentrain: cannot start {name!r}: {error.strerror}")
+    sys.exit(127 if isinstance(error, FileNotFoundError) else 126)  # as shells do
 
 
 def _await(child: "subprocess.Popen[bytes]") -> None:

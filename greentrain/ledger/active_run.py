@@ -480,8 +480,9 @@ class ActiveRun:
         """
         energies: dict[str, float] = {}
         missing_s = 0.0
+        end_s = time.monotonic() + SAVE_S  # a child may have been forked while the lock was held
         self._books_thread.ask(SAVE_S)  # which works the readings in
-        if not self._lock.acquire(timeout=SAVE_S):  # a child that was forked while it was held
+        if not self._lock.acquire(timeout=max(end_s - time.monotonic(), 0.0)):
             return None
         try:
             for uid, curve in self._devices.curves.items():

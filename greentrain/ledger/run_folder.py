@@ -82,7 +82,7 @@ def agreed_run_id(name: str, place: Topology, unix_s: float, store: Any = None) 
 
     Nobody waits: whoever comes first decides, and who comes an hour later finds it. Ranks come to the same start if
     they come to it after as many collectives, which is the same point of one program; a session on one rank alone thus
-    shifts no later start of all.
+    shifts no later start of all, unless no collective lies between the two: give it ``topology=Topology()`` then.
 
     Args:
         name: The name of the run.

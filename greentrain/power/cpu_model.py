@@ -29,6 +29,7 @@ reaped time. A pid stands for the same process only while its start time is the 
 import contextlib
 import csv
 import dataclasses
+import functools
 import importlib.util
 import os
 import re
@@ -145,7 +146,7 @@ class TreeUsage:
     """What the tree has used."""
 
     cpu_s: float
-    """CPU seconds since construction; never falls."""
+    """CPU seconds since construction, or since its processes began; never falls."""
     rss_bytes: int
     """Resident memory now: pages shared by several processes count once for each."""
     processes: int
@@ -159,6 +160,7 @@ class ProcessTree:
         excluded_pids: Called at each read: processes that others account for. They and their descendants are left
             out, also when their time arrives at a parent of the tree that waited for them.
         source: The process table.
+        whole: Whether what the tree has used before counts too.
     """
 
     def __init__(
@@ -167,6 +169,7 @@ class ProcessTree:
         *,
         excluded_pids: Callable[[], Collection[int]] = frozenset,
         source: ProcSource,
+        whole: bool = False,
     ) -> None:
         self._root = root_pid
         self._excluded_pids = excluded_pids
@@ -177,7 +180,7 @@ class ProcessTree:
         self._reads = 0
         self._cpu_s = 0.0
         self.read()
-        self._cpu_s = 0.0
+        self._cpu_s *= whole
 
     def read(self) -> TreeUsage | None:
         """Return the tree's usage, or None if its root has ended and was waited for."""
@@ -405,7 +408,7 @@ class CpuModelMeter:
     Args:
         scope: ``process_tree``: a process, its descendants, and its share of the idle power. ``machine``: all load.
         root_pid: Top of the process tree; None is this process. Read once more before it is waited for: the tree of
-            a process that is gone reads as missing.
+            a process that is gone reads as missing. A function returns it later, where the process has not begun yet.
         kinds: Kinds of device to model: CPU, DRAM or both.
         tdp_w: Thermal design power of all packages (W); None looks it up in codecarbon's table.
         local_world_size: Ranks on this node that share the CPUs; each is charged its part of the idle power.
@@ -422,7 +425,7 @@ class CpuModelMeter:
         self,
         *,
         scope: str = "process_tree",
-        root_pid: int | None = None,
+        root_pid: int | Callable[[], int | None] | None = None,
         kinds: Collection[DeviceKind] = (DeviceKind.CPU, DeviceKind.DRAM),
         tdp_w: float | None = None,
         local_world_size: int = 1,
@@ -435,14 +438,20 @@ class CpuModelMeter:
             raise MeterError(f"cpu model: scope is {scope!r}; known: {', '.join(SCOPES)}")
         self._clock = clock or SystemClock()
         self._closed = False
-        pid = os.getpid() if root_pid is None else root_pid
+        pid = root_pid if isinstance(root_pid, int) else os.getpid()
         linux = Path(proc, "stat").exists()
         self._load: _TreeLoad | _MachineLoad | _PsutilLoad
         if scope == "machine":
             self._load = _MachineLoad(proc) if linux else _PsutilLoad()
         else:
             source: ProcSource = LinuxProc(proc) if linux else PsutilProc()
-            self._load = _TreeLoad(pid, ProcessTree(pid, excluded_pids=excluded_pids, source=source), proc)
+            tree_of = functools.partial(ProcessTree, excluded_pids=excluded_pids, source=source)
+            if callable(root_pid):
+                later = root_pid
+                self._load = _TreeLoad(lambda: None if (pid := later()) is None else tree_of(pid, whole=True), proc)
+            else:
+                tree = tree_of(pid)
+                self._load = _TreeLoad(lambda: tree, proc)
         if self._load.read() is None:
             what = f"process {pid} does not exist" if scope == "process_tree" else self._load.gone
             raise MeterError(f"cpu model: {what}")
@@ -504,12 +513,16 @@ class CpuModelMeter:
 
 
 class _TreeLoad:
-    def __init__(self, pid: int, tree: ProcessTree, proc: str) -> None:
-        self._tree = tree
-        self._proc = proc
-        self.gone = f"process {pid} has ended"
+    gone = "its process has ended"
+
+    def __init__(self, begun: Callable[[], ProcessTree | None], proc: str) -> None:
+        self._begun, self._proc = begun, proc
+        self._tree: ProcessTree | None = None
 
     def read(self) -> tuple[float, float] | None:
+        self._tree = self._tree or self._begun()
+        if self._tree is None:
+            return 0.0, 0.0
         usage = self._tree.read()
         if usage is None:
             return None

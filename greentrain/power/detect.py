@@ -240,7 +240,7 @@ def open_meters(
     config: PowerConfig,
     *,
     topology: Topology | None = None,
-    root_pid: int | None = None,
+    root_pid: int | Callable[[], int | None] | None = None,
     excluded_pids: Callable[[], Collection[int]] = frozenset,
     environ: Mapping[str, str] | None = None,
     clock: Clock | None = None,
@@ -254,7 +254,8 @@ def open_meters(
     Args:
         config: Section ``power``.
         topology: Place of this process among the ranks of its node.
-        root_pid: Top of the process tree that the model charges; None is this process.
+        root_pid: Top of the process tree that the model charges; None is this process. A function returns it later,
+            where the process has not begun yet.
         excluded_pids: Called at each read of the model: processes whose own meters book them.
         environ: Environment variables; None: those of the process.
         clock: Time.
@@ -362,7 +363,7 @@ def _model(
     meters: Sequence[PowerMeter],
     notes: Mapping[DeviceKind, str],
     topology: Topology | None,
-    root_pid: int | None,
+    root_pid: int | Callable[[], int | None] | None,
     excluded_pids: Callable[[], Collection[int]],
     clock: Clock | None,
 ) -> Sequence[PowerMeter]:

@@ -333,7 +333,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     Args:
         config: Path of a YAML file, mapping, GreenConfig, or None for the defaults (measure only).
-        topology: Place of this process in the job; None reads the launcher's variables at each start.
+        topology: Place of this process in the job; None reads the launcher's variables at each start. ``Topology()``
+            for a session of one rank alone: it takes no part in the id that all ranks agree on.
         meter: Power meter to use instead of those the configuration names; closed with the run.
         extra_meters: Meters beside these, of devices that the configuration does not know, such as an offload
             device's ``meter``; read but not closed.

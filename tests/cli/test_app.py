@@ -188,6 +188,24 @@ def test_measure_ends_with_the_code_of_the_program(tmp_path: Path, command: list
         assert "cannot start" in done.stderr and not list((tmp_path / "runs").iterdir())
 
 
+def test_measure_begins_before_the_program(tmp_path: Path) -> None:
+    done = _greentrain("measure", "--", "sh", "-c", "date +%s.%N > began", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (record,) = _runs(tmp_path).values()
+    assert record.ranks[0].opens[0]["t"] < float((tmp_path / "began").read_text())
+    assert record.totals.energy_j > 0
+
+
+def test_measure_runs_the_program_where_sensors_do_not_open(tmp_path: Path) -> None:
+    config = f"power: {{meters: [rapl], rapl_root: {tmp_path / 'absent'}}}\n"
+    (tmp_path / "rapl.yaml").write_text(config, encoding="utf-8")
+    code = "print('trained'); raise SystemExit(7)"
+    done = _greentrain("measure", "-c", "rapl.yaml", "--", sys.executable, "-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (7, "trained\n"), done.stderr
+    assert "the program runs, but is not measured: no RAPL counter" in done.stderr
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_measure_passes_options_of_the_program_on(tmp_path: Path) -> None:
     code = "import sys; print(sys.argv[1:])"
     done = _greentrain("measure", "--", sys.executable, "-c", code, "--name", "x", "--", "-c", "y", cwd=tmp_path)
@@ -225,9 +243,7 @@ def test_measure_forwards_sigterm_and_books_to_the_end(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        while not list(tmp_path.glob("runs/*/rank-00000.jsonl")):  # the meters open while the program runs already
-            assert process.poll() is None
-            time.sleep(0.01)
+        assert list(tmp_path.glob("runs/*/rank-00000.jsonl"))
         process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=60)
     finally:

@@ -139,6 +139,33 @@ def test_full_load_draws_the_tdp(tmp_path: Path) -> None:
     meter.close()
 
 
+def test_a_process_that_begins_later_is_charged_from_its_first_moment() -> None:
+    children: list[subprocess.Popen[str]] = []
+    meter = CpuModelMeter(root_pid=lambda: children[0].pid if children else None, tdp_w=10.0 * THREADS)
+    energies = []
+
+    def read() -> tuple[float, float]:
+        cpu, memory = meter.read()
+        assert cpu.energy_j is not None and memory.power_w is not None
+        energies.append(cpu.energy_j)
+        return cpu.t_s, memory.power_w
+
+    (t0_s, no_w), (t1_s, _) = read(), read()
+    idle_w = 0.1 * 10.0 * allowed_cpus(os.getpid())
+    assert no_w == 0.0 and energies[1] - energies[0] == pytest.approx(idle_w * (t1_s - t0_s))
+    burn = "import time\nwhile time.process_time() < 0.2: pass\nprint('burnt', flush=True)\ninput()"
+    children.append(
+        subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    )
+    with children[0] as child:
+        assert child.stdout is not None and child.stdout.readline() == "burnt\n"
+        t2_s, some_w = read()
+        assert some_w > 0.0
+        assert energies[2] - energies[1] - idle_w * (t2_s - t1_s) >= 9.0 * (0.2 - 2 / TICKS)
+        child.communicate("")
+    meter.close()
+
+
 def test_wrong_scope_and_dead_root_are_errors() -> None:
     with pytest.raises(MeterError, match="scope is 'node'"):
         CpuModelMeter(scope="node")
