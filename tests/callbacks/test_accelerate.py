@@ -20,7 +20,7 @@ from torch import Tensor
 from greentrain.callbacks.accelerate import GreenAccelerator
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
-from tests.callbacks.conftest import CONTEXT, Recorder, TinyLM, text_loader
+from tests.callbacks.conftest import CONTEXT, Gears, Recorder, TinyLM, Told, text_loader
 
 pytestmark = [
     pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
@@ -280,3 +280,91 @@ def test_a_deepspeed_engine_is_followed(recorder: Make, monkeypatch: pytest.Monk
 def _model() -> tuple[TinyLM, torch.optim.Optimizer]:
     model = TinyLM()
     return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+# -- without a training --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def accelerator() -> GreenAccelerator:
+    accelerator = GreenAccelerator(cpu=True)
+    accelerator.green = accelerator._driver.session = Told()  # type: ignore[assignment]
+    return accelerator
+
+
+@pytest.fixture
+def told(accelerator: GreenAccelerator) -> list[Any]:
+    return accelerator.green.told  # type: ignore[attr-defined, no-any-return]
+
+
+def _runs(told: list[Any]) -> list[Any]:
+    return [mark for mark in told if isinstance(mark, tuple) and len(mark) == 5]
+
+
+def test_of_a_teacher_and_a_student_the_run_is_the_students(accelerator: GreenAccelerator, told: list[Any]) -> None:
+    teacher, (student, optimizer) = TinyLM(), _model()
+    gears = accelerator.green.gears = Gears()  # type: ignore[misc, assignment]
+    teacher, student, optimizer = accelerator.prepare(teacher, student, optimizer)
+    assert accelerator._lead() is student and gears.box.model is student
+    assert ("bind", optimizer, True) in gears.told and ("check", student) in gears.told
+    assert ("check", teacher) not in gears.told
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    teacher(ids, ids)
+    accelerator.backward(student(ids, ids))
+    optimizer.step()
+    assert [mark for mark in told if mark == (10, 2)] == [(10, 2)], "once, and of the student's tokens"
+    assert _runs(told) == [(0, 1, 0, 1, None)]
+    assert accelerator.green.parameters == sum(p.numel() for p in student.parameters())
+
+
+def test_a_frozen_model_is_no_runs_and_without_an_optimizer_the_first_that_trains_is(
+    accelerator: GreenAccelerator,
+) -> None:
+    frozen, model, other = TinyLM().requires_grad_(False), TinyLM(), TinyLM()
+    accelerator.prepare(frozen)
+    assert accelerator._lead() is None
+    accelerator.prepare(model)
+    accelerator.prepare(other)
+    assert accelerator._lead() is model
+
+
+def test_what_is_prepared_twice_is_followed_once_and_the_second_optimizer_counts_no_step(
+    accelerator: GreenAccelerator, told: list[Any]
+) -> None:
+    model, optimizer = _model()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    model, second = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert len(model._forward_hooks) == 1
+    for one in (optimizer, second):
+        accelerator.backward(model(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 5, dtype=torch.int64)))
+        one.step()
+    assert [mark for mark in told if mark in ((10, 2), (20, 4), (0, 0))] == [(10, 2)]
+
+
+def test_a_run_that_was_closed_by_hand_starts_no_other_and_what_is_freed_may(
+    accelerator: GreenAccelerator, told: list[Any]
+) -> None:
+    model, ids = accelerator.prepare(TinyLM()), torch.zeros(2, 5, dtype=torch.int64)
+    model(ids, ids)
+    accelerator.green.close("by hand")
+    model(ids, ids)
+    assert len(_runs(told)) == 1
+    accelerator.free_memory()
+    assert accelerator._lead() is None and not accelerator._followed
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert accelerator.prepare(model) is model and accelerator._lead() is model
+
+
+def test_a_checkpoint_of_fewer_ranks_gives_the_others_the_run_without_its_totals(
+    accelerator: GreenAccelerator, told: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator._load([], str(tmp_path))
+    assert told == [], "a checkpoint without us"
+    accelerator._save(tmp_path)
+    assert told == ["checkpoint"] and [path.name for path in tmp_path.iterdir()] == ["greentrain_0.json"]
+    accelerator._load([], str(tmp_path))
+    monkeypatch.setattr(GreenAccelerator, "process_index", 1)
+    accelerator._load([], str(tmp_path))
+    accelerator._save(tmp_path)
+    accelerator._load([], str(tmp_path))
+    assert told[1:] == [{"run": "one"}, {"run": "one", "totals": {}}, "checkpoint", {"run": "one"}]

@@ -1,5 +1,6 @@
 """GreenCallback for Lightning, in real Trainers."""
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -21,10 +22,10 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from greentrain.callbacks.lightning import GreenCallback
+from greentrain.callbacks.lightning import PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
-from tests.callbacks.conftest import CONTEXT, POWER_W, Recorder, TinyLM, text_loader
+from tests.callbacks.conftest import CONTEXT, POWER_W, Gears, Recorder, TinyLM, Told, text_loader
 from tests.helpers.child import in_a_child
 
 pytestmark = [
@@ -270,7 +271,7 @@ def test_the_callback_can_be_sent_to_spawned_processes(tmp_path: Path) -> None:
 
 _DDP = """
 import sys, torch, lightning as L
-from greentrain.callbacks.lightning import GreenCallback
+from greentrain.callbacks.lightning import PAUSE_CHECKPOINT, GreenCallback, _check_world, _loss
 from tests.callbacks.test_lightning import Module
 from tests.callbacks.conftest import text_loader
 torch.set_num_threads(1)
@@ -337,3 +338,195 @@ def test_ranks_that_share_a_batch_count_it_once(recorder: Make) -> None:
         callback._driver.stop("finished")
         tokens.append(session.totals().tokens)
     assert sorted(tokens) == [16, 17]
+
+
+# -- without a training --------------------------------------------------------------------------------------------
+
+
+class Logger:
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.logged: list[Any] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.logged.append((metrics["green/energy_j"], step))
+
+
+def _stub(folder: Path, **changed: Any) -> Any:
+    """A Trainer as far as its hooks tell of it."""
+    logger = Logger()
+    known = {
+        "global_rank": 0, "world_size": 1, "local_rank": 0, "num_devices": 1, "strategy": SimpleNamespace(),
+        "model": None, "optimizers": [], "global_step": 0, "should_stop": False, "log_every_n_steps": 4,
+        "is_global_zero": True, "loggers": [logger], "logger": logger, "default_root_dir": str(folder),
+        "sanity_checking": False, "saved": [],
+    }  # fmt: skip
+    trainer = SimpleNamespace(**(known | changed))
+    trainer.save_checkpoint = trainer.saved.append
+    return trainer
+
+
+@pytest.fixture
+def callback() -> GreenCallback:
+    callback = GreenCallback()
+    callback.session = callback._driver.session = Told()  # type: ignore[assignment]
+    return callback
+
+
+@pytest.fixture
+def told(callback: GreenCallback) -> list[Any]:
+    return callback.session.told  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_step_is_one_where_the_trainers_count_rose(callback: GreenCallback, told: list[Any], tmp_path: Path) -> None:
+    trainer, module = _stub(tmp_path, global_step=10), Module()
+    callback.setup(trainer, module, "fit")
+    callback.on_train_start(trainer, module)
+    for trainer.global_step in (10, 11, 11, 13):  # the second and the fourth batch end a step; a manual loop's two
+        callback.on_train_batch_start(trainer, module, torch.zeros(2, 5, dtype=torch.int64), 0)
+        callback.on_train_batch_end(trainer, module, None, None, 0)
+    assert [mark for mark in told if isinstance(mark, tuple) and isinstance(mark[0], int)][1:] == [(20, 4), (20, 4)]
+    assert trainer.logger.logged == [(1.0, 11), (1.0, 12)][1:], "12 is a multiple of 4 on the way to 13"
+
+
+def test_a_plan_gets_its_checkpoint_and_its_end_from_the_trainer(callback: GreenCallback, tmp_path: Path) -> None:
+    trainer, module = _stub(tmp_path), Module()
+    callback.setup(trainer, module, "fit")
+    callback.on_train_start(trainer, module)
+    for step, due, stop in ((1, False, False), (2, True, False), (3, False, True)):
+        callback.session.checkpoint_due, callback.session.should_stop = due, stop  # type: ignore[misc]
+        trainer.global_step = step
+        callback.on_train_batch_end(trainer, module, None, None, 0)
+        assert (len(trainer.saved), trainer.should_stop) == (int(step >= 2), stop)
+    assert trainer.saved == [tmp_path / PAUSE_CHECKPOINT]
+
+
+def test_rank_0_alone_logs_and_only_a_fit_logs_its_end(callback: GreenCallback, tmp_path: Path) -> None:
+    for zero, stage, logged in ((True, "fit", [(2.0, 4)]), (False, "fit", []), (True, "validate", [])):
+        trainer, module = _stub(tmp_path, is_global_zero=zero), Module()
+        callback.setup(trainer, module, stage)
+        callback.on_validation_start(trainer, module)
+        trainer.global_step = 5
+        callback.teardown(trainer, module, stage)
+        callback.teardown(trainer, module, stage)
+        assert trainer.logger.logged == logged, "once, of the closed run, at the number of the last step"
+    trainer = _stub(tmp_path)
+    callback.setup(trainer, Module(), "fit")
+    callback.on_sanity_check_start(trainer, Module())
+    callback.teardown(trainer, Module(), "fit")
+    assert trainer.logger.logged == [(2.0, 0)], "before the first step, too"
+
+
+def test_behind_a_validation_comes_data_where_training_goes_on(
+    callback: GreenCallback, told: list[Any], tmp_path: Path
+) -> None:
+    module = Module()
+    for stage, sanity, entered in (
+        ("fit", False, ["+eval", "+data"]),
+        ("fit", True, ["+eval"]),
+        ("validate", False, ["+eval"]),
+    ):
+        trainer = _stub(tmp_path, sanity_checking=sanity)
+        callback.setup(trainer, module, stage)
+        told.clear()
+        callback.on_validation_start(trainer, module)
+        callback.on_validation_end(trainer, module)
+        assert [mark for mark in told if isinstance(mark, str)] == entered
+
+
+def test_only_a_fit_continues_the_run_of_a_checkpoint(callback: GreenCallback, told: list[Any], tmp_path: Path) -> None:
+    for stage, rank in (("validate", 0), ("fit", 0), ("fit", 1)):
+        callback.setup(_stub(tmp_path, global_rank=rank), Module(), stage)
+        callback.load_state_dict({"run": "one"})
+    assert told == [{"run": "one"}, {"run": "one", "totals": {}}]
+
+
+def test_a_manual_step_ends_in_the_forward_that_goes_on_and_an_automatic_one_in_nothing(
+    callback: GreenCallback, told: list[Any], tmp_path: Path
+) -> None:
+    for automatic, last in ((True, "-optimizer"), (False, "+forward")):
+        module, weight = Module(), torch.nn.Parameter(torch.ones(1))
+        module.automatic_optimization = automatic
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        trainer = _stub(tmp_path, optimizers=[optimizer, object()])
+        callback.setup(trainer, module, "fit")
+        callback.on_train_start(trainer, module)
+        told.clear()
+        callback.on_before_backward(trainer, module, None)
+        callback.on_after_backward(trainer, module)
+        callback.on_before_optimizer_step(trainer, module, optimizer)
+        optimizer.step()
+        marks = [mark if isinstance(mark, str) else mark[0] for mark in told]
+        middle = [] if automatic else ["+forward", "-forward"]
+        ends = ["-optimizer"] if automatic else ["-optimizer", "+forward"]
+        assert marks == ["+backward", "-backward", *middle, "+optimizer", *ends] and marks[-1] == last
+        callback.teardown(trainer, module, "fit")
+        assert not optimizer._optimizer_step_post_hooks and "save_checkpoint" not in vars(type(trainer))
+
+
+def test_gears_are_bound_to_every_optimizer_but_an_engines_steps_are_its_own(
+    callback: GreenCallback, tmp_path: Path
+) -> None:
+    gears = callback.session.gears = Gears()  # type: ignore[misc, assignment]
+    gears.box.context = lambda device, training: (device, training)
+    for engine in (False, True):
+        model = SimpleNamespace(global_steps=3) if engine else SimpleNamespace()
+        plugin = SimpleNamespace(scaler="a scaler")
+        strategy = SimpleNamespace(root_device=torch.device("cpu"))
+        trainer = _stub(tmp_path, model=model, optimizers=["one", "two"], precision_plugin=plugin, strategy=strategy)
+        gears.told.clear()
+        callback.setup(trainer, Module(), "fit")
+        assert plugin.forward_context() == ("cpu", True)
+        attached = [word for word in gears.told if word[0] == "attach"]
+        assert attached == [("attach", {"device": torch.device("cpu"), "scaler": "a scaler", "wrap_forward": False})]
+        callback._start(trainer, Module())
+        callback._bind(trainer)
+        assert gears.told[-3:] == [("check", model), ("bind", "one", not engine), ("bind", "two", not engine)]
+        trainer.global_step = 1
+        callback._steps = 0
+        callback.on_train_batch_end(trainer, Module(), None, None, 0)
+        assert ("boundary" in gears.told) is engine
+        callback.teardown(trainer, Module(), "fit")
+        assert "forward_context" not in vars(plugin)
+
+
+def test_a_loss_that_is_asked_for_once_more_logs_nothing_and_leaves_the_users_log(tmp_path: Path) -> None:
+    module, logged = Module(), []
+    module.log = lambda *args, **kwargs: logged.append(args)  # type: ignore[method-assign]
+    trainer = _stub(tmp_path, precision_plugin=SimpleNamespace(train_step_context=contextlib.nullcontext))
+    module.training_step = lambda batch, index: module.log("loss", 1.0) or {"loss": 3.0}  # type: ignore[method-assign, assignment, func-returns-value]
+    users = module.log
+    assert _loss(trainer, module, 0, None) == 3.0 and not logged
+    assert module.log is users and "log_dict" not in vars(module)
+    module.training_step = lambda batch, index: 4.0  # type: ignore[method-assign, assignment]
+    assert _loss(trainer, module, 0, None) == 4.0
+    module.training_step = lambda batch, index: 1 / 0  # type: ignore[method-assign, assignment]
+    with pytest.raises(ZeroDivisionError):
+        _loss(trainer, module, 0, None)
+    assert module.log is users
+
+
+@pytest.mark.parametrize(
+    ("environ", "found", "refused"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, 1, True),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, 2, False),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1"}, 1, False),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "two"}, 1, False),
+        ({"TORCHELASTIC_RUN_ID": "x"}, 1, False),
+        ({"WORLD_SIZE": "2"}, 1, False),
+    ],
+)
+def test_processes_that_train_side_by_side_without_knowing_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], found: int, refused: bool
+) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    if not refused:
+        _check_world(found)
+        return
+    with pytest.raises(ConfigError, match="started 2 processes, but each has a Trainer of its own"):
+        _check_world(found)
