@@ -336,9 +336,9 @@ def test_a_reading_may_be_a_little_ahead_of_the_clock_and_no_more(ahead_s: float
 
 
 def test_a_counter_that_rises_by_megawatts_has_jumped() -> None:
-    curve, events = _curve()
-    _counter(curve, (0.0, 0.0), (1.0, 5e6))
-    assert curve.between(0.0, 1.0) == pytest.approx((0.0, 1.0)) and "jumped" in events[0][1]
+    curve, events = _curve(t0_s=1e6)  # of a machine that has been up for long
+    _counter(curve, (1e6, 0.0), (1e6 + 1.0, 5e6))
+    assert curve.between(1e6, 1e6 + 1.0) == pytest.approx((0.0, 1.0)) and "jumped" in events[0][1]
 
 
 def test_two_readings_of_one_time_are_both_right() -> None:
@@ -507,3 +507,12 @@ def test_the_end_goes_on_at_the_power_that_was_known_and_not_at_that_of_a_gap() 
     _counter(curve, (0.0, 500.0), (0.9, 770.0), (1.0, 3.0), (1.1, 33.0))  # it fell back within the last quarter second
     curve.finish(1.2)
     assert curve.between(0.0, 1.2) == pytest.approx((270 + 2 * 30, 0.1))
+
+
+def test_reads_that_find_no_change_tell_where_the_ticks_are_as_well() -> None:
+    curve, _ = _curve()
+    curve.use_tick(0.1)
+    for i in range(300):  # ticks at 0.03 s, 0.13 s and so on; read twice a tick
+        t_s = 0.0485 * i
+        _counter(curve, (t_s, 30.0 * math.floor((t_s - 0.03) / 0.1)))
+    assert 14.6 + curve.wait_s(14.6) == pytest.approx(14.63 + 0.03, abs=2e-3), "a third of a tick after the next"
