@@ -410,3 +410,8 @@ def test_how_far_it_looks_ahead() -> None:
         1, 1, 1, 4, 2, 10, 21,
     ]  # fmt: skip
     assert agenda.is_due(now[0] + 1.0) and not agenda.is_due(now[0] + 1.01)
+    agenda.restart()  # after a pause only the steps since then tell
+    for _ in range(2):
+        now[0] += 2.0
+        agenda.stepped(lambda: (None, 1))
+    assert agenda.steps_until(now[0] + 1e6) == 5
