@@ -562,6 +562,21 @@ def test_a_window_is_known_once_all_devices_were_read_past_it(bench: Bench) -> N
     assert found is not None and found[1] == pytest.approx(25.0) and found[0]["b"] == pytest.approx(250.0)
 
 
+def test_a_window_waits_once_and_not_for_each_thing_that_hangs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Held:
+        def acquire(self, timeout: float) -> bool:
+            waited_s.append(timeout)
+            return False
+
+    run, waited_s = bench.started(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(active_run, "SAVE_S", 0.01)
+        patch.setattr(run._books_thread, "ask", time.sleep)  # the books hang for as long as they are waited for
+        patch.setattr(run, "_lock", Held())
+        assert run.window(1000.0, 1000.1) is None
+    assert waited_s == [0.0]
+
+
 def test_the_end_is_told_with_its_time_and_the_totals(bench: Bench) -> None:
     meter = Meter(a=200.0)
     run = bench.started(meter)
