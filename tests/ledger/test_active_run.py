@@ -568,7 +568,8 @@ def test_a_window_waits_once_and_not_for_each_thing_that_hangs(bench: Bench, mon
             waited_s.append(timeout)
             return False
 
-    run, waited_s = bench.started(), []
+    waited_s: list[float] = []
+    run = bench.started()
     with monkeypatch.context() as patch:
         patch.setattr(active_run, "SAVE_S", 0.01)
         patch.setattr(run._books_thread, "ask", time.sleep)  # the books hang for as long as they are waited for
