@@ -280,8 +280,9 @@ def _untrue(driver: FakeDriver, rank: RankRecord, faults: list[Fault], gpu: int,
     # On a busy machine the probe may see no tick, and values count from when they were read, at both ends; and a tick
     # is sometimes dated to the one beside it, which a fault after it makes final.
     off_s = TICK_S * (2.2 + 0.25 * sum(fault.kind not in HEALED for fault in faults))
-    for fault, later in zip(faults, [*faults[1:], Fault("end", end_s)], strict=True):  # which makes it final
-        if later.kind not in HEALED and fault.end_s + 2 * fault.off_s > later.start_s - 1.0:
+    final_s = [fault.start_s for fault in faults if fault.kind not in HEALED] + [end_s]
+    for fault in faults:
+        if any(fault.start_s < t_s < fault.end_s + 2 * fault.off_s + 1.0 for t_s in final_s):
             off_s += fault.off_s
     if booked_j != pytest.approx(truth_j, rel=0.01, abs=off_s * power_w):
         found.append(
