@@ -408,6 +408,15 @@ def test_a_tail_stops_where_it_is_told_and_goes_on_there(tmp_path: Path) -> None
     assert [record["n"] for record in tail.read()] == [4, 5, 6, 7, 8, 9] and not tail.behind
 
 
+def test_a_tail_reads_the_first_line_whole_though_it_was_there_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    tail = JournalTail(path)
+    for text, found in ((b'{"kind":"eve', []), (b'nt","n":1}', []), (b'\n{"kind":"event","n":2}\n', [1, 2])):
+        with path.open("ab") as file:
+            file.write(text)
+        assert [record["n"] for record in tail.read()] == found and not tail.behind
+
+
 def test_a_tail_gives_up_a_line_that_is_too_long_and_reads_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

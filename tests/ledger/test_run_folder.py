@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import types
+import warnings
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,11 @@ def test_ranks_that_nothing_tells_apart_from_an_earlier_launch_are_told(
     with pytest.warns(GreenTrainWarning, match=r"nothing tells this launch from an earlier one"):
         choose_run_id(config, place, 0.0, 1)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "4711")
-    choose_run_id(config, place, 0.0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        choose_run_id(config, place, 0.0, 1)
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+        choose_run_id(config, Topology(world_size=8, local_world_size=8), 0.0, 1)  # its parent tells it apart
 
 
 def test_run_json_says_what_ran_where_and_with_which_settings() -> None:
