@@ -27,12 +27,15 @@ def test_example_of_the_specification() -> None:
 
 def test_units_that_are_not_known_are_left_out() -> None:
     assert sci_scores(operational_g=1.0, embodied_g=1.0) == []
-    assert [s.unit for s in sci_scores(operational_g=1.0, embodied_g=1.0, tokens=5)] == ["training token"]
+    (score,) = sci_scores(operational_g=1.0, embodied_g=None, tokens=1)
+    assert (score.unit, score.g_per_unit) == ("training token", 1.0), "what is not known of M adds nothing"
+    both = sci_scores(operational_g=1.0, embodied_g=1.0, tokens=1, parameters=1)
+    assert [score.unit for score in both] == ["training token", "parameter", "FLOP"]
     assert [s.unit for s in sci_scores(operational_g=1.0, embodied_g=1.0, parameters=5)] == ["parameter"]
 
 
 @pytest.mark.parametrize(
-    ("embodied_g", "unpriced_j", "missing_s"), [(None, 0.0, 0.0), (1.0, 5.0, 0.0), (1.0, 0.0, 2.0)]
+    ("embodied_g", "unpriced_j", "missing_s"), [(None, 0.0, 0.0), (1.0, 0.5, 0.0), (1.0, 0.0, 0.5)]
 )
 def test_incomplete_knowledge_is_said(embodied_g: float | None, unpriced_j: float, missing_s: float) -> None:
     (score,) = sci_scores(

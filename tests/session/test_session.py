@@ -609,7 +609,9 @@ def test_a_checkpoint_is_told_with_the_steps_that_the_training_counted(played: P
 def test_a_run_that_is_to_leave_ends_after_its_checkpoint_once_all_agree(
     played: Played, monkeypatch: pytest.MonkeyPatch, agreed: bool
 ) -> None:
-    launcher = types.SimpleNamespace(request_leave=lambda: agreed, together=lambda: played.run.heard.append("together"))
+    launcher = types.SimpleNamespace(
+        request_leave=lambda: agreed, together=lambda: played.run.heard.append("together"), close=lambda: None
+    )
     monkeypatch.setattr(played._controller, "preemption", launcher)
     monkeypatch.setattr(played._controller, "checkpointed", lambda: True)
     if not agreed:
