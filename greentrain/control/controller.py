@@ -22,7 +22,7 @@ from greentrain.control.launcher_protocol import LauncherFiles, Offer
 from greentrain.errors import ConfigError, SessionError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.pue import in_run_time
-from greentrain.policy.action_table import SAVING_S, Action, ActionCache, ActionObjective, ActionTable, choose, declared
+from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, choose, declared
 from greentrain.types import CarbonSignal, Decision, Gear, LedgerEntry, Topology
 from greentrain.utils.never_raise import never_raises, warn, warn_experimental
 
@@ -196,7 +196,7 @@ class ProfilingSession:
 
     def closed(self) -> None:
         """The run is over: a table that is being kept is waited for, at most a second."""
-        if not self._cache.wait(SAVING_S):
+        if not self._cache.wait():
             warn("the action table may not be kept, as the disk hangs: then the next run measures it again")
 
     def want(

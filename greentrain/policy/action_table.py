@@ -502,10 +502,6 @@ def cache_key(
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-SAVING_S: Final = 1.0
-"""Longest wait for a table that is being written (s)."""
-
-
 class ActionCache:
     """Keeps action tables in a folder.
 
@@ -527,7 +523,7 @@ class ActionCache:
 
     def load(self, key: str) -> ActionTable | None:
         """Return the table of a key; None where there is none that can be read. Never raises."""
-        self.wait(SAVING_S)
+        self.wait()
         try:
             return ActionTable.from_dict(json.loads(self.path(key).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -554,7 +550,7 @@ class ActionCache:
         """Write the table of a key in a thread of its own, as the disk may hang. Never raises."""
         self._saving = BackgroundCall("greentrain-cache", functools.partial(self.save, key, table))
 
-    def wait(self, wait_s: float) -> bool:
+    def wait(self, wait_s: float = 1.0) -> bool:
         """Return True if what :meth:`save_soon` was given is written, or refused, within so long (s)."""
         try:
             if self._saving is not None:

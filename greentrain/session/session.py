@@ -814,8 +814,8 @@ def _at_most(run: ActiveRun, what: str, wait_s: float, write: Callable[[], None]
     try:
         BackgroundCall("greentrain-closing", write).result(wait_s)
     except TimeoutError:
-        text = f"{what} of {run.folder}: not written after {wait_s:g} s, as the disk hangs or the run is large"
-        run.warn(text, f"try: greentrain report {run.folder}")
+        why = f"not written after {wait_s:g} s, as the disk hangs or the run is large"
+        run.warn(f"{what} of {run.folder}: {why}", f"try: greentrain report {run.folder}")
 
 
 @never_raises

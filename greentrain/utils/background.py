@@ -105,14 +105,7 @@ class BackgroundCall(Generic[T]):
             self._run()
 
     def result(self, wait_s: float) -> T:
-        """Return what the call returned, or raise what it raised.
-
-        Args:
-            wait_s: Longest time to wait for it (s).
-
-        Raises:
-            TimeoutError: It has not ended by then; it goes on.
-        """
+        """Return what the call returned, or raise what it raised; a TimeoutError after ``wait_s``, when it goes on."""
         if self._thread.is_alive():
             self._thread.join(max(0.0, wait_s))
         if self._error is not None:

@@ -983,35 +983,27 @@ class GearProfiler:
         if seconds > 0:
             self._blocks.add(block)
         self._blocks.ask(now_s - ASK_AFTER_S)
-        if self._capped:
-            self._over = True
-            self._settle(block, t0_s, now_s)
-        else:
-            self._end(block, None, None)
-            self._next_block(now_s)
+        self._over = True
+        self._settle(block, t0_s, now_s)
 
     def _settle(self, block: Block, t0_s: float, now_s: float) -> None:
         """Go on where the sensors of all ranks have told of a block, with what all see alike; else train a little."""
-        seconds = block.t1_s - t0_s
-        if seconds > 0 and block.energy_j is None and not block.short:
-            block.energy_j = self._energy(t0_s, block.t1_s)
-        watts = math.nan if block.energy_j is None or seconds <= 0 else sum(block.energy_j.values()) / seconds
-        ranks = self._gather((seconds, watts, now_s - block.t1_s))
-        slowest_s, watts = max(rank[0] for rank in ranks), sum(rank[1] for rank in ranks)
-        if math.isnan(watts) and not block.short and slowest_s > 0 and ranks[0][2] < SENSORS_S:
-            self._left = math.ceil(ASK_S * block.steps / slowest_s)
-            return
-        block.asked = True
-        speed = block.steps / slowest_s if slowest_s > 0 else None
-        self._end(block, speed, watts if watts > 0 else None)  # neither NaN nor a job that reads no device
-        self._next_block(self._clock())
-
-    def _end(self, block: Block, speed: float | None, power_w: float | None) -> None:
-        self._turns.ended(
-            Ended(
-                action=block.action, steps=block.steps, warm=block.warm, speed=speed, power_w=power_w, short=block.short
-            )
-        )
+        seconds, watts = block.t1_s - t0_s, 0.0
+        speed: float | None = None
+        if self._capped:  # else no turn depends on it
+            if seconds > 0 and block.energy_j is None and not block.short:
+                block.energy_j = self._energy(t0_s, block.t1_s)
+            watts = math.nan if block.energy_j is None or seconds <= 0 else sum(block.energy_j.values()) / seconds
+            ranks = self._gather((seconds, watts, now_s - block.t1_s))
+            slowest_s, watts = max(rank[0] for rank in ranks), sum(rank[1] for rank in ranks)
+            if math.isnan(watts) and not block.short and slowest_s > 0 and ranks[0][2] < SENSORS_S:
+                self._left = math.ceil(ASK_S * block.steps / slowest_s)
+                return
+            block.asked, speed, now_s = True, block.steps / slowest_s if slowest_s > 0 else None, self._clock()
+        known_w = watts if watts > 0 else None  # neither NaN nor a job that reads no device
+        steps, warm, short = block.steps, block.warm, block.short
+        self._turns.ended(Ended(action=block.action, steps=steps, warm=warm, speed=speed, power_w=known_w, short=short))
+        self._next_block(now_s)
 
     def _next_block(self, now_s: float | None) -> None:
         """Begin the next block, with its share of the steps that are left; the phase is over where there is none."""
