@@ -765,3 +765,42 @@ def test_a_session_that_could_not_start_closes_what_it_opened(tmp_path: Path, mo
     (folder,) = tmp_path.iterdir()
     close = read_run(folder).ranks[0].close
     assert close is not None and close["reason"] == "exception"
+
+
+def test_a_pause_and_a_gear_are_the_controllers_to_end_and_to_shift(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played._controller, "wake", lambda: played.run.heard.append("wake"))
+    monkeypatch.setattr(played._controller, "shift", lambda gear: played.run.heard.append(gear))
+    played.resume()
+    played.shift("fp8")
+    assert played.run.heard == ["wake", "fp8"]
+
+
+def test_what_cannot_be_watched_gets_no_gears(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(played._controller, "watch", lambda *given: played.run.heard.append(given))
+    with pytest.raises(ConfigError, match="got a int"):
+        played.watch(3)
+    assert played.run.heard == []
+
+
+def test_a_sigterm_waits_while_a_session_closes_and_comes_after_it(played: Played) -> None:
+    heard = played.run.heard
+    hook: Any = types.SimpleNamespace(hold=lambda: heard.append("hold"), remove=lambda: heard.append("remove"))
+    played._hook = hook
+    played.close()
+    assert heard == ["hold", ("know", {"parameters": None}), ("close", "finished"), "remove"]
+
+
+def test_runs_of_a_process_are_counted_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def choose(config: object, place: object, unix_s: float, nth: int, carried: object) -> str:
+        counted.append(nth)
+        return f"run-{nth}"
+
+    monkeypatch.setattr(session, "choose_run_id", choose)
+    green = _session(tmp_path)
+    for _ in range(2):
+        green.start().close()
+    assert counted == [1, 2]
