@@ -233,7 +233,7 @@ class Planner:
         """Whether off may be chosen."""
         self._config, self._grid, self._make = config, grid, make
         self._row = self._usual(ranks)
-        self._width_s = job.start_s
+        self._width_s = max(job.start_s, time.grid_s)  # of a job that was restarted: another width, as far as is known
         self._scale = 1.0
         self._observed = self._expected = 0.0
         self._kernel = self._kernel_at(1.0)

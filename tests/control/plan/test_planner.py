@@ -256,11 +256,13 @@ class Ramp:
         return hours[:24], hours[24:]
 
 
-def wishing(policy: Wants, *, tokens: float = 100.0 * H, choices: Menu | None = None, **config: Any) -> Planner:
+def wishing(
+    policy: Wants, *, tokens: float = 100.0 * H, choices: Menu | None = None, restarted_h: float = 0.0, **config: Any
+) -> Planner:
     return Planner(
         PolicyConfig(**{"name": "mpc", "tokens": tokens, "deadline_h": 24.0, "decide_s": H, **config}),
         job=PlannedJob(tokens=tokens, start_s=T0_S, deadline_s=T0_S + 24 * H),
-        time=GridTime(unix_s=0.0, grid_s=T0_S),
+        time=GridTime(unix_s=restarted_h * H, grid_s=T0_S + restarted_h * H),
         grid=Ramp(),
         menu=choices or menu(),
         make=lambda scaled: policy,
@@ -304,6 +306,11 @@ def test_a_width_is_held_for_its_time_as_a_pause_is() -> None:
     policy.row = 2
     rows += [plan.decide(hour * H, 0.0).row != OFF for hour in range(5, 9)]
     assert rows == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_the_width_of_a_restarted_job_is_held_from_its_restart_on() -> None:
+    plan = wishing(Wants(OFF), restarted_h=5.0, dwell_s=3 * H)
+    assert [plan.decide(hour * H, 0.0).row != OFF for hour in range(5, 10)] == [True] * 3 + [False] * 2
 
 
 def test_the_margin_of_the_configuration_is_kept() -> None:
