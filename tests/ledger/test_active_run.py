@@ -636,6 +636,30 @@ def test_facts_that_are_learned_late_are_in_run_json_and_unknown_ones_are_not(be
     run.know(parameters=8)
     run.save(WAIT_S)
     assert path.stat().st_ino == before, "what is known is not written again"
+    run.know(parameters=8, layers=12)
+    assert told()["layers"] == 12, "one of several facts is new"
+
+
+def test_what_the_probe_found_of_a_sensor_is_written_down_at_once(bench: Bench) -> None:
+    run = bench.started()
+    asked = run._books_thread.asked  # type: ignore[attr-defined]
+    run._sampler.settings["on_probe"]()  # type: ignore[attr-defined]
+    assert run._books_thread.asked == asked + 1  # type: ignore[attr-defined]
+    sensors = len(bench.records(run, "sensors"))
+    run._pass()
+    run._pass()
+    assert len(bench.records(run, "sensors")) == sensors + 1
+
+
+def test_a_pass_without_a_new_reading_books_nothing(bench: Bench) -> None:
+    run = bench.started(meter := Meter(a=200.0))
+    bench.booked(run, 1003.0)
+    run.book_now()
+    entries = len(bench.records(run, "entry"))
+    meter.silent.add("a")
+    run.book_now()
+    run.book_now()
+    assert len(bench.records(run, "entry")) == entries
 
 
 def test_a_warning_is_shown_once_and_an_event_that_is_no_json_is_logged(
