@@ -21,6 +21,7 @@ import typer
 from greentrain.cli import config as cli_config
 from greentrain.cli import estimate, fpga, launch, rlhf, runs, schedule, serve, ui
 from greentrain.cli.terminal import (
+    WRONG_INPUT,
     Commands,
     ConfigOption,
     JsonOption,
@@ -198,7 +199,7 @@ def _measuring(settings: "GreenConfig", children: "list[subprocess.Popen[bytes]]
             settings.power, root_pid=lambda: children[0].pid if children else None, excluded_pids=others
         )
         return GreenSession(settings, meter=meter, topology=Topology(host=platform.node())).start()
-    except (ConfigError, MissingExtraError):  # which the user can put right before anything runs
+    except (*WRONG_INPUT, MissingExtraError):  # which the user can put right before anything runs
         raise
     except Exception as error:
         say(f"greentrain: the program runs, but is not measured: {error}")

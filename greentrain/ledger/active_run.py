@@ -619,19 +619,20 @@ class ActiveRun:
         # A handler that closes may have interrupted the main thread where it reads a curve: that one waits for us.
         locked = self._lock.acquire(timeout=SAVE_S)
         try:
-            self._sampler.settle()
-            self._claim_rest()
-            for curve in self._devices.curves.values():
-                curve.finish(t1_s)
-            self._record(t1_s)
+            if self._started:  # an interrupted start has no first moment, and nothing to book
+                self._sampler.settle()
+                self._claim_rest()
+                for curve in self._devices.curves.values():
+                    curve.finish(t1_s)
+                self._record(t1_s)
         except Exception as error:
             log.warning("GreenTrain: booking the last interval failed: %r", error)
         finally:
             if locked:
                 self._lock.release()
-        self._journal.append(
-            {"kind": "close", "t": t1_s + self._offset_s, "reason": reason, "totals": self.ledger.totals.to_dict()}
-        )
+        totals = self.ledger.totals.to_dict()
+        if self._started:
+            self._journal.append({"kind": "close", "t": t1_s + self._offset_s, "reason": reason, "totals": totals})
         self._journal.close(SAVE_S)
         self._devices.release()
         if stopped:

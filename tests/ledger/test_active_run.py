@@ -620,6 +620,14 @@ def test_before_it_starts_a_run_books_nothing(bench: Bench) -> None:
     assert bench.records(run, "entry")[0]["t0"] == 1e9 + 1100.0
 
 
+def test_a_start_that_was_interrupted_books_nothing_and_says_nothing(bench: Bench) -> None:
+    run = bench.run()
+    bench.hands.t_s += 100.0
+    run.close("exception")
+    path = run.folder / "rank-00000.jsonl"
+    assert not path.exists() or path.read_text(encoding="utf-8") == ""
+
+
 def test_facts_that_are_learned_late_are_in_run_json_and_unknown_ones_are_not(bench: Bench) -> None:
     run = bench.started(parameters=7)
     path = run.folder / "run.json"
