@@ -44,6 +44,8 @@ CLOSE_S = 20.0
 LEFT_S = 4.5
 """Longest that a GPU may stay unread as another one hangs (s): until the books look, 2.5 s, and a busy machine. What it
 used is read later, but where its counter falls back meanwhile."""
+NEXT_S = 2.5
+"""How much longer where one more GPU hangs (s)."""
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 USERS = "nvmlDeviceGetComputeRunningProcesses"
 NONSENSE: Sequence[Any] = (math.nan, math.inf, -math.inf, "12.5", None)
@@ -248,9 +250,7 @@ def _play(lab: "Lab", chance: random.Random, *, seconds: float, every_s: float, 
         doors.close()
     assert green.folder is not None
     (rank,) = read_run(green.folder).ranks
-    wrong = [
-        f"GPU {gpu}: {text}" for gpu in range(GPUS) for text in _untrue(driver, rank, storm.faults[gpu], gpu, end_s)
-    ]
+    wrong = [f"GPU {gpu}: {text}" for gpu in range(GPUS) for text in _untrue(driver, rank, storm.faults, gpu, end_s)]
     causes = Counted(_cause(str(one.message)) for one in told if one.category is GreenTrainWarning)
     wrong += [f"{times} warnings: {text}" for text, times in causes.items() if times > 1]
     if longest_call_s > HELD_UP_S:
@@ -268,9 +268,11 @@ def _cause(text: str) -> str:
     return f"GPU {uid[1] if uid else ''}: {re.sub(r'[-+0-9.e]*[0-9]', '#', re.sub('GPU-[0-9-]*', '', text))}"
 
 
-def _untrue(driver: FakeDriver, rank: RankRecord, faults: list[Fault], gpu: int, end_s: float) -> list[str]:
+def _untrue(driver: FakeDriver, rank: RankRecord, storm: list[list[Fault]], gpu: int, end_s: float) -> list[str]:
     """Return what is wrong in the books of one GPU."""
     uid, power_w, found = driver.uuid(gpu), _power_w(gpu), []
+    faults = storm[gpu]
+    hung = [fault for other in storm if other is not faults for fault in other if fault.kind in ("hang", "slow")]
     devices = [entry.devices[uid] for entry in rank.entries]
     if any(not (device.energy_j >= 0 and math.isfinite(device.energy_j)) for device in devices):
         found.append(f"{[device.energy_j for device in devices]} J are booked")
@@ -290,6 +292,9 @@ def _untrue(driver: FakeDriver, rank: RankRecord, faults: list[Fault], gpu: int,
         )
     last_s = end_s - 0.5
     blind_s = sum(min(fault.end_s, end_s) - fault.start_s + LEFT_S for fault in faults)
+    for fault in faults:  # where several others hang, they are left one after another
+        meanwhile = sum(other.start_s < fault.end_s and fault.start_s - LEFT_S < other.end_s for other in hung)
+        blind_s += NEXT_S * max(0, meanwhile - 1)
     if all(fault.kind in HEALED and fault.end_s < last_s for fault in faults):
         blind_s = 0.3
     if not -1e-4 <= missing_s <= blind_s:
