@@ -296,7 +296,8 @@ def _untrue(driver: FakeDriver, rank: RankRecord, storm: list[list[Fault]], gpu:
         meanwhile = sum(other.start_s < fault.end_s and fault.start_s - LEFT_S < other.end_s for other in hung)
         blind_s += NEXT_S * max(0, meanwhile - 1)
     if all(fault.kind in HEALED and fault.end_s < last_s for fault in faults):
-        blind_s = 0.3
+        at_the_end = [other.start_s for other in hung if other.end_s > last_s]  # and holds up the last reading of all
+        blind_s = 0.3 + max(0.0, end_s - min(at_the_end, default=end_s))
     if not -1e-4 <= missing_s <= blind_s:
         found.append(f"{missing_s:.5f} s are missing, {blind_s:.2f} s at most could not be read")
     for fault in faults:
