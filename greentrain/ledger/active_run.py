@@ -630,8 +630,8 @@ class ActiveRun:
         finally:
             if locked:
                 self._lock.release()
-        totals = self.ledger.totals.to_dict()
         if self._started:
+            totals = self.ledger.totals.to_dict()
             self._journal.append({"kind": "close", "t": t1_s + self._offset_s, "reason": reason, "totals": totals})
         self._journal.close(SAVE_S)
         self._devices.release()

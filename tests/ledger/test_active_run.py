@@ -29,6 +29,7 @@ from greentrain.power.sampler import EnergyCurve, Sampler
 from greentrain.types import Device, DeviceKind, LedgerEntry, PowerSample, Provenance, Sensor, Topology
 from tests.helpers.child import in_a_child
 from tests.helpers.flat_meter import FlatMeter
+from tests.helpers.hand_clock import HandClock
 
 WAIT_S = 60.0
 """Longest wait for a thread that is not held up (s)."""
@@ -233,19 +234,6 @@ def test_a_forked_child_waits_for_no_lock_of_its_parent(tmp_path: Path, monkeypa
 # -- one run by hand: a clock that a test moves, and nothing that runs beside it ------------------------------------
 
 
-class Hands:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.t_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        return self.t_s
-
-    def unix_s(self) -> float:
-        return 1e9 + self.t_s
-
-
 class ByHand:
     """The thread of the books, whose passes the test makes itself; who waits for one gets it at once."""
 
@@ -327,7 +315,7 @@ class Bench:
     """Makes runs by hand in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.hands, self.runs = folder, Hands(), list[ActiveRun]()
+        self.folder, self.hands, self.runs = folder, HandClock(unix_offset_s=1e9), list[ActiveRun]()
         self.seconds: list[float] = []
 
     def run(self, meter: Meter | None = None, place: Topology | None = None, **more: Any) -> ActiveRun:
@@ -339,7 +327,7 @@ class Bench:
             signal=ConstantSignal(360.0, zone="test", source="test"),
             clock=self.hands,
             run_id="r",
-            on_second=lambda run: self.seconds.append(self.hands.t_s),
+            on_second=lambda run: self.seconds.append(self.hands.now_s),
             **more,
         )
         self.runs.append(run)
@@ -352,8 +340,8 @@ class Bench:
 
     def passes(self, run: ActiveRun, until_s: float, every_s: float = 0.5) -> None:
         """Let time go on, with a pass of the bookkeeper now and then."""
-        while self.hands.t_s < until_s - 1e-9:
-            self.hands.t_s = min(self.hands.t_s + every_s, until_s)
+        while self.hands.now_s < until_s - 1e-9:
+            self.hands.now_s = min(self.hands.now_s + every_s, until_s)
             run._pass()
 
     def booked(self, run: ActiveRun, from_s: float) -> None:
@@ -361,7 +349,7 @@ class Bench:
         self.passes(run, from_s)
         before_s = run._books.t_s
         while run._books.t_s == before_s:
-            self.passes(run, self.hands.t_s + 0.5)
+            self.passes(run, self.hands.now_s + 0.5)
 
     def records(self, run: ActiveRun, kind: str) -> list[dict[str, Any]]:
         run.save(WAIT_S)
@@ -382,8 +370,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 def test_a_kill_costs_ten_seconds_at_most_and_a_long_run_few_lines(bench: Bench) -> None:
     run = bench.started()
     ends = [1000.0]
-    while bench.hands.t_s < 1300.0:
-        bench.passes(run, bench.hands.t_s + 0.5)
+    while bench.hands.now_s < 1300.0:
+        bench.passes(run, bench.hands.now_s + 0.5)
         if run.last_entry is not None and run.last_entry.t1_unix_s - 1e9 > ends[-1]:
             ends.append(run.last_entry.t1_unix_s - 1e9)
     lengths_s = [end - start for start, end in itertools.pairwise(ends)]
@@ -442,7 +430,7 @@ def test_free_devices_are_looked_for_every_three_seconds(bench: Bench, monkeypat
 
     def look(booked_s: float, closing: bool, pids: object) -> bool:
         assert booked_s == run._books.t_s and not closing
-        looks.append(bench.hands.t_s)
+        looks.append(bench.hands.now_s)
         return found[0]
 
     monkeypatch.setattr(run._devices, "claim_rest", look)
@@ -460,13 +448,13 @@ def test_the_other_ranks_are_looked_at_the_more_rarely_the_more_there_are(
     for world_size, pause_s in ((2, 2.0), (1000, 100.0)):
         run = bench.run(place=Topology(world_size=world_size, host="here"))
         looks: list[float] = []
-        monkeypatch.setattr(run, "look_at_others", lambda looks=looks: looks.append(bench.hands.t_s))
+        monkeypatch.setattr(run, "look_at_others", lambda looks=looks: looks.append(bench.hands.now_s))
         run._beside()
         assert not looks, "before its start it has nothing to log"
         monkeypatch.setattr(run._journal, "_beside", lambda: None)  # the journal's thread calls it, too
         run.start()
         for _ in range(1000):
-            bench.hands.t_s += 0.5
+            bench.hands.now_s += 0.5
             run._beside()
         assert {b - a for a, b in itertools.pairwise(looks)} == {pause_s}
         run.close("finished")
@@ -475,11 +463,11 @@ def test_the_other_ranks_are_looked_at_the_more_rarely_the_more_there_are(
 def test_a_checkpoint_books_up_to_now_and_says_so_where_it_cannot(bench: Bench) -> None:
     run = bench.started()
     bench.booked(run, 1200.0)
-    bench.hands.t_s += 4.25
+    bench.hands.now_s += 4.25
     run.book_now()
     booked_s = run._books.t_s
-    assert booked_s == bench.hands.t_s and run.ledger.totals.energy_j == pytest.approx(250.0 * (booked_s - 1000.0))
-    bench.hands.t_s += 0.5
+    assert booked_s == bench.hands.now_s and run.ledger.totals.energy_j == pytest.approx(250.0 * (booked_s - 1000.0))
+    bench.hands.now_s += 0.5
     run._pass()
     assert run._books.t_s == booked_s, "it was asked for once"
     run._books_thread.answers = False  # type: ignore[attr-defined]
@@ -492,14 +480,14 @@ def test_many_marks_are_booked_before_they_are_too_many(bench: Bench, monkeypatc
     run = bench.started()
     bench.booked(run, 1200.0)
     booked_s = run._books.t_s
-    bench.hands.t_s += 1.0
-    run.marks.extend((bench.hands.t_s, "step", "", n, 1, 0) for n in range(1, 52))
+    bench.hands.now_s += 1.0
+    run.marks.extend((bench.hands.now_s, "step", "", n, 1, 0) for n in range(1, 52))
     run._pass()
-    assert run._books.t_s == bench.hands.t_s > booked_s and run.ledger.totals.steps == 51
-    run.marks.extend((bench.hands.t_s, "step", "", n, 1, 0) for n in range(52, 103))
-    bench.hands.t_s += 0.5
+    assert run._books.t_s == bench.hands.now_s > booked_s and run.ledger.totals.steps == 51
+    run.marks.extend((bench.hands.now_s, "step", "", n, 1, 0) for n in range(52, 103))
+    bench.hands.now_s += 0.5
     run._pass()
-    assert run._books.t_s == bench.hands.t_s - 0.5, "not more often than once a second"
+    assert run._books.t_s == bench.hands.now_s - 0.5, "not more often than once a second"
 
 
 def test_marks_that_fit_into_an_interval_keep_their_phases(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,7 +510,7 @@ def test_steps_that_fell_out_of_a_full_queue_are_counted_and_others_are_not(
     run = bench.started()
 
     def take(*numbers: int) -> list[int]:
-        run.marks.extend((bench.hands.t_s, "step", "", number, 1, 0) for number in numbers)
+        run.marks.extend((bench.hands.now_s, "step", "", number, 1, 0) for number in numbers)
         run._take_marks()
         return [event["steps"] for event in bench.records(run, "event") if "steps" in event]
 
@@ -536,14 +524,14 @@ def test_steps_that_fell_out_of_a_full_queue_are_counted_and_others_are_not(
 def test_what_is_used_now_is_known_before_it_is_booked(bench: Bench) -> None:
     run = bench.started(carried=Totals(energy_j=1000.0, by_device={"a": 1000.0}))
     bench.booked(run, 1100.0)
-    bench.passes(run, bench.hands.t_s + 3.0)
-    assert run._books.t_s == bench.hands.t_s - 3.0
-    assert run.now() == pytest.approx((1000.0 + 250.0 * (bench.hands.t_s - 1000.0), 250.0))
+    bench.passes(run, bench.hands.now_s + 3.0)
+    assert run._books.t_s == bench.hands.now_s - 3.0
+    assert run.now() == pytest.approx((1000.0 + 250.0 * (bench.hands.now_s - 1000.0), 250.0))
 
 
 def test_the_power_of_the_first_moments_is_not_that_of_a_whole_second(bench: Bench) -> None:
     run = bench.started()
-    bench.hands.t_s = 1000.5
+    bench.hands.now_s = 1000.5
     run._pass()
     assert run.now() == pytest.approx((125.0, 250.0))
 
@@ -584,9 +572,9 @@ def test_the_end_is_told_with_its_time_and_the_totals(bench: Bench) -> None:
     run = bench.started(meter)
     run.marks.append((1003.0, "step", "", 1, 7, 0))
     bench.passes(run, 1004.0)
-    bench.hands.t_s = 1004.25
+    bench.hands.now_s = 1004.25
     run.close("left")
-    bench.hands.t_s = 1009.0
+    bench.hands.now_s = 1009.0
     run.close("exit")
     (closed,) = bench.records(run, "close")
     assert (closed["t"], closed["reason"], run.closed) == (1e9 + 1004.25, "left", True)
@@ -612,7 +600,7 @@ def test_the_meter_of_a_driver_that_hangs_is_left_alone(bench: Bench, caplog: py
 
 def test_before_it_starts_a_run_books_nothing(bench: Bench) -> None:
     run = bench.run()
-    bench.hands.t_s += 100.0
+    bench.hands.now_s += 100.0
     run._pass()
     assert run.last_entry is None and bench.seconds == []
     run.start()
@@ -622,7 +610,7 @@ def test_before_it_starts_a_run_books_nothing(bench: Bench) -> None:
 
 def test_a_start_that_was_interrupted_books_nothing_and_says_nothing(bench: Bench) -> None:
     run = bench.run()
-    bench.hands.t_s += 100.0
+    bench.hands.now_s += 100.0
     run.close("exception")
     path = run.folder / "rank-00000.jsonl"
     assert not path.exists() or path.read_text(encoding="utf-8") == ""
@@ -704,7 +692,7 @@ def test_a_second_process_goes_on_where_the_first_one_was_killed(bench: Bench) -
     first.marks.append((1000.5, "step", "", 1, 9, 0))
     bench.passes(first, 1005.0)
     first.close("sigterm")
-    bench.hands.t_s = 1010.0
+    bench.hands.now_s = 1010.0
     second = bench.started(carried=Totals(energy_j=5.0, tokens=1))
     assert second.ledger.totals.tokens == 9 and second.ledger.totals.energy_j == pytest.approx(250.0 * 5.0)
     bench.passes(second, 1012.0)
@@ -760,7 +748,7 @@ def test_rank_0_looks_at_the_journals_of_others_and_only_it(bench: Bench, monkey
     alone.look_at_others()  # it began with more ranks than it has now
     assert asked == [(0, 1)]
     alone.start()
-    bench.passes(alone, bench.hands.t_s + 2.0)
+    bench.passes(alone, bench.hands.now_s + 2.0)
     found = alone.job_sums()
     assert found.ranks == 2 and found.power_w == pytest.approx(320.0)
     assert found.energy_j == pytest.approx(alone.ledger.totals.energy_j + 7.0)

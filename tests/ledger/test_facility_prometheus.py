@@ -27,23 +27,11 @@ from greentrain.ledger.reader import read_run
 from greentrain.report.summary import summarize
 from greentrain.types import PueSource
 from tests.helpers.flat_meter import FlatMeter
+from tests.helpers.hand_clock import HandClock
 from tests.helpers.ports import free_port
 
 PROMETHEUS = shutil.which("prometheus")
 LIVE, FALLBACK = PueSource.PROMETHEUS, PueSource.FALLBACK
-
-
-class Hands:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.t_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        return self.t_s
-
-    def unix_s(self) -> float:
-        return 1e9 + self.t_s
 
 
 class Server:
@@ -52,7 +40,7 @@ class Server:
     def __init__(self, *values: Any) -> None:
         self.values: tuple[Any, ...] = values
         self.down = False
-        self.hands = Hands()
+        self.hands = HandClock(unix_offset_s=1e9)
         self.told: list[str] = []
         self.facility = PrometheusPue(
             "http://user:secret@prometheus:9090/", "site_pue", constant=1.5, tell=self.told.append, poll_s=10.0,
@@ -68,7 +56,7 @@ class Server:
 
     def ask(self, t_s: float, *values: Any) -> None:
         """Let it be asked at a time."""
-        self.hands.t_s, self.values = t_s, values
+        self.hands.now_s, self.values = t_s, values
         self.facility._ask()
 
     def pue(self, t0_s: float, t1_s: float) -> tuple[object, PueSource]:
@@ -157,7 +145,12 @@ def test_a_scalar_is_one_number_and_a_range_is_none() -> None:
         data = {"status": "success", "data": {"resultType": kind, "result": result}}
         transport = httpx.MockTransport(lambda _, data=data: httpx.Response(200, json=data))
         facility = PrometheusPue(
-            "http://p:9090", "scalar(x)", constant=1.5, tell=told.append, transport=transport, clock=(hands := Hands())
+            "http://p:9090",
+            "scalar(x)",
+            constant=1.5,
+            tell=told.append,
+            transport=transport,
+            clock=(hands := HandClock(unix_offset_s=1e9)),
         )
         facility._ask()
         point = facility.pue(hands.unix_s(), hands.unix_s() + 1)

@@ -9,24 +9,14 @@ from greentrain.errors import GreenTrainWarning
 from greentrain.power.detect import CompositeMeter, open_run_meter
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import Counter, Device, DeviceKind, PowerMeter, PowerSample, Provenance, Sensor, Topology
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def unix_s(self) -> float:
-        return self.now_s
+from tests.helpers.hand_clock import HandClock
 
 
 class Fake:
     """A meter of some uids whose every read adds a joule."""
 
-    def __init__(self, *uids: str, period_s: float = 0.1, clock: FakeClock | None = None) -> None:
-        self.clock = clock or FakeClock()
+    def __init__(self, *uids: str, period_s: float = 0.1, clock: HandClock | None = None) -> None:
+        self.clock = clock or HandClock(0.0, 0.0)
         self.reads = 0
         self.closed = 0
         self.error: Exception | None = None
@@ -69,7 +59,7 @@ class TestCompositeContract(MeterContract):
 
     @pytest.fixture
     def meter(self) -> Iterator[PowerMeter]:
-        self.clock = FakeClock()
+        self.clock = HandClock(0.0, 0.0)
         self.members = (Fake("a", "b", clock=self.clock), Fake("c", period_s=1.0, clock=self.clock))
         meter = CompositeMeter(self.members, clock=self.clock)
         with warnings.catch_warnings():
@@ -90,7 +80,7 @@ def uids(samples: Sequence[PowerSample]) -> list[str]:
 
 
 def test_members_are_read_at_their_own_period() -> None:
-    clock = FakeClock()
+    clock = HandClock(0.0, 0.0)
     fast, slow = Fake("fast", period_s=0.1, clock=clock), Fake("slow", period_s=1.0, clock=clock)
     meter = CompositeMeter([fast, slow], clock=clock)
     for _ in range(31):
@@ -180,7 +170,7 @@ def test_a_part_whose_reads_become_dear_is_read_more_rarely_and_again_more_often
 ) -> None:
     """2,500 processes make a read of the CPU's model cost 25 ms; the machine has fewer of them later."""
     cpu_s = [0.0]
-    clock = FakeClock()
+    clock = HandClock(0.0, 0.0)
 
     class Tree(Fake):
         cost_s = 0.0002
@@ -223,7 +213,7 @@ def test_ctrl_c_during_a_read_ends_the_training_as_ever() -> None:
 
 
 def test_a_meter_beside_the_runs_own_is_read_with_it_and_left_open() -> None:
-    clock, config = FakeClock(), PowerConfig(meters=("null",))
+    clock, config = HandClock(0.0, 0.0), PowerConfig(meters=("null",))
     own, beside = Fake("a", clock=clock), Fake("b", clock=clock)
     meter = open_run_meter(config, Topology(), clock, own=CompositeMeter([own], clock=clock), extra=[beside])
     assert [s.device.uid for s in meter.sensors] == ["a", "b"] == uids(meter.read())
@@ -245,7 +235,7 @@ def test_a_selection_reaches_members_that_can_and_harms_no_other() -> None:
             if self.error is not None:
                 raise self.error
 
-    clock = FakeClock()
+    clock = HandClock(0.0, 0.0)
     chooser, plain, broken = Chooser("a", clock=clock), Fake("b", clock=clock), Chooser("c", clock=clock)
     meter = CompositeMeter([broken, plain, chooser], clock=clock)
     meter.read()
@@ -276,7 +266,7 @@ def test_reads_of_fast_counters_are_not_timed_as_the_probe_knows_better(monkeypa
 
 
 def test_a_part_is_due_a_little_before_its_pace_so_that_an_early_timer_skips_no_read() -> None:
-    clock = FakeClock()
+    clock = HandClock(0.0, 0.0)
     (part,) = CompositeMeter([Fake("a", period_s=1.0, clock=clock)], clock=clock).parts
     assert part.due()
     part.read()

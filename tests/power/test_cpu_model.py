@@ -14,20 +14,10 @@ from greentrain.power import cpu_model
 from greentrain.power.cpu_model import CPU_UID, DRAM_UID, RAM_W_PER_GB, CpuModelMeter, TreeUsage, allowed_cpus
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, Provenance
+from tests.helpers.hand_clock import HandClock
 
 THREADS = os.cpu_count() or 1
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def unix_s(self) -> float:
-        return self.now_s + 1.7e9
 
 
 class TestProcessTreeContract(MeterContract):
@@ -69,7 +59,7 @@ def fake_proc(folder: Path, busy_s: float = 10.0, used_gb: float = 8.0) -> Path:
 
 
 def test_process_tree_books_idle_share_and_cpu_seconds() -> None:
-    clock = FakeClock()
+    clock = HandClock(50.0)
     meter = CpuModelMeter(tdp_w=100.0, local_world_size=2, clock=clock)
     (before, _) = meter.read()
     code = "import time\nend = time.process_time() + 0.4\nwhile time.process_time() < end: pass\n"
@@ -94,7 +84,7 @@ def test_process_tree_memory_is_a_rate_per_gb() -> None:
 
 
 def test_machine_books_all_load(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = HandClock(50.0)
     proc = fake_proc(tmp_path)
     meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(proc), clock=clock)
     clock.now_s += 10.0
@@ -131,7 +121,7 @@ def test_kinds_choose_what_is_modelled() -> None:
 
 
 def test_full_load_draws_the_tdp(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = HandClock(50.0)
     meter = CpuModelMeter(scope="machine", tdp_w=80.0, proc=str(fake_proc(tmp_path, busy_s=0.0)), clock=clock)
     clock.now_s += 1.0
     fake_proc(tmp_path, busy_s=float(THREADS))
@@ -176,7 +166,7 @@ def test_wrong_scope_and_dead_root_are_errors() -> None:
 
 
 def test_every_kind_of_work_is_load_and_waiting_is_none(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = HandClock(50.0)
     meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(fake_proc(tmp_path, busy_s=10.0)), clock=clock)
     user, nice, system, irq, softirq = ((10 + 1) * TICKS, 2 * TICKS, 3 * TICKS, 4 * TICKS, 5 * TICKS)
     (tmp_path / "stat").write_text(f"cpu  {user} {nice} {system} 5555555 666666 {irq} {softirq} 777777 0 0\n")
@@ -188,7 +178,7 @@ def test_every_kind_of_work_is_load_and_waiting_is_none(tmp_path: Path) -> None:
 
 
 def test_without_procfs_psutil_tells_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, times = FakeClock(), SimpleNamespace(user=10.0, system=5.0, nice=1.0, idle=1e6)
+    clock, times = HandClock(50.0), SimpleNamespace(user=10.0, system=5.0, nice=1.0, idle=1e6)
     monkeypatch.setattr(psutil, "cpu_times", lambda: times)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64e9, available=60e9))
     meter = CpuModelMeter(scope="machine", tdp_w=100.0, proc=str(tmp_path / "none"), clock=clock)
@@ -215,7 +205,7 @@ def test_the_quota_of_a_container_limits_what_idle_power_is_charged(
 
 def test_memory_that_processes_share_is_charged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several processes the resident memory counts shared pages once each: no more than the machine uses."""
-    clock = FakeClock()
+    clock = HandClock(50.0)
     meter = CpuModelMeter(clock=clock)
     for processes, used_bytes, charged_gb in ((1, 3e9, 8.0), (2, 3e9, 3.0), (2, 20e9, 8.0), (2, None, 8.0)):
         usage = TreeUsage(1.0, int(8e9), processes)

@@ -18,6 +18,7 @@ from greentrain.errors import MeterError
 from greentrain.power.prometheus import PrometheusMeter, SampleSeries, pick_node
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance
+from tests.helpers.hand_clock import HandClock
 from tests.helpers.ports import free_port
 
 PROMETHEUS = shutil.which("prometheus")
@@ -357,27 +358,14 @@ def _open_when_ready(url: str) -> PrometheusMeter:
         time.sleep(0.2)
 
 
-class FakeClock:
-    """Both scales of time, moved by the test."""
-
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def unix_s(self) -> float:
-        return self.now_s + UNIX_S
-
-
 UNIX_S = 1.7e9
 
 
 def opened(
     *series: tuple[dict[str, str], list[tuple[float, float]]], query: str | None = None
-) -> tuple[PrometheusMeter, FakeClock, Server]:
+) -> tuple[PrometheusMeter, HandClock, Server]:
     """Open a meter on a clock that stands at 50 s, of points whose times are of that clock; its thread never asks."""
-    clock = FakeClock()
+    clock = HandClock(50.0)
     server = Server(replies(*((labels, [(t_s + UNIX_S, j) for t_s, j in points]) for labels, points in series)))
     transport = httpx.MockTransport(server)
     meter = PrometheusMeter("http://prometheus:9090", query, node="node-a", transport=transport, clock=clock)

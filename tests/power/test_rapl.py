@@ -8,19 +8,9 @@ from greentrain.errors import MeterError
 from greentrain.power.rapl import MAX_ZONE_W, SETTLE_S, RaplMeter, find_zones
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, Provenance
+from tests.helpers.hand_clock import HandClock
 
 RANGE_UJ = 262_143_328_850
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def unix_s(self) -> float:
-        return self.now_s + 1.7e9
 
 
 def zone(root: Path, folder: str, name: str, energy_uj: int, range_uj: int = RANGE_UJ) -> Path:
@@ -93,7 +83,7 @@ def test_a_counter_mirrored_by_each_die_counts_once(tmp_path: Path) -> None:
 
 def test_wrap_is_added_once(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 100, range_uj=105) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
     clock.now_s += 1e-8
     path.write_text("10")
@@ -105,7 +95,7 @@ def test_wrap_is_added_once(tmp_path: Path) -> None:
 def test_wrap_sequence(tmp_path: Path) -> None:
     """Zeus's sequence: 8 wraps; and 80000 uJ read after 5 of them is 580 mJ from zero."""
     path = zone(tmp_path, "intel-rapl:0", "package-0", 100_000, range_uj=100_000) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
     energy_j = 0.0
     for value in (90_000, 80_000, 70_000, 60_000, 50_000, 40_000, 50_000, 20_000, 10_000):
@@ -120,7 +110,7 @@ def test_wrap_sequence(tmp_path: Path) -> None:
 
 def test_safe_gap_is_stated_and_longer_gaps_are_missing(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000_000) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
     safe_s = RANGE_UJ / 1e6 / MAX_ZONE_W
     assert f"every {safe_s:.0f} s" in meter.sensors[0].note
@@ -137,7 +127,7 @@ def test_safe_gap_is_stated_and_longer_gaps_are_missing(tmp_path: Path) -> None:
 
 def test_reset_is_not_taken_for_a_wrap(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000_000) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
     clock.now_s += 1
     path.write_text("7")
@@ -155,7 +145,7 @@ def test_a_fall_is_a_wrap_as_far_as_a_package_can_draw(tmp_path: Path, watts: fl
     """A wrap is believed up to the power that no zone exceeds, over the time since the last reading and a little."""
     used_j, gap_s = 500.0, 500.0 / (watts * MAX_ZONE_W) - SETTLE_S
     path = zone(tmp_path, "intel-rapl:0", "package-0", int(RANGE_UJ - 100e6)) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
     clock.now_s += gap_s
     path.write_text(str(int(used_j * 1e6 - 100e6)))
@@ -168,7 +158,7 @@ def test_a_fall_is_a_wrap_as_far_as_a_package_can_draw(tmp_path: Path, watts: fl
 
 def test_a_counter_that_starts_over_between_two_quick_reads_is_a_reset(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", int(RANGE_UJ - 100e6)) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
     clock.now_s += 0.1
     path.write_text(str(300_000_000))  # 400 J of a wrap in a tenth of a second: no package draws 4 kW
@@ -187,7 +177,7 @@ def test_a_process_without_standard_input_gets_its_number_for_a_file(
         patch.setattr(os, "open", lambda path, flags: opened.append(path) or 0)  # type: ignore[func-returns-value]
         patch.setattr(os, "pread", lambda fd, size, offset: b"1000000\n")
         patch.setattr(os, "close", closed.append)
-        meter = RaplMeter(tmp_path, clock=FakeClock())
+        meter = RaplMeter(tmp_path, clock=HandClock())
         assert not meter.read()[0].missing and not meter.read()[0].missing
         meter.close()
     assert (len(opened), closed) == (1, [0])
@@ -196,7 +186,7 @@ def test_a_process_without_standard_input_gets_its_number_for_a_file(
 def test_a_probe_says_what_a_read_costs(tmp_path: Path) -> None:
     zone(tmp_path, "intel-rapl:0", "package-0", 100)
 
-    class Ticking(FakeClock):
+    class Ticking(HandClock):
         """A clock on which each look costs 10 ms."""
 
         def monotonic_s(self) -> float:
@@ -212,7 +202,7 @@ def test_a_probe_says_what_a_read_costs(tmp_path: Path) -> None:
 
 def test_a_file_that_was_closed_is_opened_again(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
     path.rename(path.with_name("gone"))
     path.with_name("energy_uj").write_text("nonsense")
@@ -296,7 +286,7 @@ def test_kinds_choose_counters(tmp_path: Path) -> None:
 
 def test_device_gone_then_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000_000) / "energy_uj"
-    clock = FakeClock()
+    clock = HandClock()
     meter = RaplMeter(tmp_path, clock=clock)
 
     def gone(fd: int, size: int, offset: int) -> bytes:

@@ -8,6 +8,7 @@ from greentrain.errors import MeterError
 from greentrain.power.replay import COLUMNS, ReplayMeter
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance, Sensor
+from tests.helpers.hand_clock import HandClock
 
 HEADER = "t_s,device_uid,kind,name,energy_j,power_w,provenance\n"
 GOOD = HEADER + (
@@ -17,17 +18,6 @@ GOOD = HEADER + (
     "12.0,model:cpu,cpu,EPYC,,80,modelled\n"
     "13.0,GPU-1,gpu,NVIDIA H100,1400,,\n"
 )
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now_s = 500.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def unix_s(self) -> float:
-        return self.now_s + 1.7e9
 
 
 def recording(folder: Path, text: str = GOOD) -> Path:
@@ -61,7 +51,7 @@ def write_recording(path: str | Path, sensors: Iterable[Sensor], samples: Iterab
 class TestReplayContract(MeterContract):
     @pytest.fixture
     def meter(self, tmp_path: Path) -> Iterator[PowerMeter]:
-        self.clock = FakeClock()
+        self.clock = HandClock(500.0)
         self.path = recording(tmp_path)
         meter = ReplayMeter(self.path, clock=self.clock)
         yield meter
@@ -76,7 +66,7 @@ class TestReplayContract(MeterContract):
 
 
 def test_values_are_interpolated_from_the_moment_of_opening(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = HandClock(500.0)
     meter = ReplayMeter(recording(tmp_path), clock=clock)
     for after_s, energy_j, power_w in ((0.0, 1000.0, 40.0), (0.5, 1150.0, 50.0), (2.0, 1350.0, 80.0)):
         clock.now_s = 500.0 + after_s
@@ -100,7 +90,7 @@ def test_sensors_are_as_recorded(tmp_path: Path) -> None:
 
 
 def test_a_recorded_failure_fails_again_until_the_next_good_row(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = HandClock(500.0)
     text = "t_s,device_uid,kind,name,power_w\n0,g,gpu,G,10\n1,g,gpu,G,\n2,g,gpu,G,30\n3,g,gpu,G,40\n"
     meter = ReplayMeter(recording(tmp_path, text), clock=clock)
     got = []
@@ -112,7 +102,7 @@ def test_a_recorded_failure_fails_again_until_the_next_good_row(tmp_path: Path) 
 
 
 def test_a_device_that_begins_later_is_missing_until_then_and_nothing_is_of_a_closed_meter(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = HandClock(500.0)
     text = "t_s,device_uid,kind,name,power_w\n7,early,gpu,G,0\n9,early,gpu,G,10\n8,late,gpu,G,30\n9,late,gpu,G,30\n"
     meter = ReplayMeter(recording(tmp_path, text), clock=clock)
     clock.now_s += 0.5
@@ -125,7 +115,7 @@ def test_a_device_that_begins_later_is_missing_until_then_and_nothing_is_of_a_cl
 
 
 def test_what_is_written_reads_back(tmp_path: Path) -> None:
-    clock = FakeClock()
+    clock = HandClock(500.0)
     meter = ReplayMeter(recording(tmp_path), clock=clock)
     samples: list[PowerSample] = []
     for _ in range(5):
