@@ -8,6 +8,6 @@
 
 * contract, tables    the integer contract (``CONTRACT.md``)
 * program, artifact   a compiled model, in memory and on disk
-* batch, packing      sequences, and the rows they become
-* device, lane, card  what a device is, its queue, and how a card looks to the host
+* batch               sequences, and the rows they become
+* device, card        what a device is, and how a card looks to the host
 """

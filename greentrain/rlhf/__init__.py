@@ -1,12 +1,11 @@
 """The frozen passes of RLHF, reward and reference, beside generation and training.
 
-* kinds, frozen_pass            what a pass is, and where it may run
-* engine, ticket                submit, and the barrier at which a result is needed
-* run, desk, health, handover   a part under way; what parts share; whether a device is asked; who waits for a queue
-* stream, parts, microbatch     rollouts as they finish; batches in parts, and how large a part is best
-* stats                         how long a device was busy, and how long the training waited for it
-* settings, models, text        what YAML says; compiled models; texts as a model reads them
-* opening                       from settings to an engine
-* advantages, surrogates        GRPO's, RLOO's, REINFORCE++'s and PPO's arithmetic, for loops of one's own
-* step_rewards                  process rewards: a score a step of a completion
+* kinds, frozen_pass       what a pass is, and where it may run
+* engine, stream           submit, and the barrier at which a result is needed; rollouts as they finish
+* batching, text           padded matrices and texts, and the sequences in them
+* scheduler, edi_meter     where each pass runs, decided while the training runs
+* settings, offload        what YAML says; from settings to an engine
+* serve, client            passes over HTTP
+* trl                      TRL; openrlhf_*, roll_workers and verl_* the other frameworks
+* step_rewards             process rewards: a score a step of a completion
 """

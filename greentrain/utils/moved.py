@@ -30,9 +30,11 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.fpga_backend.xrt.parallel": "recipes.common.data_parallel",
     "greentrain.precision": "greentrain.control.precision",
     "greentrain.report.units_text": "greentrain.utils.quantities",
+    "greentrain.rlhf.advantages": "recipes.common.advantages",
     "greentrain.rlhf.opening": "greentrain.rlhf.offload",
     "greentrain.rlhf.placement": "greentrain.rlhf.scheduler",
     "greentrain.rlhf.stats": "greentrain.rlhf.engine",
+    "greentrain.rlhf.surrogates": "recipes.common.surrogates",
     "greentrain.simulator.palette": "greentrain.simulator.picture",
     "greentrain.units": "greentrain.types",
 }

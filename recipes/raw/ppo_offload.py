@@ -33,17 +33,17 @@ from greentrain import GreenSession
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.compiler import compile as compile_model
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.rlhf.advantages import rewards_with_kl, whitened
 from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
-from greentrain.rlhf.surrogates import masked_mean, policy_loss, value_loss
+from recipes.common.advantages import rewards_with_kl, whitened
 from recipes.common.data import Tokens, corpus
 from recipes.common.energy_line import energy_line
 from recipes.common.gae import gae
 from recipes.common.model import GPT, Size, build_optimizer
 from recipes.common.policy import Critic, Policy, Reward
+from recipes.common.surrogates import masked_mean, policy_loss, value_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,14 @@
 """Imports are lazy: torch, pandas and the frameworks are only imported by who uses them."""
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "pandas", "codecarbon", "lightning", "transformers", "accelerate"}
 
 
@@ -51,6 +54,21 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="GreenSesion"):
         getattr(greentrain, "GreenSesion")  # noqa: B009
+
+
+def test_what_a_package_says_of_its_modules_is_there() -> None:
+    said = 0
+    for init in (path for top in ("greentrain", "callbacks", "optim", "fpga_backend") for path in _inits(top)):
+        for line in init.read_text(encoding="utf-8").splitlines():
+            listed = re.match(r"\* ((?:[a-z_0-9]+, )*[a-z_0-9]+)  ", line)
+            for name in listed[1].split(", ") if listed else ():
+                said += 1
+                assert (init.parent / name).exists() or (init.parent / f"{name}.py").exists(), f"{init}: {name}"
+    assert said > 10
+
+
+def _inits(top: str) -> Iterator[Path]:
+    return (ROOT / top).rglob("__init__.py")
 
 
 @pytest.mark.sweep

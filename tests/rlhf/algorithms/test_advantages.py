@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from greentrain.rlhf import advantages as adv
+from recipes.common import advantages as adv
 
 
 def rewards_of(*rows: float) -> Tensor:

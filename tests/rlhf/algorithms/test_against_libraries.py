@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from greentrain.rlhf import advantages as adv
-from greentrain.rlhf import surrogates
+from recipes.common import advantages as adv
+from recipes.common import surrogates
 from recipes.common.gae import gae
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

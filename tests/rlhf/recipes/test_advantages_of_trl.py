@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.rlhf.advantages import group_advantages, leave_one_out
+from recipes.common.advantages import group_advantages, leave_one_out
 from recipes.common.rl_parts import small
 from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
 
