@@ -24,6 +24,7 @@ from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.pue import in_run_time
 from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, choose, declared
 from greentrain.types import CarbonSignal, Decision, Gear, LedgerEntry, Topology
+from greentrain.utils.background import BackgroundCall
 from greentrain.utils.never_raise import never_raises, warn, warn_experimental
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class GpuLimits:
         if config.clocks is not None:
             limit = clocks.open_clocks(config.clocks, topology, warn, guardian=one)
             control = stall.StallControl(config.clocks)
+        if cap is not None or limit is not None:
+            BackgroundCall("greentrain-guardian", one.begin)
         return cls(cap, limit, control)
 
     @property

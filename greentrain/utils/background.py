@@ -104,6 +104,11 @@ class BackgroundCall(Generic[T]):
         except RuntimeError:
             self._run()
 
+    @property
+    def has_ended(self) -> bool:
+        """True once it has returned or raised."""
+        return not self._thread.is_alive()
+
     def result(self, wait_s: float) -> T:
         """Return what the call returned, or raise what it raised; a TimeoutError after ``wait_s``, when it goes on."""
         if self._thread.is_alive():

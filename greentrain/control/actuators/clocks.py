@@ -27,7 +27,7 @@ from typing import Final
 
 from greentrain.config.schema import ClocksConfig
 from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, put_right, refusal, strangers
-from greentrain.control.actuators.guardian import Guardian, Refused
+from greentrain.control.actuators.guardian import Guardian
 from greentrain.control.coordination import PAUSED_PHASE
 from greentrain.policy.action_table import student_t_95
 from greentrain.types import Phase, Topology
@@ -47,6 +47,8 @@ class ClockLimit(GpuSetting):
         clocks_mhz: Supported graphics clocks of each GPU, descending (MHz).
         warn: Called with one sentence where something cannot be done; once a sentence.
     """
+
+    what = "clocks"
 
     def __init__(self, opened: Opened, clocks_mhz: dict[str, tuple[int, ...]], *, warn: Callable[[str], None]) -> None:
         super().__init__(opened, warn)
@@ -69,18 +71,12 @@ class ClockLimit(GpuSetting):
         Returns:
             True if the bounds are now those; False if they could not be set, which is said once.
         """
-        with self._lock:
-            if not self._may_change:
-                return False
-            try:
-                return self._apply(share_below_max)
-            except Refused as refused:
-                self._refuse("clocks", refused)
-            except Exception as error:
-                left = self._put_back()
-                self._say(f"{refusal('clocks', error)}{'; ' if left else ''}{left}")
-                self._over = True
-            return False
+        return self._change(lambda: self._apply(share_below_max))
+
+    def _failed(self, error: Exception) -> None:
+        left = self._put_back()
+        self._say(f"{refusal('clocks', error)}{'; ' if left else ''}{left}")
+        self._over = True
 
     def _apply(self, share: float) -> bool:
         if not 0.0 <= share <= LOWEST:

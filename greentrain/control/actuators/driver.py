@@ -28,6 +28,7 @@ from greentrain.power.claims import ENV_DIR, claims_dir, used_by_torch
 from greentrain.power.nvml import VARIABLE, NvmlGpu, list_gpus, open_nvml, visible_devices
 from greentrain.types import Topology
 from greentrain.utils import private_files
+from greentrain.utils.background import BackgroundCall
 from greentrain.utils.never_raise import once, warn_experimental
 
 BUSY_SHARE: Final = 50
@@ -484,13 +485,24 @@ def repair(folder: Path | None = None) -> list[str]:
             nvml.nvmlShutdown()
 
 
+CHANGE_S: Final = 1.0
+"""Longest time in which a change holds up its caller, which may be the training (s)."""
+CLOSE_S: Final = 5.0
+"""Longest wait for settings to be put back (s): what is not by then, the guardian puts back when the process ends."""
+
+
 class GpuSetting(ABC):
     """A setting of one process's GPUs. A forked child inherits the object, not the right to change anything.
+
+    A change is made in a thread of its own and holds its caller up for a bounded time: a driver may hang.
 
     Args:
         opened: The GPUs, NVML and the guardian; closed with it.
         warn: Called with one sentence where something cannot be done; once a sentence.
     """
+
+    what: str
+    """``power limits`` or ``clocks``, for sentences."""
 
     def __init__(self, opened: Opened, warn: Callable[[str], None]) -> None:
         self._opened = opened
@@ -498,6 +510,7 @@ class GpuSetting(ABC):
         self._started = self._over = self._closed = False
         self._owner_pid = os.getpid()
         self._lock = opened.guardian.lock
+        self._last: BackgroundCall[bool] | None = None
 
     @property
     def guardian(self) -> Guardian:
@@ -506,18 +519,62 @@ class GpuSetting(ABC):
 
     def reset(self) -> None:
         """Put every GPU's setting back, unless somebody has set another. Idempotent; never raises."""
-        with self._lock:
-            if self._is_owner and (left := self._put_back()):
-                self._say(left)
+        if not self._closed and self._is_owner:
+            self._beside(self._reset, CLOSE_S)
 
     def close(self) -> None:
         """Reset, let the guardian go and release the driver. Idempotent; never raises."""
-        with self._lock:
-            if self._closed or not self._is_owner:
-                return
-            self.reset()
-            self._closed = True
-            self._opened.close()
+        if self._closed or not self._is_owner:
+            return
+        self._closed = True  # a change that is under way sets nothing any more
+        self._beside(lambda: self._reset() and not self._opened.close(), CLOSE_S)
+
+    def _reset(self) -> bool:
+        if left := self._put_back():
+            self._say(left)
+        return True
+
+    def _change(self, change: Callable[[], bool]) -> bool:
+        """Make a change, unless one is still under way; False where it is not made, or not soon enough. Never raises.
+
+        A refusal of the guardian is tried again later, unless another job holds the GPU.
+        """
+
+        def attempt() -> bool:
+            try:
+                return self._may_change and change()
+            except Refused as refused:
+                self._put_back()
+                self._say(f"{self.what} stay as they are: {refused}")
+                self._over, self._started = refused.busy, not refused.stale
+            except Exception as error:
+                self._failed(error)
+            return False
+
+        if not self._may_change or (self._last is not None and not self._last.has_ended):
+            return False
+        return self._beside(attempt, CHANGE_S)
+
+    def _beside(self, work: Callable[[], bool], wait_s: float) -> bool:
+        """Do it in a thread of its own, as the driver or the guardian may hang; False where it takes too long."""
+
+        def alone() -> bool:
+            with self._lock:
+                return work()
+
+        self._last = BackgroundCall("greentrain-gpu-setting", alone)
+        try:
+            return self._last.result(wait_s)
+        except TimeoutError:
+            self._say(
+                f"the driver or the guardian has not answered within {wait_s:g} s: training goes on, and {self.what}"
+                " are set late or not at all"
+            )
+            return False
+
+    @abstractmethod
+    def _failed(self, error: Exception) -> None:
+        """Put back what can be after a change that went wrong, and say why."""
 
     @abstractmethod
     def _put_back(self) -> str:
@@ -533,9 +590,3 @@ class GpuSetting(ABC):
 
     def _was_closed(self) -> bool:
         return self._closed
-
-    def _refuse(self, what: str, refused: Refused) -> None:
-        """Put back and say why nothing is changed; try again later, unless another job is at it."""
-        self._put_back()
-        self._say(f"{what} stay as they are: {refused}")
-        self._over, self._started = refused.busy, not refused.stale

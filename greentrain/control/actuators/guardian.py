@@ -1,4 +1,4 @@
-"""The training process's side of the guardian: start it with the first change, tell it before each one.
+"""The training process's side of the guardian: start it, tell it before each one.
 
 Nothing is set before the guardian has answered that it holds the GPU's lock and has written what was found, so at every
 moment of a run somebody knows how to undo what it did. See :mod:`greentrain.control.actuators.guardian_main`.
@@ -35,7 +35,7 @@ class Refused(GreenTrainError):
 
 
 class Guardian:
-    """One tiny process that restores what this one changes. Started by the first word, once a training process.
+    """One tiny process that restores what this one changes. Started by :meth:`begin` or the first word, once.
 
     Pass one to :func:`~greentrain.control.actuators.power_cap.open_power_cap` and
     :func:`~greentrain.control.actuators.clocks.open_clocks`; each takes part in it until it is closed.
@@ -61,6 +61,15 @@ class Guardian:
         self._heard = b""
         self._replies: dict[str, str] = {}
         self._command_fd = self._reply_fd = -1
+
+    def begin(self) -> None:
+        """Start the process before it is needed, which takes a second on a busy machine.
+
+        Raises:
+            Refused: It cannot be started; the first change says so.
+        """
+        with self.lock:
+            self._begin()
 
     def join(self) -> None:
         """Take part: the guardian stays until everybody has left."""

@@ -20,7 +20,7 @@ from typing import Final
 from greentrain.config.schema import PowerCapConfig
 from greentrain.control.actuators import driver, guardian_main
 from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, put_right, refusal, writable
-from greentrain.control.actuators.guardian import Guardian, Refused
+from greentrain.control.actuators.guardian import Guardian
 from greentrain.errors import ConfigError, MeterError
 from greentrain.power.claims import claims_dir
 from greentrain.power.nvml import list_gpus, open_nvml
@@ -97,6 +97,8 @@ class PowerCap(GpuSetting):
         clock: Monotonic seconds.
     """
 
+    what = "power limits"
+
     def __init__(
         self,
         opened: Opened,
@@ -142,22 +144,17 @@ class PowerCap(GpuSetting):
 
         Returns:
             True if the limits are now those (a change too small to be worth it counts as made); False if they could
-            not be set, which is said once, or it is too soon after the last change.
+            not be set within a second, which is said once, or it is too soon after the last change.
         """
-        with self._lock:
-            if not self._may_change:
-                return False
-            try:
-                return self._apply(fraction, at_once)
-            except _Yielded as yielded:
-                self._stop(str(yielded))
-            except Refused as refused:
-                self._refuse("power limits", refused)
-            except Exception as error:
-                left = self._put_back()
-                self._say(f"power limits cannot be set ({error}); {left or 'they are as they were found'}")
-                self._over = _is_final(error)
-            return False
+        return self._change(lambda: self._apply(fraction, at_once))
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, _Yielded):
+            self._stop(str(error))
+            return
+        left = self._put_back()
+        self._say(f"power limits cannot be set ({error}); {left or 'they are as they were found'}")
+        self._over = _is_final(error)
 
     def _apply(self, fraction: float, at_once: bool) -> bool:
         if not self._started:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from greentrain.control.actuators import driver
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, build_library
 from tests.control.actuators.on_fake import Node
 
@@ -19,17 +20,24 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_library(tmp_path_factory.mktemp("nvml"))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine takes long to start a guardian."""
+    monkeypatch.setattr(driver, "CHANGE_S", 60.0)
+    monkeypatch.setattr(driver, "CLOSE_S", 60.0)
+
+
 @pytest.fixture
 def node(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     with ExitStack() as stack:
 
         def start(*gpus: FakeGpu) -> FakeDriver:
-            driver = stack.enter_context(FakeDriver(list(gpus), library=library))
-            stack.enter_context(driver.installed())
-            monkeypatch.setenv("FAKE_NVML_CONFIG", str(driver.state_file))
+            fake = stack.enter_context(FakeDriver(list(gpus), library=library))
+            stack.enter_context(fake.installed())
+            monkeypatch.setenv("FAKE_NVML_CONFIG", str(fake.state_file))
             monkeypatch.setenv("GREENTRAIN_CLAIMS_DIR", str(tmp_path / "claims"))
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-            return driver
+            return fake
 
         yield start
 

@@ -142,7 +142,7 @@ def test_a_signal_in_the_middle_of_a_change_waits_for_no_other_thread(
 ) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
     guardian = Guardian(library=str(driver.library))
-    changed = threading.Event()
+    changed, applied = threading.Event(), list[bool]()
 
     def change_and_close() -> None:
         with capping(said, guardian=guardian) as cap, clocking(said, guardian) as clocks:
@@ -153,15 +153,18 @@ def test_a_signal_in_the_middle_of_a_change_waits_for_no_other_thread(
                 if not handled.is_set() and guardian.pid is not None:
                     handled.set()
                     books.start()
-                    time.sleep(0.2)
-                    clocks.close()  # as a handler of SIGTERM does
-                    cap.close()
-                return "ok" if handled.is_set() and guardian.pid is None else answer(number, wait_s)
+                    assert wait_until(lambda: cap._closed)
+                return answer(number, wait_s)
 
             monkeypatch.setattr(guardian, "_answer", interrupted)
-            assert not cap.apply(0.8), said
-            assert handled.is_set(), said
+            change = threading.Thread(target=lambda: applied.append(cap.apply(0.8)))
+            change.start()
+            assert handled.wait(5)
+            cap.close()  # as a handler of SIGTERM does, and the change waits for that
+            clocks.close()
+            change.join()
             books.join()
+            assert applied == [False] and said == []
         changed.set()
 
     threading.Thread(target=change_and_close, daemon=True).start()

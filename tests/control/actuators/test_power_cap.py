@@ -1,6 +1,7 @@
 """Power limits: from the value found, within the range, not too often, and undone."""
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 from greentrain.config.schema import PowerCapConfig
+from greentrain.control.actuators import driver as driver_of_settings
+from greentrain.control.actuators.driver import GpuKnobs
 from greentrain.control.actuators.guardian import Guardian
 from greentrain.control.actuators.power_cap import open_power_cap
 from greentrain.errors import ConfigError
@@ -340,12 +343,59 @@ def test_a_forked_child_can_neither_set_nor_reset(node: Node) -> None:
 def test_a_signal_handler_that_closes_in_the_middle_wins(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
     with capping(said) as cap:
-        tell = cap.guardian.tell_limit
+        tell, handler = cap.guardian.tell_limit, threading.Thread(target=cap.close)
 
         def interrupted(*args: Any) -> None:
             tell(*args)
-            cap.close()
+            handler.start()
+            assert wait_until(lambda: cap._closed)
 
         monkeypatch.setattr(cap.guardian, "tell_limit", interrupted)
         assert not cap.apply(0.6)
-        assert limit_w(driver) == ADMIN_W
+        handler.join()
+        assert limit_w(driver) == ADMIN_W and said == []
+
+
+def test_a_driver_that_hangs_holds_the_training_up_for_a_second_once_and_is_said(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, said, answers = node(FakeGpu(limit_w=ADMIN_W)), Said(), threading.Event()
+    with capping(said) as cap:
+        assert cap.apply(0.8)
+        monkeypatch.setattr(driver_of_settings, "CHANGE_S", 0.01)
+        set_limit, calls = GpuKnobs.set_limit_mw, list[int]()
+
+        def hang(self: GpuKnobs, limit_mw: int) -> None:
+            calls.append(limit_mw)
+            answers.wait(60)
+            set_limit(self, limit_mw)
+
+        monkeypatch.setattr(GpuKnobs, "set_limit_mw", hang)
+        assert not cap.apply(0.6) and not cap.apply(1.0), "nothing is begun beside a change that is under way"
+        assert calls == [390_000] and cap.fraction == 0.8
+        monkeypatch.setattr(driver_of_settings, "CHANGE_S", 60.0)
+        answers.set()
+        assert wait_until(lambda: cap.fraction == 0.6 and cap._last.has_ended), "set late"
+        assert cap.apply(0.8) and limit_w(driver) == 520
+    assert limit_w(driver) == ADMIN_W
+    assert len(said) == 1 and "not answered within 0.01 s: training goes on, and power limits" in said[0]
+
+
+def test_a_driver_that_hangs_at_the_end_is_left_to_itself_and_the_limit_is_put_back_when_it_answers(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, said, answers = node(FakeGpu(limit_w=ADMIN_W)), Said(), threading.Event()
+    with capping(said) as cap:
+        assert cap.apply(0.8)
+        monkeypatch.setattr(driver_of_settings, "CLOSE_S", 0.01)
+        read_limit = GpuKnobs.limit_mw
+
+        def hang(self: GpuKnobs) -> int:
+            answers.wait(60)
+            return read_limit(self)
+
+        monkeypatch.setattr(GpuKnobs, "limit_mw", hang)
+    guardian = cap.guardian.pid
+    assert limit_w(driver) == 520 and alive(guardian) and len(said) == 1
+    answers.set()
+    assert wait_until(lambda: not alive(guardian)) and limit_w(driver) == ADMIN_W
