@@ -4,6 +4,7 @@ https://chromedevtools.github.io/devtools-protocol/, with ``--remote-debugging-p
 """
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -17,6 +18,10 @@ from typing import Any
 from tests.report.test_html import CHROMIUM
 
 LIMIT_S = 30.0
+
+
+class BetweenPages(AssertionError):
+    """One page is gone and the next is not there yet."""
 
 
 class Chrome:
@@ -73,7 +78,9 @@ class Chrome:
         while True:
             found = self._next(deadline_s)
             if found.get("id") == self._number:
-                assert "error" not in found, (method, found["error"])
+                if "error" in found:
+                    between = "execution context" in found["error"]["message"].lower()
+                    raise (BetweenPages if between else AssertionError)(method, found["error"])
                 result: dict[str, Any] = found["result"]
                 return result
             self._note(found)
@@ -91,12 +98,13 @@ class Chrome:
     def wait(self, script: str, limit_s: float = LIMIT_S) -> Any:
         """Wait until an expression is truthy, and return it."""
         deadline_s = time.monotonic() + limit_s
-        while not (
-            found := self.run(f"Promise.resolve({script}).then(found => found instanceof Node || found, () => null)")
-        ):
+        question = f"Promise.resolve({script}).then(found => found instanceof Node || found, () => null)"
+        while True:
+            with contextlib.suppress(BetweenPages):
+                if found := self.run(question):
+                    return found
             assert time.monotonic() < deadline_s, f"not true within {limit_s} s: {script}; {self.troubles}"
             time.sleep(0.02)
-        return found
 
     def click(self, selector: str) -> None:
         """Press the mouse's button over the first element that a selector finds."""
