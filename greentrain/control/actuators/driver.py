@@ -527,11 +527,13 @@ class GpuSetting(ABC):
         if self._closed or not self._is_owner:
             return
         self._closed = True  # a change that is under way sets nothing any more
-        self._beside(lambda: self._reset() and not self._opened.close(), CLOSE_S)
+        self._beside(lambda: self._reset(last=True), CLOSE_S)
 
-    def _reset(self) -> bool:
+    def _reset(self, *, last: bool = False) -> bool:
         if left := self._put_back():
             self._say(left)
+        if last:
+            self._opened.close()
         return True
 
     def _change(self, change: Callable[[], bool]) -> bool:
@@ -551,7 +553,7 @@ class GpuSetting(ABC):
                 self._failed(error)
             return False
 
-        if not self._may_change or (self._last is not None and not self._last.has_ended):
+        if not self._may_change or self._is_changing:
             return False
         return self._beside(attempt, CHANGE_S)
 
@@ -583,6 +585,10 @@ class GpuSetting(ABC):
     @property
     def _is_owner(self) -> bool:
         return os.getpid() == self._owner_pid
+
+    @property
+    def _is_changing(self) -> bool:
+        return self._last is not None and not self._last.has_ended
 
     @property
     def _may_change(self) -> bool:

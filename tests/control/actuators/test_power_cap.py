@@ -375,7 +375,7 @@ def test_a_driver_that_hangs_holds_the_training_up_for_a_second_once_and_is_said
         assert calls == [390_000] and cap.fraction == 0.8
         monkeypatch.setattr(driver_of_settings, "CHANGE_S", 60.0)
         answers.set()
-        assert wait_until(lambda: cap.fraction == 0.6 and cap._last.has_ended), "set late"
+        assert wait_until(lambda: cap.fraction == 0.6 and not cap._is_changing), "set late"
         assert cap.apply(0.8) and limit_w(driver) == 520
     assert limit_w(driver) == ADMIN_W
     assert len(said) == 1 and "not answered within 0.01 s: training goes on, and power limits" in said[0]
