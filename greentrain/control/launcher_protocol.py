@@ -151,6 +151,9 @@ class LauncherFiles:
 
     def _read(self, name: str, kind: type[T]) -> T | None:
         try:
-            return kind(**json.loads((self.folder / name).read_text(encoding="utf-8")))
+            data = json.loads((self.folder / name).read_text(encoding="utf-8"))
+            word, of = kind(**data), kind.__annotations__
         except (OSError, ValueError, TypeError):
             return None
+        fits = (isinstance(v, of[key]) or (type(v) is int and isinstance(0.5, of[key])) for key, v in data.items())
+        return word if all(fits) else None

@@ -368,3 +368,219 @@ def test_a_folder_that_is_gone_costs_nothing(tmp_path: Path, monkeypatch: pytest
             green.step()
             green.checkpoint()
     assert green.totals().steps == 3
+
+
+# -- one rank, whose run and clock are a test's ----------------------------------------------------------------------
+
+
+class Run:
+    """What leaving needs of a run, and what it has told it."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
+        self.run_id, self.topology = "a-run", Topology(rank=rank, world_size=world_size)
+        self.warnings: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def warn(self, text: str, then: str = "") -> None:
+        self.warnings.append(text)
+
+    def event(self, name: str, text: str, **more: Any) -> None:
+        self.events.append((text, more))
+
+
+class Rank:
+    """A rank that may be asked to leave, on a clock that a test moves."""
+
+    def __init__(self, launcher: FakeLauncher, run: Run | None = None) -> None:
+        self.s, self.woken = 1000.0, 0
+        self.run, self.launcher = run or Run(), launcher
+        self.asked = PreemptionHandler(launcher, cast(Any, self.run), wake=self._wake, unix_s=lambda: self.s)
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def __enter__(self) -> Any:
+        return self.asked
+
+    def __exit__(self, *_: object) -> None:
+        self.asked.close()
+
+
+def test_a_notice_is_looked_for_until_it_is_there_and_once_obeyed_not_again() -> None:
+    launcher = FakeLauncher()
+    rank = Rank(launcher)
+    with rank as asked:
+        asked.look()
+        asked.stepped()
+        assert not asked.due and rank.woken == 0
+        launcher.wanted = Notice(attempt=2, reason="of another attempt")
+        asked.look()
+        assert rank.woken == 0
+        launcher.wanted = NOTICE
+        asked.look()
+        launcher.wanted = Notice(attempt=1, reason="later")  # the first counts
+        asked.look()
+        assert rank.woken == 2 and not asked.due
+        asked.stepped()
+        assert asked.due and asked.request == Request(attempt=1, ranks=2, not_before_unix_s=None, reason=NOTICE.reason)
+        asked.stepped()  # without a checkpoint
+        assert not asked.due and len(rank.run.warnings) == 1
+        launcher.wanted = NOTICE
+        asked.look()
+        asked.stepped()
+        assert not asked.due, "it was obeyed, and the script did not save"
+        launcher.wanted = Notice(attempt=1, reason="another one")
+        asked.look()
+        asked.stepped()
+        assert asked.due and asked.request is not None and asked.request.ranks == 1, "as many as now"
+    assert launcher.marks == ["ready", "step", "request", "request"]
+    assert rank.run.events[0] == (NOTICE.reason, {"ranks": 2, "not_before_unix_s": None})
+
+
+def test_a_wish_that_could_not_be_told_rests_before_it_is_asked_for_again() -> None:
+    launcher = FakeLauncher(wanted=NOTICE, broken=True)
+    rank = Rank(launcher)
+    with rank as asked:
+        asked.look()
+        asked.stepped()
+        assert asked.request_leave() is False and not asked.due and launcher.marks[-1] == "request"
+        assert rank.run.warnings == ["the launcher could not be told request (OSError('the disk is full'))"]
+        rank.s += preemption.AGAIN_S - 0.5
+        asked.look()
+        asked.stepped()
+        assert not asked.due
+        rank.s += 0.5
+        asked.look()
+        asked.stepped()
+        assert asked.due, "the notice still stands"
+        launcher.broken = False
+        assert asked.request_leave() is True and asked.due
+    assert launcher.requests == [Request(attempt=1, ranks=2, not_before_unix_s=None, reason=NOTICE.reason)]
+    assert launcher.marks == ["ready", "step", "request", "request", "left"]
+
+
+def test_a_plan_that_asks_first_is_not_overruled_by_a_notice_but_hurried() -> None:
+    rank = Rank(FakeLauncher(wanted=Notice(attempt=1, reason="the end", by_unix_s=1100.0, ranks=1)))
+    with rank as asked:
+        asked.stepped()
+        asked.look()
+        asked.ask(2, 5000.0, "grid")
+        assert asked._patience_s() == preemption.TOGETHER_S
+        asked._obey("the end", 1, 1100.0)
+        assert asked.request == Request(attempt=1, ranks=2, not_before_unix_s=5000.0, reason="grid")
+        assert asked._patience_s() == 1100.0 - preemption.EXIT_S - 1000.0
+        asked.ask(2, None, "grid")
+        assert asked._patience_s() == preemption.TOGETHER_S, "who asks by itself is in no hurry"
+
+
+def test_a_launcher_that_nobody_sees_counts_no_attempts_and_is_told_no_progress() -> None:
+    blind, seeing = FakeLauncher(blind=True), FakeLauncher()
+    for launcher, told in ((blind, []), (seeing, [Progress(attempt=1, steps=7, tokens=70.0, unix_s=1000.0)])):
+        with Rank(launcher) as asked:
+            assert asked.attempt == (0 if launcher is blind else 1)
+            asked.progress(7, 70.0)
+        assert launcher.words == told
+    with Rank(FakeLauncher(blind=True, wanted=Notice(attempt=0, reason="by hand"))) as asked:
+        asked.look()
+        asked.stepped()
+        assert asked.due
+
+
+def test_ranks_but_the_first_tell_the_launcher_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
+    launcher = FakeLauncher(wanted=NOTICE)
+    rank = Rank(launcher, Run(1, 2))
+    with rank as asked:
+        asked.look()
+        asked.stepped()
+        asked.ask(2, None, "grid")
+        asked.progress(1, 1.0)
+    assert not (launcher.marks or launcher.words or rank.run.events or rank.woken)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_ranks_leave_after_the_same_step_as_rank_0_was_heard(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    store = HashStore()
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
+    launchers = [FakeLauncher(broken=not told), FakeLauncher(blind=True)]
+    ranks = [Rank(launchers[n], Run(n, 2)) for n in range(2)]
+    due: list[list[bool]] = []
+    with ranks[0] as first, ranks[1] as second:
+        for step in range(40):
+            for rank in ranks:
+                rank.s += 1.0
+            if step == 12:
+                launchers[0].wanted = NOTICE
+            first.look()
+            first.stepped()
+            second.stepped()
+            due.append([first.due, second.due])
+            if first.due:
+                break
+        assert due[-1] == [True, True] and 13 <= len(due) <= 12 + preemption.NOTICE_S + coordination.LEAD + 2
+        assert [False, True] not in due and [True, False] not in due
+        assert [first.request_leave(), second.request_leave()] == [told, told]
+        assert [first.due, second.due] == [told, told]
+        assert not ranks[1].run.warnings
+    assert len(launchers[0].requests) == told and launchers[1].words == []
+
+
+def test_a_notice_is_told_the_other_ranks_seldom_enough_not_to_cost_a_look_a_step() -> None:
+    looks: list[int] = []
+
+    class Counting(HashStore):
+        def set(self, key: str, value: str) -> None:
+            looks.append(1)
+            super().set(key, value)
+
+    store = Counting()
+    rank = Rank(FakeLauncher(), Run(0, 2))
+    with rank as asked, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coordination, "job_store", lambda: store)
+        for _ in range(600):
+            rank.s += 0.1
+            asked.stepped()
+    assert 5 <= len(looks) <= 80, "every ten seconds, and half way there"
+
+
+def test_it_leaves_alone_where_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Deaf(HashStore):
+        def wait(self, keys: Any, timeout: Any = None) -> None:
+            raise RuntimeError("timed out")
+
+    monkeypatch.setattr(coordination, "job_store", Deaf)
+    rank = Rank(FakeLauncher(), Run(1, 2))
+    with rank as asked:
+        asked.stepped()
+        asked.ask(2, None, "grid")
+        assert asked.request_leave() is True
+        asked.together()
+    assert rank.run.warnings == [
+        "rank 0 has not come to leave within 600 s",
+        "this rank leaves without the others: not every one of 2 ranks came within 600 s",
+    ]
+
+
+def test_a_process_group_that_is_there_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: left.append("left"))
+    with Rank(FakeLauncher()) as asked:
+        for there, known in ((True, False), (False, True), (False, False)):
+            monkeypatch.setattr(torch.distributed, "is_available", lambda there=there: there)
+            monkeypatch.setattr(torch.distributed, "is_initialized", lambda known=known: known)
+            asked.together()
+        assert left == []
+        monkeypatch.setattr(torch.distributed, "is_available", lambda: True)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        asked.together()
+    assert left == ["left"]
+
+
+def test_what_is_told_last_is_written_before_the_end() -> None:
+    launcher = FakeLauncher()
+    with Rank(launcher) as asked:
+        for n in range(20):
+            asked.progress(n, float(n))
+    assert [word.steps for word in launcher.words if isinstance(word, Progress)] == list(range(20))
+    asked.close()

@@ -4,6 +4,7 @@ Looks are cheap: of a file the directory of its zip archive is read, of a folder
 being written when its process was killed lacks one of these.
 """
 
+import contextlib
 import json
 import zipfile
 from collections.abc import Iterator
@@ -75,13 +76,14 @@ def _candidates(folder: Path, depth: int) -> Iterator[Path]:
     for path in entries:
         if path.name.startswith(".") or path.name.endswith((".tmp", ".part")):
             continue
-        if path.is_dir():
-            if _is_checkpoint_folder(path):
+        with contextlib.suppress(OSError):  # what this user may not look into: the lost+found of a disk
+            if path.is_dir():
+                if _is_checkpoint_folder(path):
+                    yield path
+                elif depth > 1:
+                    yield from _candidates(path, depth - 1)
+            elif path.suffix in ALONE:
                 yield path
-            elif depth > 1:
-                yield from _candidates(path, depth - 1)
-        elif path.suffix in ALONE:
-            yield path
 
 
 def _is_checkpoint_folder(path: Path) -> bool:
@@ -93,10 +95,7 @@ def _is_checkpoint_folder(path: Path) -> bool:
         numbered
         or (other in ("checkpoint", "step", "epoch") and count.isdigit())
         or path.suffix == ".ckpt"
-        or (path / ".metadata").exists()
-        or any(path.glob("*.distcp"))
-        or (path / "trainer_state.json").exists()
-        or any(path.glob("random_states_*.pkl"))
+        or any(any(path.glob(of)) for of in (".metadata", "*.distcp", "trainer_state.json", "random_states_*.pkl"))
     )
 
 
@@ -159,10 +158,11 @@ def _safetensors_lacks(path: Path, size: int) -> str:
             return "is torn: its header is cut off"
         try:
             header = json.loads(file.read(length))
-            end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError):
+            ends = (entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__")
+            end = 8 + length + max(ends, default=0)
+        except (ValueError, LookupError, TypeError, AttributeError):
             return "is torn: its header is no JSON"
-    return "" if 8 + length + end <= size else f"is torn: it has {size} bytes of {8 + length + end}"
+    return "" if end <= size else f"is torn: it has {size} bytes of {end}"
 
 
 def _time(path: Path) -> float:

@@ -163,7 +163,8 @@ class Supervisor:
         ended = end_orphans(str(self._folder.path), self._grace_s)
         if ended:
             self._tell(f"ended {ended} processes that an earlier launcher of this job left behind")
-        self._resume()
+        if (code := self._resume()) is not None:
+            return code
         waiting, fits = self._make_waiting(signals, self._handover, self._state.ranks)
         if fits is not None:
             self._save(ranks=min(max(fits, self._rules.min_ranks), self._rules.max_ranks))
@@ -372,23 +373,23 @@ class Supervisor:
         ranks = min(max(state.ranks, self._rules.min_ranks), self._rules.max_ranks)
         return replace(state, ranks=ranks)
 
-    def _resume(self) -> None:
-        """Take up the job where an earlier supervisor, killed or stopped, has left it."""
+    def _resume(self) -> int | None:
+        """Take up the job where an earlier supervisor, killed or stopped, has left it; as :meth:`_attempt` returns."""
         state = self._state
         if state.phase == "running":
             # Nobody saw how that attempt ended: what it asked for still holds.
             self._handover.mark("ended", state.attempt)
+            self._tell(f"takes up attempt {state.attempt}, whose launcher was killed")
             request = self._handover.request()
             if request is not None and request.attempt == state.attempt:
-                self._follow(Outcome(code=EXIT_REQUEUE))
-            else:
-                self._save(phase="waiting", keeper_pid=None, said="the launcher was killed during this attempt")
-            self._tell(f"goes on after attempt {state.attempt}, whose launcher was killed")
+                return self._follow(Outcome(code=EXIT_REQUEUE))
+            self._save(phase="waiting", keeper_pid=None, said="the launcher was killed during this attempt")
         elif state.phase == "failed":
             self._save(phase="waiting", failures=0, leaves=0, not_before_unix_s=None)
             self._tell(f"tried again after: {state.said}")
         elif state.attempt > 0:
             self._tell(f"goes on after attempt {state.attempt}: {state.said}")
+        return None
 
     def _save(self, **changes: object) -> None:
         self._state = replace(self._state, **changes)  # type: ignore[arg-type]
@@ -415,10 +416,6 @@ def _job_end(environ: Mapping[str, str]) -> float | None:
 
 
 def _span(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 7200:
+        return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from greentrain.control.launcher_protocol import EXIT_REQUEUE
+
 FILE: Final = "timeline.jsonl"
 NEWEST: Final = 8
 """Resizes that the mean is taken of: what they cost changes with the size of a checkpoint."""
@@ -60,7 +62,7 @@ def read(folder: Path) -> list[ResizeTiming]:
     return [
         _resize(number, moments[number - 1], moments[number])
         for number in sorted(moments)
-        if "request" in moments.get(number - 1, {}) and "start" in moments[number]
+        if _asked(moments.get(number - 1, {})) and "start" in moments[number]
     ]
 
 
@@ -76,21 +78,17 @@ def table(resizes: Sequence[ResizeTiming]) -> str:
         return ""
     head = ("attempt", "ranks", "checkpoint", "teardown", "process", "group", "script", "first step", "total", "waited")
     rows: list[tuple[str, ...]] = [head]
-    for resize in resizes:
-        seconds = (
-            resize.checkpoint_s,
-            resize.teardown_s,
-            resize.process_s,
-            resize.group_s,
-            resize.script_s,
-            resize.first_step_s,
-            resize.total_s,
-            resize.wait_s,
-        )
-        rows.append((str(resize.attempt), "?" if resize.ranks is None else str(resize.ranks), *map(_text, seconds)))
+    for r in resizes:
+        times = (r.checkpoint_s, r.teardown_s, r.process_s, r.group_s, r.script_s, r.first_step_s, r.total_s, r.wait_s)
+        rows.append((str(r.attempt), "?" if r.ranks is None else str(r.ranks), *map(_text, times)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(("restarts that the training asked for, seconds (measured; ? = no moment was noted)", *lines))
+
+
+def _asked(moments: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether an attempt ended as it had asked to, and not later, by a crash, as nobody wrote a checkpoint."""
+    return "request" in moments and ("left" in moments or moments.get("ended", {}).get("code") in (None, EXIT_REQUEUE))
 
 
 def _resize(number: int, old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> ResizeTiming:
@@ -137,7 +135,7 @@ def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
                 and math.isfinite(data["t_unix_s"])
             ):
                 yield data
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
 
 

@@ -1,7 +1,10 @@
 """What a command is, how wide it runs, and what is wrong with it."""
 
+import os
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -179,3 +182,277 @@ def test_nothing_and_what_may_not_be_executed(tmp_path: Path) -> None:
 def test_the_place_of_a_checkpoint(typed: str, with_: str, without: str) -> None:
     assert fill(typed.split(), 1, "c") == with_.split()
     assert fill(typed.split(), 1, None) == without.split()
+
+
+# -- which interpreter, script and options -----------------------------------------------------------------------
+
+
+def test_which_interpreter_runs_a_script(bin_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent imports torch with it; a launcher says in its first line which one it is."""
+    python = str(bin_ / "python3")
+    assert understand(["python3", "t.py"]).python == python
+    assert understand(["python3", "-m", "torch.distributed.run", "t.py"]).python == python
+    torchrun = understand(["torchrun", "t.py"])
+    assert (torchrun.python, torchrun.interpreter) == (PY, (PY,)), (
+        "its first line names a shell: the one of this launcher"
+    )
+    for line, found in (
+        (f"#!{python} -E\n", python),
+        (f"#!{python}9\n", PY),  # which is not there
+        ("#!\n", PY),
+        (f"##{python}\n", PY),
+        ("\n", PY),
+    ):
+        (bin_ / "torchrun").write_text(line)
+        assert understand(["torchrun", "t.py"]).python == found
+        (bin_ / "accelerate").write_text(line)
+        assert understand(["accelerate", "launch", "t.py"]).interpreter == (found,)
+    for typed in ("fabric run t.py", "deepspeed t.py", "mpirun t.py"):
+        other = understand(typed.split())
+        assert other.python is None and other.interpreter == () and not other.can_be_elastic
+    gone = Command(words=(str(bin_ / "gone"),), kind="torchrun")
+    assert gone.python == PY, "what cannot be read says nothing"
+
+
+@pytest.mark.parametrize(
+    ("typed", "script_at", "module", "options"),
+    [
+        ("torchrun t.py -a", 1, False, ()),
+        ("torchrun --standalone t.py", 2, False, ("--standalone",)),
+        ("torchrun --role a t.py", 3, False, ("--role", "a")),
+        ("torchrun --role=a t.py", 2, False, ("--role=a",)),
+        ("torchrun --nnodes 1 -m pkg.t", 4, True, ("--nnodes", "1", "-m")),
+        ("torchrun --module pkg.t", 2, True, ("--module",)),
+        ("torchrun --role", None, False, ()),
+        ("torchrun", None, False, ()),
+        ("accelerate launch --cpu --num_processes=2 t.py", 4, False, ("--cpu",)),
+        (
+            "accelerate launch --use_fsdp --mixed-precision bf16 t.py",
+            5,
+            False,
+            ("--use_fsdp", "--mixed-precision", "bf16"),
+        ),
+        ("accelerate-launch --quiet t.py", 2, False, ("--quiet",)),
+        ("python3 -m accelerate.commands.launch -q t.py", 4, False, ("-q",)),
+        ("python3 -m torch.distributed.launch --role a t.py", 5, False, ("--role", "a")),
+        ("python3 -u -W error -X dev t.py", 6, False, ()),
+        ("python3 --check-hash-based-pycs always t.py", 3, False, ()),
+        ("python3 -B -m pkg.t -m x", 3, True, ()),
+        ("fabric run --devices 2 --strategy ddp t.py", 6, False, ("--strategy", "ddp")),
+        ("lightning --verbose run t.py", 3, False, ()),
+        ("deepspeed --num_gpus 2 --hostfile h t.py", 5, False, ("--hostfile", "h")),
+    ],
+)
+def test_where_the_script_stands(
+    bin_: Path, typed: str, script_at: int | None, module: bool, options: tuple[str, ...]
+) -> None:
+    found = understand(typed.split())
+    assert (found.script_at, found.module, found.options) == (script_at, module, options)
+    assert not found.several_nodes and not found.has_placeholder
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "python3",
+        "python3 -u",
+        "python3 -",
+        "python3 -cpass",
+        "python3 -u -c pass",
+        "fabric test t.py",
+        "accelerate config",
+    ],
+)
+def test_what_runs_no_script_is_left_alone(bin_: Path, typed: str) -> None:
+    found = understand(typed.split())
+    assert (found.kind, found.script_at) == ("other", None) and not found.can_be_elastic and not found.can_change_width
+    assert words(found, 2) == typed, "nothing is known of how it is made wider"
+
+
+@pytest.mark.parametrize(
+    ("typed", "elastic"),
+    [
+        ("python3 t.py", True),
+        ("torchrun t.py", True),
+        ("torchrun", False),
+        ("torchrun --no_python t.py", False),
+        ("accelerate launch t.py", True),
+        ("accelerate launch --no_python t.py", False),
+        ("torchrun --nnodes=2 t.py", False),
+        ("torchrun --nnodes=1 t.py", True),
+        ("torchrun t.py --n {ranks}", False),
+        ("deepspeed t.py", False),
+    ],
+)
+def test_what_the_agent_can_run(bin_: Path, typed: str, elastic: bool) -> None:
+    assert understand(typed.split()).can_be_elastic is elastic
+
+
+@pytest.mark.parametrize(
+    ("nodes", "several"),
+    [("1", False), ("1:1", False), ("2", True), ("1:4", True), ("$NODES", True)],
+)
+def test_nodes_of_a_command(bin_: Path, nodes: str, several: bool) -> None:
+    for option in ("torchrun --nnodes", "accelerate launch --num_machines", "fabric run --num-nodes"):
+        found = understand([*option.split(), nodes, "t.py"])
+        assert found.several_nodes is several and found.can_change_width is not several
+
+
+def test_an_attempt_of_the_agent_has_options_script_and_checkpoint(bin_: Path) -> None:
+    found = understand(["torchrun", "--nproc-per-node", "4", "--role", "a", "t.py", "--at", "{checkpoint}", "--x"])
+    assert found.for_agent(2, "/c") == ["--role", "a", "t.py", "--at", "/c", "--x"]
+    assert found.for_agent(2, None) == ["--role", "a", "t.py", "--x"]
+    assert found.of(2, "/c")[1:] == ["--nproc-per-node", "2", "--role", "a", "t.py", "--at", "/c", "--x"]
+    assert found.of(None, None)[1:] == ["--nproc-per-node", "4", "--role", "a", "t.py", "--x"]
+    alone = understand(["accelerate", "launch", "--multi-gpu", "--num-processes", "2", "t.py"])
+    assert alone.for_agent(1, None) == ["--num_processes", "1", "t.py"]
+    assert alone.of(2, None)[2:] == ["--num_processes", "2", "--multi-gpu", "t.py"]
+
+
+def test_the_place_of_a_width_that_nobody_names_stays(bin_: Path) -> None:
+    assert fill(["-n", "{ranks}"], None, None) == ["-n", "{ranks}"]
+    assert fill(["{ranks}:{ranks}"], 3, None) == ["3:3"]
+    assert fill(["x", "{checkpoint}"], 1, None) == ["x"], "no flag stands before it"
+    assert fill(["{checkpoint}"], 1, None) == [] and fill(["--a", "b={checkpoint}"], 1, None) == ["--a"]
+
+
+# -- how wide ------------------------------------------------------------------------------------------------------
+
+
+def test_widths_that_are_allowed(bin_: Path) -> None:
+    four = understand(["torchrun", "--nproc-per-node", "4", "t.py"])
+    check_width(four, 1, 4)
+    check_width(four, 4, 4)
+    check_width(understand(["torchrun", "t.py"]), 1, 1_000_000)
+    check_width(understand(["python3", "t.py"]), 1, 8)
+    check_width(understand(["mpirun", "python3", "t.py"]), 1, 1)
+    nodes = understand(["torchrun", "--nnodes", "2", "t.py"])
+    check_width(nodes, 1, 1)  # one process a node, as torchrun does by itself
+    for low, high in ((2, 2), (1, 2)):
+        with pytest.raises(ConfigError, match="several nodes"):
+            check_width(nodes, low, high)
+    for low, high, which in ((0, 1, "smallest"), (1, 1_000_001, "largest"), (1_000_001, 1_000_001, "smallest")):
+        with pytest.raises(ConfigError, match=f"the {which} width"):
+            check_width(four, low, high)
+    with pytest.raises(ConfigError, match=r"which is 4 \(--nproc-per-node 4\)"):
+        check_width(four, 1, 5)
+    with pytest.raises(ConfigError, match=r"a width of 2 to 2 is asked for.*'mpirun'"):
+        check_width(understand(["mpirun", "python3", "t.py"]), 2, 2)
+
+
+def test_a_width_in_words(bin_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ranks(width: str) -> tuple[int | None, str]:
+        found = understand(["torchrun", "--nproc-per-node", width, "t.py"])
+        return found.ranks, found.ranks_word
+
+    assert ranks("cpu") == (os.cpu_count(), "--nproc-per-node cpu") and ranks("xpu")[0] is None
+    assert ranks("{ranks}")[0] is None and understand(["torchrun", "t.py"]).ranks_word == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " , ")
+    assert ranks("gpu")[0] is None, "none is visible: torchrun will say so"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    told: list[str] = []
+    nvml: Any = ModuleType("pynvml")
+    nvml.nvmlInit = lambda: told.append("init")
+    nvml.nvmlShutdown = lambda: told.append("shutdown")
+    nvml.nvmlDeviceGetCount = lambda: 6
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert ranks("gpu")[0] == 6 and told == ["init", "shutdown"]
+    nvml.nvmlDeviceGetCount = lambda: 0
+    assert ranks("gpu")[0] is None
+
+    def missing() -> None:
+        raise RuntimeError("Driver Not Loaded")
+
+    nvml.nvmlDeviceGetCount = missing
+    assert ranks("gpu")[0] is None and told == ["init", "shutdown"] * 3, "closed, whatever it said"
+    nvml.nvmlInit = missing
+    assert ranks("gpu")[0] is None and len(told) == 6
+
+
+def test_the_configuration_of_accelerate_is_found_where_it_looks(bin_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def understood(**environ: str) -> Command:
+        return understand(["accelerate", "launch", "t.py"], {"PATH": str(bin_), **environ})
+
+    def write(folder: Path, text: str) -> None:
+        (folder / "accelerate").mkdir(parents=True, exist_ok=True)
+        (folder / "accelerate" / "default_config.yaml").write_text(text)
+
+    write(bin_ / "xdg" / "huggingface", "num_processes: 3\n")
+    write(bin_ / ".cache" / "huggingface", "num_processes: 5\n")
+    write(bin_ / "hf", "num_processes: 7\nnum_machines: 2\n")
+    monkeypatch.setattr(Path, "home", lambda: bin_)
+    assert understood().ranks == 5
+    assert understood(XDG_CACHE_HOME=str(bin_ / "xdg")).ranks == 3
+    found = understood(XDG_CACHE_HOME=str(bin_ / "xdg"), HF_HOME=str(bin_ / "hf"))
+    assert found.ranks == 7 and found.several_nodes
+    assert found.ranks_word == f"num_processes of {bin_}/hf/accelerate/default_config.yaml"
+    assert understood(HF_HOME=str(bin_ / "none")).ranks is None
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "several"),
+    [
+        ("", None, False),
+        ("- 1\n", None, False),
+        ("num_machines: '1'\n", None, False),
+        ("num_processes: '2'\n", 2, False),
+        ("num_machines: 3\n", None, True),
+    ],
+)
+def test_a_configuration_of_accelerate(bin_: Path, text: str, ranks: int | None, several: bool) -> None:
+    (bin_ / "own.yaml").write_text(text)
+    for typed in ("--config_file=own.yaml", "--config-file own.yaml"):
+        found = understand(["accelerate", "launch", *typed.split(), "t.py"])
+        assert (found.ranks, found.several_nodes) == (ranks, several)
+    again = understand(["accelerate", "launch", "--num_machines", "2", "--config_file", "own.yaml", "t.py"])
+    assert again.several_nodes, "what is typed counts as well"
+
+
+def test_a_configuration_of_accelerate_that_is_wrong_is_named(bin_: Path) -> None:
+    (bin_ / "own.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"accelerate's configuration own\.yaml is not valid YAML"):
+        understand(["accelerate", "launch", "--config_file", "own.yaml", "t.py"])
+    (bin_ / "own.yaml").write_text("num_processes: two")
+    with pytest.raises(ConfigError, match=r"num_processes of own\.yaml is 'two'; it must be a whole number from 1 on"):
+        understand(["accelerate", "launch", "--config_file", "own.yaml", "t.py"])
+    assert understand(["accelerate", "launch", "--config_file", "own.yaml", "--num_processes", "1", "t.py"]).ranks == 1
+
+
+# -- what is there ---------------------------------------------------------------------------------------------------
+
+
+def test_a_launcher_beside_this_interpreter_is_found_where_its_environment_is_not_active(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "env"
+    place.mkdir()
+    for name in ("python3", "torchrun"):
+        (place / name).write_text("#!/bin/sh\n")
+        (place / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(place / "python3"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    elsewhere = {"PATH": str(tmp_path)}
+    assert understand(["torchrun", "t.py"], elsewhere).words[0] == str(place / "torchrun")
+    assert understand(["env/torchrun", "t.py"], elsewhere).words[0] == "env/torchrun"
+    with pytest.raises(ConfigError, match=r"'\./torchrun' is not installed here"):
+        understand(["./torchrun", "t.py"], elsewhere)
+
+
+def test_what_is_no_command_is_said(bin_: Path) -> None:
+    for typed in ([""], ["  "]):
+        with pytest.raises(ConfigError, match="no command is given"):
+            understand(typed)
+    with pytest.raises(ConfigError, match="unknown option '--fast' of greentrain launch"):
+        understand(["--fast", "t.py"])
+    with pytest.raises(ConfigError, match=r"no script gone\.py in .*: check its name"):
+        understand(["torchrun", "gone.py"])
+    assert understand(["torchrun", "{checkpoint}.py"]).script_at == 1, "its name is not known yet"
+    assert understand(["torchrun", "-m", "gone"]).module and understand(["deepspeed", "gone.py"]).kind == "deepspeed"
+
+
+def test_pypy_is_a_python_and_a_name_that_begins_like_one_is_none(bin_: Path) -> None:
+    for name, kind in (("pypy3.11", "python"), ("python3.12", "python"), ("pythonic", "other")):
+        (bin_ / name).write_text("#!/bin/sh\n")
+        (bin_ / name).chmod(0o755)
+        assert understand([name, "t.py"]).kind == kind

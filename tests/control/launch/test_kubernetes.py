@@ -1,10 +1,16 @@
 """One Job of Kubernetes, on a loopback server that holds every body to its published shape."""
 
+import dataclasses
+import os
 import shlex
+import shutil
+import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +19,9 @@ import yaml
 pytest.importorskip("kubernetes")
 
 from kubernetes import client
+from kubernetes import config as settings
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from greentrain.config.schema import GreenConfig
 from greentrain.control.launch import kubernetes
@@ -429,3 +438,397 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubernetes._imports, "error", ImportError("No module named 'kubernetes'"))
     with pytest.raises(MissingExtraError, match=r"greentrain-torch\[kubernetes\]"):
         KubernetesJob("train", "gpt")
+
+
+# -- what is asked again, and what is not ----------------------------------------------------------------------------
+
+
+def asked(*answers: Any, pauses_s: tuple[float, ...] = (1.0, 5.0)) -> tuple[Any, list[float]]:
+    """Return what a request brings in the end, an error included, and the pauses."""
+    left, slept = list(answers), list[float]()
+
+    def request() -> Any:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    try:
+        found = kubernetes.insist(
+            request, verb="patch", group="batch", resource="jobs", namespace="train", name="gpt",
+            pauses_s=pauses_s, sleep=slept.append,
+        )  # fmt: skip
+    except KubernetesError as error:
+        found = error
+    assert not left
+    return found, slept
+
+
+def refusal(status: Any, body: str | None = None, **headers: str) -> Exception:
+    error: Any = ApiException(status=status, reason="Because")
+    error.body, error.headers = body, headers or None
+    return error  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("status", [0, None, 409, 429, 500, 503])
+def test_a_refusal_that_may_pass_is_asked_again_after_a_pause(status: int | None) -> None:
+    assert asked(refusal(status), refusal(status), "done") == ("done", [1.0, 5.0])
+    error, slept = asked(*[refusal(status)] * 3)
+    assert type(error) is KubernetesError and str(error).endswith("Because; asked 3 times") and slept == [1.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, KubernetesError), (422, KubernetesError), (499, KubernetesError), (401, ForbiddenError),
+     (403, ForbiddenError), (404, GoneError)],
+)  # fmt: skip
+def test_a_refusal_that_does_not_pass_is_told_at_once(status: int, kind: type[Exception]) -> None:
+    error, slept = asked(refusal(status, '{"message": "no such thing"}'))
+    assert (
+        type(error) is kind and slept == [] and str(error).startswith(f"patch jobs train/gpt: {status} no such thing")
+    )
+
+
+def test_a_server_says_how_long_to_wait_and_is_not_believed_for_ever() -> None:
+    def pause(**headers: str) -> float:
+        (first, *_) = asked(refusal(429, **headers), "done")[1]
+        return first
+
+    asked_for = [pause(**{"Retry-After": text}) for text in ("7", "0.5", "60", "3600", "soon", "-5")]
+    assert asked_for == [7.0, 1.0, 60.0, 60.0, 1.0, 1.0] and pause(other="7") == pause() == 1.0
+
+
+@pytest.mark.parametrize("error", [OSError("reset"), HTTPError("broken")])
+def test_a_broken_connection_is_asked_again_without_what_was_asked_for_before(error: Exception) -> None:
+    assert asked(refusal(429, **{"Retry-After": "9"}), error, "done") == ("done", [9.0, 5.0])
+    found, _ = asked(error, error, error)
+    assert str(found) == f"patch jobs train/gpt: {error}; asked 3 times" and found.__cause__ is error
+
+
+@pytest.mark.parametrize("body", [None, "no JSON", "{}", "[]"])
+def test_a_refusal_without_a_message_has_its_reason(body: str | None) -> None:
+    assert "400 Because" in str(asked(refusal(400, body))[0])
+
+
+# -- what a Job is ---------------------------------------------------------------------------------------------------
+
+
+def seen(served: list[FakeKubernetes], change: Callable[[dict[str, Any]], object]) -> kubernetes.JobView:
+    thing = job()
+    change(thing)
+    return connect(start(served, thing)).look()
+
+
+def test_a_job_without_numbers_has_one_pod_of_one_rank(served: list[FakeKubernetes]) -> None:
+    def bare(thing: dict[str, Any]) -> None:
+        for key in ("parallelism", "completions", "completionMode"):
+            del thing["spec"][key]
+        del thing["spec"]["template"]["spec"]["containers"][0]["resources"]
+        thing["status"] = {}
+
+    view = seen(served, bare)
+    assert (view.width, view.ranks_per_pod, view.elastic, view.pods, view.outcome) == (1, 1, False, 0, None)
+    assert view.created_unix_s == datetime.fromisoformat(STARTED).timestamp() and view.queue is None and not view.going
+
+
+def test_pods_that_end_still_count_and_so_do_the_gpus_of_all_containers(served: list[FakeKubernetes]) -> None:
+    def busy(thing: dict[str, Any]) -> None:
+        containers = thing["spec"]["template"]["spec"]["containers"]
+        containers[0]["resources"] = {"limits": {"nvidia.com/gpu": "2", "cpu": "16"}}
+        containers.append({"name": "beside", "resources": {"limits": {"amd.com/gpu": "3"}}})
+        containers.append({"name": "none"})
+        thing["spec"]["suspend"] = False
+        thing["status"] = {"active": 2, "terminating": 4}
+
+    view = seen(served, busy)
+    assert view.ranks_per_pod == 5 and view.pods in (5, 6) and view.going
+
+
+@pytest.mark.parametrize(
+    ("conditions", "outcome"),
+    [
+        ([("Complete", "True")], "Complete"),
+        ([("Suspended", "True"), ("Failed", "True")], "Failed"),
+        ([("Complete", "False")], None),
+        ([("FailureTarget", "True")], None),
+    ],
+)
+def test_how_a_job_has_ended(
+    served: list[FakeKubernetes], conditions: list[tuple[str, str]], outcome: str | None
+) -> None:
+    kinds = [{"type": kind, "status": status} for kind, status in conditions]
+    assert seen(served, lambda thing: thing["status"].update(conditions=kinds)).outcome == outcome
+
+
+def test_nothing_is_changed_by_a_check_of_what_may_be(served: list[FakeKubernetes]) -> None:
+    server = start(served, job())
+    assert connect(server).check() == connect(server).look() and server.patches == []
+    assert ("patch", "batch", "jobs", "gpt") in server.used
+    queued = start(served, in_queue(job()), one("kueue.yaml", "LocalQueue"))
+    connect(queued).check()
+    assert queued.patches == [] and ("patch", "kueue.x-k8s.io", "localqueues", "gpt") in queued.used
+
+
+def test_requests_have_an_end() -> None:
+    class Api:
+        def __init__(self) -> None:
+            self.how: list[dict[str, Any]] = []
+
+        def __getattr__(self, name: str) -> Any:
+            def call(*args: Any, **how: Any) -> Any:
+                self.how.append(how)
+                return {"metadata": {"labels": {"greentrain-job": "gpt"}}, "spec": {}}
+
+            return call
+
+    found = KubernetesJob("train", "gpt", connection=client.ApiClient(client.Configuration(host="http://127.0.0.1:1")))
+    api: Any = Api()
+    found._jobs = found._custom = api
+    found._patch_job({"suspend": True})
+    found._patch_queue("q", {"stopPolicy": "None"})
+    assert found._queue_goes("q") is True, "a queue that says nothing goes"
+    assert [how["_request_timeout"] for how in api.how] == [30.0] * 3
+    assert [how.get("dry_run") for how in api.how] == [None] * 3
+    assert {how.get("field_validation") for how in api.how[:2]} == {"Strict"}, "a field that is none is refused"
+
+
+# -- following a plan ---------------------------------------------------------------------------------------------
+
+
+class Played:
+    """A Job as a test plays it: pods end in their own time.
+
+    Args:
+        width: Pods at a time.
+        more: Other fields of its view.
+    """
+
+    def __init__(self, width: int = 2, **more: Any) -> None:
+        self.view = kubernetes.JobView(
+            **{"going": True, "width": width, "ranks_per_pod": 4, "elastic": True, "pods": width, "queue": None,
+               "created_unix_s": 0.0, "outcome": None, **more}
+        )  # fmt: skip
+        self.done: list[Any] = []
+        self.looks: list[Any] = []
+        """What happens at each look: an error, or fields that have changed."""
+
+    def look(self) -> kubernetes.JobView:
+        happens = self.looks.pop(0) if self.looks else {}
+        if isinstance(happens, Exception):
+            raise happens
+        self.view = dataclasses.replace(self.view, **happens)
+        return self.view
+
+    def check(self) -> kubernetes.JobView:
+        return self.view
+
+    def go(self, view: kubernetes.JobView, going: bool) -> None:
+        self.done.append(going)
+        self.view = dataclasses.replace(self.view, going=going)
+
+    def resize(self, pods: int) -> None:
+        self.done.append(pods)
+        self.view = dataclasses.replace(self.view, width=pods)
+
+
+class Steps:
+    """A plan, a clock and the end of the loop: a wish a turn, waits that pass at once."""
+
+    def __init__(self, *wishes: Any) -> None:
+        self.s, self.wishes = 1000.0, list(wishes)
+        self.waited: list[float] = []
+
+    def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
+        assert now_unix_s == self.s
+        on, ranks, next_s = self.wishes[0]
+        return on, ranks, now_unix_s + next_s
+
+    def wait(self, seconds: float) -> bool:
+        self.waited.append(seconds)
+        self.s += seconds
+        self.wishes.pop(0)
+        return not self.wishes
+
+    def follow(self, played: Any, folder: Path | None, said: list[str] | None = None) -> int:
+        said = [] if said is None else said
+        control = KubernetesControl(played, self, tell=said.append, folder=folder, wait=self.wait, clock=lambda: self.s)
+        return control.run()
+
+
+def test_the_job_is_looked_at_each_minute_and_at_each_decision(tmp_path: Path) -> None:
+    steps = Steps((True, 8, 5.0), (True, 8, 3600.0), (True, 8, 60.0), (True, 8, -4.0))
+    job = Played()
+    assert steps.follow(job, tmp_path) == 143 and job.done == []
+    assert steps.waited == [5.0, 60.0, 60.0, 0.0]
+
+
+def test_pods_that_still_end_are_waited_for_before_the_width_changes(tmp_path: Path) -> None:
+    steps, job, said = Steps((True, 16, 900.0), (True, 16, 900.0), (True, 16, 900.0)), Played(), list[str]()
+    job.looks = [{}, {"pods": 2}, {"pods": 1}, {"pods": 0}]
+    assert steps.follow(job, tmp_path, said) == 143
+    assert job.done == [False, 4, True] and steps.waited == [2.0, 2.0, 60.0]
+    assert said == ["suspended, to go on with 4 pods", "resumed with 4 pods"]
+    assert (tmp_path / "pods").read_text() == "4\n" and [path.name for path in tmp_path.iterdir()] == ["pods"]
+
+
+def test_a_paused_job_keeps_its_width_until_it_goes_on(tmp_path: Path) -> None:
+    steps, job, said = Steps((False, 16, 9.0), (False, 16, 9.0), (True, 8, 9.0)), Played(), list[str]()
+    job.looks = [{}, {"pods": 0}]
+    assert steps.follow(job, tmp_path, said) == 143
+    assert job.done == [False, True] and said == ["suspended", "resumed with 2 pods"]
+    assert (tmp_path / "pods").read_text() == "2\n"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more", "folder", "why"),
+    [
+        (10, {}, True, "a pod has 4"),
+        (4, {"elastic": False}, True, "it is not Indexed with as many completions as pods at a time"),
+        (4, {"elastic": False, "queue": "q"}, True, "kueue.x-k8s.io/elastic-job: 'true'"),
+        (4, {}, False, "no folder is shared"),
+    ],
+)
+def test_why_a_job_keeps_its_width_is_said_once_and_only_where_it_runs(
+    tmp_path: Path, ranks: int, more: dict[str, Any], folder: bool, why: str
+) -> None:
+    job, said = Played(**more), list[str]()
+    steps = Steps((True, ranks, 9.0), (True, ranks, 9.0), (False, ranks, 9.0))
+    steps.follow(job, tmp_path if folder else None, said)
+    assert job.done == [False] and said[0].startswith(f"the plan wants {ranks} ranks, but the Job keeps its 2 pods: ")
+    assert why in said[0] and said[1:] == ["suspended"]
+
+
+@pytest.mark.parametrize(("outcome", "code"), [("Complete", 0), ("Failed", 1)])
+def test_nothing_is_done_to_a_job_that_has_ended(tmp_path: Path, outcome: str, code: int) -> None:
+    job, said = Played(going=False, outcome=outcome), list[str]()
+    assert Steps((True, 8, 9.0)).follow(job, tmp_path, said) == code
+    assert job.done == [] and said == [f"the Job has ended: {outcome}"]
+
+
+def test_what_cannot_be_asked_now_is_asked_in_a_minute(tmp_path: Path) -> None:
+    job, said = Played(), list[str]()
+    job.looks = [KubernetesError("away"), ConfigError("a queue of others"), {}, GoneError("no such Job")]
+    steps = Steps(*[(True, 8, 9.0)] * 9)
+    assert steps.follow(job, tmp_path, said) == 0
+    assert steps.waited == [60.0, 60.0, 9.0] and said == [
+        "away; the Job stays as it is, asked again in 60 s",
+        "a queue of others; the Job stays as it is, asked again in 60 s",
+        "the Job is gone, nothing is left to do (no such Job)",
+    ]
+
+
+def test_a_folder_that_cannot_be_written_changes_no_width(tmp_path: Path) -> None:
+    folder, said = tmp_path / "shared", list[str]()
+    folder.mkdir()
+
+    class Unmounts(Steps):
+        def wait(self, seconds: float) -> bool:
+            shutil.rmtree(folder, ignore_errors=True)
+            return super().wait(seconds)
+
+    job = Played()
+    job.looks = [{}, {}, {"pods": 0}]
+    Unmounts((True, 8, 9.0), (True, 16, 9.0)).follow(job, folder, said)
+    assert 4 not in job.done and any("pods cannot be written: No such file or directory" in text for text in said)
+
+
+def test_what_a_plan_wants_of_a_job(tmp_path: Path) -> None:
+    class Plan:
+        def __init__(self, *words: Any) -> None:
+            self.words = list(words)
+            self.asked: list[tuple[float, float]] = []
+
+        def decide(self, unix_s: float, tokens_done: float) -> Any:
+            self.asked.append((unix_s, tokens_done))
+            action, done = self.words.pop(0)
+            return SimpleNamespace(action=action, done=done, next_s=unix_s + 9.0)
+
+    wanted: Any = object.__new__(kubernetes.PlanWanted)
+    wide, any_width = SimpleNamespace(ranks=16), SimpleNamespace(ranks=None)
+    wanted._planner = plan = Plan((None, False), (wide, False), (None, False), (any_width, False), (None, True))
+    wanted._tokens_done, wanted._held, wanted._time = lambda: 5.0, 8, SimpleNamespace(real=lambda grid_s: grid_s + 0.5)
+    said = [wanted.wanted(float(n)) for n in range(5)]
+    assert said == [(False, 8, 9.5), (True, 16, 10.5), (False, 16, 11.5), (True, 16, 12.5), (True, 16, 13.5)]
+    assert plan.asked[0] == (0.0, 5.0)
+
+
+def test_a_plan_without_a_table_is_refused_and_its_signal_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+    monkeypatch.setattr(kubernetes.PlanWanted, "close", lambda self: closed.append(True))
+    config = GreenConfig.load({
+        "policy": {"name": "mpc", "tokens": 1e6, "deadline_h": 9}, "precision": {"gears": ["bf16"]}
+    })  # fmt: skip
+    with pytest.raises(ConfigError, match="needs a table of actions before the Job has run: with --actions"):
+        kubernetes.PlanWanted(config, tokens_done=float, held=1, actions=None, job_unix_s=0.0, tell=print)
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("name", ["gpt", "/gpt", "train/", "/", "train/gpt/0", ""])
+def test_a_job_is_named_with_its_namespace(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kubernetes is '{name}'; it must be namespace/name"):
+        kubernetes.run_kubernetes(GreenConfig(), name, folder=None, actions=None, tell=print)
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_signal_ends_the_loop_and_leaves_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool
+) -> None:
+    place, told, made = tmp_path / "launch" / "0", list[str](), list[Any]()
+    place.mkdir(parents=True)
+    LauncherFiles(place).write(Progress(attempt=1, steps=1, tokens=7.0, unix_s=0.0))
+
+    class Wanted:
+        def __init__(self, config: GreenConfig, **how: Any) -> None:
+            made.append(how)
+
+        def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
+            made.append(made[0]["tokens_done"]())
+            os.kill(os.getpid(), signal.SIGUSR2)
+            if len(made) == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return True, 12, now_unix_s + 100.0
+            return True, 12, now_unix_s
+
+        def close(self) -> None:
+            made.append("closed")
+
+    monkeypatch.setattr(kubernetes, "PlanWanted", Wanted)
+    monkeypatch.setattr(kubernetes, "KubernetesJob", lambda namespace, name: Played(3, created_unix_s=5.0))
+    code = kubernetes.run_kubernetes(
+        GreenConfig(), "train/gpt", folder=place if folder else None, actions="a.yaml", tell=told.append
+    )
+    assert code == 143 and told == ["SIGTERM: the Job stays as it is, and nobody pauses or resumes it"]
+    how, *tokens, closed = made
+    assert (how["held"], how["job_unix_s"], how["actions"]) == (12, 5.0, "a.yaml") and closed == "closed"
+    assert tokens == [7.0 if folder else 0.0] * 2
+    assert (tmp_path / "launch" / "pods").exists() is folder, "beside the folders of the pods"
+
+
+@pytest.mark.parametrize(
+    ("host", "warns"),
+    [
+        ("https://10.0.0.1:443", True),
+        ("https://localhost:6443", False),
+        ("http://127.0.0.1:80", False),
+        ("http://[::1]:80", False),
+    ],
+)
+def test_where_kubernetes_is(monkeypatch: pytest.MonkeyPatch, host: str, warns: bool) -> None:
+    asked: list[Any] = []
+
+    def load(*path: str, client_configuration: Any) -> None:
+        asked.append(path)
+        client_configuration.host = host
+
+    warned: list[Any] = []
+    monkeypatch.setattr(kubernetes, "warn_experimental", lambda *what: warned.append(what))
+    monkeypatch.setattr(settings, "load_incluster_config", load)
+    monkeypatch.setattr(settings, "load_kube_config", load)
+    monkeypatch.setenv("KUBECONFIG", "/k")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert kubernetes.connect().configuration.host == host and asked == [("/k",)]
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    kubernetes.connect()
+    assert asked[1:] == [()] and len(warned) == (2 if warns else 0)
