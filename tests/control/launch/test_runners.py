@@ -185,7 +185,7 @@ def test_what_the_reaper_says_is_put_together_from_its_parts(keepers: list[Keepe
     for text in ("star", "ted 5\nswep", "t\nfoo 3\nfail"):
         keeper.say(text)
         client.hear()
-    assert client.pid == 5 and client.swept and client.failed_errno is None and not list(client.last_lines)
+    assert [client.pid, client.swept, client.failed_errno, client.last_lines] == [5, True, None, ()]
     keeper.say("ed 8\ncode -15\n")
     client.hear()
     assert (client.failed_errno, client.code, client.gone) == (8, -15, False)
