@@ -161,6 +161,8 @@ STOPPED: Final = "HoldAndDrain"
 GOES: Final = "None"
 TIMEOUT_S: Final = 30.0
 """Of one request (s)."""
+_STRICT: Final[Any] = {"field_manager": "greentrain", "field_validation": "Strict", "_request_timeout": TIMEOUT_S}
+"""With each change: a field that is none is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,13 +227,11 @@ class KubernetesJob:
         Raises:
             ConfigError: It lies in a LocalQueue of Kueue that is not its own.
         """
-        job: Any = self._ask(
-            "get",
-            "batch",
-            "jobs",
-            self.name,
-            lambda: self._jobs.read_namespaced_job(self.name, self.namespace, _request_timeout=TIMEOUT_S),
-        )
+
+        def read() -> Any:
+            return self._jobs.read_namespaced_job(self.name, self.namespace, _request_timeout=TIMEOUT_S)
+
+        job = self._ask("get", "batch", "jobs", self.name, read)
         spec, status = job.spec, job.status
         queue = (job.metadata.labels or {}).get(QUEUE_LABEL)
         width = 1 if spec.parallelism is None else spec.parallelism
@@ -274,41 +274,20 @@ class KubernetesJob:
         self._patch_job({"parallelism": pods, "completions": pods})
 
     def _patch_job(self, spec: dict[str, Any], dry_run: str | None = None) -> None:
-        self._ask(
-            "patch",
-            "batch",
-            "jobs",
-            self.name,
-            lambda: self._jobs.patch_namespaced_job(
-                self.name,
-                self.namespace,
-                _json_patch(spec),
-                field_manager="greentrain",
-                field_validation="Strict",
-                dry_run=dry_run,
-                _request_timeout=TIMEOUT_S,
-            ),
-        )
+        def patch() -> object:
+            body = _json_patch(spec)
+            return self._jobs.patch_namespaced_job(self.name, self.namespace, body, dry_run=dry_run, **_STRICT)
+
+        self._ask("patch", "batch", "jobs", self.name, patch)
 
     def _patch_queue(self, queue: str, spec: dict[str, Any], dry_run: str | None = None) -> None:
-        self._ask(
-            "patch",
-            KUEUE,
-            "localqueues",
-            queue,
-            lambda: self._custom.patch_namespaced_custom_object(
-                KUEUE,
-                self._kueue_version or KUEUE_VERSIONS[0],
-                self.namespace,
-                "localqueues",
-                queue,
-                {"spec": spec},  # the client sends patches of custom objects as merge patches
-                field_manager="greentrain",
-                field_validation="Strict",
-                dry_run=dry_run,
-                _request_timeout=TIMEOUT_S,
-            ),
-        )
+        def patch() -> object:
+            version = self._kueue_version or KUEUE_VERSIONS[0]
+            body = {"spec": spec}  # the client sends patches of custom objects as merge patches
+            where = (KUEUE, version, self.namespace, "localqueues", queue)
+            return self._custom.patch_namespaced_custom_object(*where, body, dry_run=dry_run, **_STRICT)
+
+        self._ask("patch", KUEUE, "localqueues", queue, patch)
 
     def _queue_goes(self, queue: str) -> bool:
         found = self._read_queue(queue)
@@ -520,9 +499,13 @@ class PlanWanted(GreenWindow):
             raise ConfigError(f"the plan of a Job needs a table of actions before the Job has run: {REMEDY}")
 
     def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
-        """Return the plan's choice for now, and when it decides again (s since the epoch)."""
+        """Return the plan's choice for now, and when it decides again (s since the epoch). Never raises."""
         assert self._planner is not None
-        word = self._planner.decide(now_unix_s, self._tokens_done())
+        try:
+            word = self._planner.decide(now_unix_s, self._tokens_done())
+        except Exception as error:
+            self._say_once(f"the plan does not say what to do ({error!r}), so the Job runs")
+            return True, self._held, now_unix_s + LOOK_S
         if word.action is not None and word.action.ranks is not None:
             self._held = word.action.ranks
         return word.action is not None or word.done, self._held, self._time.real(word.next_s)

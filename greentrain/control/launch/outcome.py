@@ -30,7 +30,7 @@ class JobState:
     """A job between two attempts, or in one."""
 
     command: tuple[str, ...]
-    """As it was typed."""
+    """As it was typed, the program as it was found."""
     created_unix_s: float
     """First start of the job (s since the epoch): its deadline counts from there."""
     phase: str = "new"

@@ -750,6 +750,11 @@ def test_what_a_plan_wants_of_a_job(tmp_path: Path) -> None:
     said = [wanted.wanted(float(n)) for n in range(5)]
     assert said == [(False, 8, 9.5), (True, 16, 10.5), (False, 16, 11.5), (True, 16, 12.5), (True, 16, 13.5)]
     assert plan.asked[0] == (0.0, 5.0)
+    told: list[str] = []
+    wanted._told, wanted._tell = "", told.append
+    broken = [wanted.wanted(float(n)) for n in range(2)]  # it has no word left
+    assert broken == [(True, 16, 60.0), (True, 16, 61.0)], "a Job that nobody resumes would wait for ever"
+    assert told == ["the plan does not say what to do (IndexError('pop from empty list')), so the Job runs"]
 
 
 def test_a_plan_without_a_table_is_refused_and_its_signal_closed(

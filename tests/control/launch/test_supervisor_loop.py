@@ -712,3 +712,23 @@ def test_a_state_that_cannot_be_written_is_said_and_training_goes_on(job: Job) -
     (job.path / "state.torn.json" / "y").mkdir(parents=True)
     assert job.start() == 0
     assert len([text for text in job.said if "a restart of the launcher would not know" in text]) >= 3
+
+
+@pytest.mark.parametrize(("typed", "other"), [(["train", "-x"], False), (["train", "-y"], True)])
+def test_a_job_that_goes_on_is_called_another_one_only_where_its_command_is(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    typed: list[str], other: bool,
+) -> None:  # fmt: skip
+    """The command is kept with its program as it was found on PATH."""
+    from greentrain.cli.app import app
+
+    program = tmp_path / "train"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Supervisor, "run", lambda self: 0)
+    job.keep(phase="failed", command=(str(program), "-x"), said="it broke")
+    with pytest.raises(SystemExit) as end:
+        app(["launch", "--dir", str(job.path), "--", *typed])
+    out = "".join(capsys.readouterr())
+    assert end.value.code == 0 and (f"holds the job of {program} -x: it goes on with this command" in out) is other
