@@ -371,7 +371,8 @@ def test_a_driver_that_hangs_holds_the_training_up_for_a_second_once_and_is_said
             set_limit(self, limit_mw)
 
         monkeypatch.setattr(GpuKnobs, "set_limit_mw", hang)
-        assert not cap.apply(0.6) and not cap.apply(1.0), "nothing is begun beside a change that is under way"
+        assert not cap.apply(0.6) and wait_until(lambda: bool(calls))
+        assert not cap.apply(1.0), "nothing is begun beside a change that is under way"
         assert calls == [390_000] and cap.fraction == 0.8
         monkeypatch.setattr(driver_of_settings, "CHANGE_S", 60.0)
         answers.set()
