@@ -33,6 +33,15 @@ say("up", os.getpid())
 """
 
 
+class _Launcher(subprocess.Popen[str]):
+    """The launcher, which a test that has failed does not wait for."""
+
+    def __exit__(self, exc_type: type[BaseException] | None, *rest: Any) -> None:
+        if exc_type is not None:
+            self.kill()
+        super().__exit__(exc_type, *rest)
+
+
 @dataclass
 class Launched:
     """A job in a folder of its own."""
@@ -55,7 +64,7 @@ class Launched:
         """Start the launcher; words from ``--`` on are the command."""
         command = [sys.executable, "-c", "from greentrain.cli import main; main()", "launch", "--dir", str(self.dir)]
         environ = {**os.environ, "PYTHONPATH": str(Path.cwd()), **self.environ}
-        return subprocess.Popen(
+        return _Launcher(
             [*command, *words],
             env=environ,
             cwd=self.folder,
@@ -66,7 +75,7 @@ class Launched:
             **more,
         )
 
-    def run(self, *words: str, timeout_s: float = 60.0) -> tuple[int, str]:
+    def run(self, *words: str, timeout_s: float = 240.0) -> tuple[int, str]:
         """Run the launcher to its end; return its exit code and what it said."""
         with self.start(*words) as process:
             try:
@@ -102,7 +111,7 @@ class Launched:
         return out
 
 
-def until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+def until(condition: Callable[[], object], timeout_s: float = 180.0) -> None:
     """Wait for something to become true."""
     end_s = time.monotonic() + timeout_s
     while not condition():

@@ -95,7 +95,7 @@ class Cluster:
         text = self.run("scontrol", "show", "job", "--oneliner", job_id)
         return dict(word.partition("=")[::2] for word in text.split() if "=" in word)
 
-    def wait(self, job_id: str, *states: str, timeout_s: float = 25.0) -> Mapping[str, str]:
+    def wait(self, job_id: str, *states: str, timeout_s: float = 120.0) -> Mapping[str, str]:
         """Return what Slurm says once a job is in one of the states."""
         end_s = time.monotonic() + timeout_s
         while (found := self.job(job_id))["JobState"] not in states:
