@@ -7,10 +7,12 @@ import math
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +43,9 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "run" / "rank-00000.jsonl")
     journal.append({"kind": "event", "text": "ä"})
     journal.append({"kind": "event"})
-    assert journal.close() and journal.close()
+    assert journal.close(WAIT_S) and journal.close(WAIT_S)
     assert list(read_journal(journal.path)) == [{"kind": "event", "n": 1, "text": "ä"}, {"kind": "event", "n": 2}]
+    assert journal.path.stat().st_mode & 0o133 == 0, "a file for all to read, for its owner to write, and no program"
 
 
 def test_a_torn_last_line_is_skipped_and_closed_before_the_next(tmp_path: Path) -> None:
@@ -124,7 +127,7 @@ def _numbers(path: Path) -> list[int]:
 
 
 def test_who_appends_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path / "rank-00000.jsonl")
+    journal = Journal(tmp_path / "rank-00000.jsonl", fsync_s=3600.0)  # longer than this test: nobody looks unasked
     monkeypatch.setattr(module, "os", disk := Disk("write"))
     journal.append({"kind": "event"})
     assert disk.reached.wait(WAIT_S)
@@ -132,7 +135,8 @@ def test_who_appends_does_not_wait_for_a_disk_that_hangs(tmp_path: Path, monkeyp
     assert not journal.flush(0.01) and not journal.close(0.01)
     assert journal.unwritten == 2
     disk.go_on.set()
-    assert journal.close(WAIT_S)
+    journal._syncer._thread.join(WAIT_S)  # it ends by itself, though nobody waits for it any more
+    assert journal._fd == -1 and journal.close(WAIT_S)
     assert _numbers(journal.path) == [1, 2]
 
 
@@ -193,6 +197,31 @@ def test_numbers_go_on_where_the_last_process_ended(tmp_path: Path) -> None:
         journal.append({"kind": "event"})
         journal.close(WAIT_S)
     assert [record.get("n") for record in read_journal(path)] == [None, 1, 2]
+    assert path.read_bytes().count(b"\n") == 3, "no line was torn that would have to be ended first"
+
+
+def test_nobody_waits_longer_than_a_second_who_does_not_ask_for_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "rank-00000.jsonl")
+    assert max(journal._writer.every_s, journal._syncer.every_s) <= 10.0, "what a power cut may cost"
+    waits: list[float] = []
+    ask, stop = journal._writer.ask, journal._writer.stop
+    journal._writer.ask = lambda wait_s=0.0: (waits.append(wait_s), ask(wait_s))[1]  # type: ignore[method-assign]
+    journal._writer.stop = lambda wait_s: (waits.append(wait_s), stop(WAIT_S))[1]  # type: ignore[method-assign]
+    journal.append({"kind": "event"})
+    assert waits == [0.0]
+    journal.flush()
+    journal.close()
+    assert len(waits) > 2 and max(waits[:3]) <= 1.0
+
+
+def test_other_files_of_the_run_are_written_beside_its_lines(tmp_path: Path) -> None:
+    seen: list[int] = []
+    path = tmp_path / "rank-00000.jsonl"
+    journal = Journal(path, fsync_s=3600.0, beside=lambda: seen.append(len(list(read_journal(path)))))
+    for _ in range(2):
+        journal.append({"kind": "event"})
+        assert journal.flush(WAIT_S)
+    assert journal.close(WAIT_S) and {1, 2} <= set(seen), "after the lines, each time"
 
 
 def test_lines_that_are_given_up_are_counted_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,19 +236,80 @@ def test_lines_that_are_given_up_are_counted_and_told(tmp_path: Path, monkeypatc
     with pytest.warns(GreenTrainWarning, match="2 lines of .* were given up"):
         disk.go_on.set()
         assert journal.close(WAIT_S)
-    found = list(read_journal(journal.path))
-    assert [record["text"] for record in found if "lines" not in record] == ["0", "3", "4", "5"]
-    assert [record["lines"] for record in found if "lines" in record] == [2]
+    assert _given_up(journal.path) == ["0", 2, "3", "4", "5"]
 
 
-def test_a_folder_that_is_deleted_is_brought_back_with_its_lines(tmp_path: Path) -> None:
+def test_lines_that_are_given_up_later_are_told_beside_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_LINES", 1)
+    journal = Journal(tmp_path / "rank-00000.jsonl")
+    with pytest.warns(GreenTrainWarning, match="were given up") as said:
+        for texts in ("012", "3456"):
+            monkeypatch.setattr(module, "os", disk := Disk("write"))
+            journal.append({"kind": "event", "text": texts[0]})
+            assert disk.reached.wait(WAIT_S)
+            for text in texts[1:]:
+                journal.append({"kind": "event", "text": text})
+            disk.go_on.set()
+            assert journal.flush(WAIT_S)
+    assert journal.close(WAIT_S) and journal.lost_lines == 3
+    assert _given_up(journal.path) == ["0", 1, "2", "3", 2, "6"] and len(said) == 2
+
+
+def _given_up(path: Path) -> list[str | int]:
+    """Return the texts of a journal, and the number of lines where some are missing."""
+    return [record.get("lines", record["text"]) for record in read_journal(path)]
+
+
+@pytest.mark.parametrize("delete", [shutil.rmtree, lambda folder: (folder / "rank-00000.jsonl").unlink()])
+def test_a_folder_or_file_that_is_deleted_is_brought_back_with_its_lines(
+    tmp_path: Path, delete: Callable[[Path], None]
+) -> None:
     journal = Journal(tmp_path / "run" / "rank-00000.jsonl")
     journal.append({"kind": "event"})
     assert journal.flush(WAIT_S)
-    shutil.rmtree(tmp_path / "run")
+    delete(tmp_path / "run")
     with pytest.warns(GreenTrainWarning, match="deleted while it was written"):
         journal.append({"kind": "event"})
-        assert journal.close(WAIT_S)
+        assert journal.flush(WAIT_S)
+    assert _numbers(journal.path) == [1, 2] and journal.brought_back == 1
+    assert not os.get_inheritable(journal._fd), "a child of the training does not hold it open"
+    assert journal.path.stat().st_mode & 0o133 == 0
+    other = Journal(journal.path)
+    assert not other.alone, "it is still this process's"
+    assert other.close(WAIT_S) and journal.close(WAIT_S)
+
+
+def test_a_file_that_a_full_disk_brings_back_in_part_is_brought_back_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "rank-00000.jsonl", fsync_s=3600.0)
+    journal.append({"kind": "event", "text": "x" * 50})
+    assert journal.flush(WAIT_S)
+    journal.path.unlink()
+    full, opened = [True], set[int]()
+
+    def write(fd: int, data: bytes) -> int:
+        return os.write(fd, data[:10] if full else data)
+
+    def open_one(*args: Any) -> int:
+        opened.add(fd := os.open(*args))
+        return fd
+
+    def close(fd: int) -> None:
+        opened.remove(fd)
+        os.close(fd)
+
+    monkeypatch.setattr(module, "os", Os(write=write, open=open_one, close=close))
+    with pytest.warns(GreenTrainWarning) as said:
+        journal.append({"kind": "event"})
+        assert not journal.flush(WAIT_S) and not journal.path.exists()
+        full.clear()
+        assert journal.flush(WAIT_S)
+    assert ["No space" in str(one.message) for one in said] == [True, False] and not opened
+    monkeypatch.undo()
+    assert journal.close(WAIT_S)
     assert _numbers(journal.path) == [1, 2] and journal.brought_back == 1
 
 
@@ -299,11 +389,9 @@ def test_a_device_that_cannot_sync_ends_nothing(tmp_path: Path, monkeypatch: pyt
 def test_a_journal_that_is_closed_holds_its_file_no_longer(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "rank-00000.jsonl")
     journal.append({"kind": "event"})
-    assert journal.close(WAIT_S)
-    end_s = time.monotonic() + WAIT_S
-    while journal._fd >= 0 and time.monotonic() < end_s:
-        time.sleep(0.001)
-    assert journal._fd == -1
+    assert journal.close(WAIT_S) and journal._fd == -1, "who has waited for the disk has it on the disk"
+    again = Journal(journal.path)
+    assert again.alone and again.close(WAIT_S)
     journal.append({"kind": "event"})
     journal._write()
     assert _numbers(journal.path) == [1], "the file may be another one's by now"
@@ -404,7 +492,7 @@ def test_a_tail_stops_where_it_is_told_and_goes_on_there(tmp_path: Path) -> None
     lines = [b'{"kind":"event","n":%d}\n' % n for n in range(1, 10)]
     path.write_bytes(b"".join(lines))
     assert [record["n"] for record in tail.read(len(lines[0]) + 1)] == [1, 2] and tail.behind
-    assert [record["n"] for record in tail.read(1)] == [3]
+    assert [record["n"] for record in tail.read(len(lines[2]))] == [3]
     assert [record["n"] for record in tail.read()] == [4, 5, 6, 7, 8, 9] and not tail.behind
 
 
@@ -415,6 +503,17 @@ def test_a_tail_reads_the_first_line_whole_though_it_was_there_in_part(tmp_path:
         with path.open("ab") as file:
             file.write(text)
         assert [record["n"] for record in tail.read()] == found and not tail.behind
+
+
+def test_a_tail_waits_for_the_end_of_a_line_far_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_LINE_BYTES", 40)
+    path = tmp_path / "rank-00000.jsonl"
+    tail, line = JournalTail(path), b'{"kind":"event","n":%d}\n'
+    written = b"".join(line % n for n in range(1, 4))
+    for text, found in ((written + b'{"kind":"e', [1, 2, 3]), (b'vent",', []), (b'"n":4}\n' + line % 5, [4, 5])):
+        with path.open("ab") as file:
+            file.write(text)
+        assert [record["n"] for record in tail.read()] == found
 
 
 def test_a_tail_gives_up_a_line_that_is_too_long_and_reads_the_next(
@@ -519,6 +618,11 @@ def _entry(**changes: object) -> dict[str, object]:
         {"tokens": 2**63},
         {"steps": -(2**63)},
         {"phase_incl_j": {"x": math.inf}},
+        {"phase_s": {"x": math.inf}},
+        {"devices": {"a": {"j": math.nan, "prov": "measured", "missing_s": 0.0, "phases": {}}}},
+        {"devices": {"a": {"j": 1.0, "prov": "measured", "missing_s": math.nan, "phases": {}}}},
+        {"devices": {"a": {"j": 1.0, "prov": "measured", "missing_s": 0.0, "phases": {"x": math.inf}}}},
+        {"devices": {"a": {"j": 1.0, "prov": "guessed", "missing_s": 0.0, "phases": {}}}},
         {"step_groups": [(1, 2.0, math.nan, 0)]},
         {"pue_from": "the weather"},
         {"gears": {"fp8": {"j": 1.0}}},
@@ -557,8 +661,12 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
     assert len(closed) == 1
 
 
-def test_where_a_file_system_has_no_locks_a_journal_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_system_has_no_locks_a_journal_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fcntl = pytest.importorskip("fcntl")
+    with monkeypatch.context() as windows:
+        windows.setitem(sys.modules, "fcntl", None)
+        journal = Journal(tmp_path / "rank-00001.jsonl")
+        assert journal.alone and journal.close(WAIT_S)
 
     def none(fd: int, how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -1,4 +1,6 @@
+import contextlib
 import json
+import math
 import shutil
 import subprocess
 import threading
@@ -6,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +18,10 @@ pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 import httpx
 
 from greentrain.errors import MeterError
-from greentrain.power.prometheus import PrometheusMeter, SampleSeries, pick_node
+from greentrain.power.prometheus import PrometheusClient, PrometheusMeter, ReplyError, SampleSeries, pick_node
 from greentrain.testing.meter_contract import MeterContract
 from greentrain.types import DeviceKind, PowerMeter, PowerSample, Provenance
+from greentrain.utils.http_client import HttpError
 from tests.helpers.hand_clock import HandClock
 from tests.helpers.ports import free_port
 
@@ -364,12 +368,14 @@ UNIX_S = 1.7e9
 def opened(
     *series: tuple[dict[str, str], list[tuple[float, float]]], query: str | None = None
 ) -> tuple[PrometheusMeter, HandClock, Server]:
-    """Open a meter on a clock that stands at 50 s, of points whose times are of that clock; its thread never asks."""
+    """Open a meter on a clock that stands at 50 s, of points whose times are of that clock; its thread has ended."""
     clock = HandClock(50.0)
     server = Server(replies(*((labels, [(t_s + UNIX_S, j) for t_s, j in points]) for labels, points in series)))
     transport = httpx.MockTransport(server)
     meter = PrometheusMeter("http://prometheus:9090", query, node="node-a", transport=transport, clock=clock)
-    meter._stop.wait = lambda timeout=None: meter._stop.is_set()  # type: ignore[method-assign]
+    meter._stop.set()
+    meter._thread.join()
+    meter._stop.clear()
     return meter, clock, server
 
 
@@ -388,8 +394,86 @@ def test_a_sample_is_believed_for_three_scrapes_and_what_an_answer_takes() -> No
     clock.now_s += 0.2
     (sample,) = meter.read()
     assert sample.missing and sample.t_s == clock.now_s and sample.note == "last sample 37 s ago; the target is down"
+    assert meter._thread.daemon, "a server that hangs keeps no training alive"
     meter.close()
     assert meter.read()[0].note == "the meter is closed"
+    meter.close()
+
+
+def test_a_device_that_has_never_had_a_value_says_so() -> None:
+    meter, _, _ = opened((PACKAGE, [(49.0, math.nan)]), (DRAM, [(49.0, 0.0)]))
+    memory, package = meter.read()
+    assert package.missing and package.note == "last sample never; the target is down"
+    assert memory.energy_j == 0.0, "a counter that begins is no gap"
+    meter.close()
+
+
+def test_what_went_wrong_is_told_until_it_goes_well() -> None:
+    meter, clock, _ = opened((PACKAGE, [(49.0, 1.0)]))
+    asked: list[Callable[[], Any]] = [lambda: 1 / 0, lambda: (_ for _ in ()).throw(TimeoutError()), lambda: []]
+    notes = []
+    clock.now_s = 1000.0
+
+    def wait(timeout: float | None = None) -> bool:
+        notes.append(meter.read()[0].note.removeprefix("last sample 951 s ago; "))
+        return not asked
+
+    meter._stop.wait = wait  # type: ignore[method-assign]
+    meter._ask = lambda window_s: asked.pop(0)()  # type: ignore[method-assign]
+    meter._run()
+    assert notes == ["the target is down", "division by zero", "TimeoutError()", "the target is down"]
+    meter.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("late", "no complete answer within 2 s"), ("unreachable", "no answer (gone)")]
+)
+def test_a_server_that_is_slow_is_told_from_one_that_is_gone(kind: Any, told: str) -> None:
+    client = PrometheusClient("http://prometheus:9090", transport=httpx.MockTransport(lambda request: 1 / 0))
+
+    def ask(*args: object, **how: object) -> None:
+        raise HttpError(kind, "gone")
+
+    client._http.ask = ask  # type: ignore[assignment, method-assign]
+    with pytest.raises(ReplyError) as error:
+        client.query("x", threading.Event())
+    assert str(error.value) == told
+    client.close()
+
+
+class Closing(httpx.MockTransport):
+    """A transport that knows whether it was closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("answer", [replies(ramp(PACKAGE, 1)), replies(), lambda: httpx.Response(500)])
+def test_a_connection_lives_as_long_as_its_meter(answer: Callable[[], httpx.Response]) -> None:
+    transport = Closing(lambda request: answer())
+    with contextlib.suppress(MeterError):
+        meter = PrometheusMeter("http://prometheus:9090", node="node-a", transport=transport, timeout_s=0.5)
+        assert not transport.closed
+        meter.close()
+    assert transport.closed
+
+
+def test_an_answer_that_hangs_is_waited_for_a_little_longer_than_the_timeout_and_left_its_connection() -> None:
+    meter, _, _ = opened((PACKAGE, [(49.0, 1.0)]))
+    closed, waited = list[bool](), list[float]()
+    close = meter._client.close
+    meter._client.close = lambda: closed.append(True)
+    meter._thread = SimpleNamespace(join=waited.append, is_alive=lambda: True)  # type: ignore[assignment]
+    meter.close()
+    assert not closed and len(waited) == 1 and 2.0 < waited[0] <= 4.0
+    close()
+
+
+def test_the_only_node_of_a_server_is_this_one_whatever_it_is_called() -> None:
+    meter = Server(replies(ramp(PACKAGE, 1))).open(node="another-name")
+    assert len(meter.sensors) == 1
     meter.close()
 
 
@@ -400,6 +484,8 @@ def test_the_series_of_one_device_count_where_all_were_scraped_at_one_time() -> 
     clock.now_s = 60.0
     taken(meter, (idle, [(59.0, 200.0)]), (dynamic, [(40.0, 40.0)]))
     assert [s.energy_j for s in meter.read()] == [140.0], "one of them is older: their sum is of no time"
+    taken(meter, (idle, [(59.0, 200.0)]), (dynamic, [(59.005, 80.0)]))
+    assert [s.energy_j for s in meter.read()] == [140.0], "two scrapes"
     taken(meter, (idle, [(59.0, 200.0)]), (dynamic, [(59.0, float("nan"))]))
     assert [s.energy_j for s in meter.read()] == [140.0]
     taken(meter, (idle, [(59.0, 200.0)]), (dynamic, [(59.0005, 80.0)]))
@@ -412,7 +498,7 @@ def test_the_series_of_one_device_count_where_all_were_scraped_at_one_time() -> 
 
 def test_a_counter_that_starts_over_twice_loses_nothing() -> None:
     meter, clock, _ = opened((PACKAGE, [(40.0, 900.0)]))
-    for t_s, value_j, total_j in ((60.0, 30.0, 930.0), (70.0, 80.0, 980.0), (80.0, 10.0, 990.0)):
+    for t_s, value_j, total_j in ((50.0, 900.0, 900.0), (60.0, 30.0, 930.0), (70.0, 80.0, 980.0), (80.0, 10.0, 990.0)):
         clock.now_s = t_s
         taken(meter, (PACKAGE, [(t_s, value_j)]))
         assert [s.energy_j for s in meter.read()] == [total_j]
