@@ -110,12 +110,12 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         if any(item is known for known in self._followed):
             return
         self._followed.append(item)
-        if isinstance(item, torch.nn.Module):
+        if isinstance(item, Module):
             self._driver.undo(item.register_forward_pre_hook(lambda *_: self._begin()).remove)
             self._driver.tap(item, counts=counts, after=None)
             if hasattr(item, "global_steps") and hasattr(item, "step"):  # a DeepSpeed engine steps in backward()
                 self._driver.wrap(item, "step", Phase.OPTIMIZER, then=self._engine_step(item))
-        elif isinstance(item, torch.optim.Optimizer):
+        elif isinstance(item, Optimizer) and self.distributed_type != DistributedType.DEEPSPEED:  # an engine's is told
             inner = getattr(item, "optimizer", item)  # its hooks run only when it really steps
             if hasattr(inner, "register_step_pre_hook"):
                 self._driver.undo(inner.register_step_pre_hook(lambda *_: self._driver.enter(Phase.OPTIMIZER)).remove)

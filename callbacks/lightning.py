@@ -43,7 +43,6 @@ class GreenCallback(Callback):
     """
 
     def __init__(self, session: SessionLike = None) -> None:
-        super().__init__()
         self._driver = Driver(session)
         self.session = self._driver.session
         """The session, with its totals, run folder and report path."""

@@ -291,7 +291,7 @@ class GreenRaySession(GreenSession):
             config = self._ray.terms.config
         super().__init__(config, topology=place, launcher=self._ray, **parts)
         newest = ray.train.get_checkpoint()
-        state = None if newest is None else newest.get_metadata().get(KEY)
+        state = None if newest is None else (never_raises(newest.get_metadata)() or {}).get(KEY)  # a storage's file
         if state is not None:
             self.load_state_dict(self._own(state))
 
@@ -318,7 +318,7 @@ class GreenRaySession(GreenSession):
             self.checkpoint()
 
     def want(self, ranks: int, reason: str = "asked for by the training") -> None:
-        """Ask for another number of workers, from rank 0; the other ranks' calls do nothing.
+        """Ask for another number of workers, from rank 0; the other ranks' calls do nothing. Waits for 5 s at most.
 
         Raises:
             ConfigError: It is outside the trainer's range, or the trainer is not GreenTorchTrainer.
@@ -326,7 +326,10 @@ class GreenRaySession(GreenSession):
         if self._coordinator is None:
             raise ConfigError(f"{ranks} workers are wanted, but only GreenTorchTrainer can change their number")
         if self._first:
-            ray.get(self._coordinator.want.remote(ranks, reason))
+            try:
+                ray.get(self._coordinator.want.remote(ranks, reason), timeout=ASK_S)
+            except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+                warn(f"{ranks} workers are wanted, but the trainer does not answer ({error!r})")
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -348,8 +351,8 @@ class GreenRaySession(GreenSession):
         self.close("left")
         never_raises(self._ray.leave)(nth)
         self.load_state_dict(self._own(state))
-        self.start()
-        warn("Ray did not resize, so training goes on as it was, measured without phases and gears")
+        if never_raises(self.start)() is not None:
+            warn("Ray did not resize, so training goes on as it was, measured without phases and gears")
 
     def _own(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a state of rank 0 as this rank continues it: the run is everybody's, the totals are not."""

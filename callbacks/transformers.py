@@ -160,12 +160,9 @@ class GreenCallback(TrainerCallback, ExportableState):
             handler.callbacks = [*others[:flow], self, *others[flow:]]  # the loggers then see what we add to a log
         self._driver.tap(model, counts=True, after=Phase.BACKWARD)
 
-    @never_raises
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = False
         self._driver.stop("finished")
-        if state.log_history:
-            state.log_history[-1].update(self.session.metrics())
 
     def _next(self, control: Any) -> None:
         rest = Phase.CHECKPOINT if control.should_save else Phase.DATA

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import DistributedType
-from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
+from accelerate.utils.deepspeed import DeepSpeedEngineWrapper, DeepSpeedOptimizerWrapper
 from torch import Tensor
 
 from greentrain.callbacks.accelerate import GreenAccelerator
@@ -23,8 +23,8 @@ from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, Gears, Recorder, TinyLM, Told, text_loader
 
 pytestmark = [
-    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
 ]
 Make = Callable[..., Recorder]
 
@@ -155,6 +155,9 @@ class Memory(GeneralTracker):  # type: ignore[misc]
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         self.logged.append({**values, "step": step})
 
+    def finish(self) -> None:
+        self.logged.append("finished")  # type: ignore[arg-type]
+
 
 def test_trackers_get_the_metrics(recorder: Make) -> None:
     tracker = Memory()
@@ -164,7 +167,8 @@ def test_trackers_get_the_metrics(recorder: Make) -> None:
     mine = {"loss": 1.0}
     accelerator.log(mine, step=8)
     accelerator.end_training()
-    (logged,) = tracker.logged
+    logged, last = tracker.logged
+    assert last == "finished", "Accelerate's own end"
     assert (logged["loss"], logged["step"]) == (1.0, 8)
     assert logged["green/energy_j"] > 0
     assert logged["green/tokens_per_j"] > 0
@@ -252,19 +256,25 @@ class Engine(torch.nn.Module):
             self.global_steps += 1
 
 
+def _use_deepspeed(accelerator: GreenAccelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ``prepare`` make an engine of plain FP32, which steps the optimizer of the user itself."""
+
+    def prepare(*args: Any) -> tuple[Any, ...]:
+        engine, optimizer = Engine(*args[:2]), DeepSpeedOptimizerWrapper(args[1])
+        accelerator.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engine)
+        accelerator._models.append(engine)
+        accelerator._optimizers.append(optimizer)
+        return engine, optimizer, *args[2:]
+
+    monkeypatch.setattr(accelerator, "_prepare_deepspeed", prepare)
+    accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.DEEPSPEED
+
+
 def test_a_deepspeed_engine_is_followed(recorder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     session = recorder()
     accelerator = GreenAccelerator(cpu=True, gradient_accumulation_steps=2, green=session)
-
-    def prepare(*args: Any) -> tuple[Any, ...]:
-        engine = Engine(*args[:2])
-        accelerator.deepspeed_engine_wrapped = DeepSpeedEngineWrapper(engine)
-        accelerator._models.append(engine)
-        return engine, args[2]
-
-    monkeypatch.setattr(accelerator, "_prepare_deepspeed", prepare)
-    accelerator.state.distributed_type = DistributedType.DEEPSPEED
-    engine, loader = accelerator.prepare(*_model(), text_loader(8, 2))
+    _use_deepspeed(accelerator, monkeypatch)
+    engine, _, loader = accelerator.prepare(*_model(), text_loader(8, 2))
     monkeypatch.setattr(accelerator, "no_sync", lambda model: contextlib.nullcontext())
     for batch in loader:
         with accelerator.accumulate(engine):
@@ -286,15 +296,13 @@ def _model() -> tuple[TinyLM, torch.optim.Optimizer]:
 
 
 @pytest.fixture
-def accelerator() -> GreenAccelerator:
+def accelerator(session: Told) -> GreenAccelerator:
     accelerator = GreenAccelerator(cpu=True)
-    accelerator.green = accelerator._driver.session = Told()  # type: ignore[assignment]
+    accelerator.green = accelerator._driver.session = session  # type: ignore[assignment]
     return accelerator
 
 
-@pytest.fixture
-def told(accelerator: GreenAccelerator) -> list[Any]:
-    return accelerator.green.told  # type: ignore[attr-defined, no-any-return]
+IDS = torch.zeros(2, 5, dtype=torch.int64)
 
 
 def _runs(told: list[Any]) -> list[Any]:
@@ -308,9 +316,8 @@ def test_of_a_teacher_and_a_student_the_run_is_the_students(accelerator: GreenAc
     assert accelerator._lead() is student and gears.box.model is student
     assert ("bind", optimizer, True) in gears.told and ("check", student) in gears.told
     assert ("check", teacher) not in gears.told
-    ids = torch.zeros(2, 5, dtype=torch.int64)
-    teacher(ids, ids)
-    accelerator.backward(student(ids, ids))
+    teacher(IDS, IDS)
+    accelerator.backward(student(IDS, IDS))
     optimizer.step()
     assert [mark for mark in told if mark == (10, 2)] == [(10, 2)], "once, and of the student's tokens"
     assert _runs(told) == [(0, 1, 0, 1, None)]
@@ -336,7 +343,7 @@ def test_what_is_prepared_twice_is_followed_once_and_the_second_optimizer_counts
     model, second = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert len(model._forward_hooks) == 1
     for one in (optimizer, second):
-        accelerator.backward(model(torch.zeros(2, 5, dtype=torch.int64), torch.zeros(2, 5, dtype=torch.int64)))
+        accelerator.backward(model(IDS, IDS))
         one.step()
     assert [mark for mark in told if mark in ((10, 2), (20, 4), (0, 0))] == [(10, 2)]
 
@@ -344,10 +351,10 @@ def test_what_is_prepared_twice_is_followed_once_and_the_second_optimizer_counts
 def test_a_run_that_was_closed_by_hand_starts_no_other_and_what_is_freed_may(
     accelerator: GreenAccelerator, told: list[Any]
 ) -> None:
-    model, ids = accelerator.prepare(TinyLM()), torch.zeros(2, 5, dtype=torch.int64)
-    model(ids, ids)
+    model = accelerator.prepare(TinyLM())
+    model(IDS, IDS)
     accelerator.green.close("by hand")
-    model(ids, ids)
+    model(IDS, IDS)
     assert len(_runs(told)) == 1
     accelerator.free_memory()
     assert accelerator._lead() is None and not accelerator._followed
@@ -368,3 +375,78 @@ def test_a_checkpoint_of_fewer_ranks_gives_the_others_the_run_without_its_totals
     accelerator._save(tmp_path)
     accelerator._load([], str(tmp_path))
     assert told[1:] == [{"run": "one"}, {"run": "one", "totals": {}}, "checkpoint", {"run": "one"}]
+
+
+def test_adapters_on_a_frozen_model_are_trained(accelerator: GreenAccelerator) -> None:
+    model = TinyLM()
+    model.table.requires_grad_(False)
+    accelerator.prepare(TinyLM(), model, torch.optim.SGD(model.out.parameters(), lr=0.1))
+    assert accelerator._lead() is model
+
+
+def test_a_model_that_is_prepared_by_itself_is_the_runs(accelerator: GreenAccelerator) -> None:
+    model = TinyLM()
+    accelerator.prepare_model(model)
+    assert accelerator._lead() is model
+
+
+def test_the_first_batch_starts_the_run_and_no_phase_outlasts_what_it_names(
+    accelerator: GreenAccelerator, told: list[Any]
+) -> None:
+    model, optimizer, loader = accelerator.prepare(*_model(), text_loader(4, 2))
+    assert told == []
+
+    def marks() -> list[Any]:
+        found = [mark[0] if isinstance(mark, tuple) and isinstance(mark[0], str) else mark for mark in told]
+        told.clear()
+        return found
+
+    batches = iter(loader)
+    batch = next(batches)
+    started, *found = marks()
+    assert started == (0, 1, 0, 1, None) and found == ["+data", "-data"]
+    loss = model(**batch)
+    assert marks() == ["+forward", "-forward"]
+    accelerator.backward(loss)
+    assert marks() == ["+backward", "-backward"]
+    optimizer.step()
+    assert marks() == ["+optimizer", "-optimizer", (2 * CONTEXT, 2)]
+    assert len(list(batches)) == 1 and marks() == ["+data", "-data"] * 2, "a batch, and that there is no other"
+
+
+def test_what_is_used_after_the_end_of_training_starts_no_run(accelerator: GreenAccelerator, told: list[Any]) -> None:
+    model, loader = accelerator.prepare(TinyLM(), text_loader(4, 2))
+    accelerator.end_training()
+    model(IDS, IDS)
+    assert len(list(loader)) == 2 and _runs(told) == []
+
+
+def test_gears_shift_at_the_steps_of_an_engine_and_not_of_the_optimizer_in_it(
+    accelerator: GreenAccelerator, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gears = accelerator.green.gears = Gears()  # type: ignore[misc, assignment]
+    _use_deepspeed(accelerator, monkeypatch)
+    engine, optimizer = accelerator.prepare(*_model())
+    assert ("bind", optimizer, False) in gears.told and ("check", engine) in gears.told
+    for boundary in (False, True):
+        engine.boundary = boundary
+        engine(IDS, IDS)
+        engine.step()
+    assert gears.told.count("boundary") == 1 and [mark for mark in told if mark == (20, 4)] == [(20, 4)]
+
+
+def test_a_module_with_a_step_of_its_own_is_no_engine(accelerator: GreenAccelerator) -> None:
+    class Stepper(TinyLM):
+        def step(self) -> None:
+            pass
+
+    assert "step" not in vars(accelerator.prepare(Stepper()))
+
+
+def test_a_log_is_written_whatever_happens_to_ours(accelerator: GreenAccelerator) -> None:
+    tracker = Memory()
+    accelerator.trackers = [tracker]
+    accelerator.green.metrics = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.warns(GreenTrainWarning, match="ZeroDivisionError"):
+        accelerator.log({"loss": 1.0}, step=3, log_kwargs={"memory": {}})
+    assert tracker.logged == [{"loss": 1.0, "step": 3}]

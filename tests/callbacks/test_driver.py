@@ -14,7 +14,7 @@ from greentrain.callbacks.driver import Driver
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.types import Phase
 from greentrain.utils.never_raise import never_raises
-from tests.callbacks.conftest import Gears, Recorder, TinyLM, Told
+from tests.callbacks.conftest import VOCAB, Gears, Recorder, TinyLM, Told
 
 Make = Callable[..., Recorder]
 
@@ -110,6 +110,7 @@ def test_harmless_survives_warnings_as_errors(caplog: pytest.LogCaptureFixture) 
         warnings.simplefilter("error")
         never_raises(lambda: 1 / 0)()
     assert "ZeroDivisionError" in caplog.text
+    caplog.clear()
 
 
 def test_tap_counts_training_and_leaves_no_hook(recorder: Make) -> None:
@@ -219,15 +220,10 @@ def test_ranks_that_share_a_batch_of_an_accelerator_count_it_once(recorder: Make
 
 
 @pytest.fixture
-def driver() -> Driver:
+def driver(session: Told) -> Driver:
     driver = Driver(None)
-    driver.session = Told()  # type: ignore[assignment]
+    driver.session = session  # type: ignore[assignment]
     return driver
-
-
-@pytest.fixture
-def told(driver: Driver) -> list[Any]:
-    return driver.session.told  # type: ignore[attr-defined, no-any-return]
 
 
 IDS = torch.zeros(2, 5, dtype=torch.int64)
@@ -320,6 +316,9 @@ def test_a_phase_that_is_left_is_the_one_that_was_entered(driver: Driver, told: 
     for phase in (Phase.DATA, Phase.FORWARD, Phase.FORWARD, None):
         driver.enter(phase)
     assert told == ["+data", ("-data", 1), "+forward", ("-forward", 3)]
+    driver.enter(Phase.EVAL)
+    driver.release()
+    assert told[4:] == ["+eval", ("-eval", 5)], "what is open when training ends is no phase of what comes behind it"
     told.clear()
     with driver.nested(Phase.CHECKPOINT):
         driver.enter(Phase.DATA)
@@ -353,6 +352,14 @@ def test_only_inputs_of_the_runs_model_count_and_only_in_training(
     driver.step()
     assert told[-1] == ((20, 4) if counts else (0, 0))
     assert [mark for mark in told if isinstance(mark, str)] == ["+forward"] * 3 + ["+eval"]
+
+
+def test_a_forward_that_fails_is_over(driver: Driver, told: list[Any]) -> None:
+    model = TinyLM()
+    driver.tap(model, counts=True, after=None)
+    with pytest.raises(IndexError):
+        model(IDS + VOCAB, IDS)
+    assert told == ["+forward", ("-forward", 1)]
 
 
 def test_an_evaluation_stays_in_its_phase_behind_each_forward(driver: Driver, told: list[Any]) -> None:

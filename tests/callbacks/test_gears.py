@@ -29,8 +29,8 @@ from greentrain.errors import ConfigError
 from greentrain.ledger.journal import read_journal
 
 pytestmark = [
-    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
 ]
 WIDTH, VOCAB, CONTEXT, BATCH, ACCUMULATE, STEPS, LONG = 32, 17, 8, 4, 2, 8, 16
 SCHEDULE = [[0, "bf16"], [2, "fp8"], [4, "fp32"], [6, "bf16"]]

@@ -29,8 +29,8 @@ from tests.callbacks.conftest import CONTEXT, POWER_W, Gears, Recorder, TinyLM, 
 from tests.helpers.child import in_a_child
 
 pytestmark = [
-    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
     pytest.mark.filterwarnings("ignore"),  # Lightning's advice about workers and loggers
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
 ]
 Make = Callable[..., Recorder]
 
@@ -343,6 +343,9 @@ def test_ranks_that_share_a_batch_count_it_once(recorder: Make) -> None:
 # -- without a training --------------------------------------------------------------------------------------------
 
 
+IDS = torch.zeros(2, 5, dtype=torch.int64)
+
+
 class Logger:
     """Keeps what it is given."""
 
@@ -368,15 +371,10 @@ def _stub(folder: Path, **changed: Any) -> Any:
 
 
 @pytest.fixture
-def callback() -> GreenCallback:
+def callback(session: Told) -> GreenCallback:
     callback = GreenCallback()
-    callback.session = callback._driver.session = Told()  # type: ignore[assignment]
+    callback.session = callback._driver.session = session  # type: ignore[assignment]
     return callback
-
-
-@pytest.fixture
-def told(callback: GreenCallback) -> list[Any]:
-    return callback.session.told  # type: ignore[attr-defined, no-any-return]
 
 
 def test_a_step_is_one_where_the_trainers_count_rose(callback: GreenCallback, told: list[Any], tmp_path: Path) -> None:
@@ -384,7 +382,7 @@ def test_a_step_is_one_where_the_trainers_count_rose(callback: GreenCallback, to
     callback.setup(trainer, module, "fit")
     callback.on_train_start(trainer, module)
     for trainer.global_step in (10, 11, 11, 13):  # the second and the fourth batch end a step; a manual loop's two
-        callback.on_train_batch_start(trainer, module, torch.zeros(2, 5, dtype=torch.int64), 0)
+        callback.on_train_batch_start(trainer, module, IDS, 0)
         callback.on_train_batch_end(trainer, module, None, None, 0)
     assert [mark for mark in told if isinstance(mark, tuple) and isinstance(mark[0], int)][1:] == [(20, 4), (20, 4)]
     assert trainer.logger.logged == [(1.0, 11), (1.0, 12)][1:], "12 is a multiple of 4 on the way to 13"
@@ -489,6 +487,48 @@ def test_gears_are_bound_to_every_optimizer_but_an_engines_steps_are_its_own(
         assert ("boundary" in gears.told) is engine
         callback.teardown(trainer, Module(), "fit")
         assert "forward_context" not in vars(plugin)
+
+
+def test_a_fit_that_ended_without_a_word_is_over_before_the_next(
+    callback: GreenCallback, told: list[Any], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        callback.setup(_stub(tmp_path), Module(), "fit")
+        callback.on_train_start(_stub(tmp_path), Module())
+    assert [mark for mark in told if isinstance(mark, str)] == ["exception"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(SIGTERMException(), "sigterm"), (KeyboardInterrupt(), "exception"), (OSError(), "exception")]
+)
+def test_books_say_what_has_ended_a_fit(
+    callback: GreenCallback, told: list[Any], tmp_path: Path, error: BaseException, reason: str
+) -> None:
+    callback.on_train_start(_stub(tmp_path), Module())
+    callback.on_exception(_stub(tmp_path), Module(), error)
+    assert told[-1] == reason
+
+
+def test_a_session_that_cannot_tell_its_state_does_not_spoil_the_trainers_checkpoint(callback: GreenCallback) -> None:
+    assert callback.state_dict() == {"run": "one"}
+    callback.session.state_dict = lambda: {}["run"]  # type: ignore[method-assign]
+    with pytest.warns(GreenTrainWarning, match="KeyError"):
+        assert callback.state_dict() == {}
+
+
+def test_batches_are_kept_for_a_comparison_of_gears_where_lightning_itself_computes_the_loss(
+    callback: GreenCallback, tmp_path: Path
+) -> None:
+    offered: list[Any] = []
+    gears = callback.session.gears = Gears()  # type: ignore[misc, assignment]
+    trainer, module = _stub(tmp_path), Module()
+    for recorder, automatic, kept in ((None, True, 0), (SimpleNamespace(offer=None), False, 0), (True, True, 1)):
+        if recorder is True:
+            recorder = SimpleNamespace(offer=lambda loss, batch: offered.append((loss.args, batch)))
+        gears.recorder, module.automatic_optimization = recorder, automatic  # type: ignore[assignment]
+        callback.on_train_batch_start(trainer, module, IDS, 3)
+        assert len(offered) == kept
+    assert offered == [((trainer, module, 3), IDS)]
 
 
 def test_a_loss_that_is_asked_for_once_more_logs_nothing_and_leaves_the_users_log(tmp_path: Path) -> None:

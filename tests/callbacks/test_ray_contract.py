@@ -1,21 +1,26 @@
 """What GreenTrain uses of Ray's inside, what it refuses, and its scaling policy with the cluster left out."""
 
 import inspect
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from greentrain.callbacks.ray_coordinator import RayCoordinator
+from greentrain.callbacks.ray_coordinator import PREFIX, RayCoordinator, WorkerResize
 from greentrain.config.schema import GreenConfig
-from greentrain.control.launcher_protocol import Notice, Progress, Request
-from greentrain.errors import ConfigError, GreenTrainWarning, MissingExtraError
+from greentrain.control.launcher_protocol import EXIT_REQUEUE, Notice, Progress, Request
+from greentrain.errors import ConfigError, GreenTrainWarning, MissingExtraError, RunFolderError
+from greentrain.ledger.journal import read_journal
 from tests.callbacks.ray_here import import_ray
 
 ray = import_ray()
 
 from ray.train import collective  # noqa: E402
+from ray.train.v2._internal.constants import DEFAULT_HEALTH_CHECK_INTERVAL_S  # noqa: E402
 from ray.train.v2._internal.execution.scaling_policy import (  # noqa: E402
     ElasticScalingPolicy,
     NoopDecision,
@@ -27,11 +32,13 @@ from ray.train.v2.api.config import ScalingConfig  # noqa: E402
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
 
 from greentrain.callbacks import ray as ray_launcher  # noqa: E402
-from greentrain.callbacks.ray import (  # noqa: E402  # noqa: E402
+from greentrain.callbacks.ray import (  # noqa: E402
+    GreenRaySession,
     GreenTorchTrainer,
     RayLauncher,
     WantedWidth,
     check_version,
+    open_coordinator,
     want,
 )
 
@@ -151,15 +158,18 @@ class Handle:
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        self.dead = False
+        self.dead = self.hangs = False
 
     def __getattr__(self, name: str) -> Any:
         def remote(*args: Any) -> Any:
-            if self.dead:
-                raise ray.exceptions.RayActorError()
-            return getattr(self.target, name)(*args)
+            return None if self.hangs else lambda: self._answer(name, *args)
 
         return type("Method", (), {"remote": staticmethod(remote)})
+
+    def _answer(self, name: str, *args: Any) -> Any:
+        if self.dead:
+            raise ray.exceptions.RayActorError()
+        return getattr(self.target, name)(*args)
 
 
 class Cluster(WantedWidth):
@@ -169,9 +179,10 @@ class Cluster(WantedWidth):
         super().__init__(ScalingConfig(num_workers=(1, 4)), coordinator, 1)
         self.cpus = cpus
         self.asked: list[int] = []
+        self.renewed = 0
 
     def _maybe_send_resource_request(self) -> None:
-        pass
+        self.renewed += 1
 
     def _send_resource_request(self) -> None:
         self.asked.append(self._get_num_workers_for_resource_request())
@@ -184,9 +195,17 @@ class Cluster(WantedWidth):
 
 
 @pytest.fixture
-def coordinator(monkeypatch: pytest.MonkeyPatch) -> Handle:
-    monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
-    return Handle(RayCoordinator(GreenConfig(), least=1, most=4, ranks=1, patience_s=60.0))
+def coordinator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Handle:
+    def get(answer: Callable[[], Any] | None, timeout: float | None = None) -> Any:
+        if answer is None:
+            assert timeout is not None, "it would wait for ever"
+            raise ray.exceptions.GetTimeoutError(f"no answer within {timeout:g} s")
+        return answer()
+
+    monkeypatch.setattr(ray, "get", get)
+    run = {"dir": str(tmp_path / "runs"), "id": "job", "report": False, "live": False}
+    config = GreenConfig.load({"run": run, "power": {"meters": ["null"]}})
+    return Handle(RayCoordinator(config, least=1, most=4, ranks=1, patience_s=60.0))
 
 
 def test_the_policy_asks_the_cluster_for_what_is_wanted_and_goes_when_workers_stand_still(coordinator: Handle) -> None:
@@ -199,6 +218,7 @@ def test_the_policy_asks_the_cluster_for_what_is_wanted_and_goes_when_workers_st
     decision = cluster.look(1)
     assert isinstance(decision, ResizeDecision) and decision.num_workers == 2
     assert isinstance(cluster.look(2), NoopDecision)
+    assert cluster.renewed == 4, "at every look: an autoscaler forgets what nobody asks for"
 
 
 def test_fewer_machines_than_wanted_are_used_as_they_are(coordinator: Handle) -> None:
@@ -228,15 +248,42 @@ def test_a_coordinator_that_is_gone_changes_nothing(coordinator: Handle) -> None
 # -- a worker's line to the coordinator --------------------------------------------------------------------------------
 
 
+class Sleep:
+    """Stands in for the module ``time``: it moves for who sleeps, and something happens meanwhile."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0 and self.now_s < 10_000, "a wait without an end"
+        self.now_s += seconds
+        self.meanwhile()
+
+
 @pytest.fixture
-def line(coordinator: Handle, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RayLauncher]:
-    monkeypatch.setattr(collective, "broadcast_from_rank_zero", lambda word: word)
-    monkeypatch.setattr(collective, "barrier", lambda: None)
-    monkeypatch.setattr(ray.train, "get_all_reported_checkpoints", lambda mode, timeout_s: [])
-    monkeypatch.setattr(ray_launcher, "OPEN_S", 0.05)
-    monkeypatch.setattr(ray_launcher, "POLL_S", 0.01)
-    monkeypatch.setattr(ray_launcher, "HOLD_S", 0.01)
-    return lambda: RayLauncher(coordinator, ranks=1, first=True, tell=lambda resize: None)
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Sleep:
+    monkeypatch.setattr(ray_launcher, "time", sleep := Sleep())
+    return sleep
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What all ranks do together, in its order; a word of rank 0 is what this rank says, or else 7."""
+    done: list[Any] = []
+    monkeypatch.setattr(collective, "broadcast_from_rank_zero", lambda word: (done.append(word), word or 7)[1])
+    monkeypatch.setattr(collective, "barrier", lambda: done.append("barrier"))
+    monkeypatch.setattr(ray.train, "get_all_reported_checkpoints", lambda mode, timeout_s: done.append(mode.name))
+    return done
+
+
+@pytest.fixture
+def line(coordinator: Handle, sleep: Sleep, together: list[Any]) -> Callable[..., RayLauncher]:
+    return lambda first=True, tell=lambda resize: None: RayLauncher(coordinator, ranks=1, first=first, tell=tell)
 
 
 def test_a_plans_request_becomes_a_wish_and_a_notice_none(
@@ -255,21 +302,368 @@ def test_a_plans_request_becomes_a_wish_and_a_notice_none(
     assert launcher.notice() == Notice(attempt=offer.attempt, reason="2 workers: clean hours")
 
 
-def test_workers_wait_a_little_for_room_and_stay_where_there_is_none(
-    coordinator: Handle, line: Callable[..., RayLauncher]
-) -> None:
-    launcher = line()
-    assert launcher.opening() is None
+def _make_room(coordinator: Handle) -> None:
     coordinator.target.want(2, "clean hours")
     coordinator.target.meet(1, 2)
+
+
+def test_workers_wait_a_little_for_room_and_stay_where_there_is_none(
+    line: Callable[..., RayLauncher], sleep: Sleep, together: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collective, "broadcast_from_rank_zero", lambda word: word)
+    assert line().opening() is None
+    assert 3 <= sleep.now_s / DEFAULT_HEALTH_CHECK_INTERVAL_S <= 10, "a few of its looks"
+    assert together == ["COMMITTED"], "a checkpoint that Ray does not have would be trained again"
+
+
+def test_room_that_comes_while_workers_wait_is_used_at_once(
+    coordinator: Handle, line: Callable[..., RayLauncher], sleep: Sleep
+) -> None:
+    sleep.meanwhile = lambda: _make_room(coordinator) if sleep.now_s >= 3.0 else None
+    assert line().opening() == 1
+    assert sleep.now_s < 3.5
+
+
+def test_workers_stand_still_together_until_ray_ends_them_but_not_for_ever(
+    coordinator: Handle, line: Callable[..., RayLauncher], sleep: Sleep, together: list[Any]
+) -> None:
+    launcher = line()
+    _make_room(coordinator)
     nth = launcher.opening()
-    assert nth is not None
+    assert nth == 1 and sleep.now_s == 0.0
+    sleep.meanwhile = lambda: together.append(coordinator.target.meet(1, 2).go)
     launcher.leave(nth)
-    assert coordinator.target.meet(1, 2).go
+    assert together == ["COMMITTED", 1, "barrier", True], "the books of all are closed before Ray is told to go"
+    assert 60.0 <= sleep.now_s <= 600.0, "no longer than NCCL waits for a collective"
 
 
-def test_a_coordinator_that_is_gone_lets_workers_go_on(coordinator: Handle, line: Callable[..., RayLauncher]) -> None:
+def test_the_other_ranks_ask_nobody_but_rank_0(
+    coordinator: Handle, line: Callable[..., RayLauncher], sleep: Sleep, together: list[Any]
+) -> None:
+    launcher = line(first=False)
+    coordinator.dead = True
+    assert launcher.opening() == 7
+    launcher.leave(7)
+    assert together == [None, "barrier"] and sleep.now_s > 0.0
+
+
+def test_the_first_step_ends_a_resize_and_is_told_where_there_was_one(
+    coordinator: Handle, line: Callable[..., RayLauncher]
+) -> None:
+    told: list[WorkerResize] = []
+    launcher = line(tell=told.append)
+    launcher.mark("step", 1)
+    _make_room(coordinator)
+    coordinator.target.leave(1)
+    coordinator.target.meet(1, 2)
+    launcher.mark("ready", 2)
+    assert told == []
+    launcher.mark("step", 2)
+    assert [(resize.before, resize.after) for resize in told] == [(1, 2)]
+
+
+def test_a_coordinator_that_is_gone_lets_workers_go_on(
+    coordinator: Handle, line: Callable[..., RayLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collective, "broadcast_from_rank_zero", lambda word: word)
     launcher = line()
     coordinator.dead = True
     with pytest.warns(GreenTrainWarning, match=r"_committed failed"):
         assert launcher.opening() is None
+
+
+# -- the session of a worker -------------------------------------------------------------------------------------------
+
+
+class Saved:
+    """A checkpoint, as far as a session looks at it."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = {}
+
+    def get_metadata(self) -> dict[str, Any]:
+        return self.metadata
+
+    def update_metadata(self, more: dict[str, Any]) -> None:
+        self.metadata.update(more)
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    reported: list[Any] = []
+    monkeypatch.setattr(ray.train, "report", lambda metrics, **more: reported.append((metrics, more)))
+    return reported
+
+
+@pytest.fixture
+def worker(
+    coordinator: Handle, sleep: Sleep, together: list[Any], reported: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., GreenRaySession]:
+    def make(
+        config: Any = None, *, rank: int = 0, world: int = 1, newest: Any = None, driven: bool = True
+    ) -> GreenRaySession:
+        context = SimpleNamespace(
+            get_world_rank=lambda: rank,
+            get_world_size=lambda: world,
+            get_local_rank=lambda: rank,
+            get_local_world_size=lambda: world,
+            get_experiment_name=lambda: "job",
+        )
+
+        def get_actor(name: str) -> Handle:
+            assert name == PREFIX + "job"
+            if not driven:
+                raise ValueError(name)
+            return coordinator
+
+        monkeypatch.setattr(ray.train, "get_context", lambda: context)
+        monkeypatch.setattr(ray, "get_actor", get_actor)
+        monkeypatch.setattr(ray.train, "get_checkpoint", lambda: newest)
+        return GreenRaySession(config)
+
+    return make
+
+
+Worker = Callable[..., GreenRaySession]
+
+
+def _events(green: GreenRaySession, rank: int = 0) -> list[str]:
+    assert green.folder is not None
+    return [r["name"] for r in read_journal(green.folder / f"rank-{rank:05d}.jsonl") if r["kind"] == "event"]
+
+
+def test_workers_have_the_trainers_configuration_and_go_on_with_the_newest_checkpoint(
+    worker: Worker, reported: list[Any]
+) -> None:
+    saved = Saved()
+    with worker() as green:
+        assert green.running and green.folder is not None and green.folder.name == "job"
+        green.step(tokens=5)
+        green.report({"loss": 1.0}, checkpoint=saved, delete_local_checkpoint_after_upload=True)  # type: ignore[arg-type]
+        green.report({"loss": 0.5})
+    assert reported[0] == ({"loss": 1.0}, {"checkpoint": saved, "delete_local_checkpoint_after_upload": True})
+    assert _events(green).count("checkpoint") == 1 and "checkpoint" in green.totals().phase_s
+    shutil.rmtree(green.folder)
+    for rank, tokens in ((0, 5), (1, 0)):
+        with worker(rank=rank, world=2, newest=saved) as again:
+            pass
+        assert again.totals().tokens == tokens, "the run is everybody's, the totals are rank 0's"
+        assert again.state_dict()["progress"] == {"steps": 1, "tokens": 5.0}
+
+
+def test_a_configuration_is_the_trainers_or_the_workers_but_not_both(worker: Worker, tmp_path: Path) -> None:
+    own = {"run": {"dir": str(tmp_path), "id": "own", "report": False}, "power": {"meters": ["null"]}}
+    with pytest.raises(ConfigError, match=r"was given a configuration, and so was GreenTorchTrainer"):
+        worker(own)
+    with worker(own, driven=False) as green:
+        assert green.folder == tmp_path / "own"
+        with pytest.raises(ConfigError, match=r"2 workers are wanted, but only GreenTorchTrainer"):
+            green.want(2)
+
+
+def test_a_checkpoint_that_rank_0_alone_has_is_everybodys_where_it_was_asked_for(
+    worker: Worker, together: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for due, events in ((False, 0), (True, 1)):
+        monkeypatch.setattr(GreenRaySession, "checkpoint_due", due)
+        with worker(rank=1, world=2) as green:
+            green.report({"loss": 1.0})
+        assert _events(green, rank=1).count("checkpoint") == events
+        assert together == [False][:events], "ranks speak to each other where one of them has asked for it"
+    saved = Saved()
+    with worker(rank=1, world=2) as green:
+        green.report({"loss": 1.0}, checkpoint=saved)  # type: ignore[arg-type]
+    assert saved.metadata == {}, "its state is rank 0's"
+
+
+def test_rank_0_speaks_for_a_training_that_wants_another_number(worker: Worker, coordinator: Handle) -> None:
+    worker(rank=1, world=2).want(4)
+    assert coordinator.target.wanted() == 1
+    worker().want(3)
+    assert coordinator.target.wanted() == 3
+    with pytest.raises(ConfigError, match="allows 1 to 4"):
+        worker().want(5)
+
+
+@pytest.mark.parametrize("fault", ["dead", "hangs"])
+def test_a_wish_that_nobody_hears_does_not_end_the_training(worker: Worker, coordinator: Handle, fault: str) -> None:
+    green = worker()
+    setattr(coordinator, fault, True)
+    with pytest.warns(GreenTrainWarning, match="3 workers are wanted, but the trainer does not answer"):
+        green.want(3)
+
+
+def test_a_checkpoint_whose_metadata_cannot_be_read_does_not_end_the_training(worker: Worker) -> None:
+    def lost() -> Any:
+        raise OSError("the storage does not answer")
+
+    with (
+        pytest.warns(GreenTrainWarning, match="the storage does not answer"),
+        worker(newest=SimpleNamespace(get_metadata=lost)) as green,
+    ):
+        assert green.running
+    with worker(newest=Saved()) as green:
+        assert green.running, "a checkpoint without us"
+
+
+def _asked_to_leave(green: GreenRaySession) -> None:
+    green.step(tokens=5)
+    green._controller.leave(2, None, "clean hours")
+    assert green.checkpoint_due
+    green.report({"loss": 1.0}, checkpoint=Saved())  # type: ignore[arg-type]
+
+
+def test_without_room_training_goes_on_and_says_so(worker: Worker, coordinator: Handle) -> None:
+    coordinator.target.opening = lambda: None
+    collective.broadcast_from_rank_zero, said = lambda word: word, collective.broadcast_from_rank_zero
+    try:
+        with worker() as green:
+            _asked_to_leave(green)
+            assert green.running and not green.checkpoint_due
+    finally:
+        collective.broadcast_from_rank_zero = said
+    assert coordinator.target.wanted() == 2, "the coordinator knows what the plan wants all the same"
+    assert [name for name in _events(green) if name in ("leave", "stay")] == ["leave", "stay"]
+
+
+def _closes(green: GreenRaySession) -> list[str]:
+    assert green.folder is not None
+    return [r["reason"] for r in read_journal(green.folder / "rank-00000.jsonl") if r["kind"] == "close"]
+
+
+def test_books_are_closed_before_workers_make_way_and_opened_again_where_ray_does_nothing(
+    worker: Worker, coordinator: Handle, sleep: Sleep
+) -> None:
+    running: list[bool] = []
+    sleep.meanwhile = lambda: (
+        _make_room(coordinator) if not coordinator.target.opening() else running.append(green.running)
+    )
+    with worker() as green:
+        with pytest.warns(GreenTrainWarning, match="Ray did not resize, so training goes on"):
+            _asked_to_leave(green)
+        assert running[-1] is False and green.running and coordinator.target.meet(1, 2).go
+        green.step(tokens=6)
+    assert _closes(green) == ["left", "finished"] and green.totals().tokens == 11
+    assert green.totals().steps == 2
+
+
+def test_books_that_cannot_be_opened_again_do_not_end_the_training(
+    worker: Worker, coordinator: Handle, sleep: Sleep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise RunFolderError("no space")
+
+    sleep.meanwhile = lambda: _make_room(coordinator)
+    with worker() as green:
+        monkeypatch.setattr(green, "start", full)
+        with pytest.warns(GreenTrainWarning, match="no space"):
+            _asked_to_leave(green)
+        green.step(tokens=6)
+        assert not green.running
+    assert _closes(green) == ["left"]
+
+
+def test_under_another_launcher_a_worker_leaves_as_every_training_does(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GREENTRAIN_LAUNCH_DIR", str(tmp_path))
+    own = {"run": {"dir": str(tmp_path / "runs"), "report": False, "live": False}, "power": {"meters": ["null"]}}
+    with worker(own, driven=False) as green, pytest.raises(SystemExit) as left:
+        _asked_to_leave(green)
+    assert left.value.code == EXIT_REQUEUE and _closes(green) == ["left"]
+
+
+def test_a_resize_is_an_event_of_the_run_that_goes_on(worker: Worker, coordinator: Handle) -> None:
+    _make_room(coordinator)
+    coordinator.target.leave(1)
+    coordinator.target.meet(1, 2)
+    with worker() as green:
+        green.step()
+        assert green._controller.preemption is not None
+        green._controller.preemption._writer.ask(60.0)
+        green._resized(coordinator.target.resizes()[0])
+    assert _events(green).count("resize") == 2
+    green._resized(coordinator.target.resizes()[0])  # too late: there is no run that it could be an event of
+
+
+# -- the trainer -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "said"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_fit_has_a_coordinator_of_its_own_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coordinator: Handle, nodes: int, said: int, ready: bool
+) -> None:
+    done: list[Any] = []
+    terms: dict[str, Any] = {}
+    alive = [{"Alive": True}] * nodes
+    monkeypatch.setattr(ray, "is_initialized", lambda: ready)
+    monkeypatch.setattr(ray, "init", lambda: done.append("init"))
+    monkeypatch.setattr(ray, "nodes", lambda: [*alive, {"Alive": False}])
+    monkeypatch.setattr(ray, "kill", lambda actor: done.append(("kill", actor)))
+    monkeypatch.setattr(ray_launcher, "warn_experimental", lambda feature, proven: done.append(feature))
+    monkeypatch.setattr(
+        ray_launcher, "open_coordinator", lambda name, **how: terms.update(how, name=name) or coordinator
+    )
+
+    def fit(self: Any) -> str:
+        _make_room(coordinator)
+        coordinator.target.leave(1)
+        coordinator.target.meet(1, 2)
+        coordinator.target.stepped()
+        return "a result"
+
+    monkeypatch.setattr(ray_launcher.TorchTrainer, "fit", fit)
+    scaling = ScalingConfig(num_workers=(1, 4), elastic_resize_monitor_interval_s=30.0)
+    green = {"run": {"dir": str(tmp_path / "runs"), "id": "mine"}}
+    trainer = GreenTorchTrainer(_train, green=green, ranks=2, scaling_config=scaling)
+    result: Any = trainer.fit()
+    assert result == "a result"
+    assert done == [*["init"][ready:], *["GreenTorchTrainer on several nodes"][:said], ("kill", coordinator)]
+    assert trainer.folder == tmp_path / "runs" / "mine"
+    assert [(resize.before, resize.after) for resize in trainer.resizes] == [(1, 2)]
+    assert terms.pop("name") == f"{PREFIX}{trainer.run_config.name}" and terms.pop("config").run.id == "mine"
+    assert terms == {"least": 1, "most": 4, "ranks": 2, "patience_s": 30.0}
+    coordinator.dead = True
+    monkeypatch.setattr(ray_launcher.TorchTrainer, "fit", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit()
+    assert done[-1] == ("kill", coordinator), "whatever ends the training"
+
+
+def test_a_fixed_width_has_rays_own_policy_and_a_range_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_launcher.TorchTrainer, "_initialize_and_run_controller", lambda self, **with_: with_)
+    for workers, kind in ((2, str), ((1, 2), WantedWidth)):
+        trainer = GreenTorchTrainer(_train, scaling_config=ScalingConfig(num_workers=workers))
+        found: Any = trainer._initialize_and_run_controller(scaling_policy="Ray's", other=1)
+        assert type(found["scaling_policy"]) is kind and found["other"] == 1
+    assert found["scaling_policy"]._wanted == 2, "the most, where nobody says at how many to start"
+
+
+def test_the_coordinator_lives_beside_the_driver_and_takes_no_cpu_from_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    class Remote:
+        def options(self, **how: Any) -> "Remote":
+            seen.append(how)
+            return self
+
+        def remote(self, **terms: Any) -> str:
+            seen.append(terms)
+            return "a handle"
+
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "ab" * 28))
+    monkeypatch.setattr(ray, "remote", lambda **how: seen.append(how) or (lambda kind: seen.append(kind) or Remote()))
+    assert open_coordinator("x", least=1) == "a handle"
+    needs, kind, how, terms = seen
+    assert needs == {"num_cpus": 0} and kind is RayCoordinator and terms == {"least": 1} and how["name"] == "x"
+    where = how["scheduling_strategy"]
+    assert (where.node_id, where.soft) == ("ab" * 28, False), "on another machine it would be gone with that"
+
+
+def test_an_operator_is_heard_by_the_run_that_is_named(coordinator: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get_actor", lambda name: coordinator if name == PREFIX + "job" else None)
+    want(3, run="job")
+    assert coordinator.target.wanted() == 3

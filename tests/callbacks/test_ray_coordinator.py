@@ -68,10 +68,36 @@ def test_workers_that_do_not_come_to_a_checkpoint_are_ended_after_a_while(
 ) -> None:
     coordinator.want(2, "clean hours")
     coordinator.meet(1, 2)
-    now.s += 59.0
+    now.s += 60.0
     assert not coordinator.meet(1, 2).go
-    now.s += 2.0
+    now.s += 1.0
     assert coordinator.meet(1, 2).go
+
+
+def test_room_for_another_number_begins_the_wait_anew(coordinator: RayCoordinator, now: Time) -> None:
+    coordinator.want(3, "clean hours")
+    coordinator.meet(1, 2)
+    now.s += 50.0
+    coordinator.meet(1, 3)
+    opening = coordinator.opening()
+    assert opening is not None and opening.ranks == 3
+    now.s += 50.0
+    assert not coordinator.meet(1, 3).go
+    now.s += 11.0
+    assert coordinator.meet(1, 3).go
+
+
+def test_what_a_resize_takes_is_the_mean_of_those_of_this_job(coordinator: RayCoordinator, now: Time) -> None:
+    for before, after, seconds in ((1, 3, 8.0), (3, 2, 4.0)):
+        coordinator.want(after, "the grid")
+        coordinator.meet(before, after)
+        opening = coordinator.opening()
+        assert opening is not None
+        coordinator.leave(opening.nth)
+        assert coordinator.meet(before, after).go
+        now.s += seconds
+        coordinator.stepped()
+    assert coordinator.terms().resize_s == 6.0
 
 
 @pytest.mark.parametrize("possible", [None, 0])
@@ -100,7 +126,9 @@ def test_a_word_of_workers_that_are_gone_does_not_end_the_new_ones(coordinator: 
 
 
 def test_a_failed_group_starts_with_the_wish_and_a_clean_slate(coordinator: RayCoordinator) -> None:
+    assert coordinator.wanted() == 1
     attempt = coordinator.terms().attempt
+    assert attempt == 1, "workers are counted from 1 on"
     coordinator.want(2, "clean hours")
     coordinator.meet(1, 2)
     coordinator.leave(1)

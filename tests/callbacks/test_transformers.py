@@ -22,14 +22,14 @@ from transformers import (
 )
 from transformers.trainer_callback import DefaultFlowCallback
 
-from greentrain.callbacks.transformers import GreenCallback
+from greentrain.callbacks.transformers import GreenCallback, calling
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
 from tests.callbacks.conftest import CONTEXT, VOCAB, Gears, Recorder, Text, TinyLM, Told
 
 pytestmark = [
-    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
     pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::greentrain.errors.GreenTrainWarning"),
 ]
 Make = Callable[..., Recorder]
 KEYS = {f"green/{key}" for key in ("energy_j", "power_w", "emissions_g", "tokens_per_j", "g_per_ktoken")}
@@ -246,15 +246,22 @@ class Caller(Trainer):
 
 
 @pytest.fixture
-def callback() -> GreenCallback:
+def callback(session: Told) -> GreenCallback:
     callback = GreenCallback()
-    callback.session = callback._driver.session = Told()  # type: ignore[assignment]
+    callback.session = callback._driver.session = session  # type: ignore[assignment]
     return callback
 
 
-@pytest.fixture
-def told(callback: GreenCallback) -> list[Any]:
-    return callback.session.told  # type: ignore[attr-defined, no-any-return]
+def test_the_nearest_trainer_among_the_callers_is_found() -> None:
+    class Asks(str):
+        def ask(self) -> str | None:
+            return calling(Asks)
+
+        def pass_on(self, other: "Asks") -> str | None:
+            return other.ask()
+
+    assert Asks("a").ask() == "a" and Asks("a").pass_on(Asks("b")) == "b"
+    assert calling(Asks) is None
 
 
 def _begin(caller: Caller) -> None:
@@ -348,7 +355,8 @@ def test_only_a_training_that_goes_on_continues_a_run(callback: GreenCallback, t
     _begin(caller)
     assert told.count({"run": "one"}) == 1
     callback._driver.stop("finished")
-    caller.state.stateful_callbacks["GreenCallback"] = [callback.state(), callback.state()]
+    another = {"args": {}, "attributes": {"saved": {"run": "another's"}}}  # two callbacks of one class
+    caller.state.stateful_callbacks["GreenCallback"] = [callback.state(), another]
     caller.args.process_index, caller.args.world_size = 1, 2
     _begin(caller)
     assert told.count({"run": "one", "totals": {}}) == 1, "the totals are rank 0's"
@@ -367,9 +375,13 @@ def test_the_last_log_has_what_the_run_has_booked_in_the_end(callback: GreenCall
     assert last == {"train_loss": 1.0, "green/energy_j": 2.0} and told[-1] == "finished"
     caller.tell("on_train_end")
     assert caller.state.log_history[-1]["green/energy_j"] == 2.0 and not callback._training
+    assert told.count("finished") == 1
     alone: dict[str, float] = {"train_loss": 1.0}
     caller.tell("on_log", logs=alone)
     assert alone == {"train_loss": 1.0}
+    _begin(caller)
+    caller.tell("on_train_end")
+    assert told[-1] == "finished", "a Trainer that logs nothing at its end"
 
 
 def test_an_evaluation_in_a_training_is_a_part_of_it_and_alone_a_run(callback: GreenCallback, told: list[Any]) -> None:
