@@ -807,3 +807,48 @@ def test_runs_of_a_process_are_counted_from_one(tmp_path: Path, monkeypatch: pyt
     for _ in range(2):
         green.start().close()
     assert counted == [1, 2]
+
+
+@pytest.mark.parametrize(("live", "rank", "lines"), [(True, 0, 1), (False, 0, 0), (True, 1, 0)])
+def test_a_start_tells_all_that_follow_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: bool, rank: int, lines: int
+) -> None:
+    told: list[Any] = []
+    green = _session(tmp_path, live=live, id="job")
+    monkeypatch.setattr(green._viewers, "open_exporters", lambda *given: told.append(given))
+    monkeypatch.setattr(green._viewers, "open_line", lambda: told.append("line"))
+    monkeypatch.setattr(green._controller, "show", lambda: told.append("gear"))
+    monkeypatch.setattr(session, "keep_estimate", lambda estimate, run: told.append("estimate"))
+    monkeypatch.setattr(session.ShutdownHook, "install", lambda hook: told.append("hook"))
+    place = Topology(rank=rank, world_size=2, local_rank=rank, local_world_size=2)
+    green.start(place).close()
+    assert told == [(green.config.export, place, "job"), *["line"] * lines, "estimate", "hook", "gear"]
+
+
+def test_each_second_the_controller_looks_and_then_viewers_show(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played._controller, "each_second", lambda run: played.run.heard.append("controller"))
+    monkeypatch.setattr(played._viewers, "update", lambda run, caps: played.run.heard.append("viewers"))
+    played._each_second(played.run)  # type: ignore[arg-type]
+    assert played.run.heard == ["controller", "viewers"]
+
+
+def test_a_grid_that_is_replayed_begins_with_the_job_and_is_in_its_books(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "run": {"dir": str(tmp_path), "report": False},
+        "carbon": {"replay_start": "2022-05-28T12:00Z", "speed": 60},
+    }
+    green = GreenSession(config, meter=FlatMeter(), signal=SIGNAL)
+    for began_unix_s in (5.0, None):  # of the launcher, waits included; else of this start
+        monkeypatch.setattr(type(green._controller), "began_unix_s", began_unix_s)
+        with green:
+            pass
+        grid = read_run(green.folder or "").run["grid"]
+        assert (grid["grid_s"], grid["speed"]) == (1_653_739_200.0, 60.0)
+        assert grid["unix_s"] == 5.0 if began_unix_s else time.time() - 600.0 < grid["unix_s"] <= time.time()
+    with _session(tmp_path) as plain:
+        pass
+    assert read_run(plain.folder or "").run.get("grid") is None
