@@ -30,6 +30,7 @@ from ray.train.v2._internal.execution.scaling_policy import (  # noqa: E402
 from ray.train.v2._internal.execution.worker_group import WorkerGroupState  # noqa: E402
 from ray.train.v2.api.config import ScalingConfig  # noqa: E402
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: E402
+from ray.train.v2.torch.torch_trainer import TorchTrainer  # noqa: E402
 
 from greentrain.callbacks import ray as ray_launcher  # noqa: E402
 from greentrain.callbacks.ray import (  # noqa: E402
@@ -275,7 +276,12 @@ def sleep(monkeypatch: pytest.MonkeyPatch) -> Sleep:
 def together(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What all ranks do together, in its order; a word of rank 0 is what this rank says, or else 7."""
     done: list[Any] = []
-    monkeypatch.setattr(collective, "broadcast_from_rank_zero", lambda word: (done.append(word), word or 7)[1])
+
+    def broadcast(word: Any) -> Any:
+        done.append(word)
+        return word or 7
+
+    monkeypatch.setattr(collective, "broadcast_from_rank_zero", broadcast)
     monkeypatch.setattr(collective, "barrier", lambda: done.append("barrier"))
     monkeypatch.setattr(ray.train, "get_all_reported_checkpoints", lambda mode, timeout_s: done.append(mode.name))
     return done
@@ -613,7 +619,7 @@ def test_a_fit_has_a_coordinator_of_its_own_and_leaves_none(
         coordinator.target.stepped()
         return "a result"
 
-    monkeypatch.setattr(ray_launcher.TorchTrainer, "fit", fit)
+    monkeypatch.setattr(TorchTrainer, "fit", fit)
     scaling = ScalingConfig(num_workers=(1, 4), elastic_resize_monitor_interval_s=30.0)
     green = {"run": {"dir": str(tmp_path / "runs"), "id": "mine"}}
     trainer = GreenTorchTrainer(_train, green=green, ranks=2, scaling_config=scaling)
@@ -625,14 +631,14 @@ def test_a_fit_has_a_coordinator_of_its_own_and_leaves_none(
     assert terms.pop("name") == f"{PREFIX}{trainer.run_config.name}" and terms.pop("config").run.id == "mine"
     assert terms == {"least": 1, "most": 4, "ranks": 2, "patience_s": 30.0}
     coordinator.dead = True
-    monkeypatch.setattr(ray_launcher.TorchTrainer, "fit", lambda self: 1 / 0)
+    monkeypatch.setattr(TorchTrainer, "fit", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainer.fit()
     assert done[-1] == ("kill", coordinator), "whatever ends the training"
 
 
 def test_a_fixed_width_has_rays_own_policy_and_a_range_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_launcher.TorchTrainer, "_initialize_and_run_controller", lambda self, **with_: with_)
+    monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", lambda self, **with_: with_)
     for workers, kind in ((2, str), ((1, 2), WantedWidth)):
         trainer = GreenTorchTrainer(_train, scaling_config=ScalingConfig(num_workers=workers))
         found: Any = trainer._initialize_and_run_controller(scaling_policy="Ray's", other=1)
@@ -655,7 +661,12 @@ def test_the_coordinator_lives_beside_the_driver_and_takes_no_cpu_from_a_worker(
             return "a handle"
 
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "ab" * 28))
-    monkeypatch.setattr(ray, "remote", lambda **how: seen.append(how) or (lambda kind: seen.append(kind) or Remote()))
+
+    def remote(**needs: Any) -> Callable[[type], Remote]:
+        seen.append(needs)
+        return lambda kind: seen.append(kind) or Remote()  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(ray, "remote", remote)
     assert open_coordinator("x", least=1) == "a handle"
     needs, kind, how, terms = seen
     assert needs == {"num_cpus": 0} and kind is RayCoordinator and terms == {"least": 1} and how["name"] == "x"
