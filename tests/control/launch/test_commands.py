@@ -57,6 +57,12 @@ def words(found: Command, ranks: int | None) -> str:
             "accelerate launch --num_processes 2 --multi_gpu --mixed_precision bf16 t.py --num_processes 1",
         ),
         ("fabric run --devices 4 t.py", "fabric", 4, "fabric run --devices 2 t.py"),
+        (
+            "torchrun --nproc-per-node 4 t.py x --nproc-per-node 9",  # the script's own
+            "torchrun",
+            4,
+            "torchrun --nproc-per-node 2 t.py x --nproc-per-node 9",
+        ),
         ("lightning run model --devices=4 t.py", "fabric", 4, "lightning run model --devices 2 t.py"),
         ("deepspeed --num_gpus 4 t.py", "deepspeed", 4, "deepspeed --num_gpus 2 t.py"),
         ("python3 -u t.py --lr 1", "python", None, "python3 -u t.py --lr 1"),
@@ -260,6 +266,7 @@ def test_where_the_script_stands(
         "python3 -cpass",
         "python3 -u -c pass",
         "fabric test t.py",
+        "fabric test t.py run",
         "accelerate config",
     ],
 )
