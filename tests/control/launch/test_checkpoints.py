@@ -235,6 +235,16 @@ def test_an_empty_file_that_must_hold_something_is_torn(tmp_path: Path, name: st
         assert found.skipped[0].endswith(f"step_1 is torn: {name} is empty")
 
 
+def test_a_distributed_checkpoint_with_other_files_beside_its_parts_needs_its_last_file_too(tmp_path: Path) -> None:
+    folder = tmp_path / "step-1"
+    folder.mkdir()
+    for name in ("__0_0.distcp", "config.json"):
+        (folder / name).write_text("{}")
+    assert newest(tmp_path).newest is None
+    (folder / ".metadata").write_text("x")
+    assert newest(tmp_path).newest is not None
+
+
 def test_a_folder_of_accelerate_without_an_optimizer_has_no_last_file(tmp_path: Path) -> None:
     torch_file(tmp_path / "checkpoint_0" / "model.bin", 100)
     assert newest(tmp_path).newest is not None
