@@ -68,7 +68,12 @@ def worker(monkeypatch: pytest.MonkeyPatch, handlers: None, tmp_path: Path) -> I
     monkeypatch.setattr(agent, "_listen", listened)
     monkeypatch.setattr(agent, "_be_the_main_process", lambda order: happened.append("main"))
     monkeypatch.setattr(agent, "_time_the_group", lambda hand, attempt: happened.append(f"group {attempt}"))
-    monkeypatch.setattr(agent, "_finish", lambda: happened.append("finish"))
+
+    def finish() -> None:
+        happened.append("finish")
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    monkeypatch.setattr(agent, "_finish", finish)
     monkeypatch.setattr(sys, "excepthook", lambda *error: happened.append(f"hook {error[0].__name__}"))
     monkeypatch.setattr(os, "kill", lambda pid, signum: happened.append(f"kill {pid == os.getpid()} {signum}"))
 
@@ -434,14 +439,15 @@ def test_orders_are_answered_until_the_supervisor_hangs_up(
     end: signal.Signals | None, before: str | None, handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = socket.socketpair()
-    made: list[Any] = []
+    made, found = list[Any](), list[Any]()
 
     class Fake:
         def __init__(self, job: Any, *, warm: bool, restored: Any) -> None:
             made.append((job, warm, restored, os.environ[CUDA_CHECK]))
 
         def run(self, order: Mapping[str, Any]) -> dict[str, Any]:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            found.append(signal.getsignal(signal.SIGHUP))
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # torch's stay where they were installed
             if end is not None and order["attempt"] == 2:
                 raise SignalException("told", end)
             return {"code": order["attempt"]}
@@ -462,7 +468,7 @@ def test_orders_are_answered_until_the_supervisor_hangs_up(
     for warm in (True, False) if end is None else (True,):
         monkeypatch.setattr(sys, "argv", ["agent", "17", json.dumps({**JOB, "warm": warm})])
         agent.main()
-    assert set(asked) == {17}
+    assert set(asked) == {17} and found[1] == signal.SIG_DFL, "between two attempts a signal ends it"
     theirs.close()
     assert made[0] == ({**JOB, "warm": True}, True, {CUDA_CHECK: before}, "1"), "workers find what was there before"
     assert [warm for _, warm, *_ in made] == ([True, False] if end is None else [True])
