@@ -157,13 +157,7 @@ class TemporaryParamGroups:
             return
         for group in groups:
             own = {key: group[key] for key in ("lr", "eps", "weight_decay")}
-            new = form.numbers(
-                own["lr"],
-                own["eps"],
-                own["weight_decay"],
-                gamma,
-                decoupled=group.get("decoupled_weight_decay", decoupled),
-            )
+            new = form.numbers(*own.values(), gamma, decoupled=group.get("decoupled_weight_decay", decoupled))
             lent = dict(zip(own, new, strict=True))
             self._lent.append((group, own, lent))
             group.update(lent)

@@ -11,6 +11,7 @@ gears), and :class:`GearLoop` says what is allowed instead.
 """
 
 import bisect
+import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -202,6 +203,8 @@ class Gears:
         self.steps, self.noise, self._saved, self.vetoes, self._guard = 0, None, {}, {}, QualityGuard()
         self.neutral = False
         self.done = dict.fromkeys(self.box.gears, 0)
+        if self.probe is not None:  # steps before start() were not the run's
+            self.probe.restart()
         self._decide()
 
     def _watch_noise(self) -> None:
@@ -369,10 +372,7 @@ class Gears:
         backend = self.box.backend
         return {
             "gear_backend": "" if backend is None else f"{backend.name}: {backend.reason}",
-            "layers": [
-                {name: getattr(layer, name) for name in ("name", "in_features", "out_features", "chosen", "reason")}
-                for layer in self.box.plan
-            ],
+            "layers": [dataclasses.asdict(layer) for layer in self.box.plan],
         }
 
     def state_dict(self) -> dict[str, Any]:

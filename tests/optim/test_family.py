@@ -107,6 +107,27 @@ def test_the_printed_formula_needs_a_kernel_that_grows_weights(make: Callable[[]
     adapt(torch.optim.Adam(_params()), 4.0, "paper").remove()
 
 
+def _two_groups(**first: Any) -> Any:
+    """Return two groups of which the second decays nothing, as biases and norms are trained."""
+    return [{"params": _params(), **first}, {"params": _params(), "weight_decay": 0.0}]
+
+
+def test_one_group_that_decays_is_enough_to_refuse() -> None:
+    with pytest.raises(ConfigError, match="MyAdam, which does not tell whether its weight decay"):
+        adapt(MyAdam(_two_groups()), 4.0)
+    with pytest.raises(ConfigError, match="decay is 'paper' on AdamW"):
+        adapt(torch.optim.AdamW(_two_groups(capturable=True)), 4.0, "paper")
+    adapt(torch.optim.AdamW(_two_groups()), 4.0, "paper").remove()
+
+
+def test_bitsandbytes_adam_decays_like_its_adamw() -> None:
+    mine = MyAdam(_params())
+    mine.optimizer_name = "adam"  # type: ignore[attr-defined]  # bitsandbytes/optim/adam.py
+    assert decoupled(mine) is True
+    mine.optimizer_name = "lamb"  # type: ignore[attr-defined]
+    assert decoupled(mine) is None
+
+
 class Zero:
     """DeepSpeed 0.19.8, stage3.py, _optimizer_step: one step of the base optimizer for every sub-group."""
 

@@ -1,10 +1,13 @@
-"""The forms as formulas: what they do to one step, and which names exist."""
+"""The forms as formulas: what they do to one step, which names exist, and who gets his numbers back."""
+
+import contextlib
+from typing import Any
 
 import pytest
 import torch
 
 from greentrain.errors import ConfigError, GreenTrainWarning
-from greentrain.optim.forms import PAPER_GAMMA, Form, Gamma
+from greentrain.optim.forms import PAPER_GAMMA, Form, Gamma, TemporaryParamGroups, rescaled
 
 LR, EPS, DECAY = 1e-3, 1e-8, 0.1
 
@@ -78,3 +81,43 @@ def test_gamma_is_asked_every_time() -> None:
     asked = Gamma(lambda: next(values))
     assert [asked(), asked()] == [2.0, 3.0]
     assert Gamma(4)() == 4.0
+    assert Gamma(0.5)() == Gamma(lambda: 0.5)() == 0.5, "under 1 a step is longer, and that is allowed"
+
+
+def _group(**more: Any) -> dict[str, Any]:
+    return {"lr": LR, "eps": EPS, "weight_decay": DECAY, **more}
+
+
+def test_a_group_holds_other_numbers_for_the_length_of_a_step() -> None:
+    group = _group(betas=(0.9, 0.99))
+    for failing in (False, True):
+        with contextlib.suppress(ZeroDivisionError), rescaled([group], Form.DECELERATE, 4.0):
+            assert group == _group(lr=LR / 4, eps=EPS / 4, weight_decay=DECAY * 4, betas=(0.9, 0.99))
+            if failing:
+                raise ZeroDivisionError
+        assert group == _group(betas=(0.9, 0.99))
+    with rescaled([group], Form.DECELERATE, 1.0):
+        assert group == _group(betas=(0.9, 0.99))
+
+
+def test_a_group_that_says_how_it_decays_is_believed_before_its_optimizer() -> None:
+    groups = [_group(), _group(decoupled_weight_decay=True), _group(decoupled_weight_decay=False)]
+    for decoupled in (True, False):
+        loan = TemporaryParamGroups()
+        loan.give(groups, Form.DECELERATE, 4.0, decoupled=decoupled)
+        assert [group["weight_decay"] / DECAY for group in groups] == [4.0 if decoupled else 1.0, 4.0, 1.0]
+        loan.end()
+
+
+def test_each_group_gets_its_own_numbers_back_but_for_what_was_set_meanwhile() -> None:
+    groups, loan = [_group(), _group(lr=1.0)], TemporaryParamGroups()
+    assert [loan.own(group) for group in groups] == [{}, {}]
+    loan.give(groups, Form.SCALE, 4.0, decoupled=True)
+    assert [group["lr"] for group in groups] == [LR / 4, 0.25]
+    assert [loan.own(group)["lr"] for group in groups] == [LR, 1.0]
+    assert loan.own(dict(groups[0])) == {}, "an equal one is not that one"
+    groups[0]["lr"] = 0.5  # by a scheduler of the user
+    for _ in range(2):
+        loan.end()
+        assert groups == [_group(lr=0.5), _group(lr=1.0)]
+    assert loan.own(groups[1]) == {}

@@ -51,16 +51,16 @@ class RecompileWatch:
 
     def __init__(self, gears: int) -> None:
         self._gears = gears
-        self._put_back: weakref.finalize[[_Listener, int], RecompileWatch] | None = None
+        self._put_back: weakref.finalize[[], RecompileWatch] | None = None
 
     def prepare(self) -> None:
         """Raise the limit as soon as something has loaded dynamo. Cheap before and after."""
         if self._put_back is not None or self._gears < 2 or "torch._dynamo" not in sys.modules:
             return
         config = sys.modules["torch._dynamo"].config
-        listener, limit = _Listener(), config.recompile_limit
-        self._put_back = weakref.finalize(self, _put_back, listener, limit)  # a model may be dropped with its gears on
-        config.recompile_limit = max(LIMIT, limit)
+        listener = _Listener(config.recompile_limit)
+        self._put_back = weakref.finalize(self, listener.put_back)  # a model may be dropped with its gears on
+        config.recompile_limit = max(LIMIT, config.recompile_limit)
         logging.getLogger(LOGGER).addHandler(listener)
 
     def stop(self) -> None:
@@ -70,16 +70,19 @@ class RecompileWatch:
             self._put_back = None
 
 
-def _put_back(listener: logging.Handler, limit: int) -> None:
-    logging.getLogger(LOGGER).removeHandler(listener)
-    if limit < LIMIT:  # otherwise another session has raised it, or the user
-        sys.modules["torch._dynamo"].config.recompile_limit = limit
-
-
 class _Listener(logging.Handler):
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__(logging.WARNING)
-        self._told = False
+        self.limit, self._told = limit, False
+
+    def put_back(self) -> None:
+        log = logging.getLogger(LOGGER)
+        log.removeHandler(self)
+        others = [other for other in log.handlers if isinstance(other, _Listener)]
+        for other in others:  # another session's model still needs the limit, and puts it back when it goes
+            other.limit = min(other.limit, self.limit)
+        if not others and self.limit < LIMIT:  # otherwise the user has raised it
+            sys.modules["torch._dynamo"].config.recompile_limit = self.limit
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._told or "recompile_limit" not in record.getMessage():
@@ -140,9 +143,7 @@ def _fixed(model: nn.Module) -> tuple[torch.dtype, str, str] | None:
     if _is_engine(model):
         for method, dtype in (("bfloat16_enabled", torch.bfloat16), ("fp16_enabled", torch.float16)):
             if getattr(model, method, bool)():
-                remedy = (
-                    "turn its bf16/fp16 section off and use torch_autocast, or keep to that gear (and fp8 with bf16)"
-                )
+                remedy = "turn its bf16/fp16 section off for torch_autocast, or keep to that gear (and fp8 with bf16)"
                 return dtype, "DeepSpeed keeps the weights in", remedy
     for module in model.modules():
         gathered = _policy_dtype(module)

@@ -26,6 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from greentrain.utils.never_raise import never_raises
+
 
 class KeptSamples:
     """The kept samples of one call's arguments; what training does to its own tensors afterwards does not matter.
@@ -169,9 +171,10 @@ class _Call:
     samples: KeptSamples
     function: Callable[..., Any] | None
     loss_scale: float
-    versions: int = 0
+    versions: int
     gradients: dict[int, Tensor] = dataclasses.field(default_factory=dict)
 
+    @never_raises
     def arrive(self, index: int, gradient: Tensor) -> None:
         """Keep what belongs to the kept samples of an output's gradient."""
         kept = gradient.detach()
@@ -254,10 +257,8 @@ class CallRecorder:
         """
         if not self._armed:
             return
-        call = _Call(KeptSamples(((batch,), {}), self._keep), function, self._loss_scale())
+        self._call = self._begin(((batch,), {}), function)
         self.disarm()
-        if self._has_rows(call):
-            self._call = call
 
     def call(self, rows: int | range) -> CallReplay | None:
         """Return the recorded call with some of its samples; None if none is recorded.
@@ -278,11 +279,11 @@ class CallRecorder:
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            call = _Call(KeptSamples((args, kwargs), self._keep), None, self._loss_scale(), _versions(module))
-            self._call = call if self._has_rows(call) else None
+            self._call = self._begin((args, kwargs), None)
             if self._call is None:
                 self.disarm()
 
+    @never_raises
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         call = self._call
         if call is None:
@@ -296,10 +297,13 @@ class CallRecorder:
             if tensor.requires_grad:
                 tensor.register_hook(functools.partial(call.arrive, index))  # type: ignore[no-untyped-call]
 
-    def _has_rows(self, call: _Call) -> bool:
-        if not call.samples.size:
-            self.problem = "what it is called with holds no tensor with a batch dimension"
-        return bool(call.samples.size)
+    def _begin(self, tree: Any, function: Callable[..., Any] | None) -> _Call | None:
+        try:
+            call = _Call(KeptSamples(tree, self._keep), function, self._loss_scale(), _versions(self._model))
+            self.problem = "" if call.samples.size else "what it is called with holds no tensor with a batch dimension"
+        except Exception as error:  # a read-only mapping, a nested tensor: training's own call must not fail for it
+            self.problem = f"what it is called with cannot be kept ({error!r})"
+        return None if self.problem else call
 
 
 def _ends(outputs: list[Tensor]) -> list[bool]:

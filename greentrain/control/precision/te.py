@@ -71,9 +71,8 @@ class TeBackend:
                 device="meta",
             )
             self._helpers[layer] = helper
-        held: dict[str, Any] = (
-            helper._parameters
-        )  # Not setattr: inside FSDP 1 and DataParallel a weight is no Parameter.
+        # Not setattr: inside FSDP 1 and DataParallel a weight is no Parameter.
+        held: dict[str, Any] = helper._parameters
         if held["weight"] is not layer.weight:
             held["weight"] = layer.weight
         if layer.bias is not None and held["bias"] is not layer.bias:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.control.precision import backends
+from greentrain.control.precision import backends, fp8
 from greentrain.control.precision.backends import ScaledMm, choose_backend, trial
 from greentrain.control.precision.fp8 import Gemm
 from greentrain.errors import ConfigError
@@ -90,6 +90,29 @@ def test_a_gpu_without_fp8_units_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     assert str(caught.value) == (
         "FP8 needs compute capability 8.9 or newer; NVIDIA A100-SXM4-80GB is 8.0: drop fp8 from precision.gears"
     )
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    backends._check_capability(CUDA)  # Ada, the oldest that has them: L4, RTX 4090
+
+
+def test_a_torch_without_the_public_call_tries_the_older_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "_CPU", fp8._CPU._replace(public=False))  # torch before 2.10
+    backend = choose_backend("scaled_mm", CPU, "tensorwise")
+    assert backend.reason == f"torch._scaled_mm of torch {torch.__version__} works on cpu"
+
+
+def test_a_trial_multiplies_known_numbers_and_not_what_lies_in_memory() -> None:
+    seen: list[Tensor] = []
+
+    class Looks(Exact):
+        def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+            seen.extend(t.detach().clone() for t in (x, layer.weight, layer.bias))
+            return super().linear(layer, x)
+
+    for _ in range(2):
+        trial(Looks(), CPU)
+    assert all(torch.equal(a, b) for a, b in zip(seen[:3], seen[3:], strict=True))
+    assert all(0.7 < float(one.std()) < 1.3 for one in seen), "normally distributed"
 
 
 def test_a_build_without_the_device_says_so() -> None:

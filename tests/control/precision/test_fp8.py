@@ -114,7 +114,28 @@ def test_padding_meets_what_cuda_asks_of_every_product(monkeypatch: pytest.Monke
             assert (b_unit.shape, b_unit.stride(1)) == ((1, columns), 1)
             assert out is torch.bfloat16, "rowwise CUDA kernels return BF16"
         else:
-            assert a_unit.numel() == b_unit.numel() == 1
+            assert a_unit.numel() == b_unit.numel() == 1 and out is torch.float32
+
+
+def test_a_gpu_gets_the_shapes_that_its_kernels_take_and_a_cpu_copies_nothing_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = Gemm.on("cuda")
+    assert gpu.multiple_of == 16 and gpu.rowwise_dtype is torch.bfloat16  # ScaledBlas.cpp, RowwiseScaledMM.cu
+    padded: list[Any] = []
+    pad = F.pad
+    monkeypatch.setattr(F, "pad", lambda *args, **more: (padded.append(args), pad(*args, **more))[1])
+    for scaling in SCALINGS:
+        run(*draw(7, 41, 23), scaling)
+    assert not padded
+
+
+def test_a_layer_without_outputs_gives_none() -> None:
+    w = torch.ones(0, 32, requires_grad=True)
+    y = fp8_linear(torch.ones(5, 32), w)
+    assert y.shape == (5, 0)
+    torch.autograd.backward(y.sum())
+    assert w.grad is not None and w.grad.shape == (0, 32)
 
 
 def test_rowwise_results_of_a_bf16_kernel_come_in_the_dtype_that_is_due() -> None:

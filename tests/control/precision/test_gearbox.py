@@ -174,16 +174,17 @@ def test_the_signature_and_docstring_stay_for_frameworks_that_look() -> None:
     assert net.forward.__doc__ == "Say something."
 
 
-def test_nested_in_a_frameworks_autocast_the_gear_wins() -> None:
-    net, gears = Net(), box("fp32", "bf16")
-    plain = net(X)["y"]
+@pytest.mark.parametrize("outer", [torch.bfloat16, torch.float16])
+def test_nested_in_a_frameworks_autocast_the_gear_wins(outer: torch.dtype) -> None:
+    net, gears = Net(), box("fp32", "bf16", "fp16")
     gears.attach(net)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        net.up(X)  # the outer region has cast this weight already
-        assert torch.equal(net(X)["y"], plain)
-        gears.request("bf16")
+    for gear in gears.gears:
+        gears.request(gear)
         gears.commit()
-        assert not torch.equal(net(X)["y"], plain)
+        alone = net(X)["y"]
+        with torch.autocast("cpu", dtype=outer):
+            net.up(X)  # the outer region has cast this weight already, and keeps the cast
+            assert torch.equal(net(X)["y"], alone)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -294,13 +295,34 @@ def test_several_gears_raise_the_number_of_graphs_that_dynamo_keeps_and_put_it_b
     gears.prepare()
     gears.prepare()
     assert dynamo.recompile_limit == LIMIT and len(told.handlers) == len(before) + 1
-    another = RecompileWatch(4)
-    another.prepare()
-    another.stop()
-    assert dynamo.recompile_limit == LIMIT, "another session's model still needs it"
     gears.stop()
     gears.stop()
     assert dynamo.recompile_limit == 8 and told.handlers == before
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_limit_stays_until_the_last_of_several_models_goes(dynamo: Any, order: tuple[int, ...]) -> None:
+    watches = [RecompileWatch(2) for _ in range(3)]
+    for watch in watches:
+        watch.prepare()
+    for index in order:
+        assert dynamo.recompile_limit == LIMIT, "another session's model still needs it"
+        watches[index].stop()
+    assert dynamo.recompile_limit == 8
+
+
+def test_a_model_that_is_compiled_after_it_has_its_gears_raises_the_limit_at_its_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    gears = box("bf16", "fp32")
+    gears.attach(nn.Linear(WIDTH, WIDTH))
+    loaded = types.SimpleNamespace(config=types.SimpleNamespace(recompile_limit=8))
+    monkeypatch.setitem(sys.modules, "torch._dynamo", loaded)  # type: ignore[arg-type]
+    gears.commit()
+    assert loaded.config.recompile_limit == LIMIT
+    gears.detach()
+    assert loaded.config.recompile_limit == 8
 
 
 @pytest.mark.parametrize("users", [LIMIT, 500])

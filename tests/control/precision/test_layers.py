@@ -87,6 +87,7 @@ def test_the_smallest_width_can_be_set() -> None:
 
 def test_names_are_included_and_excluded_with_wildcards() -> None:
     assert chosen(Gpt(), ("blocks.1.*",)) == BODY[2:]
+    assert chosen(Gpt(), ("blocks.1.*", "*.fc")) == [BODY[0], *BODY[2:]], "any of the names is enough"
     assert chosen(Gpt(), ("*",), ("*.proj",)) == [BODY[0], BODY[2]]
     assert why_not(Gpt(), BODY[1], ("*",), ("*.proj",)) == "precision.exclude names it ('*.proj')"
     assert "does not name it" in why_not(Gpt(), BODY[0], ("blocks.1.*",))

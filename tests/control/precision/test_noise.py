@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain.config.schema import PrecisionConfig
+from greentrain.control import coordination
+from greentrain.control.coordination import LEAD
 from greentrain.control.precision import noise as module
 from greentrain.control.precision.gearbox import GearBox
 from greentrain.control.precision.layers import LayerPlan
 from greentrain.control.precision.noise import ELEMENTS, PATIENCE, WARM_UP, Noise, NoiseProbe, _tf32, probed_weights
 from greentrain.control.precision.recorder import CallRecorder
 from greentrain.errors import GreenTrainWarning
-from greentrain.types import Gear
+from greentrain.types import Gear, Topology
 from recipes.common.model import GPT, Size
 
 WIDTH, BATCH = 32, 8
@@ -220,6 +224,57 @@ def test_a_framework_that_enters_the_gear_itself_offers_its_training_step() -> N
     assert noise is not None and expected is not None and noise.sigma == expected.sigma
 
 
+def test_what_dropout_does_to_two_samples_counts_as_what_samples_differ_by() -> None:
+    class Drops(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.mse_loss(self.down(F.dropout(torch.tanh(self.up(x)), 0.5)), x.roll(1, -1))
+
+    _, probe = build(net := Drops())
+    for step in range(WARM_UP + 2):
+        net(batch(0)[:1].expand(BATCH, -1)).backward()  # one sample eight times, under masks of its own each time
+        noise = probe.step(step + 1)
+    assert noise is not None and noise.sigma_batch is not None
+    assert noise.sigma_batch > 0.1 * noise.grad_norm > 2 * noise.sigma[Gear.BF16]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_layer_that_the_samples_do_not_use_is_left_out(scale: float) -> None:
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.idle, self.busy = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.mse_loss(self.busy(x), x.roll(1, -1))
+
+    box, probe = build(net := Experts())
+    for step in range(WARM_UP + 2):
+        net.zero_grad()
+        (net(batch(step)) * scale).backward()
+        noise = probe.step(step + 1)
+    assert noise is not None and not probe.problem
+    with box.at(Gear.FP32):
+        (exact,) = torch.autograd.grad(net(batch(step)[:2]), [net.busy.weight])
+    assert noise.grad_norm == pytest.approx(exact.norm().item(), rel=1e-5)
+
+
+def test_what_is_not_known_of_the_gears_gives_no_ratio_and_no_gamma() -> None:
+    def noise(sigma_batch: float | None = 12.0, **sigma: float) -> Noise:
+        by_gear = {Gear(gear): value for gear, value in sigma.items()}
+        return Noise(step=1, sigma=by_gear, sigma_batch=sigma_batch, grad_norm=1.0, cost_s=0.0)
+
+    known = noise(fp8=16.0, bf16=5.0)
+    assert known.gamma == pytest.approx(20.0 / 13.0, rel=1e-12)  # hypotenuses over 12
+    assert known.sigma_ratio == 3.2 and known.note == ""
+    for unknown in (noise(fp8=16.0), noise(bf16=5.0), noise()):
+        assert unknown.gamma == 1.0 and unknown.sigma_ratio is None
+    exact = noise(fp8=16.0, bf16=0.0)  # nothing was rounded: weights that BF16 holds
+    assert exact.sigma_ratio is None and exact.gamma == pytest.approx(20.0 / 12.0, rel=1e-12)
+    for alone in (noise(None, fp8=16.0, bf16=5.0), noise(0.0, fp8=16.0, bf16=5.0)):
+        assert alone.gamma == 1.0 and alone.sigma_ratio == 3.2
+
+
 def test_batch_norm_gets_more_samples() -> None:
     net = Noisy()
     _, probe = build(net)
@@ -257,6 +312,8 @@ def test_an_overflow_counts_for_nothing() -> None:
     for value in (4.0, math.inf, math.nan, 4.0):
         mean.add(value, 0.9)
     assert mean.value == pytest.approx(4.0)
+    assert module._mean([1.0, math.nan, 3.0, math.inf]) == 2.0, "nor does that of one rank"
+    assert math.isnan(module._mean([math.nan, math.inf]))
 
 
 @pytest.fixture
@@ -302,6 +359,83 @@ def test_probes_keep_to_their_share_of_the_time(
     assert sum(spent) <= 0.0101 * clock[0]
 
 
+def test_by_default_probes_take_half_a_percent_of_the_time_and_ten_of_them_are_averaged() -> None:
+    net = Net()
+    box = GearBox(PrecisionConfig(gears=("bf16", "fp8"), min_features=16))
+    box.attach(net)
+    usual = NoiseProbe(box, CallRecorder(net), every=1)
+    assert usual.next_step == 200, "a probe of a single step, in 200"
+    _, likewise = build(Net(), beta=0.9)
+    values = [1.0] * len(usual._means)
+    for probe in (usual, likewise):
+        probe._window = (0.0, 0)
+    assert usual._after(5, 6, 0.0, 5.0, values)["means"] == likewise._after(5, 6, 0.0, 5.0, values)["means"]
+
+
+def test_a_clock_that_stands_still_plans_the_next_probe_all_the_same(clock: list[float]) -> None:
+    _, probe = build(net := Net(), every=3)
+    _, found = train(net, 20, probe)
+    assert [n.step for n in found] == [12, 15, 18] and not probe.problem
+
+
+def test_what_was_recorded_is_let_go_of_after_the_probe() -> None:
+    _, probe = build(net := Net(), every=50)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    held = []
+    for step in range(55):
+        optimizer.zero_grad()
+        net(batch(step)).backward()
+        held.append(probe._recorder.rows)
+        probe.step(step + 1)
+    assert sum(held) == 2 and probe._recorder.rows == 0 and probe.noise is not None
+
+
+def test_a_forward_without_a_backward_is_no_step_of_training_and_the_next_is_recorded() -> None:
+    _, probe = build(net := Net())
+    found = []
+    for step in range(WARM_UP + 4):
+        loss = net(batch(step))
+        if step != WARM_UP + 1:  # the step that is armed
+            loss.backward()
+        found.append(probe.step(step + 1))
+    assert [n.step for n in found if n is not None] == [WARM_UP + 3]
+
+
+def test_a_fault_of_ours_while_it_records_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, probe = build(net := Net())
+    for step in range(WARM_UP + 1):
+        net(batch(step)).backward()
+        probe.step(step + 1)
+    assert net._forward_pre_hooks, "armed"
+
+    def broken() -> Any:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(probe, "_tell_what_is_recorded", broken)
+    with pytest.warns(GreenTrainWarning, match="not measured any more: ZeroDivisionError: a bug of ours"):
+        probe.step(WARM_UP + 2)
+    assert not net._forward_pre_hooks and not net._forward_hooks and probe.next_step is None
+
+
+def test_on_a_gpu_no_step_is_disturbed_that_a_graph_captures_and_the_step_before_is_not_the_probes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capturing, waited = [True], list[int]()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(step))
+    for gpu, expected in ((False, [WARM_UP + 2]), (True, [WARM_UP + 7])):
+        _, probe = build(net := Net(), every=1000)
+        probe._next, capturing[0] = 1, True
+        if gpu:
+            monkeypatch.setattr(NoiseProbe, "_device", types.SimpleNamespace(type="cuda"))
+        found = list[int]()
+        for step in range(1, WARM_UP + 10):
+            capturing[0] = step < WARM_UP + 6
+            net(batch(step)).backward()
+            found += [noise.step] if (noise := probe.step(step)) is not None else []
+        assert found == expected and waited == (expected if gpu else [])
+
+
 def test_no_probe_in_the_first_steps_of_a_process_nor_without_any() -> None:
     _, probe = build(net := Net(), every=3)
     _, found = train(net, 40, probe)
@@ -334,6 +468,9 @@ def test_what_is_known_survives_a_checkpoint_exactly() -> None:
     _, fewer = build(Net(), "bf16", "fp8", every=2)  # gears may change between two runs
     fewer.load_state_dict(state)
     assert fewer.noise is not None and set(fewer.noise.sigma) == {Gear.BF16, Gear.FP8}
+    _, more = build(Net(), "bf16", "fp16", "fp8", every=2)
+    more.load_state_dict(fewer.state_dict())
+    assert more.noise == fewer.noise and more.state_dict()["means"]["fp16"] == [0.0, 0.0], "of a new gear nothing"
 
 
 def test_a_new_run_starts_from_nothing() -> None:
@@ -341,8 +478,9 @@ def test_a_new_run_starts_from_nothing() -> None:
     _, other = build(Net(), every=2)
     train(net, 17, probe)
     other.load_state_dict(probe.state_dict())
+    probe._recorder.arm()
     probe.restart()
-    assert probe.noise is None and probe.next_step == 2 != other.next_step
+    assert probe.noise is None and probe.next_step == 2 != other.next_step and not net._forward_pre_hooks
     empty = probe.state_dict()
     other.load_state_dict(json.loads(json.dumps(empty, allow_nan=False)))
     assert other.noise is None and other.state_dict() == empty
@@ -398,9 +536,11 @@ def test_weights_in_low_precision_have_no_reference() -> None:
 def test_a_model_that_is_never_called_ends_probing() -> None:
     net = Net()
     _, probe = build(net)
-    with pytest.warns(GreenTrainWarning, match="no forward and backward pass"):
-        for step in range(WARM_UP + PATIENCE + 3):
-            probe.step(step + 1)
+    for step in range(WARM_UP + PATIENCE):
+        probe.step(step + 1)
+    assert not probe.problem and net._forward_pre_hooks, "armed after the step that follows the warm-up"
+    with pytest.warns(GreenTrainWarning, match=f"no forward and backward pass of the model was seen in {PATIENCE}"):
+        probe.step(WARM_UP + PATIENCE + 1)
     assert not net._forward_hooks and not net._forward_pre_hooks
 
 
@@ -453,7 +593,7 @@ def test_probed_weights_are_spread_over_depth_and_kinds_and_bounded() -> None:
         layers = {f"{depth}{kind}": nn.Linear(2048, 1024, bias=False) for depth in range(32) for kind in "qkvo"}
         net = nn.ModuleDict({**layers, "skipped": nn.Linear(8, 8), "large": nn.Linear(2**16, 2**16, bias=False)})
     weights = probed_weights(net, plan(*layers, "skipped"))
-    assert 0.9 * ELEMENTS < sum(w.numel() for w in weights) <= ELEMENTS
+    assert sum(w.numel() for w in weights) == ELEMENTS, "sixteen layers fill it"
     names = [name for name, layer in layers.items() if any(layer.weight is w for w in weights)]
     assert {name[-1] for name in names} == set("qkvo")
     depths = [int(name[:-1]) for name in names]
@@ -466,6 +606,24 @@ def test_probed_weights_are_spread_over_depth_and_kinds_and_bounded() -> None:
     net.requires_grad_(False)
     with pytest.raises(RuntimeError, match="no weight"):
         probed_weights(net, plan("0k"))
+
+
+def test_of_a_very_large_model_two_percent_of_the_weights_are_probed() -> None:
+    with torch.device("meta"):
+        net = nn.ModuleDict({f"{depth}": nn.Linear(2**13, 2**12, bias=False) for depth in range(100)})
+    probed = sum(w.numel() for w in probed_weights(net, plan(*net)))
+    assert probed == 2 * 2**25 > ELEMENTS, "one layer in fifty: two"
+
+
+@pytest.mark.parametrize("user_allows", [False, True])
+def test_before_torch_2_9_there_is_one_flag_for_tf32(user_allows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = types.SimpleNamespace(allow_tf32=user_allows)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", flags)
+    with _tf32("cpu"):
+        assert flags.allow_tf32 is user_allows
+    with _tf32("cuda"):
+        assert flags.allow_tf32
+    assert flags.allow_tf32 is user_allows
 
 
 @pytest.mark.parametrize("before", ["none", "ieee", "tf32", "high"])
@@ -489,6 +647,137 @@ def test_tf32_is_on_for_a_gpus_reference_and_as_it_was_again(before: str) -> Non
         if precision is not None:
             cpu: Any = torch.backends.mkldnn
             flags.fp32_precision = cpu.matmul.fp32_precision = "none"
+
+
+class Ranks:
+    """Two ranks of a job in one process: each has its replica, its samples and its probe; one store joins them."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, batches: tuple[int, int] = (BATCH, BATCH), net: Any = Net, **how: Any
+    ) -> None:
+        self.rank = self.reads = self.steps = 0
+        self.gone = False
+        store = HashStore()
+
+        def called(name: str) -> Any:
+            if self.gone:
+                raise ConnectionError("rank 0 has left")
+            self.reads += name == "check"
+            return getattr(store, name)
+
+        proxy = type("Store", (), {"__getattr__": lambda _, name: called(name)})()
+        monkeypatch.setattr(coordination, "job_store", lambda: proxy)
+        monkeypatch.setattr(module, "topology_from_process_group", lambda: Topology(rank=self.rank, world_size=2))
+        self.samples = [batch(rank, size) for rank, size in enumerate(batches)]
+        self.nets = [net() for _ in batches]
+        self.boxes, self.probes = zip(*(build(net, **how) for net in self.nets), strict=True)
+        self.found: list[list[tuple[int, Noise]]] = [[], []]
+
+    def run(self, steps: int, *, order: tuple[int, int] = (0, 1), trains: tuple[bool, bool] = (True, True)) -> None:
+        """Take steps, the ranks one after the other; the weights stay as they are."""
+        for _ in range(steps):
+            self.steps += 1
+            for self.rank in order:
+                if trains[self.rank]:
+                    self.nets[self.rank].zero_grad()
+                    self.nets[self.rank](self.samples[self.rank]).backward()
+                if (noise := self.probes[self.rank].step(self.steps)) is not None:
+                    self.found[self.rank].append((self.steps, noise))
+
+    @property
+    def problems(self) -> set[str]:
+        return {probe.problem for probe in self.probes}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_ranks_probe_after_the_same_step_and_take_over_the_mean_of_all(
+    order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(monkeypatch)
+    ranks.run(50, order=order)
+    assert ranks.found[0] == ranks.found[1] and len(ranks.found[0]) >= 2 and ranks.problems == {""}
+    (at, noise), *_ = ranks.found[0]
+    assert noise.step < at <= WARM_UP + 1 + 4 * (LEAD + 1), "to arm, to probe and to tell are one agreement each"
+    alone = [by_hand(ranks.nets[0], ranks.boxes[0], "fp32", samples[:2]).norm().item() for samples in ranks.samples]
+    assert alone[0] != pytest.approx(alone[1], rel=0.01)
+    assert noise.grad_norm == pytest.approx(math.hypot(*alone) / math.sqrt(2), rel=1e-5)
+    assert ranks.probes[0].state_dict() == ranks.probes[1].state_dict()
+
+
+def test_a_rank_with_one_sample_decides_for_all_that_the_noise_between_samples_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = Ranks(monkeypatch, batches=(BATCH, 1))
+    ranks.run(35)
+    assert ranks.found[0] == ranks.found[1] and ranks.problems == {""}
+    (_, noise), *_ = ranks.found[0]
+    assert noise.sigma_batch is None and noise.gamma == 1.0
+
+
+def test_the_smallest_batch_says_what_a_first_probe_may_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, batches=(16, 4), share=0.05)
+    ranks.run(110)
+    assert ranks.found[0] == ranks.found[1]
+    (_, noise), *_ = ranks.found[0]  # two of four samples in eight passes are four steps, so one step in eighty
+    assert 80 <= noise.step <= 80 + 3 * LEAD
+
+
+def test_between_two_probes_ranks_look_seldom_and_are_not_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, every=100)
+    ranks.run(99)
+    assert ranks.reads < 25, "a look costs"
+    ranks.run(15)
+    (_, noise), *_ = ranks.found[0]
+    assert ranks.found[0] == ranks.found[1] and 100 <= noise.step <= 100 + 3 * LEAD
+
+
+class Fragile(Net):
+    """Cannot be called with fewer samples than in training, once it is told so."""
+
+    fails = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails and len(x) < BATCH:
+            raise RuntimeError("only here")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_ends_probing_on_one_rank_ends_it_on_all(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, net=Fragile)
+    ranks.nets[rank].fails = True
+    with pytest.warns(GreenTrainWarning, match="not measured any more: RuntimeError: only here") as told:
+        ranks.run(40)
+    assert len(told) == 2 and ranks.found == [[], []] and ranks.problems == {"RuntimeError: only here"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_model_is_never_called_ends_probing_on_all(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    with pytest.warns(GreenTrainWarning, match="not measured any more") as told:
+        ranks.run(WARM_UP + PATIENCE + 20, trains=(rank != 0, rank != 1))
+    assert ranks.problems == {f"no forward and backward pass of the model was seen in {PATIENCE} steps"}
+    assert len(told) == 2 and not any(net._forward_pre_hooks for net in ranks.nets)
+
+
+def test_a_rank_that_tells_nothing_is_waited_for_a_while_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    monkeypatch.setattr(ranks.probes[1], "_tell_what_is_recorded", lambda: None)
+    ranks.run(WARM_UP + 2 * PATIENCE)
+    assert ranks.problems == {""}
+    with pytest.warns(GreenTrainWarning, match="not measured any more"):
+        ranks.run(PATIENCE + 4 * LEAD)
+    assert ranks.problems == {"not all ranks told what they saw"} and ranks.found == [[], []]
+
+
+def test_a_store_that_is_gone_ends_probing_and_not_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, every=30)
+    ranks.run(20)
+    ranks.gone = True
+    with pytest.warns(GreenTrainWarning, match="not measured any more: not all ranks take part") as told:
+        ranks.run(80)
+    assert len(told) == 2 and ranks.problems == {"not all ranks take part"}
+    assert not any(net._forward_pre_hooks for net in ranks.nets)
 
 
 RANKS = """

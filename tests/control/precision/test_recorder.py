@@ -1,7 +1,10 @@
 """A recorded call made again gives the gradient of training."""
 
 import socket
+import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.control.precision.recorder import CallRecorder
+from greentrain.control.precision import recorder as recorder_module
+from greentrain.control.precision.recorder import CallRecorder, KeptSamples, _Call
+from greentrain.errors import GreenTrainWarning
 
 B, T, V = 6, 4, 10
 X = torch.randn(B, T, 8, generator=torch.Generator().manual_seed(1))
@@ -56,6 +61,12 @@ class Auxiliary(Net):
         return self.head(hidden), hidden.square().mean()
 
 
+class AuxiliaryFirst(Auxiliary):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits, auxiliary = super().forward(x)
+        return auxiliary, logits
+
+
 class Halves(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return self.logits(x).chunk(2, dim=-1)
@@ -81,6 +92,7 @@ CASES: dict[str, tuple[type[Net], Callable[[nn.Module], Tensor]]] = {
     "loss and logits": (Both, lambda m: m(X, Y)["loss"]),
     "logits beside the loss": (Both, lambda m: outside(m(X, Y)["logits"])),
     "auxiliary loss": (Auxiliary, lambda m: (lambda o: outside(o[0]) + 0.3 * o[1])(m(X))),
+    "auxiliary loss, in front": (AuxiliaryFirst, lambda m: (lambda o: outside(o[1]) + 0.3 * o[0])(m(X))),
     "two views": (Halves, lambda m: outside(torch.cat(m(X), dim=-1))),
     "keywords": (Loss, lambda m: m(y=Y, x=X)),
     "mixed": (Both, lambda m: m(X, mean=True, y=Y)["loss"]),
@@ -125,17 +137,17 @@ def test_the_gradient_of_training_comes_back(case: str, wrapper: str) -> None:
         model = torch.compile(net, backend="eager")
     elif wrapper == "compiled in place":
         net.compile(backend="eager")
-    recorder = CallRecorder(model)
+    recorder, called = CallRecorder(model), model._compiled_call_impl
+    assert recorder.batch == 0
     recorder.arm(keep=B)
     loss = compute(model)
-    assert recorder.rows == 0 and not recorder.problem
+    assert recorder.rows == 0 and not recorder.problem and recorder.batch == B
     loss.backward()  # type: ignore[no-untyped-call]
     before = [g.clone() for g in grads(net)]
     assert recorder.rows == B
     assert same(replayed(recorder, net), before)
     assert all(torch.equal(a, b) for a, b in zip(grads(net), before, strict=True))
-    if wrapper == "none":
-        assert plain(net)
+    assert plain(net) if wrapper == "none" else model._compiled_call_impl is called
     recorder.clear()
     assert recorder.rows == 0 and recorder.call(1) is None
     torch.compiler.reset()
@@ -233,6 +245,69 @@ def test_only_the_next_training_forward_is_recorded() -> None:
     assert replay is not None and replay.batch == 4
 
 
+def test_armed_twice_it_records_once() -> None:
+    net = Logits()
+    recorder = CallRecorder(net)
+    recorder.arm(keep=B)
+    recorder.arm(keep=B)  # the probe asks again where the step before was none of training
+    CASES["logits"][1](net).backward()  # type: ignore[no-untyped-call]
+    assert plain(net) and same(replayed(recorder, net), grads(net))
+    recorder.arm()
+    recorder.clear()
+    assert plain(net)
+
+
+class OnGpu:
+    """A tensor on a GPU, as far as a recorder looks at one; it has no memory."""
+
+    is_cuda = True
+
+    def __init__(self, rows: int, bytes_a_row: int) -> None:
+        self.shape, self.bytes_a_row, self.place = (rows,), bytes_a_row, "in training's hands"
+
+    def detach(self) -> "OnGpu":
+        return self
+
+    def dim(self) -> int:
+        return 1
+
+    def __getitem__(self, rows: slice) -> "OnGpu":
+        return OnGpu(rows.stop, self.bytes_a_row)
+
+    def numel(self) -> int:
+        return self.shape[0] * self.bytes_a_row // 2
+
+    def element_size(self) -> int:
+        return 2
+
+    def cpu(self) -> "OnGpu":
+        self.place = "host"
+        return self
+
+    def clone(self) -> "OnGpu":
+        self.place = "GPU"
+        return self
+
+
+@pytest.mark.parametrize(("mib_a_row", "place"), [(128, "GPU"), (129, "host"), (1, "GPU")])
+def test_a_large_gradient_waits_in_host_memory_and_a_small_one_where_it_is(mib_a_row: int, place: str) -> None:
+    call = _Call(KeptSamples(X, 2), None, 1.0, 0)
+    call.arrive(0, OnGpu(B, mib_a_row * 2**20))  # type: ignore[arg-type]
+    kept: Any = call.gradients[0]
+    assert kept.shape == (2,) and kept.place == place, "of two samples, 256 MiB or less stay"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_gradient_is_kept_as_it_was_and_of_the_kept_samples_alone(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("greentrain.control.precision.recorder.LARGE_BYTES", 0 if large else 2**28)
+    call, gradient = _Call(KeptSamples(X, 2), None, 1.0, 0), torch.ones(B * T, V)
+    call.arrive(0, gradient)
+    gradient.zero_()  # autograd may use its memory again
+    assert torch.equal(call.gradients[0], torch.ones(2 * T, V)), "two samples of T positions each"
+
+
 def test_disarmed_it_leaves_no_hook() -> None:
     net = Loss()
     recorder = CallRecorder(net)
@@ -258,6 +333,10 @@ def test_a_framework_without_a_forward_offers_its_loss() -> None:
     assert recorder.rows == 3 and plain(net)
     step((X[:3], Y[:3])).backward()  # type: ignore[no-untyped-call]
     assert same(replayed(recorder, net, 3), grads(net))
+    recorder.arm()
+    recorder.disarm()
+    recorder.offer(step, (X, Y))
+    assert recorder.rows == 0, "disarmed, nothing is kept of what a framework offers"
 
 
 class Momentum(Net):
@@ -273,7 +352,7 @@ def test_what_cannot_be_called_again_says_so() -> None:
     recorder.arm()
     net.forward = lambda x: F.linear(torch.ones(1, 8) * x, net.weight)
     net(torch.tensor(1.0)).sum().backward()
-    assert "no tensor with a batch dimension" in recorder.problem and recorder.rows == 0
+    assert "no tensor with a batch dimension" in recorder.problem and recorder.rows == 0 and plain(net)
 
     net = Momentum()
     recorder = CallRecorder(net)
@@ -286,6 +365,57 @@ def test_what_cannot_be_called_again_says_so() -> None:
     recorder = CallRecorder(net)
     recorder.arm()
     assert "ZeRO-3" in recorder.problem and plain(net)
+
+    class FullyShardedDataParallel(nn.Sequential):
+        """FSDP 1, as far as its name goes."""
+
+    net = nn.Sequential(FullyShardedDataParallel(nn.Linear(2, 2)))
+    recorder = CallRecorder(net)
+    recorder.arm()
+    assert "split over ranks by FSDP, and one pass alone would gather them" in recorder.problem and plain(net)
+
+
+class Strict(UserDict[str, Tensor]):
+    """Settings that nobody may change any more."""
+
+    closed = False
+
+    def __setitem__(self, key: str, value: Tensor) -> None:
+        if self.closed:
+            raise TypeError("read-only")
+        super().__setitem__(key, value)
+
+
+@dataclass
+class Unfinished:
+    logits: Tensor
+    loss: Tensor = field(init=False)
+
+
+@pytest.mark.parametrize("what", ["input", "offer", "output", "gradient"])
+def test_what_cannot_be_recorded_is_trained_all_the_same(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Takes(Net):
+        def forward(self, x: Any) -> Unfinished:
+            return Unfinished(self.logits(x["x"]))
+
+    net, x = Takes(), Strict(x=X)
+    x.closed = what in ("input", "offer")
+    if what == "gradient":
+        monkeypatch.setattr(Unfinished, "loss", None, raising=False)  # finished, or the output would not be looked at
+        monkeypatch.setattr(recorder_module, "LARGE_BYTES", None)  # a bug of ours
+    recorder = CallRecorder(net)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        recorder.arm()
+        if what == "offer":
+            recorder.offer(lambda batch: outside(net(batch).logits), x)
+        outside(net(x).logits).backward()  # type: ignore[no-untyped-call]
+        assert len(grads(net)) == 4 and recorder.rows == 0
+    if x.closed:
+        assert recorder.problem == "what it is called with cannot be kept (TypeError('read-only'))" and plain(net)
+        assert not told, "the probe says it"
+    else:
+        assert [one.category for one in told] == [GreenTrainWarning]
 
 
 def test_parameters_split_by_fsdp_2(one_rank: None) -> None:
@@ -315,6 +445,24 @@ def test_an_output_that_is_a_sum_over_samples_has_one_gradient_for_all() -> None
     recorder.arm(keep=B)
     net(X).square().sum().backward()
     assert same(replayed(recorder, net), grads(net))
+
+
+@pytest.mark.parametrize("again", ["fewer", "constant"])
+def test_a_model_that_gives_other_outputs_when_it_is_called_again_is_an_error_of_the_replay(again: str) -> None:
+    class Fickle(Logits):
+        fewer = constant = False
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            logits = super().forward(x)
+            return (x, x)[: 1 if self.fewer else 2] if self.fewer or self.constant else (x, logits)
+
+    net = Fickle()
+    recorder = CallRecorder(net)
+    recorder.arm(keep=B)
+    outside(net(X)[1]).backward()  # type: ignore[no-untyped-call]
+    setattr(net, again, True)
+    with pytest.raises(RuntimeError, match="called again, the model gives no output of those that had a gradient"):
+        replayed(recorder, net)
 
 
 def test_an_output_whose_batch_is_not_its_first_dimension_is_an_error_of_the_replay() -> None:

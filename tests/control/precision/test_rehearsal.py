@@ -1,6 +1,7 @@
 """Passes that leave no trace."""
 
 import random
+import types
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from greentrain.control.precision.noise import rehearsal
+from greentrain.control.precision.noise import _same_dropout, rehearsal
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 
@@ -29,6 +30,7 @@ class Restless(nn.Module):
         self.seen: list[Any] = []
         self.stats: dict[str, Any] = {"calls": 0, "sum": torch.zeros(())}
         self.state = torch.zeros(3)
+        self.bank, self.slots, self.newest = [torch.zeros(2)], [0, 0], [0]
         self.last: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,6 +40,8 @@ class Restless(nn.Module):
         self.stats["sum"] += 1.0
         self.stats["new"] = 1
         self.state += 1.0
+        self.bank[0] += 1.0
+        self.slots[0] = self.newest[0] = self.calls
         self.queue[self.calls % 4] = random.random() + float(np.random.rand()) + float(torch.rand(()))
         self.replaced = self.replaced + 1
         self.last = self.drop(self.norm(self.linear(x)))
@@ -46,8 +50,17 @@ class Restless(nn.Module):
 
 
 def everything(net: Restless) -> list[Any]:
-    tensors = [*net.state_dict().values(), net.state, net.stats["sum"], torch.get_rng_state()]
-    plain = [net.calls, list(net.seen), net.stats["calls"], sorted(net.stats), net.last is None, hasattr(net, "extra")]
+    tensors = [*net.state_dict().values(), net.state, net.stats["sum"], net.bank[0], torch.get_rng_state()]
+    plain = [
+        net.calls,
+        list(net.seen),
+        net.slots[:],
+        net.newest[:],
+        net.stats["calls"],
+        sorted(net.stats),
+        net.last is None,
+        hasattr(net, "extra"),
+    ]
     return [*(t.clone() for t in tensors), *plain, net.training, random.getstate(), str(np.random.get_state())]
 
 
@@ -73,6 +86,47 @@ def test_nothing_is_left(fails: bool) -> None:
     assert equal(everything(net), before)
     assert net.replaced is buffer
     assert net.queue._version - version == 2  # the two passes'; restoring it is nothing to autograd
+
+
+def test_one_seed_draws_the_same_numbers_wherever_a_forward_draws_them() -> None:
+    draws = []
+    with rehearsal(nn.Linear(8, 8)) as rewind:
+        for seed in (3, 3, 4):
+            rewind(seed)
+            draws.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+    assert draws[0] == draws[1] and all(a != b for a, b in zip(draws[0], draws[2], strict=True))
+
+
+class Attention(nn.Module):
+    """Somebody's own, with rates of its own."""
+
+    def __init__(self, attention_dropout: float) -> None:
+        super().__init__()
+        self.residual_dropout, self.attention_dropout = 0.0, attention_dropout
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "modules", "kept_to_one"),
+    [
+        ((True,), [nn.Linear(2, 2), nn.Dropout(0.1)], True),
+        ((False, True), [Attention(0.1)], True),
+        ((True,), [nn.MultiheadAttention(8, 2, dropout=0.1)], True),
+        ((True,), [nn.LayerNorm(2), nn.Dropout(0.0), Attention(0.0)], False),
+        ((False,), [nn.Dropout(0.1)], False),
+    ],
+)
+def test_where_something_drops_on_a_gpu_attention_keeps_to_kernels_that_draw_one_mask(
+    on_gpu: tuple[bool, ...], modules: list[nn.Module], kept_to_one: bool
+) -> None:
+    model: Any = types.SimpleNamespace(
+        parameters=lambda: [types.SimpleNamespace(is_cuda=one) for one in on_gpu], modules=lambda: modules
+    )
+    allowed = torch.backends.cuda
+    before = allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()
+    with _same_dropout(model):
+        assert allowed.flash_sdp_enabled() is not kept_to_one  # it takes no FP32
+        assert allowed.mem_efficient_sdp_enabled() and allowed.math_sdp_enabled()
+    assert (allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()) == before
 
 
 def test_one_seed_is_one_mask_in_every_precision() -> None:

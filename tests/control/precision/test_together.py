@@ -1,5 +1,8 @@
 """Gears with what training usually brings along: GradScaler, PEFT, compile on a device, CUDA graphs."""
 
+import types
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -129,6 +132,38 @@ def test_cuda_graphs_without_cuda_are_refused() -> None:
     box = _box("bf16")
     with pytest.raises(ConfigError, match="CUDA graphs need a CUDA device"):
         GearGraphs(box, Net(), (X,))
+
+
+class OnGpu(nn.Module):
+    """A module that says that it is on a GPU."""
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter([types.SimpleNamespace(device=torch.device("cuda"))])
+
+    def forward(self, x: Tensor) -> str:
+        return "uncaptured"
+
+
+def test_a_graph_is_captured_once_a_gear_and_the_one_of_the_gear_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    box, module = _box("bf16", "fp32"), OnGpu()
+    captured: list[tuple[Gear, Any]] = []
+
+    def capture(captures: nn.Module, samples: tuple[Tensor, ...]) -> nn.Module:
+        captured.append((gear := box.gear, samples))
+        captures.forward = lambda x: f"graph of {gear}"  # as torch puts the graph in place of forward
+        return captures
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    graphs = GearGraphs(box, module, (X,))
+    assert captured == [(Gear.BF16, (X,)), (Gear.FP32, (X,))] and box.gear is Gear.BF16
+    said = [graphs(X)]
+    _shift(box, "fp32")
+    said.append(graphs(X))
+    assert said == ["graph of bf16", "graph of fp32"]
+    assert graphs.eval()(X) == "uncaptured", "evaluation has shapes of its own"
+    module.forward = lambda x: "somebody's"  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="the forward of OnGpu was replaced already"):
+        GearGraphs(box, module, (X,))
 
 
 @pytest.mark.gpu
