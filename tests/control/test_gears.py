@@ -321,6 +321,18 @@ def test_an_engine_that_counts_its_own_steps_is_not_counted_twice() -> None:
     assert gears.steps == 1 and gears.done == {Gear.BF16: 0, Gear.FP8: 1}
 
 
+def test_steps_without_a_model_are_counted_and_nothing_is_said_of_a_model() -> None:
+    gears, said = _gears(), list[str]()
+    gears._say_unused = said.append
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([parameter])
+    gears.bind(optimizer)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    assert gears.steps == 1 and not said
+    gears.release()
+
+
 def test_an_optimizer_is_left_alone_where_gamma_has_nothing_to_do() -> None:
     for precision in ({"gamma": 1.0}, {"gamma": 4.0, "gears": ["bf16", "fp32"]}):
         model, gears = _model(), _gears(policy={"name": "static", "gear": "bf16"}, **precision)
@@ -460,6 +472,8 @@ def test_the_probe_comes_with_the_optimizer_and_its_findings_outlive_it() -> Non
     for one in (resumed, late):
         assert one.probe is not None and one.probe.state_dict() == saved
     assert resumed.noise is not None and resumed.noise.grad_norm == 2.0
+    late.load_state_dict({})  # of a run without gears
+    assert late.probe is not None and late.probe.state_dict() == saved
     for gear in (gears, resumed, late):
         gear.release()
 

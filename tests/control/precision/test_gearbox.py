@@ -281,6 +281,7 @@ def test_torchscript_is_refused() -> None:
 @pytest.fixture
 def dynamo(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Dynamo as it is once something has loaded it: its limit is all that is looked at."""
+    gc.collect()  # models of other tests that went with their gears on
     loaded = types.SimpleNamespace(config=types.SimpleNamespace(recompile_limit=8))
     monkeypatch.setitem(sys.modules, "torch._dynamo", loaded)
     return loaded.config
@@ -312,17 +313,18 @@ def test_the_limit_stays_until_the_last_of_several_models_goes(dynamo: Any, orde
 
 
 def test_a_model_that_is_compiled_after_it_has_its_gears_raises_the_limit_at_its_next_step(
-    monkeypatch: pytest.MonkeyPatch,
+    dynamo: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    loaded = sys.modules["torch._dynamo"]
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
     gears = box("bf16", "fp32")
     gears.attach(nn.Linear(WIDTH, WIDTH))
-    loaded = types.SimpleNamespace(config=types.SimpleNamespace(recompile_limit=8))
-    monkeypatch.setitem(sys.modules, "torch._dynamo", loaded)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch._dynamo", loaded)
+    assert dynamo.recompile_limit == 8
     gears.commit()
-    assert loaded.config.recompile_limit == LIMIT
+    assert dynamo.recompile_limit == LIMIT
     gears.detach()
-    assert loaded.config.recompile_limit == 8
+    assert dynamo.recompile_limit == 8
 
 
 @pytest.mark.parametrize("users", [LIMIT, 500])
