@@ -250,7 +250,8 @@ class Gears:
             self._adapt(optimizer)
         if counts and not self._counted:
             self._counted = True
-            self._undo.append(optimizer.register_step_post_hook(self.boundary).remove)
+            disable: Any = torch.compiler.disable  # dynamo would follow a compiled step into the policy
+            self._undo.append(optimizer.register_step_post_hook(disable(self.boundary)).remove)
 
     def _adapt(self, optimizer: Optimizer) -> None:
         try:

@@ -140,13 +140,16 @@ class PhaseHooks:
         session = self._session
         session.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters())  # ZeRO-3's, sharded
         open_tokens: list[tuple[str, int]] = []
+        from torch.compiler import is_compiling  # a graph holds no clock: what is compiled after this has no phase
 
         def before(module: Any, args: Any) -> None:
+            if is_compiling():
+                return
             name = Phase.FORWARD.value if module.training else Phase.EVAL.value
             open_tokens.append((name, session.begin(name)))
 
         def after(module: Any, args: Any, output: Any) -> None:
-            if open_tokens:
+            if not is_compiling() and open_tokens:
                 session.end(*open_tokens.pop())
 
         self._undo.append(module.register_forward_pre_hook(before).remove)
@@ -155,8 +158,12 @@ class PhaseHooks:
     def _watch_optimizer(self, optimizer: Any) -> None:
         session = self._session
         name = Phase.OPTIMIZER.value
-        self._undo.append(optimizer.register_step_pre_hook(lambda *_: _drop(session.begin(name))).remove)
-        self._undo.append(optimizer.register_step_post_hook(lambda *_: session.end(name)).remove)
+        import torch
+
+        disable: Any = torch.compiler.disable  # dynamo would follow a compiled step into the session
+        before, after = disable(lambda *_: _drop(session.begin(name))), disable(lambda *_: session.end(name))
+        self._undo.append(optimizer.register_step_pre_hook(before).remove)
+        self._undo.append(optimizer.register_step_post_hook(after).remove)
 
     def _watch_engine(self, engine: Any, stepped: Callable[[], None] | None) -> None:
         def on_step() -> None:

@@ -321,6 +321,24 @@ def test_an_engine_that_counts_its_own_steps_is_not_counted_twice() -> None:
     assert gears.steps == 1 and gears.done == {Gear.BF16: 0, Gear.FP8: 1}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, inside its compiler
+def test_a_compiled_step_is_counted_and_dynamo_does_not_follow_it_into_the_policy() -> None:
+    told: list[tuple[str, Decision, int]] = []
+    gears = _gears(told, policy={"name": "scripted", "schedule": [[0, "bf16"], [2, "fp8"]]}, gamma=1.0)
+    model = _model()
+    gears.attach(model, scaler=None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gears.bind(optimizer)
+    torch.compiler.reset()
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        model(torch.ones(4, 32)).sum().backward()
+        step()  # warnings are errors here, and dynamo warns of what it cannot trace
+    torch.compiler.reset()
+    gears.release()
+    assert gears.steps == 3 and [(one[1].gear, one[2]) for one in told] == [(Gear.FP8, 2)]
+
+
 def test_steps_without_a_model_are_counted_and_nothing_is_said_of_a_model() -> None:
     gears, said = _gears(), list[str]()
     gears._say_unused = said.append

@@ -1,5 +1,6 @@
 """Hooks mark phases on real torch objects and on an engine with DeepSpeed's methods, and come off again."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -123,6 +124,49 @@ def test_a_forward_that_raises_leaves_no_phase_open(marks: Marks, watcher: Phase
     assert not marks.open
     net(torch.ones(2, 3))
     assert marks.heard[-2:] == ["+forward", "-forward"]
+
+
+class Timed(Marks):
+    """Looks at a clock, as a session does: nothing that dynamo can trace."""
+
+    def begin(self, name: str) -> int:
+        time.monotonic()
+        return super().begin(name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, inside its compiler
+def test_a_compiled_step_is_a_phase_and_dynamo_does_not_follow_it_into_the_session(net: torch.nn.Module) -> None:
+    marks = Timed()
+    watcher, optimizer = PhaseHooks(marks), torch.optim.SGD(net.parameters(), lr=0.1)
+    watcher.watch(None, optimizer)
+    torch.compiler.reset()
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(2):
+        net(torch.ones(2, 3)).sum().backward()
+        step()
+    torch.compiler.reset()
+    watcher.release()
+    assert marks.heard == ["+optimizer", "-optimizer"] * 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_model_that_is_compiled_whole_after_it_was_watched_trains_without_a_phase(
+    net: torch.nn.Module, in_place: bool
+) -> None:
+    marks = Timed()
+    watcher = PhaseHooks(marks)
+    watcher.watch(net, None)
+    expected = net(torch.ones(2, 3))
+    assert marks.heard == ["+forward", "-forward"]
+    torch.compiler.reset()
+    if in_place:
+        net.compile(backend="eager", fullgraph=True)
+    model: Any = net if in_place else torch.compile(net, backend="eager", fullgraph=True)
+    assert torch.equal(model(torch.ones(2, 3)), expected)
+    torch.compiler.reset()
+    watcher.release()
+    assert marks.heard == ["+forward", "-forward"], "a graph holds no clock"
 
 
 def test_a_module_that_calls_itself_nests(marks: Marks, watcher: PhaseHooks) -> None:

@@ -278,7 +278,9 @@ class CallRecorder:
         return output
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if module.training and torch.is_grad_enabled():
+        if torch.compiler.is_compiling():  # a probe would be part of the graph, or break it
+            self.problem = "it was compiled after it was watched: watch what torch.compile returned"
+        elif module.training and torch.is_grad_enabled():
             self._call = self._begin((args, kwargs), None)
             if self._call is None:
                 self.disarm()

@@ -375,6 +375,19 @@ def test_what_cannot_be_called_again_says_so() -> None:
     assert "split over ranks by FSDP, and one pass alone would gather them" in recorder.problem and plain(net)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, inside its compiler
+def test_a_model_that_is_compiled_whole_after_it_was_watched_is_trained_and_not_recorded() -> None:
+    net = Logits()
+    recorder = CallRecorder(net)
+    recorder.arm()
+    torch.compiler.reset()
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    outside(compiled(X)).backward()  # type: ignore[no-untyped-call]
+    torch.compiler.reset()
+    assert len(grads(net)) == 4 and recorder.rows == 0
+    assert recorder.problem == "it was compiled after it was watched: watch what torch.compile returned"
+
+
 class Strict(UserDict[str, Tensor]):
     """Settings that nobody may change any more."""
 
