@@ -157,7 +157,8 @@ class TemporaryParamGroups:
             return
         for group in groups:
             own = {key: group[key] for key in ("lr", "eps", "weight_decay")}
-            new = form.numbers(*own.values(), gamma, decoupled=group.get("decoupled_weight_decay", decoupled))
+            lr, eps, decay = own.values()
+            new = form.numbers(lr, eps, decay, gamma, decoupled=group.get("decoupled_weight_decay", decoupled))
             lent = dict(zip(own, new, strict=True))
             self._lent.append((group, own, lent))
             group.update(lent)

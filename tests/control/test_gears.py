@@ -407,7 +407,7 @@ def test_what_runs_compiled_cannot_be_seen_and_is_taken_for_used(
 def test_whether_anything_was_compiled_is_read_off_dynamo(monkeypatch: pytest.MonkeyPatch) -> None:
     for frames, found in (({}, False), ({"ok": 1}, True)):
         dynamo = types.SimpleNamespace(counters={"frames": frames})
-        monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "torch._dynamo.utils", dynamo)
         assert _has_graphs() is found
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
     assert not _has_graphs(), "and is not loaded for it"
@@ -432,7 +432,7 @@ def test_fp8_on_a_gpu_without_compile_is_warned_of(
     module = types.SimpleNamespace(_compiled_call_impl=print if compiled else None)
     gears._outer = types.SimpleNamespace(parameters=lambda: iter([place]), modules=lambda: [module])  # type: ignore[assignment]
     if gears.box.backend is not None:
-        gears.box.backend = types.SimpleNamespace(name=backend)  # type: ignore[assignment]
+        gears.box.backend = types.SimpleNamespace(name=backend)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         gears.bind(torch.optim.AdamW(model.parameters()))
@@ -459,7 +459,8 @@ def test_gears_are_checked_again_when_a_framework_has_wrapped_the_model() -> Non
 
 
 def test_the_probe_comes_with_the_optimizer_and_its_findings_outlive_it() -> None:
-    model, gears = _model(), _gears(probe_every=300, gamma="measured")
+    model = _model()
+    gears: Any = _gears(probe_every=300, gamma="measured")
     gears.attach(model, scaler=types.SimpleNamespace(get_scale=lambda: 1024.0))
     assert gears.probe is None
     optimizer = torch.optim.AdamW(model.parameters())
@@ -605,7 +606,8 @@ def test_prewarming_runs_once_in_each_gear() -> None:
 def test_a_resumed_run_is_in_its_gear_without_a_shift_and_an_older_checkpoint_counts_from_nothing() -> None:
     policy = {"name": "scripted", "schedule": [[0, "bf16"], [5, "fp8"]]}
     told: list[tuple[str, Decision, int]] = []
-    first, other = _gears(policy=policy), _gears(told, policy=policy)
+    first: Any = _gears(policy=policy)
+    other: Any = _gears(told, policy=policy)
     for gears in (first, other):
         gears.attach(_model(), scaler=None)
     for _ in range(7):
@@ -620,9 +622,9 @@ def test_a_resumed_run_is_in_its_gear_without_a_shift_and_an_older_checkpoint_co
 
 def test_a_new_run_knows_nothing_of_the_one_before() -> None:
     policy = {"name": "scripted", "schedule": [[0, "fp8"], [2, "bf16"]]}
-    gears = _gears(policy=policy)
+    gears: Any = _gears(policy=policy)
     gears.attach(_model(), scaler=None)
-    gears.probe = Probe([_noise(1.0), None, None])  # type: ignore[assignment]
+    gears.probe = Probe([_noise(1.0), None, None])
     for _ in range(3):
         gears.boundary()
     gears.probe, gears.neutral, gears._saved = None, True, {"step": 3}
@@ -630,7 +632,7 @@ def test_a_new_run_knows_nothing_of_the_one_before() -> None:
     gears.restart()
     assert gears.box.gear is Gear.FP8 and (gears.steps, gears.noise, gears.vetoes) == (0, None, {})
     assert not gears.neutral and not any(gears.done.values()) and gears.state_dict()["probe"] == {}
-    gears.probe = Probe([_noise(2.0)])  # type: ignore[assignment]  # over sqrt(3), under where FP8 would come back
+    gears.probe = Probe([_noise(2.0)])  # over sqrt(3), under where FP8 would come back
     gears.boundary()
     assert not gears.vetoes, "nor has it left FP8"
 

@@ -420,7 +420,7 @@ def test_a_fault_of_ours_while_it_records_leaves_no_hook(monkeypatch: pytest.Mon
 def test_on_a_gpu_no_step_is_disturbed_that_a_graph_captures_and_the_step_before_is_not_the_probes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    capturing, waited = [True], list[int]()
+    capturing, waited, step = [True], list[int](), 0
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(step))
     for gpu, expected in ((False, [WARM_UP + 2]), (True, [WARM_UP + 7])):

@@ -121,7 +121,7 @@ def test_where_something_drops_on_a_gpu_attention_keeps_to_kernels_that_draw_one
     model: Any = types.SimpleNamespace(
         parameters=lambda: [types.SimpleNamespace(is_cuda=one) for one in on_gpu], modules=lambda: modules
     )
-    allowed = torch.backends.cuda
+    allowed: Any = torch.backends.cuda
     before = allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()
     with _same_dropout(model):
         assert allowed.flash_sdp_enabled() is not kept_to_one  # it takes no FP32
