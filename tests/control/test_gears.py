@@ -473,10 +473,12 @@ def test_the_probe_comes_with_the_optimizer_and_its_findings_outlive_it() -> Non
     saved = gears.state_dict()["probe"]
     assert saved == probe.state_dict() and saved["step"] == 7
     gears.release()
-    assert gears.probe is None and gears.recorder is None and not model._forward_pre_hooks
+    released = [gears.probe, gears.recorder]
+    assert released == [None, None] and not model._forward_pre_hooks
     assert gears.state_dict()["probe"] == saved
     gears.bind(optimizer)
-    assert gears.probe is not None and gears.probe is not probe and gears.probe.state_dict() == saved
+    again = gears.probe
+    assert again is not None and again is not probe and again.state_dict() == saved
 
     resumed = _gears(probe_every=300)
     resumed.attach(_model(), scaler=None)
