@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from greentrain.control import launcher_protocol
-from greentrain.control.launcher_protocol import ENV_DIR, LauncherFiles, Notice, Offer, Progress, Request
+from greentrain.control.launcher_protocol import ENV_DIR, EXIT_REQUEUE, LauncherFiles, Notice, Offer, Progress, Request
 
 OFFER = Offer(attempt=2, ranks=4, min_ranks=1, max_ranks=8, can_wait=True, resize_s=3.5, job_unix_s=1e9)
 NOTICE = Notice(attempt=2, reason="the node is drained", by_unix_s=2e9, ranks=1)
@@ -101,3 +101,8 @@ def test_the_environment_is_this_process_s(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv(ENV_DIR, str(tmp_path))
     found = LauncherFiles.from_env()
     assert found is not None and found.folder == tmp_path
+
+
+def test_the_code_that_asks_for_another_start_is_that_of_sysexits() -> None:
+    """Batch scripts, pod failure policies and restart policies of sites name it."""
+    assert EXIT_REQUEUE == os.EX_TEMPFAIL
