@@ -291,7 +291,7 @@ def test_two_ranks_write_one_run(tmp_path: Path) -> None:
         env={**_environ(), "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,6 +1,5 @@
 """A plan pauses a training of each framework, which writes a checkpoint before, and a spent budget ends it."""
 
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.ledger.journal import read_journal
 from tests.helpers.fake_launcher import FakeLauncher
 from tests.helpers.flat_meter import FlatMeter
+from tests.helpers.paced_clock import PacedClock
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 WIDTH, STEPS = 32, 12
@@ -75,6 +75,13 @@ def session(tmp_path: Path, launcher: FakeLauncher | None = None) -> GreenSessio
         "policy": {"name": "mpc", "tokens": 1e3, "deadline_h": 12, "idle_w": 0.0, "actions": str(table)},
     }
     return GreenSession(config, meter=FlatMeter(), signal=TraceSignal(trace), launcher=launcher)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> PacedClock:
+    clock = PacedClock()
+    clock.rules(monkeypatch)
+    return clock
 
 
 @pytest.fixture
@@ -195,7 +202,7 @@ def test_accelerate_pauses(planned: GreenSession, tmp_path: Path) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("train", [train_transformers, train_lightning, train_accelerate])
-def test_a_long_pause_ends_the_process_and_the_next_one_goes_on(tmp_path: Path, train: Any) -> None:
+def test_a_long_pause_ends_the_process_and_the_next_one_goes_on(tmp_path: Path, train: Any, clock: PacedClock) -> None:
     launcher = FakeLauncher()
     green = session(tmp_path, launcher)
     with pytest.raises(SystemExit) as left:
@@ -204,7 +211,7 @@ def test_a_long_pause_ends_the_process_and_the_next_one_goes_on(tmp_path: Path, 
     (request,) = launcher.requests
     assert request.not_before_unix_s is not None
     assert launcher.marks == ["ready", "step", "request", "left"] and green.totals().steps == 1
-    time.sleep(max(0.0, request.not_before_unix_s - time.time()))
+    clock.now_s = max(clock.now_s, request.not_before_unix_s)
     again = session(tmp_path, FakeLauncher())
     assert train(again, tmp_path, STEPS, resume=True) == STEPS
     assert again.folder == green.folder and again.totals().steps == STEPS

@@ -48,7 +48,7 @@ def events(green: GreenSession) -> list[Any]:
     return [r for r in read_journal(green.folder / "rank-00000.jsonl") if r.get("name") == "budget"]
 
 
-def train(green: GreenSession, longest_s: float = 10.0) -> None:
+def train(green: GreenSession, longest_s: float = 240.0) -> None:
     end_s = time.monotonic() + longest_s
     while not green.should_stop and time.monotonic() < end_s:
         time.sleep(0.01)
@@ -64,14 +64,18 @@ def test_a_spent_budget_asks_for_a_checkpoint_and_an_end(tmp_path: Path) -> None
         state = green.state_dict()
     assert (before, after) == ((False, False), (True, True))
     assert [event["budget"] for event in events(green)] == ["near", "stop"]
-    assert green.totals().emissions_g == pytest.approx(0.6 * G_PER_S, rel=0.5)
+    totals = green.totals()
+    assert 0.59 * G_PER_S <= totals.emissions_g == pytest.approx(G_PER_S * totals.duration_s, rel=0.1)
     assert state["budget"]["said"] == ["near", "stop"] and state["progress"]["tokens"] > 0
 
 
 def test_a_warning_lets_it_go_on_and_is_told_once(tmp_path: Path) -> None:
     green = session(tmp_path, 0.3, "warn")
     with pytest.warns(GreenTrainWarning) as caught, green:
-        train(green, 1.5)
+        end_s = time.monotonic() + 240
+        while len(events(green)) < 2 and time.monotonic() < end_s:
+            train(green, 0.1)
+        train(green, 0.5)
         assert not green.should_stop
     assert [event["budget"] for event in events(green)] == ["near", "spent"]
     assert len([w for w in caught if "budget" in str(w.message)]) == 2
@@ -91,7 +95,7 @@ def test_it_takes_the_gear_of_least_energy(tmp_path: Path) -> None:
         watched = nn.Sequential(model)
         green.watch(watched, optimizer)
         assert green.gears is not None and green.gears.box.gear == "bf16"
-        end_s = time.monotonic() + 10
+        end_s = time.monotonic() + 240
         while green.gears.box.gear == "bf16" and time.monotonic() < end_s:
             watched(torch.zeros(1, 32))
             optimizer.step()
@@ -128,10 +132,10 @@ def test_all_ranks_end_after_the_same_step(tmp_path: Path, monkeypatch: pytest.M
 
     def run(rank: int) -> None:
         for step in range(1000):
-            barrier.wait(10)
+            barrier.wait(240)
             time.sleep(0.01)
             greens[rank].step(tokens=10)
-            barrier.wait(10)
+            barrier.wait(240)
             if any(green.should_stop for green in greens):
                 ended[rank] = step if greens[rank].should_stop else -1
                 return

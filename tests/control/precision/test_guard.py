@@ -57,4 +57,4 @@ def test_it_survives_a_checkpoint() -> None:
 
 def test_it_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; import greentrain.control.precision.guard"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)

@@ -167,7 +167,7 @@ def test_a_saved_model_loads_and_runs_without_greentrain(tmp_path: Path) -> None
     torch.save(shifting(Box()), tmp_path / "model.pt")
     torch.save((X, model()(X).detach()), tmp_path / "xy.pt")
     command = [sys.executable, "-c", LOAD, str(tmp_path / "model.pt"), str(tmp_path / "xy.pt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

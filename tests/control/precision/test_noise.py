@@ -846,7 +846,7 @@ def ranks() -> Answers:
         for rank in range(2)
     ]
     try:
-        first, second = (json.loads(job.communicate(timeout=120)[0].strip().splitlines()[-1]) for job in jobs)
+        first, second = (json.loads(job.communicate(timeout=400)[0].strip().splitlines()[-1]) for job in jobs)
     finally:
         for job in jobs:
             job.kill()

@@ -91,7 +91,7 @@ def test_a_rank_without_limits_does_not_stop_the_others(tmp_path: Path) -> None:
         )
     try:
         for process in processes:
-            out, err = process.communicate(timeout=90)
+            out, err = process.communicate(timeout=400)
             assert process.returncode == 0 and "trained" in out, err[-3000:]
     finally:
         for process in processes:

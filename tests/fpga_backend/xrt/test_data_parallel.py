@@ -121,7 +121,7 @@ def test_a_card_that_dies_has_its_part_done_again_with_one_warning(opened: Open,
         warnings.simplefilter("always")
         os.kill(first.worker_pid, signal.SIGKILL)
         assert isinstance(device.submit(newer, batch).exception(60), DeviceLostError)
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 240
         while device.probe().available and time.monotonic() < deadline_s:
             time.sleep(0.01)
         with pytest.raises(DeviceLostError, match="all devices are lost"):

@@ -31,16 +31,30 @@ class Told:
 
     def __init__(self, *said: float | Exception) -> None:
         self.said = list(said)
-        self.go_on = threading.Event()
+        self.go_on, self.hanging = threading.Event(), threading.Event()
         self.hang = False
 
     def read_w(self) -> float:
         if self.hang:
-            self.go_on.wait(10)
+            self.hanging.set()
+            self.go_on.wait(240)
         value = self.said.pop(0) if len(self.said) > 1 else self.said[0]
         if isinstance(value, Exception):
             raise value
         return value
+
+
+class Ahead:
+    """The machine's clock, which a test puts forward."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return time.monotonic() + self.by_s
+
+    def unix_s(self) -> float:
+        return time.time() + self.by_s
 
 
 class Ticking:
@@ -67,13 +81,17 @@ class TestCardMeter(MeterContract):
     @pytest.fixture
     def meter(self, tmp_path: Path) -> Iterator[PowerMeter]:
         self.folder = hwmon(tmp_path, value="23500000")
-        meter = CardMeter(CARD, Hwmon(tmp_path), period_s=0.01, stale_s=0.05)
-        yield meter
-        meter.close()
+        self.clock = Ahead()
+        self.polls = CardMeter(CARD, Hwmon(tmp_path), clock=self.clock, period_s=0.01, stale_s=60.0)
+        yield self.polls
+        self.polls.close()
 
     def vanish(self) -> None:
         (self.folder / "power1_input").unlink()
-        time.sleep(0.1)
+        end_s = time.monotonic() + 120
+        while "cannot be read" not in self.polls._why and time.monotonic() < end_s:
+            time.sleep(0.005)
+        self.clock.by_s += 120.0
 
     def test_a_sensor_that_vanished_is_missing_and_says_why(self, meter: PowerMeter) -> None:
         (sample,) = meter.read()
@@ -165,10 +183,12 @@ def test_a_reading_keeps_its_own_time_until_it_is_stale() -> None:
 
 def test_a_sensor_that_hangs_holds_nobody_up() -> None:
     source = Told(20.0)
-    meter = CardMeter(CARD, source, period_s=0.01, stale_s=0.05)
+    clock = Ahead()
+    meter = CardMeter(CARD, source, clock=clock, period_s=0.01, stale_s=60.0)
     assert meter.read()[0].power_w == 20.0
     source.hang = True
-    time.sleep(0.15)
+    assert source.hanging.wait(120)
+    clock.by_s += 120.0
     took_s = []
     for _ in range(20):
         start_s = time.monotonic()

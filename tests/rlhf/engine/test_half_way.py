@@ -48,11 +48,11 @@ def test_a_stream_that_is_cancelled_in_the_middle_of_its_hand_in(reward: Artifac
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert handing.wait(10)
+    assert handing.wait(240)
     stream.cancel()
     assert asking.is_alive() and "a" not in stream
     assert second.cancel()  # makes room
-    asking.join(10)
+    asking.join(240)
     assert len(raised) == 1
     assert not engine._desk.under_way(REWARD)
     device.go_on()
@@ -82,7 +82,7 @@ def test_ctrl_c_right_behind_the_room_gives_it_back(
 ) -> None:
     device = Emulator()
     closing(device)
-    engine = OffloadEngine([place(REWARD, reward, device)], depth=1, timeout_s=5.0)
+    engine = OffloadEngine([place(REWARD, reward, device)], depth=1, timeout_s=120.0)
     enter = EngineState.enter
 
     def interrupted(self: EngineState, part: Any) -> None:
@@ -95,4 +95,4 @@ def test_ctrl_c_right_behind_the_room_gives_it_back(
             engine.submit(REWARD, BATCH)
     begun_s = time.monotonic()
     engine.submit(REWARD, BATCH).result()
-    assert time.monotonic() - begun_s < 2.5
+    assert time.monotonic() - begun_s < 60.0

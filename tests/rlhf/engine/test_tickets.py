@@ -6,6 +6,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +23,7 @@ from greentrain.fpga_backend.device import Handle
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import BatchError, DeviceError, DeviceLostError
+from greentrain.rlhf import engine as engine_module
 from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.errors import PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
@@ -27,6 +32,8 @@ from greentrain.rlhf.stream import Stream
 from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.offload_models import sequences
 from greentrain.testing.paced_device import Paced
+from greentrain.testing.wrapped_device import Wrapped
+from tests.helpers.hand_clock import HandClock
 from tests.rlhf.engine.conftest import Closing
 
 REWARD = PassKind.REWARD
@@ -56,51 +63,126 @@ def paced(reward: Artifact, closing: Closing) -> Callable[..., OffloadEngine]:
     return make
 
 
-def test_what_runs_beside_the_training_is_hidden(paced: Callable[..., OffloadEngine]) -> None:
-    engine = paced(0.3)
+class Told(Wrapped):
+    """A device that says that a part took so long, and delivers one each time it is let go."""
+
+    def __init__(self, run_s: float) -> None:
+        self.run_s, self.go = run_s, threading.Semaphore(0)
+        super().__init__(Emulator(), name="told", depth=64)
+
+    def deliver(self, number: int, batch: Batch, inner: Future[Result]) -> Result:
+        result = inner.result()
+        self.go.acquire()
+        return replace(result, run_s=self.run_s)
+
+    def close(self) -> None:
+        self.go.release(64)
+        super().close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """The engine's time, which only a test moves: no delay of a busy machine is part of what was waited."""
+    clock = HandClock()
+    times = SimpleNamespace(perf_counter=clock.monotonic_s, monotonic=clock.monotonic_s)
+    monkeypatch.setattr(engine_module, "time", times)
+    return clock
+
+
+@pytest.fixture
+def told(reward: Artifact, closing: Closing) -> Callable[..., tuple[OffloadEngine, Told]]:
+    """An engine on a device whose parts take so long by its own word."""
+
+    def make(run_s: float, cut: int | None = None, **options: Any) -> tuple[OffloadEngine, Told]:
+        device = Told(run_s)
+        closing(device)
+        return OffloadEngine([place(REWARD, reward, device, sequences=cut)], **options), device
+
+    return make
+
+
+def in_the_barrier(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+    """Do something, once a thread, as soon as it waits in a barrier."""
+
+    def waited(*args: Any, **options: Any) -> Any:
+        then()
+        return wait(*args, **options)
+
+    monkeypatch.setattr(engine_module, "wait", waited)
+
+
+def test_what_runs_beside_the_training_is_hidden(
+    told: Callable[..., tuple[OffloadEngine, Told]], clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, device = told(0.3)
+
+    def comes(after_s: float) -> None:
+        clock.now_s += after_s
+        device.go.release()
+
     ticket = engine.submit(REWARD, BATCH)
-    time.sleep(0.2)  # training
-    ticket.result()
+    clock.now_s += 0.2  # training
+    with monkeypatch.context() as patched:
+        in_the_barrier(patched, lambda: comes(0.1))
+        ticket.result()
     found = engine.stats()[REWARD]
-    assert found.busy_s == pytest.approx(0.3, abs=0.05)
-    assert found.wait_s < 0.25
+    assert found.busy_s == pytest.approx(0.3)
+    assert found.wait_s == pytest.approx(0.1)
     assert found.hidden_s == pytest.approx(found.busy_s - found.wait_s)
     waited_s = found.wait_s
     for _ in range(3):  # asking again is no waiting
+        clock.now_s += 1.0
         ticket.result()
     assert engine.stats()[REWARD].wait_s == waited_s
+    in_the_barrier(monkeypatch, lambda: comes(0.29))
     engine.submit(REWARD, BATCH, sequential=True)
     found = engine.stats()[REWARD]
-    assert found.wait_s - waited_s >= 0.29
+    assert found.wait_s - waited_s == pytest.approx(0.29)
     assert (found.calls, found.sequences, found.tokens, found.at_home, found.redone) == (2, 8, 22, 0, 0)
 
 
 def test_threads_that_stand_at_one_barrier_count_once_and_get_the_same(
-    paced: Callable[..., OffloadEngine], wanted: npt.NDArray[np.float32]
+    told: Callable[..., tuple[OffloadEngine, Told]],
+    wanted: npt.NDArray[np.float32],
+    clock: HandClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = paced(0.3)
+    engine, device = told(0.3)
     ticket = engine.submit(REWARD, BATCH)
+    standing = threading.Semaphore(0)
+    in_the_barrier(monkeypatch, standing.release)
     found: list[Result] = []
     threads = [threading.Thread(target=lambda: found.append(ticket.result())) for _ in range(8)]
     for thread in threads:
         thread.start()
+    for _ in threads:
+        assert standing.acquire(timeout=400)
+    clock.now_s += 0.3
+    device.go.release()
     for thread in threads:
         thread.join()
     assert len(found) == 8
     assert all(np.array_equal(scores(one), wanted) for one in found)
-    assert engine.stats()[REWARD].wait_s < 1.2
-    assert engine.stats()[REWARD].busy_s == pytest.approx(0.3, abs=0.1)
+    assert engine.stats()[REWARD].wait_s == pytest.approx(0.3)
+    assert engine.stats()[REWARD].busy_s == pytest.approx(0.3)
 
 
-def test_who_comes_later_to_a_barrier_does_not_begin_the_wait_anew(paced: Callable[..., OffloadEngine]) -> None:
-    engine = paced(0.4)
+def test_who_comes_later_to_a_barrier_does_not_begin_the_wait_anew(
+    told: Callable[..., tuple[OffloadEngine, Told]], clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, device = told(0.4)
     ticket = engine.submit(REWARD, BATCH)
-    first = threading.Thread(target=ticket.result)
-    first.start()
-    time.sleep(0.2)
-    ticket.result()
-    first.join()
-    assert engine.stats()[REWARD].wait_s > 0.3
+    standing = threading.Semaphore(0)
+    in_the_barrier(monkeypatch, standing.release)
+    threads = [threading.Thread(target=ticket.result) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        assert standing.acquire(timeout=400)
+        clock.now_s += 0.2
+    device.go.release()
+    for thread in threads:
+        thread.join()
+    assert engine.stats()[REWARD].wait_s == pytest.approx(0.4)
 
 
 def test_when_done_calls_once_and_not_before_the_last_part(paced: Callable[..., OffloadEngine]) -> None:
@@ -113,48 +195,81 @@ def test_when_done_calls_once_and_not_before_the_last_part(paced: Callable[..., 
     assert called == [True]
 
 
-def test_nobody_asks_and_the_sums_are_right(paced: Callable[..., OffloadEngine]) -> None:
-    engine = paced(0.02, cut=2)
+def test_nobody_asks_and_the_sums_are_right(told: Callable[..., tuple[OffloadEngine, Told]], clock: HandClock) -> None:
+    engine, device = told(0.02, cut=2)
     ticket = engine.submit(REWARD, BATCH)
+    device.go.release(2)
     while not ticket.done():
         time.sleep(0.005)
     found = engine.stats()[REWARD]
-    assert found.busy_s == pytest.approx(0.04, abs=0.02)
-    assert found.hidden_fraction is not None and found.hidden_fraction > 0.7
+    assert found.busy_s == pytest.approx(0.04)
+    assert found.hidden_fraction == 1.0
     assert PassStats().hidden_fraction is None
 
 
-def test_a_full_engine_blocks_submit_and_wakes_it(paced: Callable[..., OffloadEngine]) -> None:
-    engine = paced(0.1, depth=2)
-    begun_s = time.perf_counter()
+def test_a_full_engine_blocks_submit_and_wakes_it(
+    told: Callable[..., tuple[OffloadEngine, Told]], clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, device = told(0.1, depth=2)
+    room = engine._desk._room
+    acquire = room.acquire
+
+    def asked(*args: Any, **options: Any) -> bool:
+        if room._value == 0:  # it will block: a part ends after a while
+            clock.now_s += 0.1
+            device.go.release()
+        return acquire(*args, **options)
+
+    monkeypatch.setattr(room, "acquire", asked)
+    begun_s = clock.now_s
     tickets = [engine.submit(REWARD, BATCH) for _ in range(4)]
-    assert time.perf_counter() - begun_s > 0.15
-    assert engine.stats()[REWARD].wait_s > 0.15
+    assert clock.now_s - begun_s == pytest.approx(0.2), "two had to wait"
+    assert engine.stats()[REWARD].wait_s == pytest.approx(0.2)
+    device.go.release(2)
     engine.barrier(tickets)
 
 
-def test_a_barrier_of_several_keeps_one_time_out(paced: Callable[..., OffloadEngine]) -> None:
-    engine = paced(0.3)
+def test_a_barrier_of_several_keeps_one_time_out(
+    told: Callable[..., tuple[OffloadEngine, Told]], clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, device = told(0.3)
     tickets = [engine.submit(REWARD, BATCH) for _ in range(3)]
-    with pytest.raises(PassTimeoutError):  # each on its own would come in time
+    limits_s: list[float] = []
+
+    def waited(futures: Any, limit_s: float, **options: Any) -> Any:
+        limits_s.append(limit_s)
+        if len(limits_s) > 1:
+            return wait(futures, 0.0, **options)
+        clock.now_s += 0.3
+        device.go.release()
+        return wait(futures, 400.0, **options)
+
+    with monkeypatch.context() as patched, pytest.raises(PassTimeoutError):  # each on its own would come in time
+        patched.setattr(engine_module, "wait", waited)
         engine.barrier(tickets, 0.5)
+    assert limits_s == [0.5, pytest.approx(0.2)]
+    device.go.release(2)
     assert len(engine.barrier(tickets)) == 3
 
 
 def test_ctrl_c_at_the_barrier_leaves_the_ticket(
-    paced: Callable[..., OffloadEngine], wanted: npt.NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+    told: Callable[..., tuple[OffloadEngine, Told]],
+    wanted: npt.NDArray[np.float32],
+    clock: HandClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
-        time.sleep(0.1)
+        clock.now_s += 0.1
         raise KeyboardInterrupt  # a real signal that comes late would end the test runner
 
-    engine = paced(0.8)
+    engine, device = told(0.8)
     ticket = engine.submit(REWARD, BATCH)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr("greentrain.rlhf.engine.wait", interrupted)
         ticket.result()
     assert not ticket.done()
-    assert 0.05 < engine.stats()[REWARD].wait_s < 0.8
+    assert engine.stats()[REWARD].wait_s == pytest.approx(0.1)
+    device.go.release()
     assert np.array_equal(scores(ticket.result()), wanted)
 
 
@@ -188,7 +303,7 @@ def test_batches_are_let_go_of_when_they_are_done(reward: Artifact, closing: Clo
             tickets.append(engine.submit(REWARD, batch))
             del batch
         engine.barrier(tickets)
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + 120
     while any(batch() is not None for batch in batches) and time.monotonic() < end_s:
         gc.collect()
         time.sleep(0.01)
