@@ -74,8 +74,14 @@ class Phase(StrEnum):
     GENERATE = "generate"
     REWARD = "reward"
     REFERENCE = "reference"
+    PAUSED = "paused"
+    """Time in which a plan lets ranks stand still."""
     OTHER = "other"
     """Time inside the session but outside every named phase."""
+
+
+IDLE_PHASES: Final = frozenset({Phase.EVAL, Phase.CHECKPOINT, Phase.PAUSED})
+"""Phases in which nothing is trained: their time is no gear's, and says nothing about the speed of training."""
 
 
 class Gear(StrEnum):
@@ -353,7 +359,7 @@ class LedgerEntry:
     step_groups: Sequence[tuple[int, float, float, int]] = ()
     """At most 64 runs of consecutive steps: (steps, t_unix_s of the last one's end, energy_j, tokens)."""
     gears: Mapping[str, GearUse] = field(default_factory=dict)
-    """Use by gear, from the first mark of a gear on; empty in runs without gears."""
+    """Use by gear, from the first mark of a gear on, without the time of ``IDLE_PHASES``; empty in runs without gears."""
     pue_source: PueSource = PueSource.CONSTANT
 
     @property

@@ -21,8 +21,6 @@ from typing import Any, Final
 from greentrain.types import Topology
 from greentrain.utils.topology import job_store
 
-PAUSED_PHASE: Final = "paused"
-"""Name of the phase to which the time is booked in which ranks stand still."""
 WAIT_S: Final = 1.0
 """Longest wait of a training thread for another rank (s): what GreenTrain may cost a step when a rank is in trouble."""
 SILENT_S: Final = 600.0

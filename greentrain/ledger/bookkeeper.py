@@ -18,6 +18,7 @@ from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import Facility
 from greentrain.power.sampler import EnergyCurve
 from greentrain.types import (
+    IDLE_PHASES,
     S_PER_HOUR,
     CarbonPoint,
     CarbonSignal,
@@ -351,7 +352,7 @@ def _steps(marks: Sequence[Mark]) -> int:
 
 
 def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int) -> dict[str, GearUse]:
-    """Sum a slice by gear.
+    """Sum the time of a slice in which something is trained, by gear.
 
     Args:
         cut: The slice.
@@ -361,6 +362,8 @@ def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]]
     if len(cut.gears) == 1:
         return {}
     count = len(cut.gears)
+    idle = [i for i, name in enumerate(cut.names) if name in IDLE_PHASES]
+    in_gear = np.where(np.isin(cut.phase, idle), 0, cut.gear)
     length_s = np.diff(cut.bounds_s)
     energy_j, modelled_j, missing_s = np.zeros(len(length_s)), np.zeros(len(length_s)), unread * length_s
     for provenance, joules, blind_s in spent:
@@ -369,7 +372,7 @@ def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]]
         if provenance is Provenance.MODELLED:
             modelled_j += joules
     energy, modelled, missing, seconds = (
-        np.bincount(cut.gear, weights=values, minlength=count).tolist()
+        np.bincount(in_gear, weights=values, minlength=count).tolist()
         for values in (energy_j, modelled_j, missing_s, length_s)
     )
     done = [(0, 0, 0)] * count

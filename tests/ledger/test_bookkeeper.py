@@ -76,6 +76,20 @@ def test_gears_and_phases_split_the_same_joules() -> None:
     assert entry.devices["gpu"].phases == pytest.approx({"other": 100 + 400, "forward": 100 + 400})
 
 
+@pytest.mark.parametrize("idle", ["paused", "eval", "checkpoint"])
+def test_time_in_which_nothing_is_trained_is_no_gears(idle: str) -> None:
+    books = _books(
+        Mark(0.0, "gear", "bf16"),
+        Mark(1.0, "step", tokens=10),
+        Mark(1.0, "begin", idle, 1),
+        Mark(3.0, "end", idle, 1),
+        Mark(4.0, "step", tokens=10),
+    )
+    entry = books.book(4.0, {"gpu": _curve("gpu", [(0.0, 0.0), (1.0, 100.0), (3.0, 120.0), (4.0, 220.0)])})
+    assert _near(entry.gears["bf16"], GearUse(energy_j=200, device_s=2, seconds=2, steps=2, tokens=20))
+    assert entry.devices["gpu"].phases == pytest.approx({"other": 200, idle: 20})
+
+
 def test_what_nobody_could_read_is_missing_and_not_zero() -> None:
     books = _books(Mark(1.0, "gear", "bf16"), Mark(6.0, "gear", "fp8"))
     gpu = _curve("gpu", [(0.0, 0.0), (4.0, 400.0)])

@@ -28,9 +28,8 @@ from typing import Final
 from greentrain.config.schema import ClocksConfig
 from greentrain.control.actuators.driver import GpuKnobs, GpuSetting, Opened, open_gpus, put_right, refusal, strangers
 from greentrain.control.actuators.guardian import Guardian
-from greentrain.control.coordination import PAUSED_PHASE
 from greentrain.policy.action_table import student_t_95
-from greentrain.types import Phase, Topology
+from greentrain.types import IDLE_PHASES, Phase, Topology
 
 PART: Final = "clocks"
 LOWEST: Final = 0.5
@@ -218,8 +217,6 @@ ten minutes of windows of 10 s. Doubled each time, so that a run that does not c
 MOST_FORGET: Final = 16 * FORGET
 LEAST_STEPS: Final = 20
 """Fewest steps in a window: one more or less is then 5 % of them."""
-OTHER: Final = (Phase.EVAL, Phase.CHECKPOINT, PAUSED_PHASE)
-"""Phases whose time says nothing about the speed of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +279,7 @@ class StallControl:
         Returns:
             The share below the maximum clock from now on, where a window has ended; else None.
         """
-        if not ordinary or any(phase_s.get(phase, 0.0) > 0.0 for phase in OTHER) or not seconds > 0.0:
+        if not ordinary or any(phase_s.get(phase, 0.0) > 0.0 for phase in IDLE_PHASES) or not seconds > 0.0:
             return None
         self._seconds += seconds
         self._data_s += phase_s.get(Phase.DATA, 0.0)

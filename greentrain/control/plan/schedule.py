@@ -34,7 +34,7 @@ from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
 from greentrain.config.schema import GreenConfig, WidthConfig
-from greentrain.control.coordination import PAUSED_PHASE, RankZeroChannel, SyncSchedule, Words
+from greentrain.control.coordination import RankZeroChannel, SyncSchedule, Words
 from greentrain.control.launcher_protocol import Offer
 from greentrain.control.plan.planner import (
     GridOutlook,
@@ -49,7 +49,7 @@ from greentrain.ledger.active_run import ActiveRun
 from greentrain.policy.action_table import Action, ActionCost, ActionTable, MeanWithCI
 from greentrain.policy.menu import Menu
 from greentrain.policy.registry import caution, open_schedule
-from greentrain.types import S_PER_HOUR, CarbonSignal, Gear
+from greentrain.types import S_PER_HOUR, CarbonSignal, Gear, Phase
 
 log = logging.getLogger(__name__)
 
@@ -293,12 +293,12 @@ def rest(host: Host, rest_s: float) -> tuple[float, float]:
         host: The session, which marks the phase.
         rest_s: Length of the rest (s); the first half is for clocks to fall.
     """
-    token = host.begin(PAUSED_PHASE)
+    token = host.begin(Phase.PAUSED)
     time.sleep(rest_s / 2)
     t0_s = time.monotonic()
     time.sleep(rest_s / 2)
     t1_s = time.monotonic()
-    host.end(PAUSED_PHASE, token)
+    host.end(Phase.PAUSED, token)
     return t0_s, t1_s
 
 
@@ -577,13 +577,13 @@ class Schedule:
         """Stay between two steps until the plan, or somebody, says that it goes on."""
         self.checkpoint_due = False
         self._observe()
-        token, said = self._host.begin(PAUSED_PHASE), None
+        token, said = self._host.begin(Phase.PAUSED), None
         try:
             while said is None and not (self._closed or self._sync.over):
                 said = self._hold_on(self._pause.hold(self._look))
         finally:
             self._pausing = False
-            self._host.end(PAUSED_PHASE, token)
+            self._host.end(Phase.PAUSED, token)
         self._mark_time()
         if said is not None:
             self._do(said)
