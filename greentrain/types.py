@@ -84,6 +84,17 @@ IDLE_PHASES: Final = frozenset({Phase.EVAL, Phase.CHECKPOINT, Phase.PAUSED})
 """Phases in which nothing is trained: their time is no gear's, and says nothing about the speed of training."""
 
 
+class Attribution(StrEnum):
+    """How the joules of a phase are told from those of its neighbours, on a device whose counter ticks."""
+
+    RESOLVED = "resolved"
+    """It is longer than the ticks."""
+    REGRESSED = "regressed"
+    """It is shorter, but comes again: its power follows from many ticks."""
+    BLURRED = "blurred"
+    """The ticks do not tell it: it is locked to them, too short, or there were too few."""
+
+
 class Gear(StrEnum):
     """The precision in which the matrix products of training run."""
 
@@ -290,7 +301,8 @@ class DeviceEnergy:
     """Seconds of the interval whose energy is not known. Negative where a counter, read again after a gap
     that was already booked as missing, delivers the gap's energy late: the sum over the run is right."""
     phases: Mapping[str, float]
-    """Exclusive energy by phase (J): each instant belongs to the phase entered last. Sums to energy_j."""
+    """Exclusive energy by phase (J): each instant belongs to the phase entered last. Sums to energy_j. Where phases of
+    earlier entries are known better by now, what these were booked too much or too little is in it."""
 
     def is_known(self, interval_s: float) -> bool:
         """Return True if ``energy_j`` says anything about an interval: 0 J of which nothing is known does not."""
@@ -359,7 +371,7 @@ class LedgerEntry:
     step_groups: Sequence[tuple[int, float, float, int]] = ()
     """At most 64 runs of consecutive steps: (steps, t_unix_s of the last one's end, energy_j, tokens)."""
     gears: Mapping[str, GearUse] = field(default_factory=dict)
-    """Use by gear, from the first mark of a gear on, without the time of ``IDLE_PHASES``; empty in runs without gears."""
+    """Use by gear, from the first mark of a gear on, without ``IDLE_PHASES``; empty in runs without gears."""
     pue_source: PueSource = PueSource.CONSTANT
 
     @property

@@ -305,6 +305,8 @@ LATE_S = SETTLE_S + 0.5
 """Longest time by which a booking is late (s): readings wait to be worked in, a counter's last tick to be seen."""
 LATE_TICK_S = 0.5
 """A tick of the sampler that is later than this (s) is not waited for: a driver may hold its thread."""
+ATTRIBUTION: Final = "attribution"
+"""Event: how phases are told apart on a device, with ``BelowTheTick.told``; the last one of a device holds."""
 FAULTS: Final = ("gap", "recovered", "warning")
 MOST_ALIKE: Final = 100
 """Events of a fault that are journalled: a sensor that fails at every other reading would fill the disk."""
@@ -365,6 +367,8 @@ class ActiveRun:
         self._lock = threading.Lock()  # of the curves; never taken by a signal handler, nor while a file is written
         self._warned: set[str] = set()
         self._told: dict[str, int] = {}
+        self._attributed: dict[str, int] = {}
+        """By device, readings on which what was last told of its phases rests."""
         self._counted = 0
         self._asked = self._started = self._ended = self._facts_new = self._sensors_new = False
         self._closing: tuple[str, float] | None = None
@@ -624,7 +628,7 @@ class ActiveRun:
                 self._claim_rest()
                 for curve in self._devices.curves.values():
                     curve.finish(t1_s)
-                self._record(t1_s)
+                self._record(t1_s, last=True)
         except Exception as error:
             log.warning("GreenTrain: booking the last interval failed: %r", error)
         finally:
@@ -647,11 +651,17 @@ class ActiveRun:
         self._sampler.select(frozenset(self._devices.curves))
         self._write_sensors()
 
-    def _record(self, t1_s: float) -> None:
+    def _record(self, t1_s: float, *, last: bool = False) -> None:
         self._take_marks()
-        entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates)
+        entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates, last=last)
         self.ledger.record(entry)
         self.last_entry = entry
+        for uid, told in self._books.attributions().items():
+            if last or told["readings"] >= 2 * self._attributed.get(uid, 1):
+                self._attributed[uid] = told["readings"]
+                seen_ms, tick_ms, late_ms = (1e3 * told[key] for key in ("sees_s", "tick_s", "late_s"))
+                text = f"{uid}: its counter tells {seen_ms:.0f} ms of each {tick_ms:.0f} ms, {late_ms:.0f} ms late"
+                self.event(ATTRIBUTION, text, device=uid, **told)
 
     def _take_marks(self) -> None:
         """Hand the marks of the training to the timeline: of too many, only what they count."""

@@ -7,19 +7,22 @@ precision gear it ran in: a second labelling of the same time, with no nesting.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import Facility
+from greentrain.power.phase_power import Floats, Ints, LabelSeconds, PhasePower
 from greentrain.power.sampler import EnergyCurve
 from greentrain.types import (
     IDLE_PHASES,
     S_PER_HOUR,
+    Attribution,
     CarbonPoint,
     CarbonSignal,
     DeviceEnergy,
@@ -31,7 +34,6 @@ from greentrain.types import (
     grams,
 )
 
-Floats = npt.NDArray[np.float64]
 MAX_OPEN = 64
 """Phases open at once; more are a forgotten end() and the oldest is closed."""
 
@@ -130,6 +132,11 @@ class PhaseTimeline:
     def t_s(self) -> float:
         """End of the last slice (s)."""
         return self._t_s
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of phases so far."""
+        return self._names
 
     @property
     def waiting(self) -> int:
@@ -241,6 +248,124 @@ STEP_GROUPS = 64
 """Most step records an entry; more steps than that are merged evenly, so a line stays small."""
 
 
+RESOLVED: Final = 3.0
+"""Mean length of a phase, in ticks, from which on most of it lies in ticks of its own."""
+BLURRED: Final = 0.1
+"""Standard error of a phase's power, as a share of it, from which on it is not told."""
+
+
+class BelowTheTick:
+    """How the energy of a device whose counter ticks is split between ticks.
+
+    What was booked while its phases were known less well is split again when they are known better, as long as all of
+    it is remembered, and the difference is moved with the next interval.
+
+    Args:
+        tick_s: Refresh period of the counter (s).
+    """
+
+    def __init__(self, tick_s: float) -> None:
+        self.power = PhasePower(tick_s)
+        self._since_s: float | None = math.inf
+        """From when on what is booked may be split anew; infinite before the first interval, None: no more."""
+        self._booked_j: Floats = np.zeros(0)
+
+    def book(
+        self, curve: EnergyCurve, bounds_s: Floats, label: Ints, *, last: bool
+    ) -> tuple[Callable[[Floats], Floats], Mapping[int, float]]:
+        """Split an interval, which follows the one before.
+
+        Args:
+            curve: The device's.
+            bounds_s: Bounds of its segments (s), shape (m + 1,).
+            label: Label of each segment, shape (m,).
+            last: No other follows.
+
+        Returns:
+            Energy as a function of time in the interval (J), and what earlier intervals owe to each label (J), by
+            label; these sum to 0.
+        """
+        t0_s, t1_s = float(bounds_s[0]), float(bounds_s[-1])
+        if not t0_s < t1_s:
+            return lambda t_s: curve.at(t_s)[0], {}
+        if self._since_s == math.inf:
+            self._since_s = t0_s
+        before, ticks = self.power.fit, curve.take_ticks(t1_s)
+        self.power.add(bounds_s, label, ticks[:, 0], ticks[:, 1])
+        if last:
+            self.power.refit()
+        moved = {} if self.power.fit is before else self._moved(t0_s)
+        energy_j, missing_s = curve.at(bounds_s[[0, -1]])
+        nodes_s = self.power.nodes_s(t0_s, t1_s)
+        used_j = None
+        if missing_s[1] != missing_s[0]:
+            self._since_s = None  # nobody knows what of it was in the gap
+        elif len(set(label.tolist())) > 1:
+            used_j = self.power.spread(nodes_s, float(energy_j[1] - energy_j[0]))
+        if self._since_s is not None:
+            at_nodes_j = curve.at(nodes_s)[0] if used_j is None else used_j
+            by_label = np.bincount(self.power.labels(nodes_s), weights=np.diff(at_nodes_j))
+            self._booked_j = _summed(self._booked_j, by_label)
+        if used_j is None:
+            return lambda t_s: curve.at(t_s)[0], moved
+        return lambda t_s: np.interp(t_s, nodes_s, energy_j[0] + used_j), moved
+
+    def told(self, phase: Ints, label_s: Floats, label_n: Floats, names: Sequence[str]) -> dict[str, Any] | None:
+        """Return what is seen of a tick, and how each phase is told from the others; None before that is known.
+
+        Args:
+            phase: Phase of each label, shape (K,).
+            label_s: How long each has lasted (s), shape (K,).
+            label_n: How often, shape (K,).
+            names: Names of phases.
+        """
+        fit, tick_s = self.power.fit, self.power.tick_s
+        if fit is None:
+            return None
+        known = slice(len(fit.power_w))
+        phase, label_s = phase[known], label_s[known]
+        energy_j, error_j, seconds, times = (
+            np.bincount(phase, weights=values)
+            for values in (fit.power_w * label_s, fit.error_w * label_s, label_s, label_n[known])
+        )
+        told = {}
+        for i in np.flatnonzero(seconds).tolist():
+            error = min(float(error_j[i] / energy_j[i]), 1.0) if energy_j[i] > 0 else 1.0
+            how = Attribution.REGRESSED if error <= BLURRED else Attribution.BLURRED
+            if seconds[i] > RESOLVED * tick_s * times[i]:
+                how = Attribution.RESOLVED
+            told[names[i]] = {"how": str(how), "error": round(error, 4), "w": round(float(energy_j[i] / seconds[i]), 2)}
+        return {
+            "readings": fit.rows,
+            "tick_s": round(tick_s, 6),
+            "sees_s": round(fit.width * tick_s, 6),
+            "late_s": round(fit.lag * tick_s, 6),
+            "phases": told,
+        }
+
+    def _moved(self, t0_s: float) -> Mapping[int, float]:
+        """Split anew what is booked up to a time."""
+        since_s, booked_j = self._since_s, self._booked_j
+        if since_s is None or not since_s < t0_s or not self.power.covers(since_s):
+            self._since_s = None
+            return {}
+        nodes_s = self.power.nodes_s(since_s, t0_s)
+        used_j = self.power.spread(nodes_s, float(booked_j.sum()))
+        if used_j is None:
+            return {}
+        again_j = np.bincount(self.power.labels(nodes_s), weights=np.diff(used_j))
+        self._booked_j = _summed(np.zeros_like(booked_j), again_j)
+        return dict(enumerate((self._booked_j - booked_j).tolist()))
+
+
+def _summed(sums: Floats, more: npt.NDArray[Any]) -> Floats:
+    """Return the sums where ``more`` may have entries that there were none of before."""
+    found = np.zeros(max(len(sums), len(more)))
+    found[: len(sums)] += sums
+    found[: len(more)] += more
+    return found
+
+
 class Bookkeeper:
     """Cuts the run into ledger entries.
 
@@ -258,6 +383,14 @@ class Bookkeeper:
         self.timeline = PhaseTimeline(t0_s)
         self._step_j = 0.0
         self._booked_j = 0.0
+        self._pairs: list[tuple[int, int]] = []
+        """Phase and gear of each label, as indices of the timeline's names."""
+        self._labels: dict[tuple[int, int], int] = {}
+        self._label_s: Floats = np.zeros(0)
+        self._label_n: Floats = np.zeros(0)
+        self._inside_s: dict[str, Floats] = {}
+        """By phase, how long each label lasted while it was open (s)."""
+        self._below: dict[str, BelowTheTick] = {}
 
     @property
     def t_s(self) -> float:
@@ -270,6 +403,8 @@ class Bookkeeper:
         curves: Mapping[str, EnergyCurve],
         unread: Sequence[Sensor] = (),
         embodied: Mapping[str, EmbodiedRate] | None = None,
+        *,
+        last: bool = False,
     ) -> LedgerEntry:
         """Close the interval from the last call to ``t1_s``.
 
@@ -278,31 +413,45 @@ class Bookkeeper:
             curves: The energy curves by device uid.
             unread: The devices that are known to exist but cannot be read: booked as missing.
             embodied: The embodied rate by device uid, of the devices that have one.
+            last: No other follows.
         """
         t0_s = self.t_s
         t1_s = max(t0_s, t1_s)  # a clock that fell back: no interval has a negative length
         cut = self.timeline.cut(t1_s)
         devices: dict[str, DeviceEnergy] = {}
-        inclusive: dict[str, float] = {}
         spent: list[tuple[Provenance, Floats, Floats]] = []
         opened = _opened(cut)
+        label = self._label(cut, opened)
+        inclusive = dict.fromkeys(opened, 0.0)
+        moved_gears: dict[int, float] = {}
         step_t = np.array([mark.t_s for mark in cut.steps])
         step_cum = np.zeros(len(cut.steps))
         for uid, curve in curves.items():
-            energy, missing = curve.at(cut.bounds_s)
+            missing = curve.at(cut.bounds_s)[1]
+            used, moved = self._used(uid, curve, cut.bounds_s, label, last=last)
+            energy = used(cut.bounds_s)
             spent.append((curve.sensor.provenance, np.diff(energy), np.diff(missing)))
             by_phase = np.bincount(cut.phase, weights=np.diff(energy), minlength=len(cut.names))
+            phases = {cut.names[i]: float(by_phase[i]) for i in np.unique(cut.phase)}
+            for name, times in opened.items():
+                spans = used(times)
+                inclusive[name] += float(np.sum(spans[:, 1] - spans[:, 0]))
+            for i, joules in moved.items():
+                phase, gear = self._pairs[i]
+                phases[cut.names[phase]] = phases.get(cut.names[phase], 0.0) + joules
+                if cut.names[phase] not in IDLE_PHASES:
+                    moved_gears[gear] = moved_gears.get(gear, 0.0) + joules
+                for name, inside_s in self._inside_s.items():
+                    if i < len(inside_s) and self._label_s[i] > 0:
+                        inclusive[name] = inclusive.get(name, 0.0) + joules * inside_s[i] / self._label_s[i]
             devices[uid] = DeviceEnergy(
                 energy_j=float(energy[-1] - energy[0]),
                 provenance=curve.sensor.provenance,
                 missing_s=float(missing[-1] - missing[0]),
-                phases={cut.names[i]: float(by_phase[i]) for i in np.unique(cut.phase)},
+                phases=phases,
             )
-            for name, times in opened.items():
-                spans, _ = curve.at(times)
-                inclusive[name] = inclusive.get(name, 0.0) + float(np.sum(spans[:, 1] - spans[:, 0]))
             if len(step_t):
-                step_cum += curve.at(step_t)[0] - energy[0]
+                step_cum += used(step_t) - energy[0]
         for sensor in unread:
             devices[sensor.device.uid] = DeviceEnergy(
                 energy_j=0.0, provenance=Provenance.MISSING, missing_s=t1_s - t0_s, phases={}
@@ -330,8 +479,45 @@ class Bookkeeper:
             tokens=sum(mark.tokens for mark in cut.steps),
             samples=sum(mark.samples for mark in cut.steps),
             step_groups=groups,
-            gears=_by_gear(cut, spent, len(unread)),
+            gears=_by_gear(cut, spent, len(unread), moved_gears),
         )
+
+    def _label(self, cut: PhaseSlice, opened: Mapping[str, Floats]) -> Ints:
+        """Number the pairs of phase and gear: a device draws another power in each."""
+        found = np.empty(len(cut.phase), dtype=np.intp)
+        for i, pair in enumerate(zip(cut.phase.tolist(), cut.gear.tolist(), strict=True)):
+            if pair not in self._labels:
+                self._labels[pair] = len(self._pairs)
+                self._pairs.append(pair)
+            found[i] = self._labels[pair]
+        seconds = LabelSeconds(cut.bounds_s, found, len(self._pairs))
+        self._label_s = _summed(self._label_s, seconds(cut.bounds_s[-1:])[0])
+        self._label_n = _summed(self._label_n, np.bincount(found))
+        for name, spans in opened.items():
+            inside_s = (seconds(spans[:, 1]) - seconds(spans[:, 0])).sum(axis=0)
+            self._inside_s[name] = _summed(self._inside_s.get(name, np.zeros(0)), inside_s)
+        return found
+
+    def _used(
+        self, uid: str, curve: EnergyCurve, bounds_s: Floats, label: Ints, *, last: bool
+    ) -> tuple[Callable[[Floats], Floats], Mapping[int, float]]:
+        """Return a device's energy as a function of time (J), and what earlier intervals owe to each label (J)."""
+        if curve.tick_s is None:
+            return lambda t_s: curve.at(t_s)[0], {}
+        below = self._below.get(uid)
+        if below is None:
+            below = self._below[uid] = BelowTheTick(curve.tick_s)
+        return below.book(curve, bounds_s, label, last=last)
+
+    def attributions(self) -> dict[str, dict[str, Any]]:
+        """Return how phases are told apart on each device whose counter ticks, by its uid, where that is known."""
+        phase = np.array([phase for phase, _ in self._pairs], dtype=np.intp)
+        found = {}
+        for uid, below in self._below.items():
+            told = below.told(phase, self._label_s, self._label_n, self.timeline.names)
+            if told is not None:
+                found[uid] = told
+        return found
 
     def _group_steps(self, steps: Sequence[Mark], cumulative_j: Floats) -> list[tuple[int, float, float, int]]:
         if not steps:
@@ -351,13 +537,16 @@ def _steps(marks: Sequence[Mark]) -> int:
     return sum(mark.steps for mark in marks if mark.kind == "step")
 
 
-def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int) -> dict[str, GearUse]:
+def _by_gear(
+    cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int, moved_j: Mapping[int, float]
+) -> dict[str, GearUse]:
     """Sum the time of a slice in which something is trained, by gear.
 
     Args:
         cut: The slice.
         spent: Provenance of each device, its joules and its missing seconds by segment, shape (n,) each.
         unread: The devices that cannot be read.
+        moved_j: Joules that earlier slices owe to a gear, by its index.
     """
     if len(cut.gears) == 1:
         return {}
@@ -381,7 +570,7 @@ def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]]
         done[gear] = (steps + _steps((mark,)), tokens + mark.tokens, samples + mark.samples)
     return {
         cut.gears[i]: GearUse(
-            energy_j=energy[i],
+            energy_j=energy[i] + moved_j.get(i, 0.0),
             modelled_j=modelled[i],
             missing_s=missing[i],
             device_s=seconds[i] * (len(spent) + unread),
@@ -391,7 +580,7 @@ def _by_gear(cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]]
             samples=done[i][2],
         )
         for i in range(1, count)
-        if seconds[i] > 0 or any(done[i])
+        if seconds[i] > 0 or any(done[i]) or moved_j.get(i)
     }
 
 

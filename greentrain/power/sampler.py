@@ -153,7 +153,25 @@ class EnergyCurve:
         self._provisional_s = 0.0
         self._last_read_s = t0_s
         self._ticks: TickTracker | None = None
+        self._told: deque[tuple[float, float]] = deque(maxlen=CAPACITY)
         self._open_points = 0
+
+    @property
+    def tick_s(self) -> float | None:
+        """Refresh period of a counter that is dated by its ticks (s); None of all others."""
+        return None if self._ticks is None else self._ticks.tick_s
+
+    def take_ticks(self, t_s: float) -> Floats:
+        """Return the ticks that were read since the last call, up to a time, and forget them.
+
+        Returns:
+            Time (s) and cumulative energy (J) of each, shape (n, 2); NaN joules where what came before says nothing of
+            what follows.
+        """
+        taken = []
+        while self._told and self._told[0][0] <= t_s:
+            taken.append(self._told.popleft())
+        return np.array(taken).reshape(-1, 2)
 
     def start(self, t0_s: float, known: bool = True) -> None:
         """Move the start of a curve that has no reading yet (s); until the first one, nothing is known if so said."""
@@ -289,6 +307,7 @@ class EnergyCurve:
             gap_s = max(0.0, (t_s if edge_s is None else edge_s) - float(self._t[self._n - 1]))
             self._push(self._t[self._n - 1] + gap_s, self._energy[self._n - 1], self._missing[self._n - 1] + gap_s)
             self._provisional_s = 0.0
+            self._told.append((t_s, math.nan))
             return
         if value_j == last_j and self._ticks and not self._gap:
             if t_s - self.frontier_s < (STUCK_TICKS + 1) * self._ticks.tick_s:
@@ -308,8 +327,10 @@ class EnergyCurve:
             missing_s -= self._provisional_s
             self._gap, self._provisional_s = False, 0.0
             edge_s = max(edge_s, float(self._t[self._n - 1]) + 1e-6)
+            self._told.append((edge_s, math.nan))
         self._push(edge_s, self._energy[self._n - 1] + value_j - last_j, missing_s)
         if self._ticks is not None:
+            self._told.append((float(self._t[self._n - 1]), float(self._energy[self._n - 1])))
             self._open_points = 1
             self._resolve_step()
 

@@ -12,7 +12,7 @@ from greentrain.report import estimated
 from greentrain.report.charts import short_name
 from greentrain.report.html import headline
 from greentrain.report.plan import plan_texts
-from greentrain.report.summary import gear_table, pue_text
+from greentrain.report.summary import gear_table, how_told, pue_text
 from greentrain.utils import quantities
 
 
@@ -116,13 +116,16 @@ def _devices(summary: Mapping[str, Any]) -> Table:
 
 
 def _phases(summary: Mapping[str, Any]) -> Table:
-    table = _table("Energy by phase", "Phase", "Exclusive", "Share", "Inclusive", left=("Phase",))
+    columns = ["Phase", "Exclusive", "Share", "Inclusive"]
+    told = any(phase.get("attribution") for phase in summary["phases"])
+    table = _table("Energy by phase", *columns, *(["Told"] if told else []), left=("Phase", "Told"))
     for phase in summary["phases"]:
         table.add_row(
             escape(phase["name"]),
             quantities.energy(phase["energy_j"]),
             quantities.percent(phase["share"]) if phase["share"] is not None else "",
             quantities.energy(phase["inclusive_j"]),
+            *([how_told(phase)] if told else []),
         )
     return table
 

@@ -1,16 +1,20 @@
 """Curves, marks and grid become one entry; the figures here are computed by hand."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.ledger.bookkeeper import STEP_GROUPS, Bookkeeper, Mark, folded
 from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import ConstantPue
+from greentrain.ledger.totals import Totals
 from greentrain.power.sampler import EnergyCurve
-from greentrain.types import Device, DeviceKind, GearUse, PowerSample, Provenance, Sensor
+from greentrain.types import Device, DeviceKind, GearUse, LedgerEntry, PowerSample, Provenance, Sensor
+from tests.power.phased_device import PhasedDevice, Recording
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
 
@@ -207,3 +211,76 @@ def test_marks_that_are_folded_count_the_same_in_the_same_gears_and_leave_the_sa
     entry = books.book(4.0, {"gpu": _curve("gpu", [(0.0, 0.0), (4.0, 400.0)])})
     assert (entry.steps, entry.tokens, entry.samples) == (3, 6, 3)
     assert [group[0] for group in entry.step_groups] == [3]
+
+
+def _booked(
+    device: PhasedDevice, book_s: float = 5.0, gears: Sequence[Mark] = ()
+) -> tuple[Recording, list[LedgerEntry]]:
+    """Book a device whose counter ticks, as a run does."""
+    recording = device.made()
+    curve = EnergyCurve(_sensor("gpu"), 0.0)
+    curve.use_tick(device.tick_s, float(recording.ticks_s[0]))
+    books, entries, samples = _books(*recording.marks(), *gears), list[LedgerEntry](), recording.samples("gpu")
+    due_s = book_s
+    for sample in samples:
+        curve.append(sample)
+        if sample.t_s >= due_s or sample is samples[-1]:
+            due_s += book_s
+            entries.append(books.book(curve.frontier_s, {"gpu": curve}, last=sample is samples[-1]))
+    return recording, entries
+
+
+@pytest.mark.parametrize("sees", [1.0, 0.25])
+def test_phases_shorter_than_the_ticks_get_what_they_have_drawn(sees: float) -> None:
+    recording, entries = _booked(PhasedDevice(sees=sees, length_s=90.0, seed=7))
+    totals = sum(map(Totals.of, entries), Totals())
+    true_j = recording.by_phase(0.0, entries[-1].t1_unix_s - 1000.0)
+    for name, within in (("forward", 0.02), ("backward", 0.02), ("optimizer", 0.06), ("data", 0.15)):
+        assert totals.by_phase[name] == pytest.approx(true_j[name], rel=within), name
+        assert totals.by_phase_inclusive[name] == pytest.approx(totals.by_phase[name]), "none lies in another"
+    assert sum(totals.by_phase.values()) == pytest.approx(totals.energy_j)
+    assert totals.energy_j == pytest.approx(recording.counter_j[-1], rel=0.01)
+    first = entries[0].devices["gpu"]
+    assert sum(first.phases.values()) == pytest.approx(first.energy_j)
+
+
+def test_what_was_booked_before_phases_were_known_is_moved_with_a_later_entry() -> None:
+    recording, entries = _booked(PhasedDevice(sees=0.25, length_s=40.0), book_s=2.0)
+    one = entries[0].devices["gpu"].phases
+    true_j = recording.by_phase(0.0, entries[0].t1_unix_s - 1000.0)
+    assert one["data"] > 1.5 * true_j["data"], "by its time, as nothing is known yet"
+    least = min(entries, key=lambda entry: entry.devices["gpu"].phases["data"])
+    assert least.devices["gpu"].phases["data"] < 0.5 * true_j["data"], (
+        "less than it has drawn, for what it had too much"
+    )
+    assert all(sum(e.devices["gpu"].phases.values()) == pytest.approx(e.energy_j) for e in entries)
+
+
+def test_gears_get_what_their_phases_have_drawn() -> None:
+    shifts = [Mark(10.0 * i, "gear", ("fp32", "bf16")[i % 2]) for i in range(6)]
+    recording, entries = _booked(PhasedDevice(sees=0.25, length_s=60.0), gears=shifts)
+    totals = sum(map(Totals.of, entries), Totals())
+    assert sum(use.energy_j for use in totals.by_gear.values()) == pytest.approx(totals.energy_j)
+    for first, gear in enumerate(("fp32", "bf16")):
+        spans_s = [(10.0 * i, min(10.0 * i + 10.0, entries[-1].t1_unix_s - 1000.0)) for i in range(first, 6, 2)]
+        true_j = sum(float(recording.energy_j(np.array(a), np.array(b))) for a, b in spans_s)
+        assert totals.by_gear[gear].energy_j == pytest.approx(true_j, rel=0.02)
+
+
+def test_a_gap_leaves_what_is_booked_around_it_as_it_is() -> None:
+    recording = PhasedDevice(length_s=30.0).made()
+    curve = EnergyCurve(_sensor("gpu"), 0.0)
+    curve.use_tick(0.1, float(recording.ticks_s[0]))
+    books, entries = _books(*recording.marks()), list[LedgerEntry]()
+    for sample in recording.samples("gpu"):
+        dead = 3.0 < sample.t_s < 4.5
+        curve.append(sample._replace(energy_j=math.nan) if dead else sample)
+        if sample.t_s > 2.0 * (len(entries) + 1):
+            if dead:
+                curve.advance_missing(sample.t_s)
+            entries.append(books.book(curve.frontier_s, {"gpu": curve}))
+    assert entries[1].devices["gpu"].missing_s > 0.5
+    for entry in entries:
+        device = entry.devices["gpu"]
+        assert sum(device.phases.values()) == pytest.approx(device.energy_j)
+        assert min(device.phases.values()) >= -1e-9, "nothing is moved"

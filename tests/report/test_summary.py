@@ -14,7 +14,7 @@ from greentrain.report import RunReport
 from greentrain.report.fleet.reading import read_folder
 from greentrain.report.html import provenance_sentence
 from greentrain.report.live.follow import RunFollow
-from greentrain.report.summary import summarize, write_summary
+from greentrain.report.summary import how_told, summarize, write_summary
 from greentrain.types import Provenance
 from tests.report.run_folders import CPU, DRAM, GPU, T0_S, Folder, device, entry, four_ranks, one_rank, sensor
 
@@ -68,6 +68,36 @@ def test_phases_sum_to_the_whole_and_inclusive_ones_do_not_hide(tmp_path: Path) 
     epoch = next(phase for phase in s["phases"] if phase["name"] == "epoch")
     assert epoch["energy_j"] == 0.0
     assert epoch["inclusive_j"] == pytest.approx(63_000)
+
+
+def test_each_phase_says_how_it_was_told_from_the_others(tmp_path: Path) -> None:
+    def told(how: str, error: float, **more: Any) -> dict[str, Any]:
+        forward = {"how": "regressed", "error": 0.01, "w": 300.0}
+        phases = {"forward": forward, "data": {"how": how, "error": error, "w": 100.0}}
+        facts = {"device": "GPU-0", "tick_s": 0.1, "sees_s": 0.025, "late_s": 0.003, "readings": 800, "phases": phases}
+        return (
+            {"name": "attribution", "t": T0_S, "text": "GPU-0: its counter tells 25 ms of each 100 ms"} | facts | more
+        )
+
+    entries = [entry(T0_S, T0_S + 10.0, {"GPU-0": device(3000.0), "GPU-1": device(3000.0), "cpu": device(500.0)})]
+    wrong: list[dict[str, Any]] = [
+        {"phases": {"data": {"how": "guessed"}}},
+        {"phases": 7},
+        {"device": [1]},
+        {"sees_s": "much"},
+    ]
+    odd = [told("blurred", 1.0, **more) for more in wrong]
+    events = [told("regressed", 0.02), told("blurred", 0.5, device="GPU-1"), *odd]
+    folder = Folder(tmp_path).rank(0, [GPU, sensor("GPU-1", "gpu", "H100"), CPU], entries, events=events).path
+    s = _summary(folder)
+    rows = {phase["name"]: phase for phase in s["phases"]}
+    assert (rows["forward"]["attribution"], rows["forward"]["relative_error"]) == ("regressed", pytest.approx(0.01))
+    assert (rows["data"]["attribution"], rows["data"]["relative_error"]) == ("blurred", pytest.approx(0.26))
+    assert rows["backward"]["attribution"] is None and rows["backward"]["relative_error"] is None
+    assert [how_told(rows[name]) for name in ("forward", "data", "backward")] == ["regressed, ± 2.0 %", "blurred", ""]
+    assert {row["uid"]: row["sees_s"] for row in s["devices"]} == {"GPU-0": 0.025, "GPU-1": 0.025, "cpu": None}
+    page, text = RunReport.read(folder).page(), str(RunReport.read(folder))
+    assert "regressed, ±" in page.replace("\N{NO-BREAK SPACE}", " ") and "blurred" in text
 
 
 def test_ranks_of_a_host_are_added_once(tmp_path: Path) -> None:

@@ -1,0 +1,346 @@
+"""What a device draws in each phase, where phases are shorter than its sensor's ticks.
+
+A counter that ticks every 100 ms says what all phases of a tick have drawn together, and often only of the 25 ms of it
+that the sensor saw. But phases come again, and lie differently in each tick: with ``x[k, p]`` the share of phase p in
+what was seen of tick k and ``y[k]`` its mean power, ``y = x b`` has one unknown power ``b[p]`` a phase and an equation
+a tick. Which part of a tick is seen, its width and how late it is told, is found by the same means: no other fits so
+well.
+
+A joule is then placed by what each phase draws, and what a tick has drawn more or less than its phases is spread over
+that tick. The sum is the counter's, whatever the fit says. Where phases are locked to the ticks, or too few ticks were
+seen, the ticks do not tell one phase from another: their errors are then as large as their powers.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+
+ROWS: Final = 1200
+"""Ticks that a fit looks at: two minutes at 10 Hz, in which a card's temperature moves little."""
+SEGMENTS: Final = 32_768
+"""Most segments that it looks at: with phases of 4 ms those of two minutes, and 3 MB."""
+FIRST_ROWS: Final = 50
+"""Ticks of the first fit; further ones come when there are four times as many, and then every ``ROWS``."""
+LONGEST_ROW: Final = 8
+"""Ticks from one reading to the next from which on it says too little."""
+WIDTHS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0, 1.1)
+"""Widths of what is seen that are tried first (share of a tick); cards are known with 0.25 and 1 (arXiv 2312.02741)."""
+LAGS: Final = (-0.1, -0.05, 0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4)
+"""How late it is told, tried first (share of a tick); negative where ticks are dated late."""
+SEARCHED: Final = 400
+"""Readings on which these are tried; what is best is then refined on all."""
+SURE: Final = 400
+"""Readings of a fit whose width and lag the next one begins with."""
+FINEST: Final = 1e-3
+"""How finely width and lag are searched (share of a tick)."""
+PLAIN: Final = 12.0
+"""By how much one that sees a part must fit better than one that sees all, in units of the variance left: two
+parameters more, by Schwarz's criterion for a few hundred readings 11 to 14 (1978, doi:10.1214/aos/1176344136)."""
+PLAIN_LAG: Final = 0.03
+"""Where the search for the latter begins."""
+OUTLIER: Final = 3.0
+"""Standard deviations from which on a tick counts less (Huber 1964, doi:10.1214/aoms/1177703732)."""
+RESOLUTION: Final = 1e-3
+"""No reading is taken for more exact than this share of the mean power."""
+HAC_LAGS: Final = 8
+"""Ticks over which errors may hang together (Newey and West 1987, doi:10.2307/1913610)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFit:
+    """What the ticks of one device say of its phases."""
+
+    power_w: Floats
+    """Power in each label (W), shape (K,)."""
+    error_w: Floats
+    """Standard error of it (W); as large as the mean power where ticks do not tell it."""
+    mean_w: float
+    """Mean power (W)."""
+    width: float
+    """Share of a tick that the sensor sees."""
+    lag: float
+    """How long after its end that is told (share of a tick)."""
+    rows: int
+    """Readings that it rests on."""
+    kept: float
+    """Share of a tick's own deviation that holds for all of it: 1 where all of it is seen."""
+
+
+class PhasePower:
+    """The regression of one device.
+
+    Args:
+        tick_s: Refresh period of its counter (s).
+    """
+
+    def __init__(self, tick_s: float) -> None:
+        self.tick_s = tick_s
+        self.fit: PhaseFit | None = None
+        """The last one; None: too few ticks so far."""
+        self._bounds_s: Floats = np.empty(0)
+        self._label: Ints = np.empty(0, dtype=np.intp)
+        self._ticks_s: Floats = np.empty(0)
+        self._ticks_j: Floats = np.empty(0)
+        self._seen = self._labels = 0
+        self._next = FIRST_ROWS
+
+    def add(self, bounds_s: Floats, label: Ints, ticks_s: Floats, ticks_j: Floats) -> None:
+        """Add an interval, which follows the one before, and fit again where it is time.
+
+        Args:
+            bounds_s: Bounds of its segments (s), shape (m + 1,).
+            label: Label of each segment, shape (m,).
+            ticks_s: Times of the counter's ticks that were read (s), shape (n,).
+            ticks_j: Its values (J), shape (n,); NaN where a reading says nothing of the next.
+        """
+        if len(self._bounds_s) and bounds_s[0] != self._bounds_s[-1]:
+            self._bounds_s, self._label = self._bounds_s[:0], self._label[:0]
+            self._ticks_s, self._ticks_j = self._ticks_s[:0], self._ticks_j[:0]
+        self._bounds_s = np.concatenate([self._bounds_s[:-1], bounds_s])
+        self._label = np.concatenate([self._label, label])
+        self._ticks_s = np.concatenate([self._ticks_s, ticks_s])[-ROWS - 1 :]
+        self._ticks_j = np.concatenate([self._ticks_j, ticks_j])[-ROWS - 1 :]
+        old = max(0, len(self._label) - SEGMENTS)
+        if len(self._ticks_s) > ROWS:
+            old = max(old, int(np.searchsorted(self._bounds_s, self._ticks_s[0] - 2 * self.tick_s)) - 1)
+        self._bounds_s, self._label = self._bounds_s[old:], self._label[old:]
+        self._labels = max(self._labels, int(label.max()) + 1)
+        self._seen += len(ticks_s)
+        if self._seen >= self._next:
+            self._next = 4 * self._next if 4 * self._next <= ROWS else self._seen + ROWS
+            self.refit()
+
+    def refit(self) -> None:
+        """Fit now, with what there is."""
+        rows = self._rows()
+        if rows.count >= FIRST_ROWS // 2:
+            with contextlib.suppress(np.linalg.LinAlgError):  # figures without sense: the fit before holds
+                self.fit = _fit(rows, self.fit)
+
+    def nodes_s(self, t0_s: float, t1_s: float) -> Floats:
+        """Return the times between two at which power may change, and these two (s), increasing."""
+        both = np.concatenate([self._bounds_s, self._ticks_s])
+        return np.unique(np.concatenate([[t0_s], both[(both > t0_s) & (both < t1_s)], [t1_s]]))
+
+    def labels(self, t_s: Floats) -> Ints:
+        """Return the label from each of some times to the next, shape (n - 1,)."""
+        middle_s = (t_s[1:] + t_s[:-1]) / 2
+        return self._label[np.clip(np.searchsorted(self._bounds_s, middle_s) - 1, 0, len(self._label) - 1)]
+
+    def covers(self, t_s: float) -> bool:
+        """Return whether what was added reaches back to a time (s)."""
+        return bool(len(self._bounds_s)) and self._bounds_s[0] <= t_s
+
+    def spread(self, t_s: Floats, total_j: float) -> Floats | None:
+        """Return how much of an interval's energy had been used by each of some times in it.
+
+        Args:
+            t_s: Increasing times (s), shape (n,); the first and the last are the interval's bounds. It lies in what was
+                added.
+            total_j: Its energy, as the counter has it (J).
+
+        Returns:
+            Joules, from 0 to ``total_j``, shape (n,); None where nothing is known of its phases.
+        """
+        fit = self.fit
+        if fit is None:
+            return None
+        rows = self._rows()
+        power_w = np.append(fit.power_w, np.full(rows.seconds.count - fit.power_w.size, fit.mean_w))
+        used_j = rows.seconds(t_s) @ power_w
+        if rows.count:
+            own_w = fit.kept * (rows.power_w - rows.shares(fit.width, fit.lag) @ power_w)
+            ends_s = rows.ends_s - fit.lag * self.tick_s
+            own_j = np.concatenate([[0.0], np.cumsum(own_w * rows.lengths_s)])
+            used_j = used_j + np.interp(t_s, np.concatenate([ends_s[:1] - rows.lengths_s[0], ends_s]), own_j)
+        used_j = np.maximum.accumulate(used_j - used_j[0])
+        return used_j * (total_j / used_j[-1]) if used_j[-1] > 0 else None
+
+    def _rows(self) -> "_Rows":
+        seconds = LabelSeconds(self._bounds_s, self._label, self._labels)
+        lengths_s, rises_j = np.diff(self._ticks_s), np.diff(self._ticks_j)
+        ticks = np.rint(lengths_s / self.tick_s)
+        # What a sensor saw of the first ticks may lie before what is known of phases.
+        known = self._ticks_s[:-1] >= self._bounds_s[0] + 2 * self.tick_s
+        good = (ticks > 0) & (ticks <= LONGEST_ROW) & known & np.isfinite(rises_j)
+        lengths_s = lengths_s[good]
+        return _Rows(seconds, self.tick_s, self._ticks_s[1:][good], lengths_s, rises_j[good] / lengths_s)
+
+
+class LabelSeconds:
+    """How long each label has lasted up to any time.
+
+    Args:
+        bounds_s: Bounds of segments (s), shape (m + 1,), increasing.
+        label: Label of each, shape (m,).
+        count: Number of labels.
+    """
+
+    def __init__(self, bounds_s: Floats, label: Ints, count: int) -> None:
+        self.count = count
+        self._bounds_s, self._label = bounds_s, label
+        spans_s = np.zeros((len(label) + 1, count))
+        spans_s[np.arange(1, len(spans_s)), label] = np.diff(bounds_s)
+        self._sums_s = np.cumsum(spans_s, axis=0)
+
+    def __call__(self, t_s: Floats) -> Floats:
+        """Return the seconds of each label from the first bound to each time (s), shape (n, count)."""
+        i = np.clip(np.searchsorted(self._bounds_s, t_s, side="right") - 1, 0, len(self._label) - 1)
+        found: Floats = self._sums_s[i]
+        found[np.arange(len(i)), self._label[i]] += t_s - self._bounds_s[i]
+        return found
+
+
+class _Rows:
+    """Readings as equations.
+
+    Args:
+        seconds: How long each label has lasted.
+        tick_s: Refresh period (s).
+        ends_s: When each reading's last tick was (s), shape (n,).
+        lengths_s: Time from the reading before (s), shape (n,).
+        power_w: Mean power in it (W), shape (n,).
+    """
+
+    def __init__(
+        self, seconds: LabelSeconds, tick_s: float, ends_s: Floats, lengths_s: Floats, power_w: Floats
+    ) -> None:
+        self.seconds, self.ends_s, self.lengths_s, self.power_w = seconds, ends_s, lengths_s, power_w
+        self.count = len(ends_s)
+        self.ticks = np.rint(lengths_s / tick_s).astype(np.intp)
+        self._tick_s = tick_s
+        self._starts = np.cumsum(self.ticks) - self.ticks
+        back = np.arange(int(self.ticks.sum())) - np.repeat(self._starts, self.ticks)
+        self._each_s = np.repeat(ends_s, self.ticks) - back * np.repeat(lengths_s / self.ticks, self.ticks)
+
+    def last(self, count: int) -> "_Rows":
+        """Return the newest of them."""
+        return _Rows(self.seconds, self._tick_s, self.ends_s[-count:], self.lengths_s[-count:], self.power_w[-count:])
+
+    def shares(self, width: float, lag: float) -> Floats:
+        """Return the share of each label in what was seen of each reading's ticks, shape (n, K)."""
+        end_s = self._each_s - lag * self._tick_s
+        seen_s = width * self._tick_s
+        each = (self.seconds(end_s) - self.seconds(end_s - seen_s)) / seen_s
+        if len(each) == self.count:
+            return each
+        return np.add.reduceat(each, self._starts, axis=0) / self.ticks[:, None]
+
+
+class _Fitting:
+    """The search for the powers, and for what is seen of a tick, that tell readings best.
+
+    Args:
+        rows: The readings.
+        weight: Weight of each, shape (n,); None: the number of its ticks.
+    """
+
+    def __init__(self, rows: _Rows, weight: Floats | None = None) -> None:
+        self.rows = rows
+        self.weight: Floats = rows.ticks.astype(np.float64) if weight is None else weight
+        self.mean_w = max(float(np.average(rows.power_w, weights=rows.ticks)), 1e-9)
+
+    def solved(self, width: float, lag: float) -> tuple[Floats, Floats, Floats]:
+        """Return shares (n, K), the powers (K,) that fit best, and what they leave (n,); no power is negative.
+
+        What the rows do not tell is drawn to the mean power.
+        """
+        shares = self.rows.shares(width, lag)
+        weighted = shares * self.weight[:, None]
+        weak = 1e-4 * np.eye(shares.shape[1])
+        gram, told = weighted.T @ shares + weak, weighted.T @ self.rows.power_w + weak.sum(axis=0) * self.mean_w
+        kept = np.ones(len(gram), dtype=bool)
+        power_w = np.zeros(len(gram))
+        while kept.any():
+            power_w[:] = 0.0
+            power_w[kept] = np.linalg.solve(gram[np.ix_(kept, kept)], told[kept])
+            if (power_w >= 0).all():
+                break
+            kept &= power_w > 0
+        return shares, power_w, self.rows.power_w - shares @ power_w
+
+    def missed(self, width: float, lag: float) -> tuple[float, float, float]:
+        """Return the mean square that is left (W^2), with width and lag."""
+        left = self.solved(width, lag)[2]
+        return float(left * left @ self.weight / self.weight.sum()), width, lag
+
+    def near(self, width: float, lag: float, *, free: bool = True) -> tuple[float, float, float]:
+        """Search the neighbourhood of width and lag; of the lag alone where the width is not free."""
+        best, step = self.missed(width, lag), 0.04
+        while step > FINEST:
+            tried = [
+                self.missed(best[1] + a * step, best[2] + b * step / 2)
+                for a, b in (_AROUND if free else ((0, 1), (0, -1)))
+                if best[1] + a * step > LEAST_WIDTH
+            ]
+            better = min(tried)
+            if better[0] < best[0] * (1 - 1e-9):
+                best = better
+            else:
+                step /= 2
+        return best
+
+
+_AROUND: Final = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1))
+LEAST_WIDTH: Final = 0.02
+
+
+def _fit(rows: _Rows, before: PhaseFit | None) -> PhaseFit:
+    fitting = _Fitting(rows)
+    if before is not None and before.rows >= SURE:
+        start = before.width, before.lag
+    else:
+        few = _Fitting(rows.last(SEARCHED))
+        start = min(few.missed(width, lag) for width in WIDTHS for lag in LAGS)[1:]
+    _, width, lag = fitting.near(*start)
+    left = np.abs(fitting.solved(width, lag)[2])
+    usual_w = OUTLIER * (1.4826 * float(np.median(left)) + 1e-9)
+    fitting = _Fitting(rows, fitting.weight * np.minimum(1.0, usual_w / np.maximum(left, 1e-12)))
+    (missed, width, lag), free = fitting.near(width, lag), True
+    whole = fitting.near(1.0, PLAIN_LAG, free=False)
+    if whole[0] < missed * (1 + PLAIN / rows.count):
+        (_, width, lag), free = whole, False
+    shares, power_w, left = fitting.solved(width, lag)
+    turns = [shares, _turn(rows, power_w, width, lag, (0.0, 0.01))[:, None]]
+    if free:
+        turns.append(_turn(rows, power_w, width, lag, (0.01, 0.0))[:, None])
+    error_w = _errors(np.hstack(turns), left, fitting.weight, fitting.mean_w)[: len(power_w)]
+    alike = float(left[1:] @ left[:-1] / max(float(left @ left), 1e-12))
+    kept = 1.0 if width >= 1 else width + (1 - width) * min(max(alike, 0.0), 1.0)
+    return PhaseFit(
+        power_w=power_w,
+        error_w=error_w,
+        mean_w=fitting.mean_w,
+        width=width,
+        lag=lag,
+        rows=rows.count,
+        kept=kept,
+    )
+
+
+def _turn(rows: _Rows, power_w: Floats, width: float, lag: float, by: tuple[float, float]) -> Floats:
+    """Return how the rows move with width or lag, per tick."""
+    more, less = (rows.shares(width + sign * by[0], lag + sign * by[1]) for sign in (1, -1))
+    return (more - less) @ power_w / (2 * max(by))
+
+
+def _errors(turns: Floats, left: Floats, weight: Floats, mean_w: float) -> Floats:
+    """Return standard errors that hold where errors hang together from tick to tick (W)."""
+    variance = max(float(np.average(left * left, weights=weight)), (RESOLUTION * mean_w) ** 2)
+    weighted = turns * weight[:, None]
+    # A power is known to its own size before anything is read: what the rows do not tell stays at that.
+    inverse = np.linalg.inv(weighted.T @ turns + np.eye(turns.shape[1]) * variance / mean_w**2)
+    scores = weighted * left[:, None]
+    meat = scores.T @ scores
+    for k in range(1, HAC_LAGS + 1):
+        beside = scores[k:].T @ scores[:-k]
+        meat += (1 - k / (HAC_LAGS + 1)) * (beside + beside.T)
+    plain = variance * inverse
+    found: Floats = np.sqrt(np.maximum(np.diag(inverse @ meat @ inverse), np.diag(plain)))
+    return found
