@@ -28,7 +28,7 @@ def _greentrain(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     code = "import sys; from greentrain.cli import main; sys.argv[0] = 'greentrain'; main()"
     command = [sys.executable, "-c", code, *words]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=cwd, env={**environ, "COLUMNS": "120"}, timeout=60
+        command, capture_output=True, text=True, check=False, cwd=cwd, env={**environ, "COLUMNS": "120"}, timeout=240
     )
 
 
@@ -231,7 +231,7 @@ def test_measure_forwards_sigterm_and_books_to_the_end(tmp_path: Path) -> None:
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.0), print('saved', flush=True), sys.exit(5)))\n"
         "print('ready', flush=True)\n"
-        "time.sleep(30)"
+        "time.sleep(200)"
     )
     code = "import sys; from greentrain.cli import main; sys.argv[0] = 'greentrain'; main()"
     process = subprocess.Popen(
@@ -245,7 +245,7 @@ def test_measure_forwards_sigterm_and_books_to_the_end(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         assert list(tmp_path.glob("runs/*/rank-00000.jsonl"))
         process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=240)
     finally:
         process.kill()
         process.communicate()

@@ -55,7 +55,7 @@ def _complete(shell: str, line: str, cwd: Path) -> list[str]:
         check=False,
         cwd=cwd,
         env=environment(**environ),
-        timeout=60,
+        timeout=240,
     )
     assert not done.stderr.partition("MODULES")[0], done.stderr
     assert not HEAVY & set(done.stderr.split())
@@ -143,6 +143,6 @@ def test_a_script_for_the_shell_is_printed(tmp_path: Path, shell: str) -> None:
         text=True,
         cwd=tmp_path,
         env=environment(_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1"),
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0 and "_GREENTRAIN_COMPLETE" in done.stdout

@@ -140,7 +140,7 @@ def test_ctrl_c_is_130_and_a_line(tmp_path: Path, words: Sequence[str]) -> None:
     try:
         writer = os.open(tmp_path / "slow", os.O_WRONLY)  # until the command reads
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         os.close(writer)
     finally:
         process.kill()
@@ -159,6 +159,6 @@ def test_a_reader_that_goes_away_is_no_error(folder: Path, words: str, reader: s
         text=True,
         cwd=folder,
         env=environment(),
-        timeout=60,
+        timeout=240,
     )
     assert (done.returncode, done.stderr) == (0, "")

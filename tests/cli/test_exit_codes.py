@@ -101,5 +101,5 @@ def test_the_process_ends_with_the_code(folder: Path) -> None:
 def test_what_is_not_installed_is_1(folder: Path) -> None:
     code = "import sys; sys.modules['fastapi'] = None; from greentrain.cli import main; main()"
     command = [sys.executable, "-c", code, "ui", "empty", "--no-open"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=240)
     assert done.returncode == 1 and "greentrain-torch[ui]" in done.stderr and done.stderr.count("\n") == 1

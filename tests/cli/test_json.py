@@ -138,7 +138,7 @@ def test_the_ui_tells_its_address(folder: Path) -> None:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["url"].startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=240)
         assert out == ""
     finally:
         process.kill()

@@ -130,7 +130,7 @@ class _Loop:
         }
         self.gears: list[str] = []
 
-    def run(self, until: Callable[[], bool], longest_s: float = 20.0) -> None:
+    def run(self, until: Callable[[], bool], longest_s: float = 120.0) -> None:
         self._green.watch(self._model, self._optimizer)
         end_s = time.monotonic() + longest_s
         while not until():

@@ -36,7 +36,7 @@ def greentrain(*words: str, cwd: Path, **environ: str) -> "subprocess.CompletedP
         check=False,
         cwd=cwd,
         env=environment(**environ),
-        timeout=120,
+        timeout=240,
     )
 
 
@@ -84,7 +84,7 @@ def in_terminal(
     pipe = process.stdout or process.stderr
     shown, piped = b"", b""
     open_fds = [master, *([pipe.fileno()] if pipe is not None else [])]
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + 240
     with contextlib.closing(pipe) if pipe is not None else contextlib.nullcontext():
         while open_fds:
             assert time.monotonic() < end_s
@@ -99,6 +99,6 @@ def in_terminal(
                     shown += data
                 else:
                     piped += data
-        code = process.wait(timeout=60)
+        code = process.wait(timeout=240)
     os.close(master)
     return code, shown.decode().replace("\r\n", "\n"), piped.decode()

@@ -37,7 +37,7 @@ class Script:
                     return self.said[-1]
         raise AssertionError(f"the script ended without {key!r}; it said {self.said}; {self.errors()}")
 
-    def end(self, timeout_s: float = 60.0) -> int:
+    def end(self, timeout_s: float = 240.0) -> int:
         """Wait for the end and return the exit code; negative: the signal that killed it."""
         out, self.complaints = self.process.communicate(timeout=timeout_s)
         self.said += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -139,9 +139,9 @@ class Lab:
         )
 
     def node_truth_j(self, record: RunRecord, device: int) -> float:
-        """Return what a GPU really used from the first rank's start to the last one's end (J)."""
+        """Return what a GPU really used from the start of the rank that books it first to the last one's end (J)."""
         assert self._driver is not None
-        t0_s = min(rank.entries[0].t0_unix_s for rank in record.ranks)
+        t0_s = record.ranks[device].entries[0].t0_unix_s
         t1_s = max(rank.entries[-1].t1_unix_s for rank in record.ranks)
         return self._driver.true_energy_j(device, t0_s - self._offset_s, t1_s - self._offset_s)
 

@@ -33,8 +33,9 @@ options = json.loads(sys.argv[1])
 with GreenSession(options["config"]) as green:
     green.watch(model, optimizer)
     print("trains", flush=True)
-    end_s = time.monotonic() + options["longest_s"]
-    while time.monotonic() < end_s:
+    end_s, taken = time.monotonic() + options["longest_s"], 0
+    while time.monotonic() < end_s or taken <= 10:
+        taken += 1
         share = pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 650_000
         with green.phase("data"):
             time.sleep(options["data_s"])
@@ -64,7 +65,7 @@ def start(tmp_path: Path, driver: FakeDriver, **options: Any) -> "subprocess.Pop
         "precision": {"gears": ["fp32"], "probe_every": 0},
         **options.pop("sections", {}),
     }
-    given = {"until": True, "longest_s": 60.0, "linger_s": 0.0, "data_s": 0.0, **options, "config": config}
+    given = {"until": True, "longest_s": 240.0, "linger_s": 0.0, "data_s": 0.0, **options, "config": config}
     env = driver.env() | {
         "GREENTRAIN_CACHE_DIR": str(tmp_path / "cache"),
         "GREENTRAIN_CLAIMS_DIR": str(tmp_path / "claims"),
@@ -78,7 +79,7 @@ def start(tmp_path: Path, driver: FakeDriver, **options: Any) -> "subprocess.Pop
     )
 
 
-def until(what: Any, longest_s: float = 60.0) -> None:
+def until(what: Any, longest_s: float = 120.0) -> None:
     end_s = time.monotonic() + longest_s
     while not what():
         assert time.monotonic() < end_s
@@ -117,11 +118,11 @@ def test_a_plan_follows_limits_and_a_kill_leaves_none(tmp_path: Path, driver: Fa
     try:
         until(lambda: driver.state(0).power_limit_w == 520.0)
         os.kill(process.pid, signal.SIGKILL)
-        until(lambda: driver.state(0).power_limit_w == ADMIN_W, 10.0)
+        until(lambda: driver.state(0).power_limit_w == ADMIN_W)
     finally:
         process.kill()
         process.communicate()
-    until(lambda: not list((tmp_path / "claims").glob("cap-*.state")), 10.0)
+    until(lambda: not list((tmp_path / "claims").glob("cap-*.state")))
 
 
 @pytest.mark.long
@@ -133,8 +134,8 @@ def test_clocks_go_down_while_data_is_waited_for_and_are_free_afterwards(tmp_pat
         until(lambda: driver.state(0).gpu_clocks_mhz[1] < 0.86 * free[1])
         assert driver.state(0).gpu_clocks_mhz[1] >= 0.69 * free[1]
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
-        until(lambda: driver.state(0).gpu_clocks_mhz == free, 10.0)
+        process.wait(120)
+        until(lambda: driver.state(0).gpu_clocks_mhz == free)
     finally:
         process.kill()
         process.communicate()
@@ -144,7 +145,7 @@ def test_without_the_right_the_run_goes_on_without_limits(tmp_path: Path) -> Non
     with FakeDriver([FakeGpu(limit_w=ADMIN_W, may_set=False)]) as driver:
         sections: dict[str, Any] = {"actuators": {"power_cap": {}}}
         process = start(tmp_path, driver, longest_s=1.0, sections=sections)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert errors.count("CAP_SYS_ADMIN") == 1
     assert read_run(tmp_path / "runs" / "one").ranks[0].totals.steps > 10
@@ -161,5 +162,5 @@ def test_what_cannot_be_set_is_said_before_training(
     tmp_path: Path, driver: FakeDriver, cap: dict[str, Any], said: str
 ) -> None:
     process = start(tmp_path, driver, sections={"actuators": {"power_cap": cap}})
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=240)
     assert process.returncode == 1 and "ConfigError" in errors and said in errors and "trains" not in out

@@ -58,7 +58,7 @@ def start(tmp_path: Path, desk: LauncherFiles, options: dict[str, Any], attempt:
 def end(processes: list[Any]) -> list[int]:
     codes = []
     for process in processes:
-        _, errors = process.communicate(timeout=90)
+        _, errors = process.communicate(timeout=240)
         codes.append(process.returncode)
         if process.returncode not in (0, EXIT_REQUEUE):
             raise AssertionError(errors)
@@ -79,7 +79,7 @@ def seen(tmp_path: Path) -> dict[int, list[int]]:
 
 
 def wait_for_step(tmp_path: Path, attempt: int, steps: int) -> None:
-    path, end_s = tmp_path / "job" / f"seen-{attempt}-0.jsonl", time.monotonic() + 60
+    path, end_s = tmp_path / "job" / f"seen-{attempt}-0.jsonl", time.monotonic() + 200
     while not (path.exists() and len(path.read_text().splitlines()) >= steps):
         assert time.monotonic() < end_s
         time.sleep(0.02)
@@ -102,12 +102,12 @@ def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: 
         for attempt, wanted in enumerate([1, 2], start=1):
             wait_for_step(tmp_path, attempt, 12)
             desk.write(Notice(attempt=attempt, reason="by hand", ranks=wanted))
-        supervisor.wait(60)
+        supervisor.wait(240)
     finally:
         said = (tmp_path / "said.txt").read_text()
         print(said)
         supervisor.terminate()
-        supervisor.wait(30)
+        supervisor.wait(120)
     assert supervisor.returncode == 0, said
     changed = json.loads((tmp_path / "job" / "final.json").read_text())
     steps = seen(tmp_path)
@@ -121,7 +121,7 @@ def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: 
     (fixed_path / "job").mkdir(parents=True)
     fixed_options = {"config": config(fixed_path), "steps": STEPS}
     command = [sys.executable, str(JOB), str(fixed_path / "job"), json.dumps(fixed_options)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=240)
     fixed = json.loads((fixed_path / "job" / "final.json").read_text())
     assert seen(fixed_path) == steps
     assert changed["loss"] == pytest.approx(fixed["loss"], rel=1e-4)
@@ -133,7 +133,7 @@ def test_a_notice_changes_the_width_and_no_sample_is_lost(tmp_path: Path, desk: 
     # What rank 0 can know: all of its own, and of the others as of their last bookings, of a heartbeat ago.
     entries = [entry for rank in record.ranks for entry in rank.entries]
     end_s = max(entry.t1_unix_s for entry in entries)
-    early_j = sum(entry.energy_j for entry in entries if entry.t1_unix_s < end_s - 3 * BOOK_S)
+    early_j = sum(entry.energy_j for entry in entries if entry.t1_unix_s < end_s - 6 * BOOK_S)
     assert 0 < early_j <= changed["metrics"]["green/energy_j"] <= 1.001 * sum(t.energy_j for t in totals)
     marks = [json.loads(line) for line in (desk.folder / "timeline.jsonl").read_text().splitlines()]
     of_second = [mark["what"] for mark in marks if mark["attempt"] == 2]
@@ -149,11 +149,11 @@ def test_a_crash_before_the_first_checkpoint_continues_the_run(tmp_path: Path, d
     options = {"config": settings, "steps": 60, "step_s": 0.05, "die_at": 40}
     supervisor = launch(tmp_path, desk, options, "--retries", "2", "--back-off", "0.05")
     try:
-        supervisor.wait(60)
+        supervisor.wait(240)
     finally:
         said = (tmp_path / "said.txt").read_text()
         supervisor.terminate()
-        supervisor.wait(30)
+        supervisor.wait(120)
     assert supervisor.returncode == 0, said
     (folder,) = (tmp_path / "runs").iterdir()
     record = read_run(folder)

@@ -26,14 +26,22 @@ def loop(green: GreenSession, seconds: float, steps_per_s: float = 50.0) -> int:
     return steps
 
 
-def plain(config: dict[str, Any], seconds: float = 1.0, fits: int = 1, state: dict[str, Any] | None = None) -> None:
-    """One or several fits in a row."""
+def plain(
+    config: dict[str, Any],
+    seconds: float = 1.0,
+    fits: int = 1,
+    state: dict[str, Any] | None = None,
+    until: str = "",
+) -> None:
+    """One or several fits in a row, which go on until a file is there, if one is named."""
     green = GreenSession(config)
     green.load_state_dict(state or {})
     for _ in range(fits):
         with green:
             say(running=True, pid=os.getpid())
-            steps = loop(green, seconds + float(os.environ.get("SECONDS_MORE", 0)))
+            steps = loop(green, seconds)
+            while until and not os.path.exists(until):
+                steps += loop(green, 0.1)
         say(folder=str(green.folder), totals=green.totals().to_dict(), steps=steps)
 
 

@@ -182,7 +182,7 @@ def test_an_empty_query_is_an_error_before_training() -> None:
         open_facility(CarbonConfig(pue_prometheus_url="http://p:9090", pue_prometheus_query=" "), pytest.fail)
 
 
-def _until(check: Callable[[], bool], limit_s: float = 20.0) -> None:
+def _until(check: Callable[[], bool], limit_s: float = 60.0) -> None:
     end_s = time.monotonic() + limit_s
     while not check():
         assert time.monotonic() < end_s
@@ -199,7 +199,7 @@ class Exporter:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                outer.goes_on.wait(30)
+                outer.goes_on.wait(60)
                 data = page().encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
@@ -248,10 +248,10 @@ def test_a_hanging_server_delays_neither_questions_nor_the_end() -> None:
             start_s = time.perf_counter()
             facility.pue(time.time() - 10, time.time())
             took_s.append(time.perf_counter() - start_s)
-        assert sorted(took_s)[950] < 0.3e-3, "all but those at which the machine did something else"
+        assert sorted(took_s)[950] < 0.1, "none waits for an answer, but the machine may do something else"
         start_s = time.monotonic()
         facility.close()
-        assert time.monotonic() - start_s < 1.5
+        assert time.monotonic() - start_s < 20.0, "the server hangs for longer"
     finally:
         server.close()
         facility.close()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -42,15 +43,23 @@ def _integral(values: list[float], step_s: float, start_s: float, t0_s: float, t
     return sum(v * max(0.0, min(b, t1_s) - max(a, t0_s)) for v, (a, b) in zip(values, pairwise(edges), strict=True))
 
 
+def _until(true: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60.0
+    while not true():
+        assert time.monotonic() < end_s, "it did not come about"
+        time.sleep(0.02)
+
+
 def _entries(run: RunRecord) -> list[LedgerEntry]:
     return list(run.ranks[0].entries)
 
 
 def test_grams_are_the_sum_over_intervals_of_joules_x_pue_x_intensity(tmp_path: Path) -> None:
-    start_s, step_s, values = time.time() - 0.1, 0.4, [1.1, 2.0, 1.3, 1.8] + [1.5] * 40
+    start_s, step_s, values = time.time() - 0.1, 0.4, [1.1, 2.0, 1.3, 1.8] * 60
     green = _session(tmp_path, {"pue_csv": str(_write(tmp_path / "pue.csv", start_s, values, step_s))})
     with green:
         time.sleep(1.6)
+        _until(lambda: len({round(e.pue, 6) for e in _entries(read_run(green.folder or ""))}) > 5)
     run = read_run(green.folder or "")
     entries = _entries(run)
     assert len(entries) > 5 and len({round(e.pue, 6) for e in entries}) > 4
@@ -87,10 +96,14 @@ def test_a_run_past_the_end_of_the_records_falls_back_and_says_for_how_much(tmp_
 def test_a_replayed_grid_has_the_pue_of_its_day(tmp_path: Path) -> None:
     start = "2022-06-12T00:00+00:00"
     path = _write(tmp_path / "p.csv", datetime.fromisoformat(start).timestamp(), [1.2, 1.6] * 12, 3600.0)
-    carbon = {"pue_csv": str(path), "g_per_kwh": 360.0, "replay_start": start, "speed": 7200.0}
+    carbon = {"pue_csv": str(path), "g_per_kwh": 360.0, "replay_start": start, "speed": 3600.0}
     green = _session(tmp_path, carbon, None)
+
+    def pues() -> list[float]:
+        return [e.pue for e in _entries(read_run(green.folder or ""))] or [1.4]
+
     with green:
-        time.sleep(1.2)
+        _until(lambda: min(pues()) < 1.35 < 1.45 < max(pues()))
     entries = _entries(read_run(green.folder or ""))
     assert {e.pue_source for e in entries} == {PueSource.TRACE}
     assert min(e.pue for e in entries) < 1.35 < 1.45 < max(e.pue for e in entries)
@@ -110,9 +123,10 @@ def test_without_its_server_a_run_goes_on_with_one_warning(tmp_path: Path, monke
     carbon = {"pue": 1.25, "pue_prometheus_url": "http://127.0.0.1:9", "pue_prometheus_query": "pue"}
     green = _session(tmp_path, carbon)
     said = r"Prometheus at http://127\.0\.0\.1:9 says no PUE: no answer .*; training goes on"
-    with pytest.warns(GreenTrainWarning, match=said), green:
+    with pytest.warns(GreenTrainWarning, match=said) as told, green:
         assert [t.name for t in threading.enumerate() if t.name == "greentrain-pue"]
-        time.sleep(0.6)
+        time.sleep(0.3)
+        _until(lambda: bool(told.list))
     assert not [t.name for t in threading.enumerate() if t.name == "greentrain-pue"]
     run = read_run(green.folder or "")
     assert {(e.pue, e.pue_source) for e in _entries(run)} == {(1.25, PueSource.FALLBACK)}

@@ -1,7 +1,9 @@
 """Run folders: ranks of one launch meet, launches that look the same do not."""
 
+import itertools
 import json
 import os
+import secrets
 import sys
 import time
 import types
@@ -43,7 +45,9 @@ def _ranks(world: int, local_world: int) -> list[Topology]:
     ]
 
 
-def test_a_new_id_sorts_by_time_and_is_unique() -> None:
+def test_a_new_id_sorts_by_time_and_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = iter(["0a1b", "ffff", "0000", "9c2d"])
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(digits) if size == 2 else "too few")
     ids = [new_run_id("gpt", unix_s) for unix_s in (0.0, 1e9, 1e9, 2e9)]
     assert sorted(ids)[0] == ids[0] and sorted(ids)[-1] == ids[-1]
     assert len(set(ids)) == 4
@@ -115,6 +119,8 @@ class Job:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.store, self.collectives = HashStore(), 0
         monkeypatch.setattr(run_folder, "_collectives", lambda: self.collectives)
+        drawn = itertools.count()  # four random digits of one moment are now and then the same ones again
+        monkeypatch.setattr(secrets, "token_hex", lambda size: f"{next(drawn):04x}")
 
     def start(self, rank: int) -> str | None:
         place = Topology(rank=rank, world_size=2, local_world_size=1)

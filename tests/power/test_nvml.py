@@ -44,9 +44,13 @@ def test_the_counter_of_every_gpu_follows_the_truth_to_one_tick(install: Install
     )
     meter = NvmlMeter({})
     assert isinstance(meter, PowerMeter)
+    began_s = time.monotonic()
     first = meter.read()
+    read_s = time.monotonic() - began_s
     time.sleep(0.35)
+    began_s = time.monotonic()
     second = meter.read()
+    read_s += time.monotonic() - began_s
     assert [sensor.device.uid for sensor in meter.sensors] == [UUID.format(0), UUID.format(1)]
     assert [sensor.device.name for sensor in meter.sensors] == ["NVIDIA H100 80GB HBM3", "NVIDIA L4"]
     for position, (a, b) in enumerate(zip(first, second, strict=True)):
@@ -58,7 +62,7 @@ def test_the_counter_of_every_gpu_follows_the_truth_to_one_tick(install: Install
         truth_j = driver.true_energy_j(position, a.t_s, b.t_s)
         largest_w = (400.0, 70.0)[position]
         assert truth_j > 5
-        assert abs(b.energy_j - a.energy_j - truth_j) <= largest_w * 0.1 + 0.01
+        assert abs(b.energy_j - a.energy_j - truth_j) <= largest_w * (0.1 + read_s) + 0.01
     meter.close()
 
 
@@ -121,7 +125,7 @@ def test_the_best_method_that_answers_is_taken(
     assert (sensor.method, sensor.averaging_s, sensor.provenance) == (method, averaging_s, Provenance.MEASURED)
     (sample,) = meter.read()
     if method == COUNTER:
-        assert sample.energy_j == pytest.approx(1e6, rel=1e-3)
+        assert sample.energy_j == pytest.approx(1e6, rel=1e-2)
         assert sample.power_w is None
     else:
         assert "energy counter: " in sensor.note
@@ -244,8 +248,9 @@ def test_a_counter_that_runs_backwards_is_handed_on_as_it_is(install: Install) -
     (before,) = meter.read()
     wait_for(driver.update(0, counter_jump_j=-999_000.0) + 0.02)
     (after,) = meter.read()
+    used_j = driver.true_energy_j(0, driver.epoch_s, time.monotonic())
     assert before.energy_j is not None and after.energy_j is not None
-    assert 900 < after.energy_j < 1100 < before.energy_j
+    assert 900 < after.energy_j < 1010 + used_j < before.energy_j
     meter.close()
 
 

@@ -67,7 +67,7 @@ def needs(package: str, version: str) -> None:
 
 def run(code: str, env: dict[str, str], tmp_path: Path) -> Any:
     done = subprocess.run(
-        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -112,7 +112,7 @@ def test_zeus_measures_windows_and_believes_a_counter_that_runs_backwards(librar
             first = json.loads(next(line for line in process.stdout if line.startswith("{")))
             low_j, high_j = bounds_j(driver, first["times_s"])
             time.sleep(max(0.0, driver.update(0, counter_jump_j=-1000.0) + 0.1 - time.monotonic()))
-            out, err = process.communicate("\n", timeout=30)
+            out, err = process.communicate("\n", timeout=240)
     assert low_j - TICK_J < sum(first["gpu_j"]) < high_j + TICK_J
     assert json.loads(out.splitlines()[-1])["gpu_j"][0] < 0, err  # V12
 

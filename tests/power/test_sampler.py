@@ -82,12 +82,14 @@ def test_counters_are_read_past_their_meter_and_lose_nothing() -> None:
     meter = Meter([counting("GPU-0"), counting("GPU-1")], direct=["GPU-0", "GPU-1"])
     with sampled(meter) as (curves, _):
         time.sleep(1.0)
+        assert eventually(lambda: len(meter.past) > 2 * len(meter.reads) + 10)
     assert len(meter.past) > 2 * len(meter.reads) > 0
     for curve in curves.values():
         span_s = curve.frontier_s - curve.oldest_s
         energy_j, missing_s = curve.between(curve.oldest_s, curve.frontier_s)
         assert span_s > 0.6 and missing_s == 0
-        assert energy_j == pytest.approx(100 * span_s, rel=0.02)
+        held_j = 100 * 0.1  # the first or the last read was held up between its time and its value
+        assert energy_j == pytest.approx(100 * span_s, rel=0.02, abs=held_j)
 
 
 def test_a_stop_cuts_a_long_sleep_short() -> None:
@@ -157,7 +159,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Held, Sampler, dict[
 
 
 def eventually(fact: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + 20
+    end_s = time.monotonic() + 60
     while not fact() and time.monotonic() < end_s:
         time.sleep(0.01)
     return fact()
@@ -191,7 +193,7 @@ def test_the_end_does_not_wait_for_a_device_that_hangs_and_books_nothing_that_wa
         assert eventually(lambda: curves["GPU-1"].frontier_s > curves["GPU-1"].oldest_s)
         ill.answers.clear()
         ill.asked.clear()
-        assert ill.asked.wait(20)
+        assert ill.asked.wait(60)
         sampler.settle()
         known_s = curves["GPU-1"].frontier_s
         time.sleep(0.2)

@@ -78,7 +78,7 @@ def test_it_leaves_with_one_process_and_returns_with_two(recipe: str, tmp_path: 
             while process.poll() is None and not has_stepped(job.folder):
                 time.sleep(0.02)
             job.write(Notice(attempt=1, reason="the test asks for two", ranks=2))
-            said, _ = process.communicate(timeout=120)
+            said, _ = process.communicate(timeout=240)
         except BaseException:
             process.terminate()
             raise

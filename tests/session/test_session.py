@@ -67,7 +67,13 @@ def test_totals_phases_and_grams_add_up(tmp_path: Path) -> None:
 
 def test_joules_steps_and_tokens_belong_to_their_gear(tmp_path: Path) -> None:
     """100 W in one gear, then 200 W in the next, and a CPU of 50 W all the time."""
-    meter = FlatMeter(gpu_w=100.0)
+    meter, read_s, changed_s = FlatMeter(), list[float](), list[float]()
+
+    def drawn(t_s: float) -> float:
+        read_s.append(t_s)
+        return 100.0 * (t_s - T0_S) + sum(100.0 * max(0.0, t_s - one_s) for one_s in changed_s)
+
+    meter.gpu_j = drawn
     green = _session(tmp_path / "a", meter, book_s=0.1)
     with green:
         early_s = time.monotonic()
@@ -77,17 +83,23 @@ def test_joules_steps_and_tokens_belong_to_their_gear(tmp_path: Path) -> None:
             time.sleep(0.05)
             green.step(tokens=10)
         change_s = time.monotonic()
-        meter.gpu_j = lambda t_s: 100.0 * (change_s - T0_S) + 200.0 * (t_s - change_s)
+        changed_s.append(change_s)
         green.gear("fp8")
         late_s = time.monotonic()
         for _ in range(6):
             time.sleep(0.05)
             green.step(tokens=10, samples=1)
+        active, end_s = green.active(), time.monotonic() + 60.0
+        assert active is not None
+        while active.last_entry is None or "fp8" not in active.last_entry.gears:
+            assert time.monotonic() < end_s, "the books do not go on"
+            time.sleep(0.01)
     gears = green.totals().by_gear
     bf16, fp8 = gears["bf16"], gears["fp8"]
     assert (bf16.steps, bf16.tokens, fp8.steps, fp8.tokens, fp8.samples) == (4, 40, 6, 60, 6)
     assert change_s - begun_s <= bf16.seconds <= late_s - early_s and fp8.seconds >= 0.3
-    held_j = 100 * (late_s - change_s)  # drawn before the gear was told, where the machine held the test up
+    blind_s = min(t_s for t_s in read_s if t_s >= change_s) - max(t_s for t_s in read_s if t_s <= change_s)
+    held_j = 100 * (late_s - change_s + blind_s)  # before the gear was told, and between two readings of the counter
     assert bf16.energy_j == pytest.approx(150 * bf16.seconds, rel=0.12, abs=held_j)
     assert fp8.energy_j == pytest.approx(250 * fp8.seconds, rel=0.12, abs=held_j)
     assert fp8.modelled_j == pytest.approx(50 * fp8.seconds, rel=0.05)
@@ -118,14 +130,16 @@ def test_what_is_read_back_is_what_was_booked(tmp_path: Path) -> None:
 def test_two_runs_in_a_row_are_separate(tmp_path: Path) -> None:
     meter = FlatMeter()
     green = _session(tmp_path, meter)
-    folders, energies = set(), []
+    folders = set()
     for _ in range(2):
+        begun_s = time.monotonic()
         with green:
             time.sleep(0.1)
         folders.add(green.folder)
-        energies.append(green.totals().energy_j)
+        totals = green.totals()
+        assert 0.1 <= totals.duration_s <= time.monotonic() - begun_s
+        assert totals.energy_j == pytest.approx(250.0 * totals.duration_s, rel=0.05)
     assert len(folders) == 2
-    assert energies[1] == pytest.approx(energies[0], rel=0.3)
     assert meter.closed == 2
 
 
@@ -163,7 +177,9 @@ def test_a_checkpoint_continues_the_folder(tmp_path: Path) -> None:
     with second:
         time.sleep(0.05)
     assert second.folder == first.folder
-    assert second.totals().energy_j > 1.5 * first.totals().energy_j
+    added_s = second.totals().duration_s - first.totals().duration_s
+    assert added_s >= 0.05
+    assert second.totals().energy_j == pytest.approx(first.totals().energy_j + 250.0 * added_s, rel=0.02)
     run = read_run(second.folder or "")
     assert run.totals.energy_j == pytest.approx(second.totals().energy_j)
     assert {event["name"] for event in run.ranks[0].events} == {"checkpoint", "resume"}
@@ -268,10 +284,13 @@ def test_a_disk_that_fills_up_costs_one_warning(tmp_path: Path, monkeypatch: pyt
     def full(fd: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    with pytest.warns(GreenTrainWarning, match="No space left"), green:
+    with pytest.warns(GreenTrainWarning, match="No space left") as told, green:
         time.sleep(0.05)
         monkeypatch.setattr(real_os, "write", full)
-        time.sleep(0.3)
+        end_s = time.monotonic() + 60.0
+        while not told.list and time.monotonic() < end_s:
+            time.sleep(0.02)
+        time.sleep(0.1)
         monkeypatch.undo()
         time.sleep(0.2)
     run = read_run(green.folder or "")
@@ -284,7 +303,7 @@ def test_windows_come_from_the_curve(tmp_path: Path) -> None:
         t0_s = time.monotonic()
         time.sleep(0.2)
         t1_s = time.monotonic()
-        window = green.energy(t0_s, t1_s, wait_s=1.0)
+        window = green.energy(t0_s, t1_s, wait_s=60.0)
         assert green.energy(t0_s, t1_s + 100) is None
     assert window is not None
     assert window["GPU-a"] == pytest.approx(200 * (t1_s - t0_s), rel=0.02)
@@ -342,16 +361,19 @@ def test_rank_0_logs_the_whole_job(tmp_path: Path) -> None:
     for rank in ranks:
         rank.start()
         rank.step(tokens=100)
-    run, end_s = ranks[0].active(), time.monotonic() + 20.0
+    run, end_s = ranks[0].active(), time.monotonic() + 60.0
     assert run is not None
-    while ranks[0].metrics().get("green/ranks") != 2 and time.monotonic() < end_s:
+    while not all(one_j := [rank.totals().energy_j for rank in ranks]) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    while (whole := ranks[0].metrics()).get("green/ranks") != 2 or whole["green/energy_j"] < sum(one_j):
+        assert time.monotonic() < end_s, "rank 0 does not see what rank 1 has booked"
         time.sleep(0.05)
         run.look_at_others()
-    whole, part = ranks[0].metrics(), ranks[1].metrics()
+    part = ranks[1].metrics()
     assert (whole["green/ranks"], part["green/ranks"]) == (2, 1)
     assert whole["green/power_w"] == pytest.approx(200 + 2 * 50, rel=0.1)
     assert whole["green/tokens_per_j"] == pytest.approx(200 / whole["green/energy_j"])
-    assert whole["green/energy_j"] > ranks[0].totals().energy_j + 0.8 * ranks[1].totals().energy_j
+    assert whole["green/energy_j"] >= sum(one_j) > one_j[0] > 0
     ranks[1].close()
     ranks[0].close()
 
@@ -372,19 +394,24 @@ def test_a_dead_ranks_device_is_taken_over(tmp_path: Path) -> None:
     first.start()
     second.start()
     time.sleep(0.3)
+    let_go_s = time.monotonic()
     first.close()
-    time.sleep(0.5)
+    while second.totals().by_device.get("GPU-a", 0.0) < 200 * 0.1:
+        assert time.monotonic() < let_go_s + 60.0, "nobody takes it over"
+        time.sleep(0.02)
     second.close()
-    assert second.totals().by_device["GPU-a"] == pytest.approx(200 * 0.45, rel=0.5)
+    assert 200 * 0.1 <= second.totals().by_device["GPU-a"] <= 200 * (time.monotonic() - let_go_s)
     assert any(event["name"] == "claim" for event in read_run(second.folder or "").ranks[0].events)
 
 
 def test_the_journal_is_written_while_running(tmp_path: Path) -> None:
     with _session(tmp_path, book_s=0.1) as green:
-        time.sleep(0.5)
         assert green.folder is not None
-        kinds = [record["kind"] for record in read_journal(green.folder / "rank-00000.jsonl")]
-    assert kinds.count("entry") >= 2
+        end_s, kinds = time.monotonic() + 60.0, list[str]()
+        while kinds.count("entry") < 2:
+            assert time.monotonic() < end_s, kinds
+            time.sleep(0.02)
+            kinds = [record["kind"] for record in read_journal(green.folder / "rank-00000.jsonl")]
 
 
 def test_a_checkpoint_holds_what_was_used_until_now(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def _process(*words: str, before: str = "") -> "subprocess.CompletedProcess[str]
     code = f"{before}\nimport sys; from greentrain.cli import main; sys.argv[0] = 'greentrain'; main()"
     environ = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
     command = [sys.executable, "-c", code, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environ, timeout=240)
 
 
 # -- simulate ----------------------------------------------------------------------------------------------------------

@@ -12,5 +12,5 @@ print(sorted(name for name in sys.modules if name in banned or name.startswith("
 
 
 def test_a_simulation_imports_neither_torch_nor_the_session() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.strip() == "[]"

@@ -75,44 +75,57 @@ def test_the_counter_of_the_library_is_the_truth_of_python_at_its_last_tick(libr
 
 def test_the_counter_changes_only_at_its_ticks(library: Path) -> None:
     with running(library, FakeGpu(tick_s=0.04, tick_phase_s=0.011)) as (_, (handle,)):
-        last, changes_s = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), []
-        end_s = time.monotonic() + 0.2
-        while (now_s := time.monotonic()) < end_s:
+        last, changes_s = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle), list[float]()
+        begun_s = time.monotonic()
+
+        def is_seen() -> bool:
+            return len(changes_s) >= 2 and min(min(off_s, 0.04 - off_s) for off_s in changes_s) < 0.002
+
+        # On a busy machine a change may be seen late; one of many is not.
+        while (now_s := time.monotonic()) < begun_s + (0.2 if is_seen() else 60.0):
             value = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
             if value != last:
                 assert (value - last) % round(300 * 0.04 * 1000) in (0, 1, 11_999)
                 changes_s.append((now_s - 0.011) % 0.04)
             last = value
-        assert 2 <= len(changes_s) <= 6
-        assert sorted(min(off_s, 0.04 - off_s) for off_s in changes_s)[0] < 0.002
+        assert is_seen() and len(changes_s) <= (now_s - begun_s) / 0.04 + 2
 
 
 def test_new_waves_keep_the_energy_so_far(library: Path) -> None:
     with running(library, FakeGpu(power=(Wave(low_w=100),), tick_s=0.001)) as (driver, (handle,)):
         first_s = driver.update(0, power=(Wave(low_w=500),))
         second_s = driver.update(0, power=(Wave(low_w=200),), at_s=first_s + 0.05)
+        assert first_s + 0.05 <= second_s <= max(first_s + 0.05, time.monotonic() + LEAD_S)
         wait_for(second_s + 0.05)
-        assert second_s == first_s + 0.05
         assert driver.true_energy_j(0, driver.epoch_s, first_s) == pytest.approx(100 * (first_s - driver.epoch_s))
-        assert driver.true_energy_j(0, first_s - 0.01, second_s + 0.01) == pytest.approx(1 + 25 + 2)
+        assert driver.true_energy_j(0, first_s - 0.01, second_s + 0.01) == pytest.approx(
+            1 + 500 * (second_s - first_s) + 2
+        )
+        before_s = time.monotonic()
         energy_j = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000 - 1e6
-        assert energy_j == pytest.approx(driver.true_energy_j(0, driver.epoch_s, time.monotonic()), abs=3)
+        most_j = driver.true_energy_j(0, driver.epoch_s, time.monotonic())
+        assert driver.true_energy_j(0, driver.epoch_s, before_s) - 1 <= energy_j <= most_j + 1
         assert instant_w(handle) == 200
 
 
 def test_a_part_time_sensor_takes_its_window_for_the_whole_tick(library: Path) -> None:
     # Ticks fall on multiples of 100 ms. The first GPU is busy for 25 ms after each tick, the second before it.
     with running(library, FakeGpu(window_s=0.025), FakeGpu(window_s=0.025)) as (driver, handles):
-        start_s = (int(time.monotonic() / 0.1) + 2) * 0.1
         wave = Wave(low_w=100, high_w=500, period_s=0.1, duty=0.25)
-        driver.update(0, power=(wave,), at_s=start_s)
-        driver.update(1, power=(wave,), at_s=start_s + 0.075)
-        wait_for(start_s + 0.26)
-        before_mj = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
-        wait_for(start_s + 0.66)
-        after_mj = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+        for _ in range(50):  # until the process is held up nowhere
+            start_s = (int(time.monotonic() / 0.1) + 2) * 0.1
+            starts_s = [driver.update(0, power=(wave,), at_s=start_s)]
+            starts_s.append(driver.update(1, power=(wave,), at_s=start_s + 0.075))
+            wait_for(start_s + 0.26)
+            before_mj = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+            early = time.monotonic() < start_s + 0.3
+            wait_for(start_s + 0.66)
+            after_mj = [pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+            shown_w = [instant_w(handle) for handle in handles]
+            if early and time.monotonic() < start_s + 0.7 and starts_s == [start_s, start_s + 0.075]:
+                break
         unseen_j, seen_j = [(b - a) / 1000 for a, b in zip(before_mj, after_mj, strict=True)]
-        assert [instant_w(handle) for handle in handles] == pytest.approx([100, 500], abs=1)
+        assert shown_w == pytest.approx([100, 500], abs=1)
         assert pynvml.nvmlDeviceGetPowerUsage(handles[1]) > 250_000
     assert unseen_j % 10 == pytest.approx(0, abs=0.1) or unseen_j % 10 == pytest.approx(10, abs=0.1)
     assert unseen_j >= 39.9
@@ -130,15 +143,22 @@ def test_power_usage_is_the_mean_of_a_second_and_ga100_shows_the_instant(library
 
 def test_a_step_of_power_reaches_the_average_slowly_and_the_instant_at_once(library: Path) -> None:
     with running(library, FakeGpu(power=(Wave(low_w=100),))) as (driver, (handle,)):
-        wait_for(driver.update(0, power=(Wave(low_w=500),)) + 0.25)
+        stepped_s = driver.update(0, power=(Wave(low_w=500),))
+        wait_for(stepped_s + 0.25)
         assert instant_w(handle) == 500
-        assert 180_000 <= pynvml.nvmlDeviceGetPowerUsage(handle) <= 350_000
+        before_s = time.monotonic()
+        mean_w = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        least_w, most_w = (100 + 400 * min(1.0, t_s - stepped_s) for t_s in (before_s, time.monotonic()))
+        assert least_w - 45 <= mean_w <= most_w + 45, "of the last second"
 
 
 def test_errors_start_when_told_and_are_of_one_gpu_and_one_function(library: Path) -> None:
     with running(library, FakeGpu(), FakeGpu()) as (driver, handles):
         at_s = driver.update(0, errors={"nvmlDeviceGetPowerUsage": NvmlCode.UNKNOWN}, at_s=time.monotonic() + 0.05)
-        assert pynvml.nvmlDeviceGetPowerUsage(handles[0]) > 0
+        try:
+            assert pynvml.nvmlDeviceGetPowerUsage(handles[0]) > 0
+        except pynvml.NVMLError_Unknown:
+            assert time.monotonic() >= at_s, "no sooner than told"
         wait_for(at_s)
         with pytest.raises(pynvml.NVMLError_Unknown):
             pynvml.nvmlDeviceGetPowerUsage(handles[0])
@@ -239,9 +259,9 @@ def test_a_board_that_obeys_never_draws_more_than_its_limit(library: Path) -> No
         wait_for(changed_s)
         later_s = time.monotonic()
         assert driver.true_energy_j(0, later_s, later_s + 1.0) == pytest.approx(450.0)
-        before_j = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
-        between_j = driver.true_energy_j(0, driver.epoch_s, time.monotonic())
-        assert before_j - 1e6 == pytest.approx(between_j, abs=60.0)  # one tick of 0.1 s at 600 W at most
+        least_j = driver.true_energy_j(0, driver.epoch_s, time.monotonic()) - 60.0  # one tick of 0.1 s at 600 W at most
+        counted_j = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000 - 1e6
+        assert least_j <= counted_j <= driver.true_energy_j(0, driver.epoch_s, time.monotonic()) + 60.0
     with pytest.raises(ValueError, match="holds at most 1"):
         FakeDriver([FakeGpu(power=WAVES, obeys_limit=True)], library=library)
 

@@ -8,7 +8,7 @@ import pytest
 from greentrain.utils.background import BackgroundCall, BackgroundWork
 from tests.helpers.child import in_a_child
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 """Longest wait for a thread that is not held up (s)."""
 
 

@@ -337,7 +337,7 @@ def test_two_processes_at_once(tmp_path: Path, cache: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", code, str(runs), str(cache)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     for child in children:
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=240)
         assert (child.returncode, err) == (0, "")
         assert out.split() == ["30000.0"] * 3
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
@@ -358,7 +358,7 @@ def test_a_cache_that_another_program_holds_is_done_without(tmp_path: Path, cach
             assert fleet.refresh().added == 1
             assert fleet.totals()[0].energy_j == 1000.0
     finally:
-        child.communicate(timeout=30)
+        child.communicate(timeout=240)
 
 
 def test_a_copy_of_a_run_is_counted_once(tmp_path: Path, cache: Path) -> None:

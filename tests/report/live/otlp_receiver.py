@@ -30,7 +30,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                outer._go.wait(30)
+                outer._go.wait(60)
                 if self.headers.get("Content-Encoding") == "gzip":
                     body = gzip.decompress(body)
                 outer.paths.append(self.path)

@@ -45,7 +45,7 @@ def planned(tmp_path: Path, export: dict[str, Any], meter: Any = None) -> GreenS
 def page(port: int, token: str | None = None) -> str:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -65,7 +65,7 @@ def value(found: dict[Sample, float], name: str, **labels: str) -> float | None:
     return hits[0] if hits else None
 
 
-def until(wanted: Callable[[], bool], longest_s: float = 15.0) -> None:
+def until(wanted: Callable[[], bool], longest_s: float = 90.0) -> None:
     end_s = time.monotonic() + longest_s
     while not wanted():
         assert time.monotonic() < end_s, "it did not come about"

@@ -66,11 +66,11 @@ def watch(*words: str, **environ: str) -> "subprocess.Popen[str]":
 
 def watched(*words: str, **environ: str) -> tuple[int, str, str]:
     process = watch(*words, **environ)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
 
-def look_until(follow: RunFollow, wanted: Callable[[RunNow], bool], longest_s: float = 20.0) -> RunNow:
+def look_until(follow: RunFollow, wanted: Callable[[RunNow], bool], longest_s: float = 90.0) -> RunNow:
     end_s = time.monotonic() + longest_s
     while not wanted(now := follow.look()):
         assert time.monotonic() < end_s, now
@@ -78,7 +78,7 @@ def look_until(follow: RunFollow, wanted: Callable[[RunNow], bool], longest_s: f
     return now
 
 
-def found(runs: Path, longest_s: float = 20.0) -> Path:
+def found(runs: Path, longest_s: float = 90.0) -> Path:
     """Return the folder of the run that a job has begun."""
     end_s = time.monotonic() + longest_s
     while True:
@@ -112,7 +112,7 @@ def test_a_training_is_seen_while_it_goes_on_and_until_it_ends(tmp_path: Path) -
             process.stdin.close()
             lines += plain.stdout.readlines()
             told += documents.stdout.read()
-            assert (plain.stderr.read(), plain.wait(timeout=60), documents.wait(timeout=60)) == ("", 0, 0)
+            assert (plain.stderr.read(), plain.wait(timeout=120), documents.wait(timeout=120)) == ("", 0, 0)
         process.wait()
     assert all("running" in one and "80% measured" in one for one in lines[:-1])
     totals = read_run(found(tmp_path)).totals
@@ -132,7 +132,7 @@ def test_a_killed_run_says_so_and_ends(tmp_path: Path) -> None:
         time.sleep(1.0)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        out, _ = plain.communicate(timeout=60)
+        out, _ = plain.communicate(timeout=240)
     assert "was killed after" in out.splitlines()[-1]
     now = follow.look()
     assert (now.status, now.over, now.power_w) == ("killed", True, None)
@@ -154,7 +154,7 @@ def test_a_clock_that_was_set_makes_no_dead_of_the_living(tmp_path: Path) -> Non
     """The books go on by the clock of their start, so after a step of an hour they lie an hour back."""
     with session(tmp_path) as green:
         green.step()
-        time.sleep(0.3)
+        look_until(RunFollow(tmp_path / "one"), lambda now: now.power_w is not None)
         folder = tmp_path / "set"
         folder.mkdir()
         lines = (tmp_path / "one" / "rank-00000.jsonl").read_text().splitlines()
@@ -222,11 +222,9 @@ def test_many_ranks_are_one_run(tmp_path: Path) -> None:
         rank.start()
         rank.gear("fp8")
         rank.step(tokens=10)
-    time.sleep(0.5)
-    follow = RunFollow(tmp_path / "one")
-    now = look_until(follow, lambda now: now.tokens == 30 and len(now.ranks) == 3)
+    follow, power_w = RunFollow(tmp_path / "one"), pytest.approx(200 + 3 * 50, rel=0.1)
+    now = look_until(follow, lambda now: now.tokens == 30 and len(now.ranks) == 3 and now.power_w == power_w)
     assert (now.steps, now.world_size, now.status) == (1, 3, "running")
-    assert now.power_w == pytest.approx(200 + 3 * 50, rel=0.1)
     for rank in reversed(ranks):
         assert not follow.look().over
         rank.close()
@@ -251,7 +249,7 @@ def test_a_frame_fits_its_terminal_and_says_what_is_known(tmp_path: Path) -> Non
         run = green.active()
         assert run is not None
         run.event("warning", "two \x1b[31mred\x1b[0m words [bold]and a tag[/]")
-    now = RunFollow(tmp_path / "one").look()
+    now = look_until(RunFollow(tmp_path / "one"), lambda now: now.over)  # a busy disk gets the end late
     for width in (20, 40, 100):
         text = drawn(now, width, no_color=True, color_system=None)
         assert max(map(len, text.splitlines())) <= width and "\x1b[3" not in text
@@ -317,7 +315,7 @@ def test_a_terminal_gets_frames_that_replace_each_other(tmp_path: Path) -> None:
                 if text.count(b"running") > 2:
                     training_process.stdin.close()  # type: ignore[union-attr]
         os.close(primary)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
     shown = text.decode()
     assert "\x1b[1A" in shown, "it draws over what it drew"
     assert "finished after" in shown[-600:]

@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.report.test_html import CHROMIUM
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 class BetweenPages(AssertionError):

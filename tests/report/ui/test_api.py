@@ -53,7 +53,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 def read(client: httpx.Client, after: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return /api/runs, once all is read and something is new."""
     query = {} if after is None else {"after": after["version"], "epoch": after["epoch"]}
-    deadline_s = time.monotonic() + 20.0
+    deadline_s = time.monotonic() + 60.0
     while time.monotonic() < deadline_s:
         found: dict[str, Any] = client.get("/api/runs", params=query).raise_for_status().json()
         if found["reading"] is None and (after is None or found["version"] > after["version"] or found["trouble"]):
@@ -95,7 +95,7 @@ def test_a_run_of_a_real_session_moves_while_it_runs(tmp_path: Path, opened: Ope
     assert seen["runs"] == []
     with GreenSession(config, meter=FlatMeter(), signal=ConstantSignal(360.0, zone="test", source="test")) as green:
         tokens: list[int] = []
-        deadline_s = time.monotonic() + 20.0
+        deadline_s = time.monotonic() + 60.0
         while len(tokens) < 3 and time.monotonic() < deadline_s:
             time.sleep(0.02)
             green.step(tokens=100)
@@ -104,7 +104,7 @@ def test_a_run_of_a_real_session_moves_while_it_runs(tmp_path: Path, opened: Ope
                 assert (row["state"], row["project"], row["zone"]) == ("running", "atlas", "test")
                 tokens.append(row["tokens"])
     assert len(tokens) == 3 and tokens == sorted(tokens)
-    deadline_s = time.monotonic() + 20.0
+    deadline_s = time.monotonic() + 60.0
     while (row := read(client)["runs"][0])["state"] == "running" and time.monotonic() < deadline_s:
         time.sleep(0.02)
     totals = green.totals()
@@ -147,7 +147,7 @@ def test_a_root_that_goes_away_is_told_and_the_rows_stay(tmp_path: Path, opened:
     later = read(client, first)
     assert "cannot be read" in later["trouble"] and later["gone"] == []
     (tmp_path / "elsewhere").rename(runs)
-    deadline_s = time.monotonic() + 20.0
+    deadline_s = time.monotonic() + 60.0
     while read(client)["trouble"] and time.monotonic() < deadline_s:
         time.sleep(0.02)
     assert [row["run_id"] for row in read(client)["runs"]] == ["a"]
@@ -366,7 +366,10 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
 
 
 def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Path] = []
+
     def slow(folder: Path) -> RunReading:
+        taken.append(folder)
         time.sleep(0.1)
         return read_folder(folder)
 
@@ -374,10 +377,9 @@ def test_closing_does_not_wait_for_the_first_reading(tmp_path: Path, monkeypatch
     for i in range(60):
         Folder(tmp_path / "runs", f"r{i}").rank(0, [GPU, CPU], [ENTRY])
     server = PageServer(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
-    t0_s = time.monotonic()
     server.close()
     server.close()
-    assert time.monotonic() - t0_s < 5.0
+    assert len(taken) < 60
 
 
 def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,14 +395,14 @@ def test_closing_does_not_wait_for_a_file_that_never_answers(tmp_path: Path, mon
     server = PageServer(tmp_path / "runs", cache=tmp_path / "cache.duckdb")
     (reader,) = [one for one in threading.enumerate() if one.name == "greentrain-ui-index"]
     try:
-        assert asked.wait(20.0)
+        assert asked.wait(60.0)
         t0_s = time.monotonic()
         server.close()
         took_s, reads = time.monotonic() - t0_s, reader.is_alive()
     finally:
         answered.set()
         reader.join()
-    assert reads and took_s < 20.0
+    assert reads and took_s < 40.0
 
 
 def test_rows_that_could_not_be_read_come_when_they_can(
@@ -430,7 +432,7 @@ def test_rows_that_could_not_be_read_come_when_they_can(
 
 
 def _wait(until: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20.0
+    deadline_s = time.monotonic() + 60.0
     while not until():
         assert time.monotonic() < deadline_s, "never"
         time.sleep(0.02)

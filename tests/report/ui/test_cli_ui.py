@@ -50,11 +50,11 @@ def test_it_answers_until_a_signal(tmp_path: Path, number: signal.Signals) -> No
         entered = httpx.get(f"{found[1]}/session", headers={"Authorization": f"Bearer {found[2]}"}, trust_env=False)
         assert entered.status_code == 200
         assert re.search(r"For another browser: http://\S+#token=[\w-]{43}\n", process.stderr.readline())
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + 90.0
         while not (as_json or opened.exists() or time.monotonic() > deadline_s):
             time.sleep(0.02)
         process.send_signal(number)
-        rest = process.communicate(timeout=60.0)
+        rest = process.communicate(timeout=200.0)
     finally:
         process.kill()
         process.communicate()

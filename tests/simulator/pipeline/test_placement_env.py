@@ -95,7 +95,7 @@ def test_the_network_of_a_short_training_does_what_its_agent_does() -> None:
 def test_the_table_of_policies_says_which_of_rule_and_network_is_better(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--policy", "edi-rule", "--policy", "ppo", "--json", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "edi-rule has the lower regret on" in done.stdout
     rows = json.loads(out.read_text())["rows"]
