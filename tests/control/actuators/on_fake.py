@@ -59,7 +59,7 @@ def clocking(said: Said, guardian: Guardian | None = None) -> Iterator[ClockLimi
         clocks.close()
 
 
-def wait_until(true: Callable[[], bool], within_s: float = 5.0) -> bool:
+def wait_until(true: Callable[[], bool], within_s: float = 120.0) -> bool:
     end_s = time.monotonic() + within_s
     while not true():
         if time.monotonic() > end_s:

@@ -119,7 +119,7 @@ def test_every_way_to_end_restores(node: Node, end: str) -> None:
 
 
 def test_the_guardian_is_deaf_alone_and_silent(node: Node) -> None:
-    driver = node(FakeGpu(limit_w=ADMIN_W, delays={"nvmlDeviceSetPowerManagementLimit": (0.3, 0.0)}))
+    driver = node(FakeGpu(limit_w=ADMIN_W))
     with train(driver, 0, "slow") as training:
         guardian, _ = started(training)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
@@ -129,12 +129,14 @@ def test_the_guardian_is_deaf_alone_and_silent(node: Node) -> None:
         assert {os.readlink(f"/proc/{guardian}/fd/{fd}") for fd in (0, 1, 2)} == {"/dev/null"}
         time.sleep(0.05)
         assert alive(guardian)
+        driver.update(0, may_set=False)
         training.kill()
         assert training.stdout is not None
         assert (
             training.stdout.read() == ""
         )  # a shell that waits for the trainer's output does not wait for the guardian
-        assert alive(guardian), "the driver was slow, so it must still be at work"
+        assert alive(guardian), "the driver refuses, so it must still be at work"
+        driver.update(0, may_set=True)
         assert wait_until(lambda: is_restored(driver, 0) and not alive(guardian))
 
 

