@@ -492,7 +492,7 @@ class ActiveRun:
             for uid, curve in self._devices.curves.items():
                 if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
                     return None
-                energies[uid], gap_s = curve.between(t0_s, t1_s)
+                energies[uid], gap_s = self._books.between(uid, curve, t0_s, t1_s)
                 missing_s += gap_s
         finally:
             self._lock.release()

@@ -6,6 +6,7 @@ whole, whichever way phases nest, overlap or come from other threads. Beside its
 precision gear it ran in: a second labelling of the same time, with no nesting.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -143,6 +144,13 @@ class PhaseTimeline:
         """Marks that are in no slice yet."""
         return len(self._pending)
 
+    def ahead(self, t1_s: float) -> PhaseSlice:
+        """Return the slice that :meth:`cut` would, and drop nothing."""
+        other = copy.copy(self)
+        other._stack, other._since, other._pending = list(self._stack), dict(self._since), list(self._pending)
+        other._names, other._ids, other._gears = list(self._names), dict(self._ids), dict(self._gears)
+        return other.cut(t1_s)
+
     def add(self, marks: Iterable[Mark]) -> None:
         """Add marks, roughly in order of time. Of marks at the same time, the one added first counts first."""
         self._pending.extend(marks)
@@ -248,6 +256,8 @@ STEP_GROUPS = 64
 """Most step records an entry; more steps than that are merged evenly, so a line stays small."""
 
 
+AROUND_S: Final = 5.0
+"""Time around a window whose ticks say how much there is to split (s)."""
 RESOLVED: Final = 3.0
 """Mean length of a phase, in ticks, from which on most of it lies in ticks of its own."""
 BLURRED: Final = 0.1
@@ -290,7 +300,7 @@ class BelowTheTick:
             return lambda t_s: curve.at(t_s)[0], {}
         if self._since_s == math.inf:
             self._since_s = t0_s
-        before, ticks = self.power.fit, curve.take_ticks(t1_s)
+        before, ticks = self.power.fit, curve.ticks(t1_s)
         self.power.add(bounds_s, label, ticks[:, 0], ticks[:, 1])
         if last:
             self.power.refit()
@@ -309,6 +319,33 @@ class BelowTheTick:
         if used_j is None:
             return lambda t_s: curve.at(t_s)[0], moved
         return lambda t_s: np.interp(t_s, nodes_s, energy_j[0] + used_j), moved
+
+    def between(self, curve: EnergyCurve, bounds_s: Floats, label: Ints, t0_s: float, t1_s: float) -> float | None:
+        """Return the energy of a window (J); None where the straight line between ticks says it as well.
+
+        Args:
+            curve: The device's.
+            bounds_s: Bounds of the segments that are not booked yet (s), up to where the curve is known.
+            label: Label of each.
+            t0_s: Start of the window (s).
+            t1_s: Its end (s).
+        """
+        power = self.power.since(t0_s - AROUND_S)
+        end_s = float(bounds_s[-1])
+        if end_s > bounds_s[0]:
+            ticks = curve.ticks(end_s, take=False)
+            power.add(bounds_s, label, ticks[:, 0], ticks[:, 1])
+        a_s, b_s = t0_s - AROUND_S + 2 * self.power.tick_s, min(t1_s + AROUND_S, end_s)
+        if not power.covers(a_s):
+            a_s = t0_s
+        if not power.covers(a_s) or t1_s > end_s:
+            return None
+        total_j, missing_s = curve.between(a_s, b_s)
+        nodes_s = power.nodes_s(a_s, b_s)
+        if missing_s or len(set(power.labels(nodes_s).tolist())) < 2:
+            return None
+        used_j = power.spread(nodes_s, total_j)
+        return None if used_j is None else float(np.diff(np.interp([t0_s, t1_s], nodes_s, used_j))[0])
 
     def told(self, phase: Ints, label_s: Floats, label_n: Floats, names: Sequence[str]) -> dict[str, Any] | None:
         """Return what is seen of a tick, and how each phase is told from the others; None before that is known.
@@ -483,13 +520,8 @@ class Bookkeeper:
         )
 
     def _label(self, cut: PhaseSlice, opened: Mapping[str, Floats]) -> Ints:
-        """Number the pairs of phase and gear: a device draws another power in each."""
-        found = np.empty(len(cut.phase), dtype=np.intp)
-        for i, pair in enumerate(zip(cut.phase.tolist(), cut.gear.tolist(), strict=True)):
-            if pair not in self._labels:
-                self._labels[pair] = len(self._pairs)
-                self._pairs.append(pair)
-            found[i] = self._labels[pair]
+        """Number the segments, and note how long each number has lasted."""
+        found = self._numbers(cut)
         seconds = LabelSeconds(cut.bounds_s, found, len(self._pairs))
         self._label_s = _summed(self._label_s, seconds(cut.bounds_s[-1:])[0])
         self._label_n = _summed(self._label_n, np.bincount(found))
@@ -497,6 +529,26 @@ class Bookkeeper:
             inside_s = (seconds(spans[:, 1]) - seconds(spans[:, 0])).sum(axis=0)
             self._inside_s[name] = _summed(self._inside_s.get(name, np.zeros(0)), inside_s)
         return found
+
+    def _numbers(self, cut: PhaseSlice) -> Ints:
+        """Number the pairs of phase and gear: a device draws another power in each."""
+        found = np.empty(len(cut.phase), dtype=np.intp)
+        for i, pair in enumerate(zip(cut.phase.tolist(), cut.gear.tolist(), strict=True)):
+            if pair not in self._labels:
+                self._labels[pair] = len(self._pairs)
+                self._pairs.append(pair)
+            found[i] = self._labels[pair]
+        return found
+
+    def between(self, uid: str, curve: EnergyCurve, t0_s: float, t1_s: float) -> tuple[float, float]:
+        """Return energy (J) and missing seconds of a window, booked or not, that the curve knows."""
+        energy_j, missing_s = curve.between(t0_s, t1_s)
+        below = self._below.get(uid)
+        if below is None or below.power.fit is None or missing_s:
+            return energy_j, missing_s
+        cut = self.timeline.ahead(curve.frontier_s)
+        found_j = below.between(curve, cut.bounds_s, self._numbers(cut), t0_s, t1_s)
+        return energy_j if found_j is None else found_j, missing_s
 
     def _used(
         self, uid: str, curve: EnergyCurve, bounds_s: Floats, label: Ints, *, last: bool

@@ -12,6 +12,7 @@ seen, the ticks do not tell one phase from another: their errors are then as lar
 """
 
 import contextlib
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,6 +116,16 @@ class PhasePower:
         if self._seen >= self._next:
             self._next = 4 * self._next if 4 * self._next <= ROWS else self._seen + ROWS
             self.refit()
+
+    def since(self, t_s: float) -> "PhasePower":
+        """Return one of the same fit that knows what came since a time (s), to add to and to look at."""
+        found = PhasePower(self.tick_s)
+        found.fit, found._labels, found._next = self.fit, self._labels, sys.maxsize
+        first = max(0, int(np.searchsorted(self._bounds_s, t_s, side="right")) - 1)
+        found._bounds_s, found._label = self._bounds_s[first:], self._label[first:]
+        kept = self._ticks_s >= t_s
+        found._ticks_s, found._ticks_j = self._ticks_s[kept], self._ticks_j[kept]
+        return found
 
     def refit(self) -> None:
         """Fit now, with what there is."""

@@ -17,6 +17,7 @@ longer interval is found as well as in a short one. So a counter is read at ever
 """
 
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -161,17 +162,21 @@ class EnergyCurve:
         """Refresh period of a counter that is dated by its ticks (s); None of all others."""
         return None if self._ticks is None else self._ticks.tick_s
 
-    def take_ticks(self, t_s: float) -> Floats:
-        """Return the ticks that were read since the last call, up to a time, and forget them.
+    def ticks(self, t_s: float, *, take: bool = True) -> Floats:
+        """Return the ticks that were read since they were last taken, up to a time.
+
+        Args:
+            t_s: The time (s).
+            take: Forget them.
 
         Returns:
             Time (s) and cumulative energy (J) of each, shape (n, 2); NaN joules where what came before says nothing of
             what follows.
         """
-        taken = []
-        while self._told and self._told[0][0] <= t_s:
-            taken.append(self._told.popleft())
-        return np.array(taken).reshape(-1, 2)
+        found = list(itertools.takewhile(lambda tick: tick[0] <= t_s, self._told))
+        for _ in found if take else ():
+            self._told.popleft()
+        return np.array(found).reshape(-1, 2)
 
     def start(self, t0_s: float, known: bool = True) -> None:
         """Move the start of a curve that has no reading yet (s); until the first one, nothing is known if so said."""

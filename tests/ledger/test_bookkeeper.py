@@ -284,3 +284,39 @@ def test_a_gap_leaves_what_is_booked_around_it_as_it_is() -> None:
         device = entry.devices["gpu"]
         assert sum(device.phases.values()) == pytest.approx(device.energy_j)
         assert min(device.phases.values()) >= -1e-9, "nothing is moved"
+
+
+@pytest.mark.parametrize("sees", [0.25, 1.0])
+def test_windows_of_half_a_second_follow_the_phases_in_them(sees: float) -> None:
+    recording = PhasedDevice(sees=sees, length_s=60.0).made()
+    curve = EnergyCurve(_sensor("gpu"), 0.0)
+    curve.use_tick(0.1, float(recording.ticks_s[0]))
+    books, off, straight, due_s = _books(*recording.marks()), list[float](), list[float](), 10.0
+    chance = np.random.default_rng(0)
+    for sample in recording.samples("gpu"):
+        curve.append(sample)
+        if sample.t_s >= due_s:
+            due_s += 10.0
+            books.book(curve.frontier_s, {"gpu": curve})
+        if sample.t_s > 20.0 and chance.random() < 0.5:
+            t0_s = curve.frontier_s - chance.uniform(0.5, 15.0)
+            true_j = float(recording.energy_j(np.array(t0_s), np.array(t0_s + 0.5)))
+            off.append(abs(books.between("gpu", curve, t0_s, t0_s + 0.5)[0] / true_j - 1))
+            straight.append(abs(curve.between(t0_s, t0_s + 0.5)[0] / true_j - 1))
+    assert np.mean(off) < 0.025 and np.mean(off) < 0.7 * np.mean(straight)
+    entry = books.book(curve.frontier_s, {"gpu": curve}, last=True)
+    assert sum(entry.devices["gpu"].phases.values()) == pytest.approx(entry.energy_j), (
+        "looking ahead takes nothing away"
+    )
+
+
+def test_a_window_before_anything_is_known_of_phases_is_straight_between_ticks() -> None:
+    recording = PhasedDevice(length_s=5.0).made()
+    curve = EnergyCurve(_sensor("gpu"), 0.0)
+    curve.use_tick(0.1, float(recording.ticks_s[0]))
+    books = _books(*recording.marks())
+    for sample in recording.samples("gpu"):
+        curve.append(sample)
+    assert books.between("gpu", curve, 2.0, 2.5) == curve.between(2.0, 2.5)
+    books.book(2.0, {"gpu": curve})
+    assert books.between("gpu", curve, 2.0, 2.5) == curve.between(2.0, 2.5)
