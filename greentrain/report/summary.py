@@ -12,7 +12,8 @@ time                    start and end (unix s and UTC), wall_s booked, elapsed_s
 energy                  energy_j, kWh, facility, PUE (mean by energy), by_provenance, shares, coverage, uncertainty
 power                   mean_w, peak_w over peak_window_s
 devices                 one a device: energy, provenance, sensor's figures, missing seconds, embodied rate
-phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams
+phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams; on devices whose counters
+                        tick, attribution (resolved, regressed, blurred) and its relative_error (one standard error)
 hosts, ranks            the same energy by place
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources
 gears                   one a precision gear: energy, time and work in it, and their ratios; empty without gears
