@@ -217,7 +217,7 @@ class Journal:
     def _sync(self) -> None:
         if self._unsynced:
             self._unsynced = False
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # the latter: it is closed already
                 os.fsync(self._fd)
         if self._closed:
             self._forget()

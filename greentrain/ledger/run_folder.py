@@ -113,9 +113,12 @@ def _collectives() -> int:
 
 
 def new_run_id(name: str, unix_s: float) -> str:
-    """Return a run id of name, UTC time and four random digits, which sorts by time within a name."""
+    """Return a run id of name, UTC time and eight random digits, which sorts by time within a name.
+
+    With four, every other time two of 300 jobs of an array that start in the same second would be one run.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(unix_s))
-    return f"{name}-{stamp}-{secrets.token_hex(2)}"
+    return f"{name}-{stamp}-{secrets.token_hex(4)}"
 
 
 def launch_run_id(name: str, topology: Topology, nth: int, environ: Mapping[str, str] | None = None) -> str:

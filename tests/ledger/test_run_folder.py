@@ -47,7 +47,7 @@ def _ranks(world: int, local_world: int) -> list[Topology]:
 
 def test_a_new_id_sorts_by_time_and_is_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = iter(["0a1b", "ffff", "0000", "9c2d"])
-    monkeypatch.setattr(secrets, "token_hex", lambda size: next(digits) if size == 2 else "too few")
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(digits) if size >= 4 else "too few")
     ids = [new_run_id("gpt", unix_s) for unix_s in (0.0, 1e9, 1e9, 2e9)]
     assert sorted(ids)[0] == ids[0] and sorted(ids)[-1] == ids[-1]
     assert len(set(ids)) == 4
