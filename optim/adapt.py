@@ -72,8 +72,19 @@ class GearAdamW(torch.optim.AdamW):
     ) -> None:
         self.gamma = gamma
         self.form = Form.of(decay)
-        flags: dict[str, Any] = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "fused": fused}
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, differentiable=differentiable, **flags)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+        )
 
     @property
     def gamma(self) -> float | Callable[[], float]:

@@ -157,8 +157,13 @@ class TemporaryParamGroups:
             return
         for group in groups:
             own = {key: group[key] for key in ("lr", "eps", "weight_decay")}
-            lr, eps, decay = own.values()
-            new = form.numbers(lr, eps, decay, gamma, decoupled=group.get("decoupled_weight_decay", decoupled))
+            new = form.numbers(
+                own["lr"],
+                own["eps"],
+                own["weight_decay"],
+                gamma,
+                decoupled=group.get("decoupled_weight_decay", decoupled),
+            )
             lent = dict(zip(own, new, strict=True))
             self._lent.append((group, own, lent))
             group.update(lent)

@@ -112,7 +112,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     ]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
     phases = _phases(totals, sums, energy["energy_j"], told)
-    events = _events(record)
+    events = _events(record, told)
     shifts, decisions = events["gear"], events[DECISION]
     state = _state(record, now_s)
     out: dict[str, Any] = {
@@ -362,23 +362,22 @@ def _largest(rows: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
     return {"name": rows[0][key], "share": rows[0]["share"], "energy_j": rows[0]["energy_j"]}
 
 
-def _events(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
+def _events(record: RunRecord, told: Mapping[tuple[int, str], Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Return shifts of gears ("gear"), decisions of a plan and all "other" events, each by time.
 
-    A shift that all ranks do together is there once.
+    A shift that all ranks do together is there once, and of attributions those of ``_attributions``.
     """
     rows: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
     shifts: dict[tuple[Any, Any], dict[str, Any]] = {}
     for rank in record.ranks:
         times: Counter[Any] = Counter()
-        last = {str(event.get("device")): event for event in rank.events if event["name"] == ATTRIBUTION}
         for event in rank.events:
             row = {"rank": rank.rank, **{k: v for k, v in event.items() if k != "kind"}}
             if event["name"] == "gear":
                 times[event.get("text")] += 1
                 shifts.setdefault((event.get("text"), times[event.get("text")]), row)
-            elif event["name"] != ATTRIBUTION or event is last[str(event.get("device"))]:
+            elif event["name"] != ATTRIBUTION or any(event is one for one in told.values()):
                 (decisions if event["name"] == DECISION else rows).append(row)
         for opened in rank.opens[1:]:
             if "t" in opened:

@@ -1,17 +1,19 @@
 """Tests whose body runs in a process of its own: a signal that it sends to itself never ends pytest's own process."""
 
+import contextlib
 import functools
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, ParamSpec
 
 import pytest
 
 Given = ParamSpec("Given")
+SH: Final = "/bin/sh"
 ROOT: Final = Path(__file__).resolve().parents[2]
 _HERE: Final = "PYTEST_TEST_RUNS_HERE"
 """Set in the child: there the body runs."""
@@ -42,3 +44,15 @@ def in_a_child(test: Callable[Given, None]) -> Callable[Given, None]:
             pytest.fail(f"the child ended with {done.returncode}\n{done.stdout[-20_000:]}{done.stderr}", pytrace=False)
 
     return run
+
+
+@contextlib.contextmanager
+def running(script: str, environ: Mapping[str, str] | None = None) -> Iterator["subprocess.Popen[str]"]:
+    """Run a shell that says a line when it is ready; it is killed at the end."""
+    with subprocess.Popen([SH, "-c", script], env=environ, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -1,6 +1,5 @@
 """The process that holds a command: what it ends, when, and what it says, on its own line and with real processes."""
 
-import contextlib
 import errno
 import math
 import os
@@ -16,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from greentrain.control.launch import reaper
-
-SH = "/bin/sh"
+from tests.helpers.child import SH, running
 
 
 class Clock:
@@ -129,18 +127,6 @@ def test_the_first_looks_are_close_as_most_go_at_once(crowd: Callable[[dict[int,
 
 
 # -- what a process is -------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def running(script: str) -> Iterator["subprocess.Popen[str]"]:
-    """Run a shell that says a line when it is ready."""
-    with subprocess.Popen([SH, "-c", script], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_state_parent_and_start_of_a_process() -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +35,7 @@ from greentrain.control.launch.runners import (
 )
 from greentrain.control.launcher_protocol import ENV_CHECKPOINT, ENV_DIR
 from greentrain.errors import ConfigError
+from tests.helpers.child import running
 
 
 class Keeper:
@@ -632,18 +633,6 @@ def test_a_sleep_ends_in_time_or_with_a_signal_and_looks_at_the_clock_each_minut
 
 
 # -- what outlives its launcher ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def running(script: str, environ: Mapping[str, str]) -> Iterator["subprocess.Popen[str]"]:
-    """Run a shell that says a line when it is ready."""
-    with subprocess.Popen(["sh", "-c", script], env=environ, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        try:
-            yield process
-        finally:
-            process.kill()
 
 
 def test_what_was_started_for_a_job_is_found_and_ended_with_all_below_it(
