@@ -476,8 +476,13 @@ class ActiveRun:
             with contextlib.suppress(Exception):
                 warnings.warn(f"GreenTrain: {text}; {then}", GreenTrainWarning, stacklevel=3)
 
-    def window(self, t0_s: float, t1_s: float) -> tuple[dict[str, float], float] | None:
+    def window(self, t0_s: float, t1_s: float, *, exact: bool = True) -> tuple[dict[str, float], float] | None:
         """Return energy by device (J) and missing device-seconds between two monotonic times.
+
+        Args:
+            t0_s: Start (s).
+            t1_s: End (s).
+            exact: Follow the phases between a counter's ticks, which takes a millisecond a device; False: straight.
 
         Returns:
             None while the curves are not known up to ``t1_s``, or no longer from ``t0_s``; also in a forked child.
@@ -492,7 +497,9 @@ class ActiveRun:
             for uid, curve in self._devices.curves.items():
                 if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
                     return None
-                energies[uid], gap_s = self._books.between(uid, curve, t0_s, t1_s)
+                energies[uid], gap_s = (
+                    self._books.between(uid, curve, t0_s, t1_s) if exact else curve.between(t0_s, t1_s)
+                )
                 missing_s += gap_s
         finally:
             self._lock.release()
