@@ -158,6 +158,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
             late = not first or free_s > self._t0_s
             if late and closing:
                 self._on_event("claim", f"{_name(curve.sensor)} was booked by another process up to now")
+                self._claims.let_go(uid, free_s)  # at once, and as it was: the next run of a faster rank may want it
                 continue
             if late:
                 curve = EnergyCurve(curve.sensor, free_s, self._on_event)  # before, it is in the other rank's books

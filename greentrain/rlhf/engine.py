@@ -284,13 +284,13 @@ class EngineState:
         """Return what is known of a device of a pass."""
         return self._health[id(device)]
 
-    def may(self, kind: PassKind, place: Place) -> bool:
-        """Return True if a failed part may be given to a place."""
+    def may(self, kind: PassKind, place: Place, *, waits: bool = False) -> bool:
+        """Return True if a part may be given to a place: where it ``waits``, also behind what takes too long there."""
         what = self.of(kind)
         if self._closed or (place is Place.HOME and what.home is None) or (kind, place) in self.stale:
             return False
         health = self.health(what.at(place).device)
-        return not health.lost and not health.hanging
+        return not health.lost and (waits or not health.hanging)
 
     def chosen(self, kind: PassKind, at: Place) -> Place:
         """Return where a new part goes: where it should, unless that is of no use and the other place is."""
@@ -443,6 +443,7 @@ class PassTask:
         self._at = at
         self._tried = {at}
         self._inner: Future[Result] | None = None
+        self._given_up: tuple[Place, Future[Result]] | None = None  # took too long there, and may yet end
         self._why: Exception | None = None  # it is not where it was tried first
         self._cancelling = False
         self._cancelled = False
@@ -496,6 +497,7 @@ class PassTask:
                 return False
             self._moved(other)
         if not inner.cancel():
+            self._given_up = place, inner
             self._desk.health(self._desk.of(self.kind).at(place).device).hangs(inner)
         self._again(place, other, PassTimeoutError(why), 0.0)
         return True
@@ -573,18 +575,23 @@ class PassTask:
             self._settle(error=error)
 
     def _next(self, place: Place, error: Exception, patience_s: float | None) -> None:
-        """After a failure: give it to the other place, or settle it."""
+        """After a failure: give it to the other place, go back to the one that took too long, or settle it."""
         with self._lock:
             if self._settled or self._at is not place:
                 return
-            other = self._other()
+            other, given_up = self._other(waits=True), self._given_up
             if other is not None:
                 self._moved(other)
-        if other is None:
-            self._desk.failed(self.kind, place, None, error, len(self))
-            self._settle(error=error)
-        else:
+            elif given_up is not None:
+                (self._at, self._inner), self._given_up = given_up, None
+        if other is not None:
             self._again(place, other, error, patience_s)
+            return
+        self._desk.failed(self.kind, place, None, error, len(self))
+        if given_up is None:
+            self._settle(error=error)
+        else:  # heard once more, as it may have ended while it was not asked for
+            given_up[1].add_done_callback(partial(self._finished, given_up[0], self._desk.of(self.kind)))
 
     def _again(self, place: Place, other: Place, why: Exception, patience_s: float | None) -> None:
         self._why = why
@@ -602,12 +609,14 @@ class PassTask:
     def _forced(self, place: Place) -> None:
         try:
             self._hand_in(place, self._desk.timeout_s)
+        except QueueFullError:
+            self._desk.later(partial(self._forced, place))  # behind the others that wait; cancel() ends it
         except BaseException as error:
             self._settle(error=error)
 
-    def _other(self) -> Place | None:
+    def _other(self, *, waits: bool = False) -> Place | None:
         other = Place.HOME if self._at is Place.DEVICE else Place.DEVICE
-        return other if other not in self._tried and self._desk.may(self.kind, other) else None
+        return other if other not in self._tried and self._desk.may(self.kind, other, waits=waits) else None
 
     def _moved(self, other: Place) -> None:
         self._at, self._inner = other, None

@@ -227,6 +227,20 @@ def test_what_is_left_over_at_the_start_is_booked_from_there_and_at_the_end_noth
     b.release()
 
 
+def test_a_run_that_ends_keeps_no_device_from_the_next_one_of_a_faster_rank(node: Node) -> None:
+    """Rank 1 has ended a fit and begins the next one while rank 0 still closes: rank 0 looked at rank 1's GPU."""
+    before, slower = node.process("fit-1", RANKS[1]), node.process("fit-1", RANKS[0])
+    before.release()
+    slower.claim_rest(0.0, closing=True, pids={})
+    assert set(slower.curves) == {"GPU-0"}
+    after = node.process("fit-2", RANKS[1])
+    assert set(after.curves) == {"GPU-1"}
+    slower.release()
+    after.claim_rest(0.0, closing=True, pids={})
+    assert set(after.curves) == set(GPUS) - {"GPU-0"}, "GPU-0 was in the books of the first fit until its end"
+    after.release()
+
+
 def test_a_short_run_that_closes_before_it_looked_books_what_nobody_has(node: Node) -> None:
     b = node.process("b", RANKS[1], sensors=_all_kinds()[1:2])
     assert not b.curves

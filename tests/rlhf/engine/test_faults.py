@@ -217,6 +217,25 @@ def test_what_is_kept_at_home_and_fails_there_runs_on_the_device(
     assert (stats(engine).redone, stats(engine).at_home) == (1, 1)
 
 
+def test_a_home_that_is_slow_is_waited_for_where_the_device_fails(
+    reward: Artifact, closing: Closing, wanted: Scores
+) -> None:
+    """A part that took too long at home and then fails on the device, and one that comes while home is at it."""
+    device, home = Flaky(Emulator(), {0: Fault.FAILS, 1: Fault.LOST}), Flaky(Emulator(depth=1), {0: Fault.HANGS})
+    closing(device, home)
+    engine = OffloadEngine([place(REWARD, reward, device, home=home)], timeout_s=0.2)
+    tickets = [engine.submit(REWARD, BATCH, at=Place.HOME)]
+    with pytest.warns(UserWarning, match="no answer within"), pytest.raises(PassTimeoutError):
+        tickets[0].result()
+    with pytest.warns(UserWarning, match="is lost"):
+        tickets += [engine.submit(REWARD, BATCH) for _ in range(4)]  # more than home's queue takes
+        for ticket in tickets:
+            with pytest.raises(PassTimeoutError):
+                ticket.result()
+        home.go_on()
+        assert all(np.array_equal(scores(ticket.result(240.0)), wanted) for ticket in tickets)
+
+
 def test_wrong_batches_raise_at_submit_and_take_no_room(made: Made, wanted: Scores) -> None:
     engine, device = made({}, depth=1)
     for wrong in (Batch.of([[1, 2], [999]]), Batch.of([]), [[1, 2]]):
