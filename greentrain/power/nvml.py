@@ -167,6 +167,8 @@ USUAL_TICK_S: Final = 0.1
 """Taken where the measurement allows it (ML.ENERGY blog, thermally stable profiling, read 2026-11-21)."""
 SNAP_ERROR: Final = 0.2
 """A measurement worse than this (relative) allows nothing."""
+MOST_OFF: Final = 0.4
+"""How far off a gap may be (ticks) whose ticks are counted."""
 MAX_ERROR: Final = 0.05
 """A tick known less well than this (relative) is not stated."""
 
@@ -263,16 +265,24 @@ def tick_of(edges: Sequence[tuple[float, float]]) -> tuple[float | None, float |
     sharpest_s, smallest_s = min(edges, key=lambda edge: edge[1])
     # A poll that came late dates its change badly and may hide further ones: only neighbours of sharp ones count.
     sharp = [i for i, (_, off_s) in enumerate(edges) if off_s <= max(2 * smallest_s, PAUSE_S)]
-    gaps = [(edges[j][0] - edges[i][0], j - i) for i, j in itertools.pairwise(sharp)]
-    clean_s = [gap_s for gap_s, changes in gaps if changes == 1]
-    if not clean_s:
+    clean = [(i, j) for i, j in itertools.pairwise(sharp) if j - i == 1]
+    if not clean:
         return None, None
-    unit_s = statistics.mean(clean_s)
-    ticks = sum(1 if changes == 1 else max(changes, round(gap_s / unit_s)) for gap_s, changes in gaps)
-    tick_s = sum(gap_s for gap_s, _ in gaps) / ticks
+    unit_s = statistics.mean(edges[j][0] - edges[i][0] for i, j in clean)
+    error_s = statistics.mean(edges[i][1] + edges[j][1] for i, j in clean)
+    ticks, start, best = 0, sharp[0], (0, 0, 0)
+    for i, j in itertools.pairwise(sharp):
+        count = 1 if j - i == 1 else max(j - i, round((edges[j][0] - edges[i][0]) / unit_s))
+        if j - i > 1 and (count + 1) * error_s > MOST_OFF * unit_s:
+            ticks, start = 0, j  # nobody knows how many ticks these were
+            continue
+        ticks += count
+        best = max(best, (ticks, start, j))
+    count, first, last = best
+    tick_s = (edges[last][0] - edges[first][0]) / count
     if 2 * max(edges[i][1] for i in sharp) > 0.8 * tick_s:
         return None, None  # polled too slowly: one change may be two ticks
-    error_s = (edges[sharp[0]][1] + edges[sharp[-1]][1]) / ticks
+    error_s = (edges[first][1] + edges[last][1]) / count
     if abs(tick_s - USUAL_TICK_S) <= error_s <= SNAP_ERROR * USUAL_TICK_S:
         return USUAL_TICK_S, sharpest_s
     return (tick_s, sharpest_s) if error_s <= MAX_ERROR * tick_s else (None, None)
@@ -464,8 +474,8 @@ class NvmlMeter:
         return self._gpus
 
     def probe(self) -> None:
-        """Measure how fast the counters tick and what a read costs. Blocks the calling thread up to 0.4 s."""
-        live = [gpu for gpu in self._gpus if gpu.value is not None]
+        """Measure how fast counters tick and what a read costs, where that is not known; blocks for up to 0.4 s."""
+        live = [gpu for gpu in self._gpus if gpu.value is not None and not gpu.probed]
         if self._closed or not live:
             return
         polled = poll([gpu.value for gpu in live if gpu.value is not None], self._clock)
@@ -527,6 +537,7 @@ class _Reader:
         self._changed_s = clock.monotonic_s()
         self._reads_since_change = 0
         self._half_s: float | None = None
+        self.probed = False
         self.value: Callable[[], float] | None = None
         self.sensor, self.value = _choose(gpu, nvml, note)
         self._note = self.sensor.note
@@ -594,6 +605,7 @@ class _Reader:
             tick_s = polled.tick_s
             if tick_s is None:
                 notes.append(f"the counter's tick could not be measured in {polled.span_s:.2f} s")
+        self.probed = tick_s is not None or not self._is_counter
         self.sensor = dataclasses.replace(
             sensor,
             tick_s=tick_s,

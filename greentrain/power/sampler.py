@@ -479,6 +479,9 @@ STOP_S: Final = 3.0
 """Longest that the end of the run waits for all last readings (s)."""
 TICK_WAIT_S: Final = 0.15
 """Longest wait for a counter's tick after the end of the run (s)."""
+PROBES_S: Final = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""How long after a probe on a busy machine did not see a counter's tick the next one comes (s): a tenth of a core for
+0.4 s each, and no more after these."""
 AGAIN_S: Final = 0.1
 """Later look at an overdue read (s): a stopped process, or one whose interpreter was held, is not a hung driver."""
 
@@ -524,7 +527,7 @@ class Sampler:
         clock: Time.
         on_tick: Called in the reading thread with the time (s), not to block there; somebody is to call ``settle``.
         tick_s: Period of these calls (s).
-        on_probe: Called there once, when it is known what the sensors are like.
+        on_probe: Called there when it is known what the sensors are like, and again when more is known.
     """
 
     def __init__(
@@ -555,6 +558,11 @@ class Sampler:
         self._first = threading.Event()
         self._probed = self._ending = False
         self._settled_s = 0.0
+        self._probe_s = math.inf
+        """When to probe again (s)."""
+        self._probes_s = iter(PROBES_S)
+        self._unseen: Collection[str] = ()
+        """Devices whose counters tick, as nobody knows when."""
         self._reader = _Reader(self._run)
 
     @property
@@ -634,10 +642,7 @@ class Sampler:
             self._first.set()
         if not self._probed and not self._ending:
             self._learn(reader)
-        sensors = self._meter.sensors
-        wake_s = self._wake_s(sensors)
-        ticking = {s.device.uid: s.tick_s for s in sensors if s.tick_s and wake_s <= s.tick_s}
-        pace = Pace(max(ticking.values(), default=wake_s))
+        sensors, wake_s, ticking, pace = self._paced()
         monotonic_s, push = self._clock.monotonic_s, self._unsorted.append
         counters: Sequence[tuple[MeterPart, Counter]] = ()
         start_s = read_s = settle_s = users_s = monotonic_s()
@@ -678,6 +683,12 @@ class Sampler:
                 users_s = now_s + max(USERS_S, (now_s - start_s) / 5)
             if now_s >= settle_s:
                 settle_s = now_s + self._tick_s
+                if now_s >= self._probe_s and not self._ending:
+                    self._learn(reader)
+                    if reader.is_left():
+                        return
+                    sensors, wake_s, ticking, pace = self._paced()
+                    read_s = now_s
                 wake_s = self._wake_s(sensors)
                 reader.cpu_s = time.thread_time()
                 self._on_tick(now_s)
@@ -720,17 +731,31 @@ class Sampler:
         return found
 
     def _learn(self, reader: _Reader) -> None:
+        unseen = self._unseen or {sensor.device.uid for sensor in self._meter.sensors if sensor.tick_s}
+        self._probe_s = math.inf  # a driver that hangs is not probed again
         self._watched(reader, self._all, self._meter.probe)
         if reader.left:
             return
-        for sensor in self._meter.sensors:
-            curve = self._curves.get(sensor.device.uid)
+        sensors = {sensor.device.uid: sensor for sensor in self._meter.sensors}
+        for uid, sensor in sensors.items():
+            curve = self._curves.get(uid)
             if curve is not None:
                 curve.sensor = sensor
                 if sensor.tick_s is not None:
                     curve.use_tick(sensor.tick_s, sensor.tick_edge_s)
-        self._probed = True
-        self._on_probe()
+        first, self._probed = not self._probed, True
+        self._unseen = {uid for uid in unseen if uid in sensors and not sensors[uid].tick_s}
+        if self._unseen:
+            self._probe_s = self._clock.monotonic_s() + next(self._probes_s, math.inf)
+        if first or self._unseen != unseen:
+            self._on_probe()
+
+    def _paced(self) -> tuple[Sequence[Sensor], float, Mapping[str, float], Pace]:
+        """Return the sensors, how often to wake (s), by device the ticks (s) of its counter, and their pace."""
+        sensors = self._meter.sensors
+        wake_s = self._wake_s(sensors)
+        ticking = {s.device.uid: s.tick_s for s in sensors if s.tick_s and wake_s <= s.tick_s}
+        return sensors, wake_s, ticking, Pace(max(ticking.values(), default=wake_s))
 
     def _watched(self, reader: _Reader, part: MeterPart, call: Callable[[], _T]) -> _T:
         """Call what may hang, so that :meth:`look_after` sees since when."""

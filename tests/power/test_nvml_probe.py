@@ -2,11 +2,13 @@
 
 import re
 import time
+from collections.abc import Sequence
 
 import pytest
 
-from greentrain.power.nvml import SPAN_S, NvmlMeter, _Watch, poll, tick_of
-from greentrain.testing.fake_nvml import FakeGpu
+from greentrain.power import nvml
+from greentrain.power.nvml import SPAN_S, NvmlMeter, Polled, _Watch, poll, tick_of
+from greentrain.testing.fake_nvml import FakeGpu, NvmlCode
 from greentrain.utils.clock import SystemClock
 from tests.power.on_fake import ENERGY, Install, only
 
@@ -66,6 +68,9 @@ def test_the_probe_tells_waiting_from_working_and_reading_slows_down(install: In
         ([(1.0, 0.02), (1.11, 0.02), (1.19, 0.02)], 0.1),
         ([(1.0, 0.02), (1.06, 0.02)], None),
         ([(i * 0.04, 0.02) for i in range(10)], None),
+        # Ticks of 20 ms: 13 of them that were not watched look like 12 of the first.
+        ([(1.0, 0.001), (1.0218, 0.001), (1.15, 0.04), (1.2809, 0.001)], None),
+        ([(1.0, 0.001), (1.0218, 0.001), (1.15, 0.04), (1.2809, 0.001), (1.3009, 0.001), (1.3209, 0.001)], 0.02),
     ],
 )
 def test_the_tick_is_stated_only_where_the_changes_tell_it(
@@ -159,3 +164,24 @@ def test_a_change_is_dated_between_the_reads_that_it_lies_between_and_not_over_a
     # The second read began at 100.1 s, the third ended at 100.21 s.
     assert len(watch.edges) == 1 and watch.edges[0] == pytest.approx((100.155, 0.055))
     assert len(watch.wall_s) == 5 and not watch.is_sure
+
+
+def test_a_second_probe_asks_only_the_gpus_whose_tick_was_not_seen(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(FakeGpu(), FakeGpu(), FakeGpu(errors={ENERGY: NvmlCode.NOT_SUPPORTED}))
+    asked: list[int] = []
+
+    def polled(values: Sequence[object], clock: object) -> list[Polled]:
+        asked.append(len(values))
+        seen = (0.1, None, None) if len(values) == 3 else (0.1,)
+        return [Polled(tick_s=tick_s, edge_s=7.0, cpu_s=1e-5, wall_s=1e-5) for tick_s in seen]
+
+    monkeypatch.setattr(nvml, "poll", polled)
+    meter = NvmlMeter({})
+    for _ in range(3):
+        meter.probe()
+    assert asked == [3, 1]
+    assert [sensor.tick_s for sensor in meter.sensors] == [0.1, 0.1, None], "the last one has no counter"
+    assert "could not be measured" not in " ".join(sensor.note for sensor in meter.sensors)
+    meter.close()

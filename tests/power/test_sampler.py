@@ -15,7 +15,7 @@ import pytest
 from greentrain.errors import GreenTrainWarning
 from greentrain.power import sampler as sampler_module
 from greentrain.power.detect import CompositeMeter
-from greentrain.power.sampler import HANG_S, SLOW_S, EnergyCurve, Sampler, _Reader, wake_period_s
+from greentrain.power.sampler import HANG_S, PROBES_S, SLOW_S, EnergyCurve, Sampler, _Reader, wake_period_s
 from greentrain.types import Counter, Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import SystemClock
 
@@ -593,6 +593,39 @@ def test_what_a_probe_finds_reaches_the_curve_before_the_run_goes_on() -> None:
     assert sampler.stop()
     play(sampler, clock, 0.0)
     assert said == ["probed"], "the end does not wait for a probe"
+
+
+def test_a_tick_that_a_busy_machine_hid_is_looked_for_again_ever_more_rarely() -> None:
+    clock, probed_s, told_s = FakeClock(), list[float](), list[float]()
+
+    class Busy(Cards):
+        seen_from_s = 2000.0
+
+        def probe(self) -> None:
+            probed_s.append(round(clock.now_s - 1000))
+            clock.now_s += 0.38
+            seen = {"tick_s": 0.1, "tick_edge_s": 1000.03} if clock.now_s >= self.seen_from_s else {"tick_s": None}
+            self.sensors = [dataclasses.replace(self.sensors[0], **seen)]
+
+    meter = Busy(clock, card("GPU-0"), direct=["GPU-0"])
+    beside = Cards(clock, card("RAPL", period_s=9.0, tick_s=None))
+    meter.spends = lambda t_s: 100 * t_s + 90 * math.sin(t_s)
+    sampler, curves = sampler_of(CompositeMeter([meter, beside], clock=clock), clock)
+    sampler._on_probe = lambda: told_s.append(round(clock.now_s - 1000))
+    play(sampler, clock, 50.0)
+    assert probed_s == pytest.approx([0, 4, 15, 45], abs=2) and told_s == [0]
+    assert not meter.at("GPU-0") and curves["GPU-0"].tick_s is None
+    meter.seen_from_s = 0.0
+    play(sampler, clock, 120.0)
+    assert len(probed_s) == 5 and len(told_s) == 2, "no more once it is known, and the run says so"
+    assert curves["GPU-0"].tick_s == pytest.approx(0.1) and len(meter.at("GPU-0")) > 150, "read by its ticks from then"
+    sampler.settle()
+    assert len(curves["GPU-0"].ticks(math.inf)) > 0, "and told below the tick"
+    never = Busy(clock, card("GPU-0"))
+    never.seen_from_s = math.inf
+    probed_s.clear()
+    play(sampler_of(never, clock, sample_s=10.0)[0], clock, 9000.0)
+    assert len(probed_s) == 1 + len(PROBES_S), "a tick that nobody can see is given up"
 
 
 def test_the_last_readings_hold_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
