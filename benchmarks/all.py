@@ -57,7 +57,7 @@ class Benchmark:
 
 
 BENCHMARKS: Final = (
-    Benchmark(name="metering", document="benchmarks.md", minutes=10),
+    Benchmark(name="metering", document="benchmarks.md", minutes=15),
     Benchmark(name="gears", document="gears-benchmarks.md", minutes=8),
     Benchmark(name="fleet", document="fleet.md", minutes=2),
     Benchmark(name="export_cost", document="monitoring.md", minutes=2.5),

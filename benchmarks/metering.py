@@ -1,6 +1,6 @@
 """GreenTrain beside codecarbon and zeus on the same fake GPUs, whose true energy is known: one run, one table.
 
-    python benchmarks/metering.py                    # everything, under ten minutes
+    python benchmarks/metering.py                    # everything, in a quarter of an hour on two idle cores
     python benchmarks/metering.py --quick            # shorter runs, fewer windows
     python benchmarks/metering.py --only window --json out.json
 
@@ -26,6 +26,7 @@ from benchmarks import (
     metering_background,
     metering_cost,
     metering_killed,
+    metering_phases,
     metering_robust,
     metering_size,
 )
@@ -37,6 +38,7 @@ from greentrain.testing.fake_nvml import build_library
 CASES: Mapping[str, Callable[[Bench], list[Row]]] = {
     "total": metering_accuracy.total,
     "window": metering_accuracy.window,
+    "phase": metering_phases.phase,
     "carbon": metering_robust.carbon,
     "ranks": metering_robust.ranks,
     "step": metering_cost.steps,
