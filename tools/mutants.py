@@ -30,6 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -218,6 +219,10 @@ def serve() -> None:
     import pytest
     import torch  # noqa: F401
 
+    for plugin in entry_points(group="pytest11"):  # half of what a run of one small test takes
+        with contextlib.suppress(Exception):
+            plugin.load()
+    early = "ignore::pytest.PytestAssertRewriteWarning"
     answers = os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_RDWR)
     for line in sys.stdin:
@@ -236,7 +241,7 @@ def serve() -> None:
                     plugins.append(lines)
                     threading.settrace(lines.trace)
                     sys.settrace(lines.trace)
-                words = ["-q", "-p", "no:cacheprovider", "--no-header", *asked["words"]]
+                words = ["-q", "-p", "no:cacheprovider", "--no-header", "-W", early, *asked["words"]]
                 code = int(pytest.main(words, plugins))
             os._exit(code)
         end_s, status = time.monotonic() + asked["limit_s"], (0, 0)

@@ -256,10 +256,10 @@ class Books:
     def event(self, name: str, text: str, **more: Any) -> None:
         self.events.append(more["budget"])
 
-    def train(self, steps: int, table: ActionTable | None = TABLE) -> bool:
+    def train(self, steps: int, table: ActionTable | None = TABLE, step_s: float = 1.0) -> bool:
         """Return whether the run is to end."""
         for _ in range(steps):
-            self.s += 1.0
+            self.s += step_s
             self.watch.stepped(100.0 * self.s, Gear.BF16, table)
         return self.watch.stop
 
@@ -288,6 +288,16 @@ def test_the_books_are_looked_at_now_and_then_and_what_is_new_is_done() -> None:
     looks = len(job.looks)
     job.train(60)
     assert len(job.looks) == looks, "it ends: nothing is left to be looked at"
+
+
+@pytest.mark.usefixtures("seldom")
+def test_the_books_of_a_job_whose_steps_become_slow_are_looked_at_as_often() -> None:
+    job = Books()
+    job.train(2000, step_s=0.1)  # short sequences first, as a curriculum has them
+    begin_s = job.s
+    job.train(200, step_s=1.0)
+    late = [at_s for at_s in job.looks if at_s > begin_s]
+    assert len(late) > 30 and late[0] - begin_s < 15.0, "or grams are spent that nobody looks at"
 
 
 @pytest.mark.usefixtures("seldom")
