@@ -213,7 +213,6 @@ class KubernetesJob:
         pauses_s: tuple[float, ...] = PAUSES_S,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        _imports.check()
         self.namespace, self.name = namespace, name
         self._pauses_s, self._sleep = pauses_s, sleep
         connection = connect() if connection is None else connection
@@ -255,19 +254,17 @@ class KubernetesJob:
             ConfigError: It lies in a LocalQueue of Kueue that is not its own.
         """
         view = self.look()
-        if view.queue is None:
-            self._patch_job({"suspend": not view.going}, dry_run="All")
-        else:
-            self._patch_queue(view.queue, {"stopPolicy": GOES if view.going else STOPPED}, dry_run="All")
+        self.go(view, view.going, dry_run="All")
+        if view.queue is not None:
             self._patch_job({"parallelism": view.width}, dry_run="All")
         return view
 
-    def go(self, view: JobView, going: bool) -> None:
-        """Let it have pods, or end them after their grace period."""
+    def go(self, view: JobView, going: bool, dry_run: str | None = None) -> None:
+        """Let it have pods, or end them after their grace period; ``All`` as dry_run only asks whether that may be."""
         if view.queue is None:
-            self._patch_job({"suspend": not going})
+            self._patch_job({"suspend": not going}, dry_run)
         else:
-            self._patch_queue(view.queue, {"stopPolicy": GOES if going else STOPPED})
+            self._patch_queue(view.queue, {"stopPolicy": GOES if going else STOPPED}, dry_run)
 
     def resize(self, pods: int) -> None:
         """Set the number of pods, and of completions with it (KEP-3715, stable in Kubernetes 1.31)."""

@@ -40,6 +40,8 @@ class FakeKubernetes:
         """Verb, group, resource and name of all requests."""
         self.patches: list[dict[str, Any]] = []
         """Bodies that were kept."""
+        self.rehearsed: list[dict[str, Any]] = []
+        """Bodies that were only looked at: dry runs."""
         self.faults: list[Refusal] = []
         """Answers to the next requests."""
         self.kueue_versions = {"v1beta1", "v1beta2"}
@@ -132,7 +134,9 @@ class FakeKubernetes:
         patched = deepcopy(thing)
         _merge(patched, change)
         self._check(thing, patched)
-        if query.get("dryRun") != ["All"]:
+        if query.get("dryRun") == ["All"]:
+            self.rehearsed.append(change["spec"])
+        else:
             thing.clear()
             thing.update(patched)
             self.patches.append(change["spec"])

@@ -560,13 +560,18 @@ def test_how_a_job_has_ended(
     assert seen(served, lambda thing: thing["status"].update(conditions=kinds)).outcome == outcome
 
 
-def test_nothing_is_changed_by_a_check_of_what_may_be(served: list[FakeKubernetes]) -> None:
-    server = start(served, job())
+@pytest.mark.parametrize("going", [False, True])
+def test_nothing_is_changed_by_a_check_of_what_may_be(served: list[FakeKubernetes], going: bool) -> None:
+    """Nor is anything else asked for than there is: admission webhooks judge a dry run by the state that it names."""
+    server = start(served, job(suspend=not going, parallelism=2, completions=2))
     assert connect(server).check() == connect(server).look() and server.patches == []
-    assert ("patch", "batch", "jobs", "gpt") in server.used
-    queued = start(served, in_queue(job()), one("kueue.yaml", "LocalQueue"))
+    assert server.rehearsed == [{"suspend": not going}]
+    queue = one("kueue.yaml", "LocalQueue")
+    queue["spec"]["stopPolicy"] = "None" if going else "HoldAndDrain"
+    queued = start(served, in_queue(job(parallelism=2, completions=2)), queue)
     connect(queued).check()
-    assert queued.patches == [] and ("patch", "kueue.x-k8s.io", "localqueues", "gpt") in queued.used
+    assert queued.patches == []
+    assert queued.rehearsed == [{"stopPolicy": queue["spec"]["stopPolicy"]}, {"parallelism": 2}]
 
 
 def test_requests_have_an_end() -> None:
