@@ -74,8 +74,8 @@ BENCHMARKS: Final = (
     Benchmark(name="estimator_search", document="estimate-benchmarks.md", minutes=0.2, quick=("--repeats", "3")),
     Benchmark(name="estimator_steps", document="estimate-benchmarks.md", minutes=0.1, quick=()),
 )
-"""``forecasting_fit`` and ``gears --only quality`` made constants and one table once; ``gears --only gpu`` wants a GPU;
-``rlhf_frameworks`` wants checkouts of the frameworks, and ``rlhf_kills`` has no table."""
+"""``forecasting_fit`` and ``gears --only quality`` made constants and one table once; ``gears --only gpu`` and
+``silicon`` want a GPU; ``rlhf_frameworks`` wants checkouts of the frameworks, and ``rlhf_kills`` has no table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ TIME_S: Final = 470.0
 """For all widths together."""
 METRICS: Final = {"tokens_per_s": "tokens/s", "power_w": "W", "mj_per_token": "mJ/token"}
 BESIDE: Final = {
+    "fp32": {},
     "fp16": {},
     "fp8 tensorwise": {TORCHAO: f"{TORCHAO} tensorwise", TRANSFORMER_ENGINE: TRANSFORMER_ENGINE},
     "fp8 rowwise": {TORCHAO: f"{TORCHAO} rowwise"},

@@ -21,6 +21,7 @@ ORDER = (
     "fp8 tensorwise",
     f"{TORCHAO} tensorwise",
     "fp16",
+    "fp32",
     TRANSFORMER_ENGINE,
     "fp8 rowwise",
     f"{TORCHAO} rowwise",
@@ -63,7 +64,7 @@ class Blocks:
         """
         if name == "plain bf16":
             return self._steps(self._shared(), self._autocast())
-        if name in ("bf16", "fp16", "fp8 tensorwise"):
+        if name in ("bf16", "fp16", "fp32", "fp8 tensorwise"):
             gear = Gear(name.split()[0])
             box = self._shifting(gear)
             scaler = torch.amp.GradScaler(self.device) if gear is Gear.FP16 else None
@@ -98,7 +99,7 @@ class Blocks:
 
     def _shifting(self, gear: Gear) -> GearBox:
         """Give the body its gears once; without FP8 where the card has none."""
-        for gears in ((Gear.BF16, Gear.FP16, Gear.FP8), (Gear.BF16, Gear.FP16)):
+        for gears in ((Gear.BF16, Gear.FP16, Gear.FP32, Gear.FP8), (Gear.BF16, Gear.FP16, Gear.FP32)):
             if self._box is None and gear in gears:
                 try:
                     self._box = self._geared(self.body, gears, "tensorwise")

@@ -44,6 +44,7 @@ def measure(
     context: int = 2048,
     compiled: bool = True,
     measure_s: float = MEASURE_S,
+    meter: str | None = None,
 ) -> None:
     """Print figures of every way as JSON, anew whenever there are more: the last line counts.
 
@@ -57,6 +58,7 @@ def measure(
         context: Tokens of each.
         compiled: Compile every block.
         measure_s: Shortest measurement.
+        meter: Of the joules; None: NVML on ``cuda``, else none.
     """
     end_s = time.monotonic() + time_s
     torch._dynamo.config.recompile_limit = 64  # the code of a block is compiled once a way
@@ -75,7 +77,7 @@ def measure(
             _say(words)
     spans: dict[str, list[Span]] = {}
     with contextlib.ExitStack() as stack:
-        green = stack.enter_context(_session(folder, device, words["notes"]))
+        green = stack.enter_context(_session(folder, meter or ("nvml" if device == "cuda" else "null"), words["notes"]))
         for turn in range(ROUNDS):
             for name in list(ready)[:: -1 if turn % 2 else 1]:
                 try:
@@ -97,12 +99,12 @@ def _say(words: Mapping[str, Any]) -> None:
     print(json.dumps(words), flush=True)
 
 
-def _session(folder: str, device: str, notes: list[str]) -> GreenSession:
+def _session(folder: str, meter: str, notes: list[str]) -> GreenSession:
     """Return a session that measures the GPU; without its meter, one that measures nothing and a note of why."""
-    for meter in ("nvml", "null") if device == "cuda" else ("null",):
+    for one in dict.fromkeys((meter, "null")):
         config = {
             "run": {"dir": folder, "report": False, "live": False},
-            "power": {"meters": [meter]},
+            "power": {"meters": [one]},
             "carbon": {"g_per_kwh": 0.0},
         }
         try:

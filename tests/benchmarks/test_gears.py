@@ -41,7 +41,7 @@ def test_every_way_to_train_blocks_works_or_says_why_not(tmp_path: Path) -> None
     where: dict[str, Any] = {"device": "cpu", "compiled": False, "folder": str(tmp_path)}
     words = in_worker("gpu", 120.0, environ=None, time_s=100.0, **where, **sizes)
     ways = words["variants"]
-    for name in ("plain bf16", "bf16", "fp16", "fp8 tensorwise", "fp8 rowwise"):
+    for name in ("plain bf16", "bf16", "fp16", "fp32", "fp8 tensorwise", "fp8 rowwise"):
         assert ways[name]["tokens_per_s"] > 0
         assert ways[name]["rounds"] == 2
         assert "power_w" not in ways[name]  # no meter: no figure
@@ -53,7 +53,7 @@ def test_every_way_to_train_blocks_works_or_says_why_not(tmp_path: Path) -> None
 def test_rows_of_a_gpu_hold_reasons_where_there_is_no_figure() -> None:
     figures = {"step_ms": 10.0, "tokens_per_s": 1600.0, "power_w": 500.0, "mj_per_token": 312.5}
     rows = rows_of(4096, {"variants": {"plain bf16": figures, "bf16": figures, "fp8 tensorwise": "n/a: OOM"}})
-    assert len(rows) == 1 + 3 * len(METRICS)
+    assert len(rows) == 1 + 4 * len(METRICS)
     assert (rows[0].ratio, rows[0].verdict) == (1.0, "PASS")
     by_what = {(row.what.split(", ")[1], row.unit): row for row in rows[1:]}
     fp8 = by_what["fp8 tensorwise beside plain BF16", "W"]
