@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.fpga_quality_common import BF16, Bench, figure, ways
+from benchmarks.fpga_quality_common import logprobs as logprobs_of
 from benchmarks.fpga_quality_figures import kl, logprob_shift, penalty_bias
 from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
-from greentrain.fpga_backend.quality import measure
 from greentrain.fpga_backend.quality.pairs import Floats
 from recipes.common.data import corpus
 from recipes.common.rated_snippets import read, split, thinned
@@ -53,7 +53,7 @@ def logprobs(bench: Bench) -> list[Table]:
     found = {BF16: (_logprobs(half, own), _logprobs(half, moved))}
     prompts = [PROMPT] * len(own)
     for way, run in ways(subject.model, max_tokens=LENGTH, head="logprob", calibration=subject.seen):
-        a, b = (measure.logprobs(run, part, prompt_tokens=prompts) for part in (own, moved))
+        a, b = (logprobs_of(run, part, prompt_tokens=prompts) for part in (own, moved))
         found[way] = a, b
         bench.say(f"logprobs: {way}: {np.abs(a - reference[0]).mean():.4f} nats")
     penalty = kl(drew, reference[1])

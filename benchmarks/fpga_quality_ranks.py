@@ -8,7 +8,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from benchmarks.fpga_quality_common import BF16, PER_TENSOR, PER_TOKEN, SMOOTH, TWO_DIGITS, Bench, figure, percent, ways
+from benchmarks.fpga_quality_common import (
+    BF16,
+    PER_TENSOR,
+    PER_TOKEN,
+    SMOOTH,
+    TWO_DIGITS,
+    Bench,
+    Run,
+    figure,
+    percent,
+    ways,
+)
+from benchmarks.fpga_quality_common import scores as scores_of
 from benchmarks.fpga_quality_figures import (
     accuracy,
     advantage_shift,
@@ -21,7 +33,6 @@ from benchmarks.fpga_quality_figures import (
 )
 from benchmarks.tables import Table
 from greentrain.fpga_backend.batch import Ids
-from greentrain.fpga_backend.quality import measure
 from greentrain.fpga_backend.quality.flips import by_margin, flip_rate, flips
 from greentrain.fpga_backend.quality.pairs import Floats, Pairs
 from recipes.common.rated_snippets import Snippet, read, split, thinned
@@ -99,11 +110,11 @@ def _judged(
     found = {BF16: torch_scores(model, unseen, dtype=torch.bfloat16)}
     company = {}
     for way, run in ways(model, max_tokens=MAX_TOKENS, head="score", calibration=seen):
-        found[way] = measure.scores(run, unseen, size=BATCH)
+        found[way] = scores_of(run, unseen, size=BATCH)
         some = unseen[:: max(1, len(unseen) // COMPANY)][:COMPANY]
 
-        def score(items: Sequence[int], run: measure.Run = run, some: Sequence[Ids] = some) -> Floats:
-            return measure.scores(run, [some[i] for i in items], size=len(items))
+        def score(items: Sequence[int], run: Run = run, some: Sequence[Ids] = some) -> Floats:
+            return scores_of(run, [some[i] for i in items], size=len(items))
 
         if way in (PER_TOKEN, TWO_DIGITS, SMOOTH, PER_TENSOR):
             company[way] = company_shift(score, len(some), (7, BATCH)) / float(reference.std())

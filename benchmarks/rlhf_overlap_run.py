@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from transformers import TrainerCallback
 
+from benchmarks.paced_device import Paced
 from greentrain import GreenSession
 from greentrain.callbacks.transformers import GreenCallback
 from greentrain.fpga_backend.batch import Batch, Result
@@ -20,7 +21,6 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.ledger.totals import Totals
 from greentrain.rlhf.engine import PassStats
 from greentrain.rlhf.kinds import PassKind
-from greentrain.testing.paced_device import Paced
 from recipes.common.rl_parts import small
 from recipes.trl.grpo_offload import config_of, engine_of, trainer_of
 

@@ -1,7 +1,7 @@
 """A real training step with passes on a device of emulated speed, timed in every mode: what the simulator is held to.
 
 The loop is torch on one CPU thread, the engine and its devices are those of a run, and the devices sleep out their time
-(``greentrain.testing.paced_device``), so they hide behind the loop as a card does. Stages come from the sequential
+(``benchmarks/paced_device.py``), so they hide behind the loop as a card does. Stages come from the sequential
 mode alone; all other modes are predicted from them.
 """
 
@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from benchmarks.paced_device import Paced
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.policy.offload.stages import Stage
@@ -24,7 +25,6 @@ from greentrain.simulator.pipeline.simulate import Mode, Setting, simulate
 from greentrain.simulator.pipeline.table import PipelineTable, StageRow
 from greentrain.simulator.pipeline.table_sources import with_engine
 from greentrain.testing.offload_models import decoder, encoder
-from greentrain.testing.paced_device import Paced
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 
 SEQUENCES: Final = 16

@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
+from benchmarks.paced_device import Paced
 from benchmarks.rlhf_server_clients import asking
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.device import OffloadDevice
@@ -36,7 +37,6 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.server import Server
 from greentrain.testing.offload_models import encoder
-from greentrain.testing.paced_device import Paced
 
 TOKENS: Final = 128
 """Longest sequence; they have 16 to 128 tokens."""

@@ -65,6 +65,7 @@ _OWN_VARIABLES = {
     "OMP_NUM_THREADS",
     "COLUMNS",
     "TORCHINDUCTOR_CACHE_DIR",
+    "PYGAME_HIDE_SUPPORT_PROMPT",  # of gymnasium, when it is imported
 }
 
 

@@ -17,7 +17,7 @@ from greentrain.policy.offload.view import Objective, OffloadView
 from greentrain.utils.imports import try_import
 from tools.placement_tasks import Task, draw_task
 
-with try_import("simulate") as _imports:
+with try_import("rl") as _imports:
     import gymnasium
     from gymnasium import spaces
 

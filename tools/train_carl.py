@@ -19,9 +19,9 @@ from gymnasium import spaces
 from greentrain.policy.action_sources import reference_table
 from greentrain.policy.carl import FEATURES, LIMIT, SHIPPED, Network, features, rows_of
 from greentrain.policy.menu import Menu
-from greentrain.simulator.env import CarbonTrainEnv, Observed
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.utils.imports import try_import
+from tools.job_env import CarbonTrainEnv, Observed
 
 SLACK: Final = (1.0, 2.2)
 """Deadline / time of the usual training of the jobs that it is trained on."""

@@ -7,5 +7,4 @@
 * settings, offload        what YAML says; from settings to an engine
 * serve, client            passes over HTTP
 * trl                      TRL; openrlhf_*, roll_workers and verl_* the other frameworks
-* step_rewards             process rewards: a score a step of a completion
 """

@@ -22,6 +22,7 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.fpga_backend.quality.bootstrap": "benchmarks.fpga_quality_figures",
     "greentrain.fpga_backend.quality.groups": "benchmarks.fpga_quality_figures",
     "greentrain.fpga_backend.quality.logprobs": "benchmarks.fpga_quality_figures",
+    "greentrain.fpga_backend.quality.measure": "benchmarks.fpga_quality_common",
     "greentrain.fpga_backend.quality.reward_model": "recipes.common.reward_model",
     "greentrain.fpga_backend.quality.shift": "benchmarks.fpga_quality_figures",
     "greentrain.fpga_backend.quality.snippets": "recipes.common.rated_snippets",
@@ -34,7 +35,9 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.rlhf.opening": "greentrain.rlhf.offload",
     "greentrain.rlhf.placement": "greentrain.rlhf.scheduler",
     "greentrain.rlhf.stats": "greentrain.rlhf.engine",
+    "greentrain.rlhf.step_rewards": "recipes.common.step_rewards",
     "greentrain.rlhf.surrogates": "recipes.common.surrogates",
+    "greentrain.simulator.env": "tools.job_env",
     "greentrain.simulator.palette": "greentrain.simulator.picture",
     "greentrain.units": "greentrain.types",
 }

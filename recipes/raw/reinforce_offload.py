@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from greentrain import GreenSession
 from greentrain.fpga_backend.batch import Ids
 from greentrain.fpga_backend.emulator.device import Emulator
-from greentrain.rlhf import step_rewards
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
+from recipes.common import step_rewards
 from recipes.common.advantages import reinforce_plus_plus, step_advantages
 from recipes.common.surrogates import masked_mean, policy_loss
 from recipes.raw.ppo_offload import (

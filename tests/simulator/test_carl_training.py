@@ -17,7 +17,7 @@ from greentrain.simulator.simulate import references
 from greentrain.simulator.world import World
 from tests.simulator.grids import daily, trace, wandering
 
-pytest.importorskip("gymnasium", reason="extra simulate is not installed")
+pytest.importorskip("gymnasium", reason="extra rl is not installed")
 
 from gymnasium.utils.env_checker import check_env
 

@@ -8,7 +8,7 @@ from torch import nn
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile
 from greentrain.fpga_backend.compiler.compiling import named_parameters
-from greentrain.fpga_backend.compiler.floating import run_float
+from tests.helpers.float_engine import run_float
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import Recipe
 from greentrain.fpga_backend.emulator.engine import Engine

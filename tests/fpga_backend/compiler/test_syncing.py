@@ -8,7 +8,7 @@ import torch
 from greentrain.fpga_backend.artifact import load
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import SmoothQuant, compile, sync
-from greentrain.fpga_backend.compiler.floating import run_float
+from tests.helpers.float_engine import run_float
 from greentrain.fpga_backend.errors import ArtifactError
 from tests.fpga_backend.compiler.tiny_models import GPT2, LLAMA, build, compiled, flat, hf, own, randomise, sequences
 

@@ -4,7 +4,7 @@ import torch
 
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile, sync
-from greentrain.fpga_backend.compiler.floating import FloatEngine
+from tests.helpers.float_engine import FloatEngine
 from greentrain.fpga_backend.emulator.engine import Engine
 from tests.fpga_backend.compiler.tiny_models import build, sequences
 

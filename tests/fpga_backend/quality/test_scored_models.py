@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import fpga_quality_common as measure
 from benchmarks.fpga_quality_figures import accuracy, company_shift
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Ids, Result
 from greentrain.fpga_backend.compiler import compile as compile_model
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.quality import measure
 from greentrain.fpga_backend.quality.flips import flip_rate
 from greentrain.fpga_backend.quality.gate import gate
 from greentrain.fpga_backend.quality.pairs import Floats

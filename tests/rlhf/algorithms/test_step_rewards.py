@@ -8,11 +8,11 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.errors import BatchError
-from greentrain.rlhf import step_rewards
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.testing.offload_models import decoder, encoder
+from recipes.common import step_rewards
 
 NEWLINE = 7
 

@@ -22,7 +22,7 @@ from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
 from greentrain.rlhf.frozen_pass import BestPartSize, place
 from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.rlhf.stream import Stream
-from greentrain.testing.flaky_device import Fault, Flaky
+from tests.helpers.flaky_device import Fault, Flaky
 
 Answer = TypeVar("Answer")
 EXAMPLES = int(os.environ.get("GREENTRAIN_EXAMPLES", "40"))

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from benchmarks.paced_device import Paced
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
@@ -22,9 +23,8 @@ from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket
 from greentrain.rlhf.errors import PassCancelledError, PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind, Place
-from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.offload_models import encoder
-from greentrain.testing.paced_device import Paced
+from tests.helpers.flaky_device import Fault, Flaky
 from tests.rlhf.engine.conftest import Closing
 
 REWARD = PassKind.REWARD

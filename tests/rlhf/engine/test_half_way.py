@@ -17,7 +17,7 @@ from greentrain.rlhf.errors import PassCancelledError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
-from greentrain.testing.flaky_device import Fault, Flaky
+from tests.helpers.flaky_device import Fault, Flaky
 from tests.rlhf.engine.conftest import Closing
 
 REWARD = PassKind.REWARD

@@ -14,7 +14,7 @@ from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import BestPartSize, PartSize, place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.testing.flaky_device import Fault, Flaky
+from tests.helpers.flaky_device import Fault, Flaky
 from tests.rlhf.engine.conftest import Closing
 
 

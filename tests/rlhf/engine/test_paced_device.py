@@ -8,15 +8,15 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks import paced_device
+from benchmarks.paced_device import Paced
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.device import OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.testing import paced_device
-from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.offload_contract import OffloadContract
-from greentrain.testing.paced_device import Paced
+from tests.helpers.flaky_device import Fault, Flaky
 
 
 class TestPaced(OffloadContract):
@@ -36,7 +36,7 @@ class TestFlakyWithoutFaults(OffloadContract):
 
 
 def test_paced_takes_its_time_and_no_cpu(reward: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
-    still = SimpleNamespace(perf_counter=lambda: 0.0)  # the inner device takes none of the time
+    still = SimpleNamespace(perf_counter=lambda: 0.0, monotonic=lambda: 0.0)  # the inner device takes none of the time
     monkeypatch.setattr(paced_device, "time", still)
     batch = Batch.of([[1, 2, 3], [4, 5], [6]])
     device = Paced(Emulator(), s_per_sequence=0.05, s_per_batch=0.1)

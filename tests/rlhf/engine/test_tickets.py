@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from benchmarks.paced_device import Paced, Wrapped
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
@@ -29,10 +30,8 @@ from greentrain.rlhf.errors import PassTimeoutError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
-from greentrain.testing.flaky_device import Fault, Flaky
 from greentrain.testing.offload_models import sequences
-from greentrain.testing.paced_device import Paced
-from greentrain.testing.wrapped_device import Wrapped
+from tests.helpers.flaky_device import Fault, Flaky
 from tests.helpers.hand_clock import HandClock
 from tests.rlhf.engine.conftest import Closing
 

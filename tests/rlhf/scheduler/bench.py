@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from benchmarks.paced_device import Wrapped
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import Handle
 from greentrain.fpga_backend.devices.null_device import NullDevice
@@ -21,7 +22,6 @@ from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.scheduler import SchedulerSettings, StageScheduler
 from greentrain.testing.offload_models import decoder, encoder
-from greentrain.testing.wrapped_device import Wrapped
 from greentrain.types import Provenance
 
 MICRO_BATCHES = 4

@@ -16,6 +16,7 @@ import yaml
 from datasets import Dataset
 from peft import LoraConfig
 
+from benchmarks.paced_device import Wrapped
 from greentrain import GreenSession
 from greentrain.callbacks.transformers import GreenCallback
 from greentrain.fpga_backend.batch import Batch, Result
@@ -24,7 +25,6 @@ from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
-from greentrain.testing.wrapped_device import Wrapped
 from tests.helpers.flat_meter import FlatMeter
 from tests.helpers.ports import free_port
 from tests.rlhf.trl import tiny

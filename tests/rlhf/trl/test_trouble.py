@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.paced_device import Wrapped
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.errors import DeviceError
 from greentrain.rlhf.kinds import PassKind
-from greentrain.testing.wrapped_device import Wrapped
 from tests.rlhf.trl import tiny
 from tests.rlhf.trl.runs import trainer
 

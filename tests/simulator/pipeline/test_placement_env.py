@@ -15,7 +15,7 @@ from greentrain.policy.offload.view import OffloadView
 from greentrain.types import Provenance
 from tools.placement_tasks import TASKS, draw_task
 
-pytest.importorskip("gymnasium", reason="extra simulate is not installed")
+pytest.importorskip("gymnasium", reason="extra rl is not installed")
 
 from gymnasium.utils.env_checker import check_env
 

@@ -24,7 +24,7 @@ from greentrain.simulator.world import JobsUnderway, World
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils.imports import try_import
 
-with try_import("simulate") as _imports:
+with try_import("rl") as _imports:
     import gymnasium
     from gymnasium import spaces
 _imports.check()

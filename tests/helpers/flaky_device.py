@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.paced_device import Wrapped
 from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.device import Handle, OffloadDevice
 from greentrain.fpga_backend.errors import DeviceError, DeviceLostError
-from greentrain.testing.wrapped_device import Wrapped
 
 DEPTH: Final = 64
 

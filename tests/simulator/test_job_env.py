@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-gymnasium = pytest.importorskip("gymnasium", reason="extra simulate is not installed")
+gymnasium = pytest.importorskip("gymnasium", reason="extra rl is not installed")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402 - after the check for the extra
 
@@ -16,12 +16,12 @@ from greentrain.policy.action_sources import reference_table  # noqa: E402
 from greentrain.policy.decision_kernel import DecisionKernel  # noqa: E402
 from greentrain.policy.menu import OFF, Menu  # noqa: E402
 from greentrain.policy.mpc import Mpc  # noqa: E402
-from greentrain.simulator.env import CarbonTrainEnv  # noqa: E402
 from greentrain.simulator.grid_trace import Sight  # noqa: E402
 from greentrain.simulator.jobs import Jobs  # noqa: E402
 from greentrain.simulator.simulate import references  # noqa: E402
 from greentrain.simulator.world import World  # noqa: E402
 from tests.simulator.grids import HOUR, START, daily, trace, wandering  # noqa: E402
+from tools.job_env import CarbonTrainEnv  # noqa: E402
 
 MENU = Menu.of(reference_table())
 GRID = trace(wandering(400))
@@ -195,15 +195,15 @@ def test_without_gymnasium_it_names_the_extra_and_the_rest_of_the_simulator_work
         "import sys; sys.modules['gymnasium'] = None\n"
         "import greentrain.simulator.simulate, greentrain.policy.registry\n"
         "assert 'torch' not in sys.modules\n"
-        "try:\n    import greentrain.simulator.env\n"
-        "except ImportError as error:\n    assert 'greentrain-torch[simulate]' in str(error), error\n"
+        "try:\n    import tools.job_env\n"
+        "except ImportError as error:\n    assert 'greentrain-torch[rl]' in str(error), error\n"
         "else:\n    raise SystemExit('no error')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_the_environment_needs_no_torch() -> None:
-    code = "import sys, greentrain.simulator.env; assert not {'torch', 'stable_baselines3'} & set(sys.modules)"
+    code = "import sys, tools.job_env; assert not {'torch', 'stable_baselines3'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
