@@ -6,7 +6,6 @@
 * blocks            operators, and what attention lets a token see
 * draft, finish     the program in the making; its head, fused linear layers
 * recipe, quantize  how tensors are made of parameters, and made
-* floating          the program in floating point
 * smooth            SmoothQuant
 """
 

@@ -18,16 +18,16 @@ from torch import nn
 
 from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.artifact import Artifact, checksum
-from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.finish import Head, finish
-from greentrain.fpga_backend.compiler.floating import FloatEngine
 from greentrain.fpga_backend.compiler.lower import Lowering
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import ParameterSource, Part, Recipe, TensorRecipe
 from greentrain.fpga_backend.compiler.smooth import SmoothQuant
 from greentrain.fpga_backend.compiler.trace import OperatorCall, Trace, trace
 from greentrain.fpga_backend.compiler.values import GraphNode
+from greentrain.fpga_backend.devices.torch_device import in_floats
 from greentrain.fpga_backend.errors import ArtifactError, UnsupportedModelError
 from greentrain.fpga_backend.program import (
     ActivationBits,
@@ -152,8 +152,7 @@ def verify(
         UnsupportedModelError: They differ: the lowering is wrong, or the model has a state.
     """
     batch = _batch(program, avoid)
-    got = FloatEngine(program, tensors).run(batch)
-    mine = got.scores if got.scores is not None else np.concatenate(got.logprobs or ())
+    mine = in_floats(program, tensors).run(pack(batch, program)).numpy()
     theirs = np.concatenate(_model(model, call, program, batch))
     if mine.shape != theirs.shape:
         raise UnsupportedModelError(

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.compiler.finish import renumbered
-from greentrain.fpga_backend.compiler.floating import FloatEngine
 from greentrain.fpga_backend.compiler.quantize import weight_of
 from greentrain.fpga_backend.compiler.recipe import Part, Recipe, TensorRecipe
+from greentrain.fpga_backend.devices.torch_device import in_floats
 from greentrain.fpga_backend.program import Columns, Gate, Linear, LogProb, Norm, Op, Program, read_by
 
 Product = Linear | LogProb
@@ -74,9 +74,9 @@ class SmoothQuant:
                 peak = x.abs().amax(0)
                 found[op.x] = torch.maximum(found[op.x], peak) if op.x in found else peak
 
-        engine = FloatEngine(program, tensors)
+        engine = in_floats(program, tensors)
         for batch in self.batches:
-            engine.run(batch, observe=observe)
+            engine.run(pack(batch, program), observe)
         return found
 
 

@@ -7,7 +7,7 @@ log-softmax are binary32 whatever the rest is.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -102,16 +102,19 @@ class TorchEngine:
         self._pinned = device.type == "cuda"
 
     @torch.inference_mode()
-    def run(self, packed: Packed) -> torch.Tensor:
+    def run(self, packed: Packed, observe: Callable[[Op, torch.Tensor], None] | None = None) -> torch.Tensor:
         """Return scores [sequences, labels] or log-probabilities [targets], binary32, on the device.
 
         Args:
             packed: Rows of a batch.
+            observe: Called before every product of weights, with the rows that enter it.
         """
         plan = self._plan(packed)
         registers: Registers = {}
         rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         for i, op in enumerate(self.program.ops):
+            if observe is not None and isinstance(op, Linear | LogProb | Score):
+                observe(op, _read(registers, op.x))
             if isinstance(op, LogProb):
                 return self._logprobs(op, registers, plan)
             registers[op.out] = self._value(op, registers, plan, rotations)
@@ -212,6 +215,11 @@ class TorchEngine:
     def _sent(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
         whole = torch.from_numpy(array if array.dtype == np.bool_ else array.astype(np.int64))
         return whole.pin_memory().to(self._device, non_blocking=True) if self._pinned else whole
+
+
+def in_floats(program: Program, tensors: Mapping[str, torch.Tensor]) -> TorchEngine:
+    """Return what runs a program on the CPU in binary32; its tensors are not kept, so they get no checksums."""
+    return TorchEngine(Artifact(program=program, tensors=tensors, checksums={}), torch.device("cpu"), torch.float32)
 
 
 def _read(registers: Registers, columns: Columns) -> torch.Tensor:

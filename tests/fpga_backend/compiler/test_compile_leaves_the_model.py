@@ -10,10 +10,10 @@ from torch import nn
 from greentrain.fpga_backend.artifact import checksum
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile, sync
-from tests.helpers.float_engine import run_float
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import Precision
 from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, randomise, sequences
+from tests.helpers.float_engine import run_float
 
 
 def test_mode_gradients_and_randomness_are_untouched() -> None:

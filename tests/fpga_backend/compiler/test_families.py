@@ -8,12 +8,12 @@ from torch import nn
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile
 from greentrain.fpga_backend.compiler.compiling import named_parameters
-from tests.helpers.float_engine import run_float
 from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import Recipe
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import Attention, Linear, LogProb, Pool, Rotary, Score
 from tests.fpga_backend.compiler.tiny_models import BUILDERS, MAX_TOKENS, compiled, flat, own, own_scores, sequences
+from tests.helpers.float_engine import run_float
 
 CAUSAL = ["llama score", "llama reward", "smollm", "qwen2", "gpt2"]
 

@@ -10,10 +10,10 @@ import transformers as hf
 from greentrain.fpga_backend.artifact import load
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import SmoothQuant, compile, sync
-from tests.helpers.float_engine import run_float
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import with_activation_bits
 from tests.fpga_backend.compiler.tiny_models import MeanReward, flat, own_scores, randomise
+from tests.helpers.float_engine import run_float
 
 TEXTS = (
     "The plot is thin, and yet I laughed.",

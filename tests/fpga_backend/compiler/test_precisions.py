@@ -11,12 +11,12 @@ from greentrain.fpga_backend.artifact import load
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import SmoothQuant, compile
 from greentrain.fpga_backend.compiler.compiling import named_parameters
-from tests.helpers.float_engine import FloatEngine
 from greentrain.fpga_backend.compiler.quantize import tensors_of, weight_of
 from greentrain.fpga_backend.compiler.recipe import ParameterSource, Part, Recipe, TensorRecipe
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import Linear, LogProb, Precision
 from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, sequences
+from tests.helpers.float_engine import FloatEngine
 
 
 def recipe_of(weight: torch.Tensor, kind: str = "linear") -> Recipe:

@@ -7,10 +7,10 @@ from torch import nn
 
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import SmoothQuant, compile
-from tests.helpers.float_engine import run_float
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import Norm
 from tests.fpga_backend.compiler.tiny_models import build, compiled, flat, own, sequences
+from tests.helpers.float_engine import run_float
 
 CALIBRATION = SmoothQuant(batches=[Batch.of(sequences(seed=11))])
 

@@ -8,9 +8,9 @@ import torch
 from greentrain.fpga_backend.artifact import load
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import SmoothQuant, compile, sync
-from tests.helpers.float_engine import run_float
 from greentrain.fpga_backend.errors import ArtifactError
 from tests.fpga_backend.compiler.tiny_models import GPT2, LLAMA, build, compiled, flat, hf, own, randomise, sequences
+from tests.helpers.float_engine import run_float
 
 
 @pytest.mark.parametrize("name", ["bert mean", "qwen2", "gpt2 score"])

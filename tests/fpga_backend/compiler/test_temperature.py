@@ -4,9 +4,9 @@ import torch
 
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import compile, sync
-from tests.helpers.float_engine import FloatEngine
 from greentrain.fpga_backend.emulator.engine import Engine
 from tests.fpga_backend.compiler.tiny_models import build, sequences
+from tests.helpers.float_engine import FloatEngine
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
