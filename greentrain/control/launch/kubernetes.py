@@ -491,6 +491,7 @@ class PlanWanted(GreenWindow):
         ranks = (held, held) if width is None else (width.min, width.max)
         super().__init__(config, actions=actions, ranks=ranks, job_unix_s=job_unix_s, tell=tell)
         self._tokens_done, self._held = tokens_done, held
+        self._wants = True, held, 0.0
         if self._planner is None:
             self.close()
             raise ConfigError(f"the plan of a Job needs a table of actions before the Job has run: {REMEDY}")
@@ -498,6 +499,8 @@ class PlanWanted(GreenWindow):
     def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
         """Return the plan's choice for now, and when it decides again (s since the epoch). Never raises."""
         assert self._planner is not None
+        if now_unix_s < self._wants[2]:  # a Job is looked at more often, and each change ends all its pods
+            return self._wants
         try:
             word = self._planner.decide(now_unix_s, self._tokens_done())
         except Exception as error:
@@ -505,7 +508,8 @@ class PlanWanted(GreenWindow):
             return True, self._held, now_unix_s + LOOK_S
         if word.action is not None and word.action.ranks is not None:
             self._held = word.action.ranks
-        return word.action is not None or word.done, self._held, self._time.real(word.next_s)
+        self._wants = word.action is not None or word.done, self._held, self._time.real(word.next_s)
+        return self._wants
 
 
 def run_kubernetes(

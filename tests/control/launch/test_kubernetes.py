@@ -366,7 +366,7 @@ def test_a_plan_runs_a_job(served: list[FakeKubernetes], tmp_path: Path, monkeyp
     day.write_text("\n".join(["timestamp_utc,g_per_kwh", *rows]) + "\n")
     rows = [f"- {{gear: bf16, ranks: {n}, tokens_per_s: {20_000 * n}, power_w: {300 * n}}}" for n in (1, 2)]
     (tmp_path / "actions.yaml").write_text("\n".join(rows))
-    started = time.time()
+    started = 1.8e9
     thing = server.thing("jobs", "train", "gpt")
     thing["metadata"]["creationTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started))
     (tmp_path / "green.yaml").write_text(
@@ -389,27 +389,22 @@ def test_a_plan_runs_a_job(served: list[FakeKubernetes], tmp_path: Path, monkeyp
 
 
 def _quick(server: FakeKubernetes, folder: Path, started: float) -> type[KubernetesControl]:
-    """Return a control beside which a training does as much as its pods can."""
+    """Return a control on a clock of its own, beside which a training does as much as its pods can."""
 
     class Quick(KubernetesControl):
         def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            wait = self._wait
-            tokens, before = 0.0, time.time()
+            self.now_s, self.tokens = started, 0.0
+            super().__init__(*args, **{**more, "wait": self.train, "clock": lambda: self.now_s})
 
-            def train(seconds: float) -> bool:
-                nonlocal tokens, before
-                stop = wait(min(seconds, 0.1))
-                thing = server.thing("jobs", "train", "gpt")
-                now = time.time()
-                tokens += 20_000 * (now - before) * thing["status"].get("active", 0)
-                before = now
-                LauncherFiles(folder).write(Progress(attempt=1, steps=1, tokens=tokens, unix_s=now))
-                if tokens >= 90_000:
-                    thing["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
-                return stop or now > started + 20.0
-
-            self._wait = train
+        def train(self, seconds: float) -> bool:
+            past_s = min(max(seconds, 0.01), 0.1)
+            self.now_s += past_s
+            thing = server.thing("jobs", "train", "gpt")
+            self.tokens += 20_000 * past_s * thing["status"].get("active", 0)
+            LauncherFiles(folder).write(Progress(attempt=1, steps=1, tokens=self.tokens, unix_s=self.now_s))
+            if self.tokens >= 90_000:
+                thing["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+            return self.now_s > started + 20.0
 
     return Quick
 
@@ -627,7 +622,7 @@ class Played:
     def check(self) -> kubernetes.JobView:
         return self.view
 
-    def go(self, view: kubernetes.JobView, going: bool) -> None:
+    def go(self, view: kubernetes.JobView, going: bool, dry_run: str | None = None) -> None:
         self.done.append(going)
         self.view = dataclasses.replace(self.view, going=going)
 
@@ -752,14 +747,40 @@ def test_what_a_plan_wants_of_a_job(tmp_path: Path) -> None:
     wide, any_width = SimpleNamespace(ranks=16), SimpleNamespace(ranks=None)
     wanted._planner = plan = Plan((None, False), (wide, False), (None, False), (any_width, False), (None, True))
     wanted._tokens_done, wanted._held, wanted._time = lambda: 5.0, 8, SimpleNamespace(real=lambda grid_s: grid_s + 0.5)
-    said = [wanted.wanted(float(n)) for n in range(5)]
-    assert said == [(False, 8, 9.5), (True, 16, 10.5), (False, 16, 11.5), (True, 16, 12.5), (True, 16, 13.5)]
+    wanted._wants = True, 8, 0.0
+    said = [wanted.wanted(10.0 * n) for n in range(5)]
+    assert said == [(False, 8, 9.5), (True, 16, 19.5), (False, 16, 29.5), (True, 16, 39.5), (True, 16, 49.5)]
     assert plan.asked[0] == (0.0, 5.0)
     told: list[str] = []
     wanted._told, wanted._tell = "", told.append
-    broken = [wanted.wanted(float(n)) for n in range(2)]  # it has no word left
-    assert broken == [(True, 16, 60.0), (True, 16, 61.0)], "a Job that nobody resumes would wait for ever"
+    broken = [wanted.wanted(50.0 + n) for n in range(2)]  # it has no word left
+    assert broken == [(True, 16, 110.0), (True, 16, 111.0)], "a Job that nobody resumes would wait for ever"
     assert told == ["the plan does not say what to do (IndexError('pop from empty list')), so the Job runs"]
+
+
+def test_a_job_that_is_looked_at_each_minute_changes_no_oftener_than_the_plan_decides(tmp_path: Path) -> None:
+    """Each change ends all pods: a grid that wavers about a threshold would cost a restart a minute."""
+    table = tmp_path / "table.yaml"
+    table.write_text("- {gear: bf16, tokens_per_s: 1000, power_w: 300}\n", encoding="utf-8")
+    config = GreenConfig.load({
+        "policy": {"name": "mpc", "tokens": 1e6, "deadline_h": 9, "decide_s": 900}, "precision": {"gears": ["bf16"]},
+        "carbon": {"signal": "constant", "g_per_kwh": 300.0},
+    })  # fmt: skip
+    wanted: Any = kubernetes.PlanWanted(
+        config, tokens_done=float, held=4, actions=str(table), job_unix_s=1e9, tell=pytest.fail
+    )
+    asked: list[float] = []
+
+    def decide(unix_s: float, tokens_done: float) -> Any:
+        asked.append(unix_s)
+        action = SimpleNamespace(ranks=None) if len(asked) % 2 else None  # it changes its mind each time
+        return SimpleNamespace(action=action, done=False, next_s=unix_s + 900.0)
+
+    wanted._planner, wanted._time = SimpleNamespace(decide=decide), SimpleNamespace(real=lambda grid_s: grid_s)
+    said = [wanted.wanted(1e9 + 60.0 * minute) for minute in range(31)]
+    wanted.close()
+    assert asked == [1e9, 1e9 + 900.0, 1e9 + 1800.0]
+    assert said == [(True, 4, 1e9 + 900.0)] * 15 + [(False, 4, 1e9 + 1800.0)] * 15 + [(True, 4, 1e9 + 2700.0)]
 
 
 def test_a_plan_without_a_table_is_refused_and_its_signal_closed(
