@@ -139,6 +139,10 @@ class Sensor:
     """Cost of one read as probed (s)."""
     uncertainty: float | None = None
     """Relative uncertainty of long totals (0.05 = 5 %), None where nobody states one."""
+    seen_share: float | None = None
+    """Share of the time that the sensor looks at what the device draws; None where nobody states one."""
+    limit_w: float | None = None
+    """The most that the device draws over seconds (W); None where it is not known."""
     note: str = ""
     """Remedy or caveat, in one sentence, with its source where there is one."""
     shared: bool = True
@@ -234,6 +238,8 @@ class CarbonPoint:
     basis: CarbonBasis = CarbonBasis.AVERAGE
     accounting: str = "unspecified"
     """``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it."""
+    relative_error: float | None = None
+    """Standard error of the value, as a share of it, that its source states; None where it does not."""
     issued_unix_s: float | None = None
     """When the source said so (s since the epoch, UTC); None where it does not tell."""
 

@@ -87,6 +87,7 @@ class TypicalSignal:
             kind=CarbonKind.ESTIMATED,
             basis=CarbonBasis.AVERAGE,
             accounting=BASIS,
+            relative_error=self.profile.spread,
         )
 
     def describe(self) -> Mapping[str, str]:

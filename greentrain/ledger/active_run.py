@@ -28,7 +28,7 @@ from greentrain.config.schema import CarbonConfig, GreenConfig
 from greentrain.errors import GreenTrainWarning, NewerFormatError, RunFolderError
 from greentrain.ledger.bookkeeper import Bookkeeper, Mark, folded
 from greentrain.ledger.embodied import EmbodiedRate, embodied_rates, why_unknown
-from greentrain.ledger.journal import RUN_JSON, Journal, rank_path, read_object
+from greentrain.ledger.journal import ATTRIBUTION, RUN_JSON, Journal, rank_path, read_object
 from greentrain.ledger.pue import in_run_time, open_facility
 from greentrain.ledger.reader import OtherRanksTotals, RankBooks, read_books, read_run_json, sums_of_others
 from greentrain.ledger.run_folder import run_json
@@ -306,8 +306,6 @@ LATE_S = SETTLE_S + 0.5
 """Longest time by which a booking is late (s): readings wait to be worked in, a counter's last tick to be seen."""
 LATE_TICK_S = 0.5
 """A tick of the sampler that is later than this (s) is not waited for: a driver may hold its thread."""
-ATTRIBUTION: Final = "attribution"
-"""Event: how phases are told apart on a device, with ``BelowTheTick.told``; the last one of a device holds."""
 FAULTS: Final = ("gap", "recovered", "warning")
 MOST_ALIKE: Final = 100
 """Events of a fault that are journalled: a sensor that fails at every other reading would fill the disk."""

@@ -465,6 +465,8 @@ def object_of(lines: Iterable[bytes], path: Path) -> dict[str, Any]:
     return found
 
 
+ATTRIBUTION: Final = "attribution"
+"""Name of the event that says how phases are told apart on a device whose counter ticks."""
 NOTE: Final = "note"
 """Name of the event that a reader adds where it left something out."""
 _WRITTEN: Final = {
@@ -589,6 +591,8 @@ def entry_to_json(entry: LedgerEntry, *, exact: bool = False) -> dict[str, Any]:
         "op_g": entry.operational_g,
         "emb_g": entry.embodied_g,
     }
+    if entry.carbon.relative_error is not None:
+        record["carbon"]["error"] = entry.carbon.relative_error
     if entry.pue_source is not PueSource.CONSTANT:
         record["pue_from"] = str(entry.pue_source)
     if entry.gears:
@@ -626,6 +630,7 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
             kind=CarbonKind(carbon["kind"]),
             basis=CarbonBasis(carbon["basis"]),
             accounting=carbon["accounting"],
+            relative_error=carbon.get("error"),
         ),
         pue=record["pue"],
         operational_g=record["op_g"],
@@ -666,7 +671,8 @@ def check_entry(entry: Mapping[str, Any]) -> None:
         KeyError: A field is missing; so for each of ``WRONG_DATA``, which say what else is wrong with it.
     """
     carbon = entry["carbon"]
-    figures = [figure for figure in (carbon["g_per_kwh"], entry["op_g"], entry["emb_g"]) if figure is not None]
+    optional = carbon["g_per_kwh"], carbon.get("error"), entry["op_g"], entry["emb_g"]
+    figures = [figure for figure in optional if figure is not None]
     figures += entry["pue"], entry["t0"], entry["t1"], entry["steps"], entry["tokens"], entry["samples"]
     for device in entry["devices"].values():
         Provenance(device["prov"])

@@ -11,6 +11,8 @@ sources of carbon and PUE, so gaps, restarts and unknown intensities keep their 
 energy.
 """
 
+import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from typing import Any, Final
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import (
+    ATTRIBUTION,
     RUN_JSON,
     WRONG_DATA,
     LineNumbers,
@@ -37,9 +40,9 @@ from greentrain.ledger.journal import (
     read_object,
 )
 from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
-from greentrain.types import FORMAT_VERSION, LedgerEntry
+from greentrain.types import FORMAT_VERSION, Attribution, LedgerEntry
 
-_CARBON = ("zone", "kind", "basis", "accounting", "source")
+_CARBON = ("zone", "kind", "basis", "accounting", "source", "error")
 
 
 def _downsample(path: Path, most: int) -> Iterator[dict[str, Any]]:
@@ -70,7 +73,7 @@ def _mergeable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     if (a["op_g"] is None) != (b["op_g"] is None) or (a["emb_g"] is None) != (b["emb_g"] is None):
         return False
     old, new = a["carbon"], b["carbon"]
-    if (old["g_per_kwh"] is None) != (new["g_per_kwh"] is None) or any(old[key] != new[key] for key in _CARBON):
+    if (old["g_per_kwh"] is None) != (new["g_per_kwh"] is None) or any(old.get(key) != new.get(key) for key in _CARBON):
         return False
     devices = b["devices"]
     return a["devices"].keys() == devices.keys() and all(
@@ -157,6 +160,8 @@ class RankBooks:
         """One record a process that wrote here: the first start and every resume."""
         self.sensors: dict[str, Mapping[str, Any]] = {}
         """Latest sensor record by device uid."""
+        self.told: dict[str, Mapping[str, Any]] = {}
+        """Last ``attribution`` event by device uid, of those that make sense."""
         self.excluded: Sequence[Mapping[str, str]] = ()
         self.close: Mapping[str, Any] | None = None
         """Last record of a clean end after the last start."""
@@ -206,6 +211,14 @@ class RankBooks:
                     self.carried = self.carried + Totals.from_dict(record["carried"])
         elif kind == "close":
             self.close = record
+        elif kind == "event" and record.get("name") == ATTRIBUTION:
+            with contextlib.suppress(*WRONG_DATA):
+                figures = [record["tick_s"], record["sees_s"], record["late_s"]]
+                for phase in record["phases"].values():
+                    figures += phase["error"], phase["w"]
+                    _ = Attribution(phase["how"])
+                if all(map(math.isfinite, figures)):
+                    self.told[record["device"]] = {"text": "", **record}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +242,8 @@ class RankRecord:
     """Totals of earlier parts of the run whose journals are not in this folder."""
     sums: EntrySums = field(default_factory=EntrySums)
     """Sums over the entries."""
+    told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Last ``attribution`` event by device uid, of those that make sense."""
 
     @property
     def totals(self) -> Totals:
@@ -310,6 +325,7 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
                 host=books.opens[0]["host"],
                 opens=books.opens,
                 sensors=books.sensors,
+                told=books.told,
                 excluded=books.excluded,
                 entries=entries,
                 events=events if note is None else [*events, note],

@@ -174,6 +174,8 @@ class DeviceSums:
 
     parts: dict[str, EnergyPart] = field(default_factory=dict)
     """By provenance; under ``missing`` what is booked for intervals of which nothing is known."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Exclusive energy by phase (J)."""
     booked_s: float = 0.0
     missing_s: float | None = None
     """Seconds without knowledge; None while there was none, not even one that came in late."""
@@ -209,6 +211,7 @@ class DeviceSums:
         """Add what the same device used elsewhere."""
         for provenance, part in other.parts.items():
             self.part(provenance).merge(part)
+        _add(self.phases, other.phases)
         self.booked_s += other.booked_s
         if other.missing_s is not None:
             self.missing_s = (self.missing_s or 0.0) + other.missing_s
@@ -260,6 +263,10 @@ class EntrySums:
     """Energy (J) by source of its PUE."""
     zone_j: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Energy (J) by zone, source, kind, basis and accounting of its carbon intensity."""
+    stated_g: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """By the same: operational grams x the standard error of the intensity, where its source states one."""
+    unstated_g: float = 0.0
+    """Operational grams where it does not."""
     pue: Range = None
     g_per_kwh: Range = None
     span_s: Range = None
@@ -310,6 +317,7 @@ class EntrySums:
                     if known_s > 0.5 * span_s and missing_s >= 0 and power_w >= (sums.peak_w or 0.0):
                         sums.peak_w = power_w
                 _add(self.phase_j, device["phases"])
+                _add(sums.phases, device["phases"])
                 if g_per_j:
                     _add(self.phase_g, {name: phase_j * g_per_j for name, phase_j in device["phases"].items()})
             if missing_s:
@@ -348,6 +356,10 @@ class EntrySums:
             self.g_per_kwh = _widest(self.g_per_kwh, (g_per_kwh, g_per_kwh))
             key = (carbon["zone"], carbon["source"], carbon["kind"], carbon["basis"], carbon["accounting"])
             self.zone_j[key] = self.zone_j.get(key, 0.0) + energy_j
+            if carbon.get("error") is None:
+                self.unstated_g += grams_ or 0.0
+            else:
+                _add(self.stated_g, {key: carbon["error"] * (grams_ or 0.0)})
         for name, use in entry.get("gears", {}).items():
             _add(self.gears.setdefault(name, {}), {key: use[key] for key in GEAR_KEYS})
             if grams_ is not None and span_s > 0 and says_anything("", use["j"], use["missing_s"], use["dev_s"]):
@@ -422,13 +434,13 @@ class EntrySums:
 
 
 _RANGES: Final = ("pue", "g_per_kwh", "span_s")
-_MAPS: Final = ("phase_j", "phase_inclusive_j", "phase_s", "phase_g", "pue_j", "zone_j")
+_MAPS: Final = ("phase_j", "phase_inclusive_j", "phase_s", "phase_g", "pue_j", "zone_j", "stated_g")
 _MAPS_OF_MAPS: Final = ("gears", "gear_g")
 _OF_TOTALS: Final = (
     "energy_j", "duration_s", "facility_j", "operational_g", "it_g", "unpriced_j", "embodied_g", "steps", "tokens",
     "samples",
 )  # fmt: skip
-_NUMBERS: Final = (*_OF_TOTALS, "priced_facility_j", "gap_count")
+_NUMBERS: Final = (*_OF_TOTALS, "priced_facility_j", "unstated_g", "gap_count")
 
 
 def _add(sums: dict[Any, float], more: Mapping[Any, float]) -> None:

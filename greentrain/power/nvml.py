@@ -407,6 +407,7 @@ GA100: Final = (8, 0)
 """Compute capability of GA100 (A100, A30): https://developer.nvidia.com/cuda-gpus (read 2026-11-21)."""
 PART_TIME: Final = ((8, 0), (9, 0))
 """Compute capabilities of A100 and H100, whose sensor sees 25 % of the time: arXiv 2312.02741, SC24."""
+PART_SEEN: Final = 0.25
 UNCERTAINTY: Final = 0.05
 """NVML API reference, nvmlDeviceGetPowerUsage: within 5 % of the current power draw."""
 SHORT_READ_S: Final = 0.0005
@@ -639,7 +640,9 @@ def _choose(gpu: NvmlGpu, nvml: Any, note: str) -> tuple[Sensor, Callable[[], fl
                 continue
             if failures:
                 notes.append(f"better methods do not answer ({'; '.join(failures)})")
-            return _sensor(device, method, _averaging_s(nvml, gpu.handle, method), "; ".join(notes)), value
+            sensor = _sensor(device, method, _averaging_s(nvml, gpu.handle, method), "; ".join(notes))
+            seen = PART_SEEN if _capability(nvml, gpu.handle) in PART_TIME else None
+            return dataclasses.replace(sensor, seen_share=seen, limit_w=_limit_w(nvml, gpu.handle)), value
     reason = f"cannot be read ({'; '.join(failures)})"
     if gpu.slices:
         reason += f". {_MIG_REMEDY}"
@@ -694,6 +697,12 @@ def _counter_j(nvml: Any, handle: Any) -> Callable[[], float]:
         return energy_mj.value / MJ_PER_J
 
     return read_j
+
+
+def _limit_w(nvml: Any, handle: Any) -> float | None:
+    with contextlib.suppress(nvml.NVMLError):
+        return float(nvml.nvmlDeviceGetEnforcedPowerLimit(handle)) / MW_PER_W
+    return None
 
 
 def _averaging_s(nvml: Any, handle: Any, method: str) -> float:

@@ -1,5 +1,6 @@
 """report.html: one file that opens from disk, without network, with charts of its own."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping
 from importlib.resources import files
@@ -36,6 +37,8 @@ def render_html(summary: Mapping[str, Any], series: RunSeries | None) -> str:
         energy=_unbroken(quantities.energy),
         joules=_unbroken(quantities.joules),
         mass=_unbroken(quantities.mass),
+        joules_within=_unbroken(functools.partial(quantities.between, units=quantities.JOULE)),
+        mass_within=_unbroken(functools.partial(quantities.between, units=quantities.MASS)),
         co2=_unbroken(quantities.carbon),
         power=_unbroken(quantities.power),
         cue=_unbroken(quantities.cue),
@@ -87,6 +90,7 @@ def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
         + quantities.carbon(carbon["emissions_g"]),
         "per": _per(work),
         "provenance": provenance_sentence(summary),
+        "interval": interval_sentence(summary),
         "dominates": _dominates(summary),
     }
 
@@ -116,6 +120,16 @@ def provenance_sentence(summary: Mapping[str, Any]) -> str:
         where.append(f"earlier parts of the run ({quantities.duration(energy['carried_missing_device_s'])})")
     share = quantities.percent(energy["missing_share_of_device_time"])
     return f"{text} For {share} of device time nothing is known and nothing is counted: {', '.join(where)}."
+
+
+def interval_sentence(summary: Mapping[str, Any]) -> str:
+    """Say what the interval of the energy is, what widens it most, and what is in no figure."""
+    energy, text = summary["energy"], summary["completeness"]["text"]
+    interval = energy["interval_j"]
+    if interval is not None and interval["parts"] and (interval["low"], interval["high"]) != (None, None):
+        widest = [f"{name} ({quantities.percent(share)})" for name, share in list(interval["parts"].items())[:2]]
+        text = f"Ranges hold in 90 of 100 cases; that of the energy is wide by {' and '.join(widest)}. {text}"
+    return " ".join([*energy["interval_notes"], text])
 
 
 def likeness(amount: float, unit: str) -> tuple[str, str]:

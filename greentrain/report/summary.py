@@ -9,13 +9,18 @@ otherwise.
 run                     run_id, name, tags, command, versions, world_size, parameters
 state                   word (finished, exception, sigterm, exit, killed, left, running), text, resumes
 time                    start and end (unix s and UTC), wall_s booked, elapsed_s from start to end
-energy                  energy_j, kWh, facility, PUE (mean by energy), by_provenance, shares, coverage, uncertainty
+energy                  energy_j, kWh, facility, PUE (mean by energy), by_provenance, shares, coverage, uncertainty;
+                        interval_j, and interval_notes: why a bound of an interval is not known
+                        (each interval: low and high hold in 90 of 100 cases, mid, and parts: what widens it most)
 power                   mean_w, peak_w over peak_window_s
-devices                 one a device: energy, provenance, sensor's figures, missing seconds, embodied rate
+devices                 one a device: energy, provenance, sensor's figures, missing seconds, embodied rate; with
+                        interval_j and interval_g (operational), as phases
+completeness            parts of the machines that were metered, modelled, not_read or are in_no_figure; text
 phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams; on devices whose counters
                         tick, attribution (resolved, regressed, blurred) and its relative_error (one standard error)
 hosts, ranks            the same energy by place
-carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources
+carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
+                        operational_interval_g, emissions_interval_g
 gears                   one a precision gear: energy, time and work in it, and their ratios; empty without gears
 layers                  which linear layers may run in FP8, on which backend, and why not the others; null: no FP8
 action_table            speed, power and J/token of each gear side by side, where the run measured them; or null
@@ -38,10 +43,8 @@ Here it is that of the run: its grams, location-based and with PUE, per kWh of i
 itself is not in it, nor is embodied carbon, as in the definition.
 """
 
-import contextlib
 import dataclasses
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -52,12 +55,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.active_run import ATTRIBUTION
-from greentrain.ledger.journal import WRONG_DATA
+from greentrain.ledger.journal import ATTRIBUTION
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.ledger.sci import sci_scores, scope2
 from greentrain.ledger.totals import DeviceSums, EntrySums, Totals
+from greentrain.ledger.uncertainty import Interval, intervals
 from greentrain.policy.action_table import ActionTable
 from greentrain.report.estimated import estimated
 from greentrain.report.plan import DECISION, plan_figures
@@ -105,14 +108,20 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     work["mixed"] = _is_mixed(record, by_rank)
     for figures in [work, *gears] if work["mixed"] else ():
         figures.update(dict.fromkeys([key for key in figures if "token" in key or "sample" in key]))
-    booked_by, told = _booked_by(record), _attributions(record)
+    booked_by = _booked_by(record)
+    told = {(rank.rank, uid): event for rank in record.ranks for uid, event in rank.told.items()}
+    within = intervals(record.ranks)
+    energy |= {"interval_j": _bounds(within.total[0]), "interval_notes": list(within.notes)}
+    carbon["operational_interval_g"] = _bounds(within.total[1])
+    carbon["emissions_interval_g"] = _bounds(within.emissions_g)
     devices = [
         _device(place, booked_by[place], sensors.get(place, {}), device, energy["energy_j"], told)
+        | _pair(within.devices.get(place))
         for place, device in sums.devices.items()
     ]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
-    phases = _phases(totals, sums, energy["energy_j"], told)
-    events = _events(record, told)
+    phases = [row | _pair(within.phases.get(row["name"])) for row in _phases(totals, sums, energy["energy_j"], told)]
+    events = _events(record)
     shifts, decisions = events["gear"], events[DECISION]
     state = _state(record, now_s)
     out: dict[str, Any] = {
@@ -125,6 +134,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "power": power_figures(wall_s, energy, series),
         "devices": devices,
         "phases": phases,
+        "completeness": completeness(record, devices, energy),
         "hosts": _hosts(record, sums),
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
@@ -279,20 +289,47 @@ def _device(
     }
 
 
-def _attributions(record: RunRecord) -> dict[tuple[int, str], Mapping[str, Any]]:
-    """Return what was last told of each device whose counter ticks, by rank and uid, as far as it makes sense."""
-    found: dict[tuple[int, str], Mapping[str, Any]] = {}
-    for rank in record.ranks:
-        for event in rank.events:
-            if event["name"] == ATTRIBUTION:
-                with contextlib.suppress(*WRONG_DATA):
-                    figures = [event["sees_s"], event["late_s"]]
-                    for phase in event["phases"].values():
-                        figures += phase["error"], phase["w"]
-                        _ = Attribution(phase["how"])
-                    if all(map(math.isfinite, figures)):
-                        found[rank.rank, event["device"]] = event
-    return found
+def _bounds(interval: Interval | None) -> dict[str, Any] | None:
+    return None if interval is None else interval.to_dict()
+
+
+def _pair(found: tuple[Interval | None, Interval | None] | None) -> dict[str, Any]:
+    energy_j, operational_g = found or (None, None)
+    return {"interval_j": _bounds(energy_j), "interval_g": _bounds(operational_g)}
+
+
+_PARTS: Final = {
+    "accelerators": ("gpu", "fpga"), "processors": ("cpu",), "memory": ("dram",), "disks": (), "mainboard": (),
+    "fans": (), "power supply": (), "network between machines": (),
+}  # fmt: skip
+"""What MLPerf measures of a node and between nodes, and the kinds of device that stand for it
+(https://github.com/mlcommons/training_policies/blob/master/power_measurement.adoc and arXiv 2410.12032, read
+2026-11-23). A node that is metered as a whole has all but the network."""
+
+
+def completeness(record: RunRecord, devices: Sequence[Mapping[str, Any]], energy: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which parts of the machines were metered, modelled, not read, or are in no figure, and that in words.
+
+    Args:
+        record: The run.
+        devices: Rows of the devices.
+        energy: Figures of the energy.
+    """
+    found: dict[str, list[str]] = {"metered": [], "modelled": [], "not read": [], "in no figure": []}
+    whole = any(device["kind"] == "node" and device["energy_j"] is not None for device in devices)
+    for part, kinds in _PARTS.items():
+        ways = {device["provenance"] for device in devices if device["kind"] in kinds}
+        if whole and not part.startswith("network"):
+            ways = {"measured"}
+        for way, name in (("measured", "metered"), ("modelled", "modelled"), ("missing", "not read")):
+            if way in ways or ("mixed" in ways and way != "missing"):
+                found[name].append(part)
+        if not ways and not (part == "accelerators" and devices):
+            found["in no figure"].append(part)
+    if energy["pue_min"] == energy["pue_max"] == 1:
+        found["in no figure"].append("the building's cooling and power conversion (PUE 1)")
+    texts = [f"{name.capitalize()}: {', '.join(parts)}." for name, parts in found.items() if parts]
+    return {**{name.replace(" ", "_"): parts for name, parts in found.items()}, "text": " ".join(texts)}
 
 
 def _told(name: str, told: Mapping[tuple[int, str], Mapping[str, Any]]) -> dict[str, Any]:
@@ -362,10 +399,10 @@ def _largest(rows: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
     return {"name": rows[0][key], "share": rows[0]["share"], "energy_j": rows[0]["energy_j"]}
 
 
-def _events(record: RunRecord, told: Mapping[tuple[int, str], Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def _events(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
     """Return shifts of gears ("gear"), decisions of a plan and all "other" events, each by time.
 
-    A shift that all ranks do together is there once, and of attributions those of ``_attributions``.
+    A shift that all ranks do together is there once, and of attributions the last of each device.
     """
     rows: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
@@ -377,7 +414,7 @@ def _events(record: RunRecord, told: Mapping[tuple[int, str], Mapping[str, Any]]
             if event["name"] == "gear":
                 times[event.get("text")] += 1
                 shifts.setdefault((event.get("text"), times[event.get("text")]), row)
-            elif event["name"] != ATTRIBUTION or any(event is one for one in told.values()):
+            elif event["name"] != ATTRIBUTION or event in rank.told.values():
                 (decisions if event["name"] == DECISION else rows).append(row)
         for opened in rank.opens[1:]:
             if "t" in opened:

@@ -25,6 +25,7 @@ def render(summary: Mapping[str, Any]) -> RenderableType:
         (str(run["name"]), "bold"), f"  {run['run_id']}  ", (state["word"], "green" if state["finished"] else "yellow")
     )
     parts: list[Any] = [title, _headline(summary, head), Text(head["provenance"], style="dim")]
+    parts.append(Text(head["interval"], style="dim"))
     if not state["finished"] or state["ranks_without_file"]:
         parts.append(Text(state["text"], style="yellow"))
     plan = plan_texts(summary)
@@ -42,19 +43,19 @@ def render(summary: Mapping[str, Any]) -> RenderableType:
 
 def _headline(summary: Mapping[str, Any], head: Mapping[str, Any]) -> Table:
     energy, carbon = summary["energy"], summary["carbon"]
-    embodied = carbon["embodied_g"]
+    embodied, location_g = carbon["embodied_g"], carbon["operational_location_g"]
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(style="bold")
     table.add_column()
-    joules = quantities.joules(energy["energy_j"])
+    joules = quantities.between(energy["energy_j"], energy["interval_j"], quantities.JOULE)
     cue = "" if carbon["cue_kg_per_kwh"] is None else f", CUE {quantities.cue(carbon['cue_kg_per_kwh'])}"
     facility = quantities.energy(energy["facility_energy_j"])
     table.add_row("Energy", head["energy"], f"{joules}; {facility} with PUE {pue_text(energy)}")
     table.add_row(
         "Emissions",
         head["emissions"],
-        f"electricity {quantities.mass(carbon['operational_location_g'])} at"
+        f"electricity {quantities.between(location_g, carbon['operational_interval_g'], quantities.MASS)} at"
         f" {quantities.intensity(carbon['intensity_g_per_kwh'])}{cue}; embodied {quantities.mass(embodied['mid'])}"
         + (
             ""

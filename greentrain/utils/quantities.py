@@ -5,10 +5,10 @@ Figures for people have three significant digits, the unit that keeps them short
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.types import Provenance
@@ -95,7 +95,7 @@ POWER: Final[Units] = ((1e6, "MW"), (1e3, "kW"), (1.0, "W"), (1e-3, "mW"))
 WATTS: Final[Units] = ((1e3, "kW"), (1.0, "W"))
 HOURS: Final[Units] = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
 PLAIN: Final[Units] = ((1e9, "G"), (1e6, "M"), (1.0, ""))
-_JOULE: Final = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "\N{MICRO SIGN}J"))
+JOULE: Final[Units] = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "\N{MICRO SIGN}J"))
 _TIME: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "\N{MICRO SIGN}s"))
 _COUNT: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 
@@ -151,6 +151,23 @@ def spread(low: float, mid: float, high: float, units: Units) -> str:
     return middle if bounds[0] == bounds[1] else f"{middle} ({bounds[0]} to {bounds[1]})"
 
 
+def between(value: float | None, interval: Mapping[str, Any] | None, units: Units) -> str:
+    """Return a value and its interval in one unit: ``12.3 kJ (11.6 to 13.1)``; the value alone where there is none.
+
+    Args:
+        value: The value, which decides the unit.
+        interval: Its ``low`` and ``high``, each None where there is no such bound; None: there is no interval.
+        units: Sizes and names of the units that may be taken.
+    """
+    text = _scaled(value, units)
+    low, high = (None if interval is None else interval[side] for side in ("low", "high"))
+    if value is None or (low is None and high is None):
+        return text
+    size, _ = unit_of(value, units)
+    bounds = [significant(bound / size) for bound in (low, high) if bound is not None]
+    return f"{text} ({' to '.join(bounds) if len(bounds) == 2 else f'at least {bounds[0]}'})"
+
+
 def signed(share: float, *, plus: bool = False) -> str:
     """Return a share as a percentage with one digit, and no -0.0.
 
@@ -171,7 +188,7 @@ def energy(energy_j: float | None) -> str:
 
 def joules(energy_j: float | None) -> str:
     """Return an energy in the multiple of J that suits it."""
-    return _scaled(energy_j, _JOULE)
+    return _scaled(energy_j, JOULE)
 
 
 def mass(mass_g: float | None) -> str:

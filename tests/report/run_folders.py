@@ -66,6 +66,7 @@ def entry(
     embodied_g: float | None = None,
     step_groups: Sequence[tuple[int, float, float, int]] = (),
     gears: Mapping[str, GearUse] | None = None,
+    relative_error: float | None = None,
 ) -> LedgerEntry:
     """Return an entry whose grams follow from its joules."""
     energy_j = sum(d.energy_j for d in devices.values())
@@ -75,7 +76,14 @@ def entry(
         devices=devices,
         phase_s={name: (t1_s - t0_s) * share for name, share in PHASES.items()},
         phase_inclusive_j={**{n: energy_j * s for n, s in PHASES.items() if n != "other"}, "epoch": energy_j},
-        carbon=CarbonPoint(t0_unix_s=t0_s, t1_unix_s=t1_s, g_per_kwh=g_per_kwh, zone=zone, source="test grid, 2025"),
+        carbon=CarbonPoint(
+            t0_unix_s=t0_s,
+            t1_unix_s=t1_s,
+            g_per_kwh=g_per_kwh,
+            zone=zone,
+            source="test grid, 2025",
+            relative_error=relative_error,
+        ),
         pue=pue,
         operational_g=None if g_per_kwh is None else energy_j / 3.6e6 * pue * g_per_kwh,
         embodied_g=embodied_g,
