@@ -25,8 +25,8 @@ def run(folder: Path, sensors: list[dict[str, Any]], joules: Mapping[str, float]
         missing_s = more.get("missing_s", {}).get(one["uid"], 0.0)
         provenance = Provenance(one["provenance"])
         devices[one["uid"]] = device(joules[one["uid"]], provenance, missing_s, more.get("phases", STEADY))
-    one = entry(T0_S, T0_S + HOUR_S, devices, **more.get("entry", {}))
-    return intervals(read_run(Folder(folder).rank(0, sensors, [one], events=more.get("events", ())).path).ranks)
+    booked = entry(T0_S, T0_S + HOUR_S, devices, **more.get("entry", {}))
+    return intervals(read_run(Folder(folder).rank(0, sensors, [booked], events=more.get("events", ())).path).ranks)
 
 
 def width(found: RunIntervals) -> float:
@@ -46,7 +46,7 @@ def test_what_a_data_sheet_allows_is_the_interval_of_a_steady_device(tmp_path: P
 def test_errors_of_two_gpus_partly_cancel_and_those_of_one_model_of_processors_do_not(tmp_path: Path) -> None:
     joules = {"a": 5e5, "b": 5e5}
     gpus = width(run(tmp_path / "gpu", [gpu("a"), gpu("b")], joules))
-    cpu = {"uncertainty": 0.05, "provenance": "modelled"}
+    cpu: dict[str, Any] = {"uncertainty": 0.05, "provenance": "modelled"}
     cpus = width(run(tmp_path / "cpu", [sensor(uid, "cpu", "EPYC 9654", **cpu) for uid in joules], joules))
     assert cpus == pytest.approx(90_000.0, rel=1e-3)
     assert gpus == pytest.approx(90_000.0 / 2**0.5, rel=0.1)
