@@ -6,7 +6,7 @@ has a label of Kueue, ``spec.suspend`` belongs to Kueue: what we change then is 
 is this Job's own (kueue.sigs.k8s.io/docs/concepts/local_queue/, v0.19, 2026-11-21). Rejected there: ``spec.active`` of
 the Workload, whose name holds a hash of the Job's uid, so that no Role can name it before.
 
-Requests are made again while that may help (:func:`insist`), and say what is missing where it does not.
+Requests are made again while that may help, and say what is missing where it does not.
 """
 
 import json
@@ -77,61 +77,6 @@ def connect() -> "client.ApiClient":
     if urlsplit(configuration.host).hostname not in ("127.0.0.1", "localhost", "::1"):
         warn_experimental("following a Job of Kubernetes", "it ran against an imitated API server, never on a cluster")
     return client.ApiClient(configuration)
-
-
-def insist(
-    request: Callable[[], T],
-    *,
-    verb: str,
-    group: str,
-    resource: str,
-    namespace: str,
-    name: str,
-    pauses_s: tuple[float, ...] = PAUSES_S,
-    sleep: Callable[[float], None] = time.sleep,
-) -> T:
-    """Return what a request returns, made again after 409, 429, 5xx and broken connections.
-
-    Args:
-        request: Makes it.
-        verb: Verb that the request needs the right to, such as ``patch``.
-        group: API group of the resource.
-        resource: Plural name of the kind of resource.
-        namespace: Namespace of the resource.
-        name: Name of the resource.
-        pauses_s: Pauses before each repetition (s).
-        sleep: Sleeps so many seconds.
-
-    Raises:
-        ForbiddenError: The right is missing.
-        GoneError: There is no such thing.
-        KubernetesError: It was refused otherwise, or nobody answers.
-    """
-    what = f"{verb} {resource} {namespace}/{name}"
-    cause: Exception
-    for pause_s in (*pauses_s, None):
-        asked_s = 0.0
-        try:
-            return request()
-        except ApiException as error:
-            said, cause = f"{what}: {error.status} {_message(error)}", error
-            if error.status in (401, 403):
-                raise ForbiddenError(
-                    f"{said}. Let a Role in namespace {namespace} give the ServiceAccount the rule"
-                    f' {{apiGroups: ["{group}"], resources: ["{resource}"], resourceNames: ["{name}"],'
-                    ' verbs: ["get", "patch"]}, as recipes/kubernetes/rbac.yaml does'
-                ) from error
-            if error.status == 404:
-                raise GoneError(f"{said}. Create it first, or name another one") from error
-            if error.status not in (0, 409, 429, None) and error.status < 500:
-                raise KubernetesError(said) from error
-            asked_s = _retry_after_s(error)
-        except (HTTPError, OSError) as error:
-            said, cause = f"{what}: {error}", error
-        if pause_s is None:
-            raise KubernetesError(f"{said}; asked {len(pauses_s) + 1} times") from cause
-        sleep(max(pause_s, asked_s))
-    raise AssertionError  # the last pause is None
 
 
 def _message(error: Any) -> str:
@@ -319,16 +264,38 @@ class KubernetesJob:
         raise AssertionError  # the last version is returned or raised
 
     def _ask(self, verb: str, group: str, resource: str, name: str, request: Callable[[], T]) -> T:
-        return insist(
-            request,
-            verb=verb,
-            group=group,
-            resource=resource,
-            namespace=self.namespace,
-            name=name,
-            pauses_s=self._pauses_s,
-            sleep=self._sleep,
-        )
+        """Return what a request returns, made again after 409, 429, 5xx and broken connections.
+
+        Raises:
+            ForbiddenError: The right to the verb is missing.
+            GoneError: There is no such thing.
+            KubernetesError: It was refused otherwise, or nobody answers.
+        """
+        what = f"{verb} {resource} {self.namespace}/{name}"
+        cause: Exception
+        for pause_s in (*self._pauses_s, None):
+            asked_s = 0.0
+            try:
+                return request()
+            except ApiException as error:
+                said, cause = f"{what}: {error.status} {_message(error)}", error
+                if error.status in (401, 403):
+                    raise ForbiddenError(
+                        f"{said}. Let a Role in namespace {self.namespace} give the ServiceAccount the rule"
+                        f' {{apiGroups: ["{group}"], resources: ["{resource}"], resourceNames: ["{name}"],'
+                        ' verbs: ["get", "patch"]}, as recipes/kubernetes/rbac.yaml does'
+                    ) from error
+                if error.status == 404:
+                    raise GoneError(f"{said}. Create it first, or name another one") from error
+                if error.status not in (0, 409, 429, None) and error.status < 500:
+                    raise KubernetesError(said) from error
+                asked_s = _retry_after_s(error)
+            except (HTTPError, OSError) as error:
+                said, cause = f"{what}: {error}", error
+            if pause_s is None:
+                raise KubernetesError(f"{said}; asked {len(self._pauses_s) + 1} times") from cause
+            self._sleep(max(pause_s, asked_s))
+        raise AssertionError  # the last pause is None
 
 
 def _json_patch(spec: dict[str, Any]) -> Any:

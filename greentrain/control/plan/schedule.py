@@ -212,10 +212,6 @@ class PlanFacts:
         known = () if table is None else {str(action.gear) for action in table.actions}
         return table if set(gears).issubset(known) else None
 
-    def keep(self, ranks: int, table: ActionTable) -> None:
-        """Remember what was measured at a width."""
-        self.tables[ranks] = table
-
     def at_widths(self, table: ActionTable, ranks: int, widths: Sequence[int]) -> ActionTable:
         """Return the actions of a table at several widths.
 
@@ -394,7 +390,7 @@ class Schedule:
     def use(self, table: ActionTable) -> None:
         """Plan with a table, on rank 0, from now on."""
         self._table = table
-        self._known.keep(self._ranks, table)
+        self._known.tables[self._ranks] = table
 
     def give_up(self) -> None:
         """Nobody knows what actions cost: without a table there is no plan, on any rank."""

@@ -27,7 +27,7 @@ def table(ranks: int, *rows: tuple[Gear, float, float | None]) -> ActionTable:
 
 def test_facts_survive_a_checkpoint() -> None:
     facts = PlanFacts(idle_w=60.0)
-    facts.keep(2, table(2, (Gear.BF16, 100.0, 500.0)))
+    facts.tables[2] = table(2, (Gear.BF16, 100.0, 500.0))
     again = PlanFacts.from_dict(json.loads(json.dumps(facts.to_dict())))
     assert again == facts
     assert PlanFacts.from_dict({}) == PlanFacts()
@@ -36,14 +36,14 @@ def test_facts_survive_a_checkpoint() -> None:
 
 def test_a_table_counts_where_it_holds_every_gear() -> None:
     facts = PlanFacts()
-    facts.keep(1, table(1, (Gear.BF16, 100.0, 500.0)))
+    facts.tables[1] = table(1, (Gear.BF16, 100.0, 500.0))
     assert facts.table(1, ["bf16"]) is facts.tables[1]
     assert facts.table(1, ["bf16", "fp8"]) is None and facts.table(2, ["bf16"]) is None
 
 
 def test_a_width_that_was_never_tried_is_taken_in_proportion_and_says_so() -> None:
     facts = PlanFacts()
-    facts.keep(1, table(1, (Gear.BF16, 100.0, 500.0)))
+    facts.tables[1] = table(1, (Gear.BF16, 100.0, 500.0))
     wide = facts.at_widths(table(4, (Gear.BF16, 300.0, 1900.0)), 4, (1, 2, 4, 8))
     rows = {cost.action.ranks: cost for cost in wide.costs}
     assert list(rows) == [1, 2, 4, 8] and wide.world_size == 8
