@@ -7,6 +7,7 @@ Example::
 Hooks mark phases on what Accelerate prepares: models, optimizers, data loaders and DeepSpeed engines.
 """
 
+import functools
 import json
 import weakref
 from collections.abc import Callable, Iterator
@@ -111,15 +112,15 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
             return
         self._followed.append(item)
         if isinstance(item, Module):
-            self._driver.undo(item.register_forward_pre_hook(lambda *_: self._begin()).remove)
-            self._driver.tap(item, counts=counts, after=None)
+            self._driver.tap(item, counts=counts, after=None, first=self._begin)
             if hasattr(item, "global_steps") and hasattr(item, "step"):  # a DeepSpeed engine steps in backward()
                 self._driver.wrap(item, "step", Phase.OPTIMIZER, then=self._engine_step(item))
         elif isinstance(item, Optimizer) and self.distributed_type != DistributedType.DEEPSPEED:  # an engine's is told
             inner = getattr(item, "optimizer", item)  # its hooks run only when it really steps
             if hasattr(inner, "register_step_pre_hook"):
-                self._driver.undo(inner.register_step_pre_hook(lambda *_: self._driver.enter(Phase.OPTIMIZER)).remove)
-                self._driver.undo(inner.register_step_post_hook(lambda *_: self._after_step(counts)).remove)
+                enter, ended = self._driver.enter, self._after_step
+                self._driver.hook(inner.register_step_pre_hook, functools.partial(enter, Phase.OPTIMIZER))
+                self._driver.hook(inner.register_step_post_hook, functools.partial(ended, counts))
         elif isinstance(item, torch.utils.data.DataLoader):
             timed = self._timed(type(item))
             object.__dict__["__class__"].__set__(item, timed)  # Accelerate hides __class__ behind a property

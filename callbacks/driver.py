@@ -7,6 +7,7 @@ How many tokens and samples a batch holds is counted from shapes alone: nothing 
 import contextlib
 import functools
 import socket
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -225,28 +226,80 @@ class Driver:
         self.session.step(self._tokens if tokens is None else tokens, self._samples)
         self._tokens = self._samples = 0
 
-    def tap(self, module: torch.nn.Module, *, counts: bool, after: Phase | None) -> None:
+    def tap(
+        self,
+        module: torch.nn.Module,
+        *,
+        counts: bool,
+        after: Phase | None,
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
         """Hook a module: its forward is a phase, and what it is given in training is counted.
 
         Args:
             module: The outermost module that training calls (as wrapped by DDP or torch.compile): hooks inside a
-                compiled module would be compiled with it.
+                compiled module would be compiled with it. One that is compiled in place is called through.
             counts: Count its inputs.
             after: Phase to enter when a training forward ends.
+            first: Called before each forward.
         """
 
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if torch.compiler.is_compiling():
+                return
+            first()
             if counts and module.training and torch.is_grad_enabled():
                 self.add(kwargs if "input_ids" in kwargs else (*args, *kwargs.values()))
             if not self._alone:
                 self.enter(Phase.FORWARD if module.training else Phase.EVAL)
 
         def behind(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if module.training and not self._alone:
+            if not torch.compiler.is_compiling() and module.training and not self._alone:
                 self.enter(after)
 
-        self.undo(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        self.undo(module.register_forward_hook(behind, always_call=True).remove)
+        def through() -> None:
+            compiled: Any = module._compiled_call_impl
+
+            def called(*args: Any, **kwargs: Any) -> Any:
+                before(module, args, kwargs)
+                try:
+                    return compiled(*args, **kwargs)
+                finally:
+                    behind(module, args, None)
+
+            self.replace(module, "_compiled_call_impl", called)
+
+        def compiling(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            type(self).compile(self, *args, **kwargs)
+            if self is module and self._compiled_call_impl is not None:
+                for remove in hooks:
+                    remove()
+                through()
+
+        if module._compiled_call_impl is not None:
+            through()
+            return
+        hooks = [
+            module.register_forward_pre_hook(before, with_kwargs=True).remove,
+            module.register_forward_hook(behind, always_call=True).remove,
+        ]
+        self._undo.extend(hooks)
+        if "_orig_mod" not in module._modules:  # what is set on torch.compile's wrapper is set on its model
+            self.replace(module, "compile", types.MethodType(compiling, module))  # a copy of the model gets its own
+
+    def hook(self, register: Callable[[Any], Any], call: Callable[[], object]) -> None:
+        """Have an optimizer call something before or after each step, until ``release``.
+
+        Args:
+            register: The optimizer's method that registers such a hook.
+            call: Called without arguments; dynamo does not follow a compiled step into it.
+        """
+
+        def hooked(*_: Any) -> None:
+            call()
+
+        disable: Any = torch.compiler.disable
+        self.undo(register(disable(hooked)).remove)
 
     def wrap(self, owner: Any, method: str, phase: Phase, then: Callable[[], None]) -> None:
         """Spend a method of an object in a phase, where its framework has no hook for it.

@@ -120,8 +120,7 @@ class GreenCallback(Callback):
         for optimizer in trainer.optimizers:
             if hasattr(optimizer, "register_step_post_hook"):
                 after = None if pl_module.automatic_optimization else Phase.FORWARD
-                hook = optimizer.register_step_post_hook(lambda *_, after=after: self._driver.enter(after))
-                self._driver.undo(hook.remove)
+                self._driver.hook(optimizer.register_step_post_hook, functools.partial(self._driver.enter, after))
         self._driver.wrap(trainer, "save_checkpoint", Phase.CHECKPOINT, then=self.session.checkpoint)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

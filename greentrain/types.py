@@ -316,6 +316,48 @@ class DeviceEnergy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWindow:
+    """What one device has used between two moments."""
+
+    energy_j: float
+    """Known energy (J)."""
+    provenance: Provenance
+    low_j: float
+    high_j: float
+    """The least and the most that it can have been (J), as the readings lie and by what the sensor's maker, or who made
+    the model, states; as the readings lie alone where nobody states anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowEnergy:
+    """What was used between two moments, by all devices that this process books."""
+
+    seconds: float
+    devices: Mapping[str, DeviceWindow]
+    """By device uid."""
+    missing_s: float = 0.0
+    """Device-seconds whose energy is not known."""
+
+    @property
+    def energy_j(self) -> float | None:
+        """Energy of all devices (J); None where it is not known of one, for a part of the time, or there is none."""
+        return sum(d.energy_j for d in self.devices.values()) if self.devices and not self.missing_s else None
+
+    @property
+    def interval_j(self) -> tuple[float, float] | None:
+        """The least and the most that it can have been (J); None where it is not known."""
+        if self.energy_j is None:
+            return None
+        return sum(d.low_j for d in self.devices.values()), sum(d.high_j for d in self.devices.values())
+
+    @property
+    def provenance(self) -> str:
+        """``measured`` or ``modelled`` where all devices are, else ``mixed``; ``missing`` where nothing is known."""
+        found = {str(d.provenance) for d in self.devices.values()} if self.energy_j is not None else {"missing"}
+        return found.pop() if len(found) == 1 else "mixed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GearUse:
     """What was used and done in one precision gear. ``a + b`` adds two parts."""
 
@@ -328,6 +370,9 @@ class GearUse:
     energy of a gap late: it is then this gear's, whichever gear the gap was in."""
     device_s: float = 0.0
     """Device-seconds in this gear, known or not."""
+    shared_s: float = 0.0
+    """Device-seconds that lie in one reading with more other time, or with which less other time does: their joules
+    are told from others' by length alone."""
     seconds: float = 0.0
     """Wall time in this gear (s); summed over ranks it is rank-seconds."""
     steps: int = 0
@@ -340,6 +385,7 @@ class GearUse:
             modelled_j=self.modelled_j + other.modelled_j,
             missing_s=self.missing_s + other.missing_s,
             device_s=self.device_s + other.device_s,
+            shared_s=self.shared_s + other.shared_s,
             seconds=self.seconds + other.seconds,
             steps=self.steps + other.steps,
             tokens=self.tokens + other.tokens,

@@ -13,7 +13,6 @@ import ast
 import contextlib
 import dataclasses
 import shlex
-import time
 from typing import Any, Final, NoReturn
 
 from IPython.core import display_functions, magic
@@ -23,7 +22,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.errors import GreenTrainError
 from greentrain.ledger.active_run import ActiveRun
 from greentrain.ledger.totals import Totals
-from greentrain.session.session import GreenSession
+from greentrain.session.session import GreenSession, PhaseSpan
 from greentrain.types import J_PER_KWH
 from greentrain.utils.display import Displayable, View
 
@@ -140,40 +139,37 @@ def _alone(name: str, config: str | None, code: _Code, own: list[GreenSession]) 
 
 def _within(session: GreenSession, run: ActiveRun, name: str, code: _Code) -> Any:
     __tracebackhide__ = True
-    t0_s = time.monotonic()
+    block = session.phase(name)
     try:
-        with session.phase(name):
+        with block:
             return code()
     finally:
-        t1_s = time.monotonic()
-        _display(_Cell(_cell(session, run, t0_s, t1_s)))
+        _display(_Cell(_cell(run, block)))
 
 
-def _cell(session: GreenSession, run: ActiveRun, t0_s: float, t1_s: float) -> View:
+def _cell(run: ActiveRun, block: PhaseSpan) -> View:
     from greentrain.ledger.totals import cell_view
 
-    energies = session.energy(t0_s, t1_s, wait_s=WAIT_S)
-    if not energies or run.closed:
+    used = block.energy(WAIT_S)
+    energy_j = None if used is None else used.energy_j
+    if used is None or energy_j is None or run.closed:
         return cell_view(run.run_id, None)
     if run.last_entry is None:
         run.book_now()  # or nobody has asked yet what the grid emits
-    energy_j = sum(energies.values())
     by_provenance: dict[str, float] = {}
-    for sensor in run.sensors:
-        known_j = energies.get(sensor.device.uid)
-        if known_j is not None:
-            by_provenance[sensor.provenance] = by_provenance.get(sensor.provenance, 0.0) + known_j
+    for device in used.devices.values():
+        by_provenance[device.provenance] = by_provenance.get(device.provenance, 0.0) + device.energy_j
     entry = run.last_entry
     g_per_kwh = None if entry is None else entry.carbon.g_per_kwh
     return cell_view(
         run.run_id,
         Totals(
             energy_j=energy_j,
-            duration_s=t1_s - t0_s,
+            duration_s=used.seconds,
             operational_g=0.0 if entry is None or g_per_kwh is None else energy_j * entry.pue * g_per_kwh / J_PER_KWH,
             unpriced_j=energy_j if g_per_kwh is None else 0.0,
-            embodied_g=run.embodied_g_per_s * (t1_s - t0_s),
-            by_device=energies,
+            embodied_g=run.embodied_g_per_s * used.seconds,
+            by_device={uid: device.energy_j for uid, device in used.devices.items()},
             by_provenance=by_provenance,
         ),
     )

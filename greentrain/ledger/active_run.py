@@ -40,11 +40,13 @@ from greentrain.types import (
     S_PER_HOUR,
     CarbonSignal,
     DeviceKind,
+    DeviceWindow,
     LedgerEntry,
     PowerMeter,
     Provenance,
     Sensor,
     Topology,
+    WindowEnergy,
 )
 from greentrain.utils.background import BackgroundWork
 from greentrain.utils.clock import Clock
@@ -310,6 +312,8 @@ FAULTS: Final = ("gap", "recovered", "warning")
 MOST_ALIKE: Final = 100
 """Events of a fault that are journalled: a sensor that fails at every other reading would fill the disk."""
 _FIGURE: Final = re.compile(r"(?<![\w:/-])[-+]?\d[\w.+-]*|\b-?(?:nan|inf)\b")
+CHANGES_S: Final = 1.0
+"""Shortest time between two readings because power changes (s): a policy may shift its gear at each step."""
 FIRST_BOOK_S = 1.0
 """First ledger interval (s); they grow with the run to ``run.book_s``."""
 
@@ -359,11 +363,13 @@ class ActiveRun:
         self.marks: deque[tuple[Any, ...]] = deque(maxlen=MAX_MARKS)
         self._clock = clock
         self._on_second = on_second
-        self._next_second_s = 0.0
-        self._next_peers_s = 0.0
+        self._next_second_s = self._next_peers_s = self._next_change_s = 0.0
         self._others = OtherRanksTotals()
         self._run_json: dict[str, Any] = {}
         self._lock = threading.Lock()  # of the curves; never taken by a signal handler, nor while a file is written
+        self._windows: deque[Callable[[], None]] = deque(maxlen=MOST_ALIKE)
+        """Asked for, and not known yet."""
+        self._books_ident = 0
         self._warned: set[str] = set()
         self._told: dict[str, int] = {}
         self._attributed: dict[str, int] = {}
@@ -475,34 +481,54 @@ class ActiveRun:
             with contextlib.suppress(Exception):
                 warnings.warn(f"GreenTrain: {text}; {then}", GreenTrainWarning, stacklevel=3)
 
-    def window(self, t0_s: float, t1_s: float, *, exact: bool = True) -> tuple[dict[str, float], float] | None:
-        """Return energy by device (J) and missing device-seconds between two monotonic times.
+    def read_now(self) -> None:
+        """Have the sensors read, as somebody waits for it; waits for nothing itself."""
+        self._sampler.ask()
+
+    def changes(self, t_s: float) -> None:
+        """Have them read as power changes at a time (s), so that no reading is of what is before and after it."""
+        if t_s >= self._next_change_s:
+            self._next_change_s = t_s + CHANGES_S
+            self._sampler.ask()
+
+    def window(self, t0_s: float, t1_s: float, *, exact: bool = True, wait_s: float = SAVE_S) -> WindowEnergy | None:
+        """Return what was used between two monotonic times.
 
         Args:
             t0_s: Start (s).
             t1_s: End (s).
             exact: Follow the phases between a counter's ticks, which takes a millisecond a device; False: straight.
+            wait_s: Longest wait for what was read to be worked in (s).
 
         Returns:
             None while the curves are not known up to ``t1_s``, or no longer from ``t0_s``; also in a forked child.
         """
-        energies: dict[str, float] = {}
+        t0_s, t1_s = float(t0_s), float(t1_s)
+        found: list[WindowEnergy | None] = []
+        if threading.get_ident() == self._books_ident:
+            return self._window(t0_s, t1_s, exact)
+        # Whoever is interrupted here, or is a forked child, leaves no lock behind that the books wait for.
+        self._windows.append(lambda: found.append(self._window(t0_s, t1_s, exact)))
+        if self._books_thread.ask(wait_s) and self._ended and not found:
+            return self._window(t0_s, t1_s, exact)
+        return found[0] if found else None
+
+    def _window(self, t0_s: float, t1_s: float, exact: bool) -> WindowEnergy | None:
+        devices: dict[str, DeviceWindow] = {}
         missing_s = 0.0
-        end_s = time.monotonic() + SAVE_S  # a child may have been forked while the lock was held
-        self._books_thread.ask(SAVE_S)  # which works the readings in
-        if not self._lock.acquire(timeout=max(end_s - time.monotonic(), 0.0)):
-            return None
-        try:
-            for uid, curve in self._devices.curves.items():
-                if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
-                    return None
-                energies[uid], gap_s = (
-                    self._books.between(uid, curve, t0_s, t1_s) if exact else curve.between(t0_s, t1_s)
-                )
-                missing_s += gap_s
-        finally:
-            self._lock.release()
-        return energies, missing_s
+        for uid, curve in self._devices.curves.items():
+            if curve.frontier_s < t1_s or curve.oldest_s > t0_s:
+                return None
+            energy_j, gap_s = self._books.between(uid, curve, t0_s, t1_s) if exact else curve.between(t0_s, t1_s)
+            missing_s += gap_s
+            (low_j, high_j), error = curve.bounds_j(t0_s, t1_s), curve.sensor.uncertainty or 0.0
+            devices[uid] = DeviceWindow(
+                energy_j=energy_j,
+                provenance=curve.sensor.provenance,
+                low_j=min(low_j, energy_j) * (1 - error),
+                high_j=max(high_j, energy_j) * (1 + error),
+            )
+        return WindowEnergy(seconds=t1_s - t0_s, devices=devices, missing_s=missing_s)
 
     def job_sums(self) -> OtherRanksTotals:
         """Return the sums of this rank and, on rank 0, of all ranks whose journals can be seen."""
@@ -584,6 +610,7 @@ class ActiveRun:
 
     def _pass(self) -> None:
         """Look at what there is to book, or to close."""
+        self._books_ident = threading.get_ident()
         if self._closing is not None and not self._ended:
             self._ended = True
             self._close(*self._closing)
@@ -596,6 +623,8 @@ class ActiveRun:
             if self._sensors_new:
                 self._sensors_new = False
                 self._write_sensors()
+        while self._windows:
+            self._windows.popleft()()
         self._take_marks()
         crowded = self._books.timeline.waiting > MANY_MARKS // 2 and now_s - self._books.t_s >= FIRST_BOOK_S
         if self._asked or crowded or now_s >= self._next_book_s:

@@ -261,7 +261,8 @@ AROUND_S: Final = 5.0
 RESOLVED: Final = 3.0
 """Mean length of a phase, in ticks, from which on most of it lies in ticks of its own."""
 BLURRED: Final = 0.1
-"""Standard error of a phase's power, as a share of it, from which on it is not told."""
+"""Standard error of a phase's power, as a share of it, from which on it is not told; and share of a gear's time that
+lies in readings with other time."""
 
 
 class BelowTheTick:
@@ -516,7 +517,7 @@ class Bookkeeper:
             tokens=sum(mark.tokens for mark in cut.steps),
             samples=sum(mark.samples for mark in cut.steps),
             step_groups=groups,
-            gears=_by_gear(cut, spent, len(unread), moved_gears),
+            gears=_by_gear(cut, spent, len(unread), moved_gears, list(curves.values())),
         )
 
     def _label(self, cut: PhaseSlice, opened: Mapping[str, Floats]) -> Ints:
@@ -590,7 +591,11 @@ def _steps(marks: Sequence[Mark]) -> int:
 
 
 def _by_gear(
-    cut: PhaseSlice, spent: Sequence[tuple[Provenance, Floats, Floats]], unread: int, moved_j: Mapping[int, float]
+    cut: PhaseSlice,
+    spent: Sequence[tuple[Provenance, Floats, Floats]],
+    unread: int,
+    moved_j: Mapping[int, float],
+    curves: Sequence[EnergyCurve],
 ) -> dict[str, GearUse]:
     """Sum the time of a slice in which something is trained, by gear.
 
@@ -599,6 +604,7 @@ def _by_gear(
         spent: Provenance of each device, its joules and its missing seconds by segment, shape (n,) each.
         unread: The devices that cannot be read.
         moved_j: Joules that earlier slices owe to a gear, by its index.
+        curves: The curve of each device of ``spent``.
     """
     if len(cut.gears) == 1:
         return {}
@@ -616,6 +622,13 @@ def _by_gear(
         np.bincount(in_gear, weights=values, minlength=count).tolist()
         for values in (energy_j, modelled_j, missing_s, length_s)
     )
+    seconds_in = LabelSeconds(cut.bounds_s, in_gear, count)
+    shared_s = np.zeros(count)
+    for curve in curves:
+        read_s = curve.readings_s(float(cut.bounds_s[0]), float(cut.bounds_s[-1]))
+        known = np.diff(curve.at(read_s)[1]) == 0
+        each_s = np.diff(seconds_in(read_s), axis=0)[known]
+        shared_s += np.minimum(each_s, np.diff(read_s)[known, None] - each_s).sum(axis=0)
     done = [(0, 0, 0)] * count
     for mark, gear in zip(cut.steps, cut.step_gear, strict=True):
         steps, tokens, samples = done[gear]
@@ -626,6 +639,7 @@ def _by_gear(
             modelled_j=modelled[i],
             missing_s=missing[i],
             device_s=seconds[i] * (len(spent) + unread),
+            shared_s=float(shared_s[i]),
             seconds=seconds[i],
             steps=done[i][0],
             tokens=done[i][1],

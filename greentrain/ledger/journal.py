@@ -544,9 +544,11 @@ class UnknownRecords:
 
 GEAR_KEYS: Final = {
     "j": "energy_j", "model_j": "modelled_j", "missing_s": "missing_s", "dev_s": "device_s", "s": "seconds",
-    "steps": "steps", "tokens": "tokens", "samples": "samples",
+    "steps": "steps", "tokens": "tokens", "samples": "samples", "shared_s": "shared_s",
 }  # fmt: skip
 """Keys of a gear in an entry's record, and its fields."""
+UNTOLD: Final = {"shared_s": 0.0}
+"""Those that entries of earlier versions do not have."""
 
 
 def _six_decimals(value: float) -> float:
@@ -637,7 +639,7 @@ def entry_from_json(record: Mapping[str, Any]) -> LedgerEntry:
         embodied_g=record["emb_g"],
         step_groups=tuple((g[0], g[1], g[2], g[3]) for g in record["step_groups"]),
         gears={
-            name: GearUse(**{item: use[key] for key, item in GEAR_KEYS.items()})
+            name: GearUse(**{item: (UNTOLD | use)[key] for key, item in GEAR_KEYS.items()})
             for name, use in record.get("gears", {}).items()
         },
         pue_source=PueSource(record.get("pue_from", PueSource.CONSTANT)),
@@ -681,7 +683,7 @@ def check_entry(entry: Mapping[str, Any]) -> None:
     figures += entry["phase_s"].values()
     figures += entry["phase_incl_j"].values()
     for use in entry.get("gears", {}).values():
-        figures += map(use.__getitem__, GEAR_KEYS)
+        figures += map((UNTOLD | use).__getitem__, GEAR_KEYS)
     for steps, t_unix_s, energy_j, tokens in entry["step_groups"]:
         figures += steps, t_unix_s, energy_j, tokens
     if not sum(map(abs, figures)) < _MOST:  # of NaN too; all at once, as a journal of weeks has a million of them

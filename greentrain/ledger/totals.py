@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from greentrain.ledger.journal import GEAR_KEYS, Journal, entry_to_json
+from greentrain.ledger.journal import GEAR_KEYS, UNTOLD, Journal, entry_to_json
 from greentrain.types import GearUse, LedgerEntry, Provenance, PueSource, grams, says_anything
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
@@ -361,7 +361,7 @@ class EntrySums:
             else:
                 _add(self.stated_g, {key: carbon["error"] * (grams_ or 0.0)})
         for name, use in entry.get("gears", {}).items():
-            _add(self.gears.setdefault(name, {}), {key: use[key] for key in GEAR_KEYS})
+            _add(self.gears.setdefault(name, {}), {key: (UNTOLD | use)[key] for key in GEAR_KEYS})
             if grams_ is not None and span_s > 0 and says_anything("", use["j"], use["missing_s"], use["dev_s"]):
                 of_gear_g = use["j"] * g_per_j
                 emitted_g = of_gear_g + (embodied_g or 0.0) * use["s"] / span_s

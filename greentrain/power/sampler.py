@@ -190,6 +190,19 @@ class EnergyCurve:
             return self._t0_s
         return float(self._t[max(0, self._n - 1 - self._open_points)])
 
+    def readings_s(self, t0_s: float, t1_s: float) -> Floats:
+        """Return the times between two at which it was read, or power was seen to change, and these two (s)."""
+        t = self._t[: self._n]
+        return np.concatenate([[t0_s], t[(t > t0_s) & (t < t1_s)], [t1_s]])
+
+    def bounds_j(self, t0_s: float, t1_s: float) -> tuple[float, float]:
+        """Return the least and the most that a window can have used as its readings lie (J): no power is negative."""
+        t = self._t[: self._n]
+        after = np.minimum(np.searchsorted(t, [t0_s, t1_s]), self._n - 1)
+        before = np.maximum(np.searchsorted(t, [t0_s, t1_s], side="right") - 1, 0)
+        least_j = self._energy[before[1]] - self._energy[after[0]]
+        return max(float(least_j), 0.0), float(self._energy[after[1]] - self._energy[before[0]])
+
     def wait_s(self, t_s: float) -> float:
         """Return how long after ``t_s`` a reading will surely cover it (s): until the tick after has passed."""
         return self._ticks.settled_s(t_s) - t_s if self._ticks and not self._gap else 0.0
@@ -495,6 +508,8 @@ class _Reader:
         self.since_s = 0.0
         """When that read began (s)."""
         self.left = False
+        self.asked = self.ended = False
+        """Somebody wants a reading now, or none any more."""
         self.cpu_s = 0.0
         self.going = threading.Lock()
         self.going.acquire()
@@ -505,12 +520,17 @@ class _Reader:
         return self.left
 
     def sleep(self, wait_s: float) -> bool:
-        """Sleep, and return False if reading is to end."""
+        """Sleep, and return False if somebody has woken it."""
         # A plain sleep costs half of what a wait with a time-out does, but only the latter can be cut short.
         if 0 < wait_s <= SHORT_S:
             time.sleep(wait_s)
-            return self.going.locked()
+            wait_s = 0.0
         return not self.going.acquire(timeout=max(0.0, wait_s))
+
+    def wake(self) -> None:
+        """Cut its sleep short; from any thread, and from a signal handler."""
+        with contextlib.suppress(RuntimeError):  # somebody has already
+            self.going.release()
 
 
 class Sampler:
@@ -589,8 +609,8 @@ class Sampler:
         self._settled_s = 0.0 if t1_s is None else max((c.wait_s(t1_s) for c in self._curves.values()), default=0.0)
         self._ending = True
         while self._reader.thread.is_alive() and time.monotonic() < end_s:
-            if self._reader.going.locked():
-                self._reader.going.release()
+            self._reader.ended = True
+            self._reader.wake()
             self._reader.thread.join(SHORT_S)
             self.look_after()
         for part in self._meter.parts:
@@ -617,8 +637,14 @@ class Sampler:
         self._first.set()
         self._reader = _Reader(self._run)
         if self._ending:
-            self._reader.going.release()
+            self._reader.ended = True
+            self._reader.wake()
         self._reader.thread.start()
+
+    def ask(self) -> None:
+        """Have everything read now, as power changes or somebody waits for it; waits for nothing itself."""
+        self._reader.asked = True
+        self._reader.wake()
 
     def select(self, uids: Collection[str]) -> None:
         """Read only these devices from now on."""
@@ -647,9 +673,12 @@ class Sampler:
         counters: Sequence[tuple[MeterPart, Counter]] = ()
         start_s = read_s = settle_s = users_s = monotonic_s()
         due_s = read_s + wake_s
-        while reader.sleep(due_s - monotonic_s()) and not reader.is_left():
+        while (reader.sleep(due_s - monotonic_s()) or not reader.ended) and not reader.is_left():
             t_s = now_s = monotonic_s()
             energy_j, seen = 0.0, 0
+            asked, reader.asked = reader.asked, False
+            if asked:
+                read_s = due_s = now_s
             if now_s < read_s:
                 try:
                     for part, (uid, read_j, delay_s) in counters:
@@ -671,7 +700,7 @@ class Sampler:
                 wanted, self._wanted = self._wanted, None
                 if wanted is not None:
                     self._meter.select(wanted)
-                samples = self._read(reader)
+                samples = self._read(reader, all_parts=asked)
                 values_j = [s.energy_j for s in samples if s.device_uid in ticking and isinstance(s.energy_j, float)]
                 energy_j, seen = sum(values_j), len(values_j)
                 counters, read_s = self._direct(ticking, now_s)

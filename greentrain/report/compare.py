@@ -10,6 +10,7 @@ from rich.text import Text
 
 from greentrain.errors import GreenTrainError
 from greentrain.report.summary import pue_text
+from greentrain.types import Attribution
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
 
@@ -215,6 +216,10 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
     for letter, summary in (("A", first), (name, other)):
         if not summary["carbon"]["complete"] and summary["energy"]["energy_j"] is not None:
             out.append(f"part of {letter}'s energy has no carbon intensity: its grams are a lower bound")
+        rows = [row for row in (*summary["phases"], *summary["gears"]) if row.get("attribution") == Attribution.BLURRED]
+        if rows:
+            names = ", ".join(row.get("name") or row["gear"] for row in rows)
+            out.append(f"the sensors of {letter} do not tell {names} from what runs beside")
         if not summary["state"]["finished"]:
             out.append(f"{letter} did not finish ({summary['state']['word']})")
     return out

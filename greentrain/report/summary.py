@@ -21,7 +21,8 @@ phases                  exclusive (sums to the whole) and inclusive energy, seco
 hosts, ranks            the same energy by place
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
-gears                   one a precision gear: energy, time and work in it, and their ratios; empty without gears
+gears                   one a precision gear: energy, time and work in it, and their ratios, but for those of one whose
+                        attribution is blurred: too short for its sensors; empty without gears
 layers                  which linear layers may run in FP8, on which backend, and why not the others; null: no FP8
 action_table            speed, power and J/token of each gear side by side, where the run measured them; or null
 gear_shifts             how many shifts there were; the first ones are among the events
@@ -55,6 +56,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from greentrain.errors import RunFolderError
+from greentrain.ledger.bookkeeper import BLURRED
 from greentrain.ledger.journal import ATTRIBUTION
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
@@ -692,9 +694,11 @@ def gear_rows(
 ) -> list[dict[str, Any]]:
     """Return a row for each gear that ran, the one with most energy first; none where the run had no gears.
 
-    A gear has all time from the shift to it up to the shift away from it, evaluation and checkpoints included.
+    A gear has all time from the shift to it up to the shift away from it, but for evaluations, checkpoints and pauses.
     Energy and work are sums over ranks, ``seconds`` and ``steps`` those of the rank with most. ``g_per_ktoken`` is of
-    the intervals in this folder whose carbon intensity is known, embodied share included.
+    the intervals in this folder whose carbon intensity is known, embodied share included. Where too much of a gear lies
+    in readings with other time, ``attribution`` is "blurred", and no figure compares it with others; nor where too much
+    is missing.
 
     Args:
         by_rank: Totals of each rank.
@@ -706,7 +710,9 @@ def gear_rows(
     for gear, use in totals.by_gear.items():
         seconds = max(part.by_gear[gear].seconds for part in by_rank if gear in part.by_gear)
         energy_j = use.energy_j if use.is_known else None
-        grams = sums.gear_g.get(gear)
+        blurred = use.shared_s > BLURRED * use.device_s
+        told = not blurred and use.missing_s <= BLURRED * use.device_s
+        told_j, grams = (energy_j, sums.gear_g.get(gear)) if told else (None, None)
         row: dict[str, Any] = {
             "gear": gear,
             "energy_j": energy_j,
@@ -716,7 +722,8 @@ def gear_rows(
             "steps": use.steps or None,
             "tokens": use.tokens or None,
             "samples": use.samples or None,
-            "mean_power_w": _ratio(energy_j, seconds),
+            "mean_power_w": _ratio(told_j, seconds),
+            "attribution": Attribution.BLURRED if blurred else Attribution.RESOLVED,
             "operational_g": grams["operational_g"] if grams else None,
             "g_per_ktoken": _ratio(1000 * grams["emissions_g"], grams["tokens"]) if grams else None,
             "device_s": use.device_s,
@@ -724,7 +731,7 @@ def gear_rows(
             "coverage": 0.0 if energy_j is None else max(1.0 - max(use.missing_s, 0.0) / (use.device_s or 1.0), 0.0),
         }
         for one, done in (("token", use.tokens), ("sample", use.samples), ("step", use.steps)):
-            row[f"j_per_{one}"] = _ratio(energy_j, done)
+            row[f"j_per_{one}"] = _ratio(told_j, done)
             row[f"{one}s_per_s"] = _ratio(done or None, seconds)
         rows.append(row)
     return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
@@ -779,6 +786,8 @@ def _source(row: Mapping[str, Any]) -> str:
         return "no reading"
     share = row["modelled_share"]
     text = f"{quantities.percent(share)} modelled" if share else "measured"
+    if row["attribution"] == Attribution.BLURRED:
+        return f"{text}, too short to be told from others"
     if row["coverage"] < 0.9995:
         text += f", {quantities.percent(row['coverage'])} of device time"
     elif row["missing_device_s"] < 0:

@@ -43,7 +43,7 @@ from greentrain.config.schema import GreenConfig
 from greentrain.control.controller import Controller, is_engine
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.errors import ConfigError, SessionError
-from greentrain.ledger.active_run import CLOSE_S, HURRY_MARKS, ActiveRun, metrics_of
+from greentrain.ledger.active_run import CLOSE_S, HURRY_MARKS, SAVE_S, ActiveRun, metrics_of
 from greentrain.ledger.run_folder import STATE_FORMAT, ResumeState, choose_run_id, grid_time_of
 from greentrain.ledger.totals import Totals
 from greentrain.policy.action_table import ActionTable
@@ -53,7 +53,7 @@ from greentrain.report.estimated import keep_estimate, read_estimate
 from greentrain.report.live.exporting import Viewers
 from greentrain.report.live.terminal import name_report
 from greentrain.session.work_count import WorkCount
-from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology
+from greentrain.types import CarbonSignal, Phase, PowerMeter, Topology, WindowEnergy
 from greentrain.utils.background import BackgroundCall
 from greentrain.utils.clock import Clock, SystemClock
 from greentrain.utils.display import Displayable, View
@@ -314,18 +314,41 @@ REPORT_S = 60.0
 class PhaseSpan:
     """The block of one ``with session.phase(name)``; an instance may be entered again, not nested in itself."""
 
-    __slots__ = ("_name", "_session", "_token")
+    __slots__ = ("_name", "_session", "_t0_s", "_t1_s", "_token")
+
+    _t1_s: float | None
 
     def __init__(self, session: "GreenSession", name: str) -> None:
         self._session = session
         self._name = name
-        self._token = 0
 
-    def __enter__(self) -> None:
-        self._token = self._session.begin(self._name)
+    def __enter__(self) -> "PhaseSpan":
+        session = self._session  # as begin() and end() do, but for their calls, and with the times kept
+        self._t0_s, self._t1_s, self._token = session._now_s(), None, next(session._tokens)
+        session._enqueue((self._t0_s, "begin", self._name, self._token))
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        self._session.end(self._name, self._token)
+        self._t1_s = self._session._now_s()
+        self._session._enqueue((self._t1_s, "end", self._name, self._token))
+
+    def energy(self, wait_s: float = 1.0) -> WindowEnergy | None:
+        """Return what the block has used, with all that was nested in it, up to now where it has not ended.
+
+        Args:
+            wait_s: Longest wait for the sensors to report past its end (s).
+
+        Returns:
+            Joules with their interval and provenance, also by device; None where they are not known by then, or no
+            longer, or there is no run.
+
+        Raises:
+            SessionError: The block was never entered.
+        """
+        session, t0_s = self._session, getattr(self, "_t0_s", None)
+        if t0_s is None:
+            raise SessionError(f"phase({self._name!r}) has no energy before its block: enter it `with`")
+        return session._window(t0_s, session._now_s() if self._t1_s is None else self._t1_s, wait_s)
 
 
 def _ignore(mark: tuple[Any, ...]) -> None:
@@ -566,12 +589,14 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     def gear(self, name: str) -> None:
         """Note that time from now on, and the steps that end in it, belong to this precision gear; "": to none."""
-        self._enqueue((self._now_s(), "gear", name))
+        self.mark("gear", name)
 
     def mark(self, name: str, *what: Any) -> float:
         """Queue a mark of this moment, for what acts on the training, and return its time (s)."""
         t_s = self._now_s()
         self._enqueue((t_s, name, *what))
+        if self._run is not None:
+            self._run.changes(t_s)
         return t_s
 
     def phase(self, name: str) -> PhaseSpan:
@@ -706,13 +731,17 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         Returns:
             None if the window is not (or no longer) known, or holds a gap.
         """
-        deadline_s = time.monotonic() + wait_s
+        found = self._window(t0_s, t1_s, wait_s)
+        return None if found is None or found.missing_s else {uid: d.energy_j for uid, d in found.devices.items()}
+
+    def _window(self, t0_s: float, t1_s: float, wait_s: float) -> WindowEnergy | None:
+        left_s, deadline_s = SAVE_S, time.monotonic() + wait_s
         while self._last is not None:
-            found = self._last.window(t0_s, t1_s)
-            if found is not None:
-                return found[0] if found[1] == 0 else None
-            if time.monotonic() >= deadline_s or self._run is None:
-                return None
+            found = self._last.window(t0_s, t1_s, wait_s=left_s)
+            left_s = deadline_s - time.monotonic()
+            if found is not None or left_s <= 0 or self._run is None:
+                return found
+            self._last.read_now()  # or the sensor of a CPU would be waited for, which is read every few seconds
             time.sleep(0.02)
         return None
 

@@ -1,5 +1,7 @@
 """What the adapters share."""
 
+import copy
+import functools
 import re
 import types
 import warnings
@@ -164,6 +166,60 @@ def test_a_compiled_model_is_tapped_from_outside(
     driver.stop("finished")
     assert session.entered == ["forward", "step"]
     assert session.totals().tokens == 10
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own, inside its compiler
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_model_that_is_compiled_in_place_keeps_its_counts_and_its_graph_is_whole(recorder: Make, when: str) -> None:
+    session, model = recorder(), TinyLM()
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    plain, begun = model(ids, labels=ids), list[str]()
+    driver = Driver(session)
+    _start(driver)
+    torch.compiler.reset()
+    if when == "before":
+        model.compile(backend="eager", fullgraph=True)
+    driver.tap(model, counts=True, after=Phase.BACKWARD, first=lambda: begun.append("begun"))
+    if when == "after":
+        copy.deepcopy(model).compile(backend="eager")
+        assert model._compiled_call_impl is None, "a copy is compiled by itself"
+        model.compile(backend="eager", fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(model(ids, labels=ids), plain)
+    driver.step()
+    with pytest.raises(TypeError):
+        model(ids, nonsense=1)
+    driver.stop("finished")
+    torch.compiler.reset()
+    assert session.entered == ["forward", "backward"] * 2 + ["step"] + ["forward", "backward"]
+    assert session.totals().tokens == 20 and begun == ["begun"] * 3
+    assert torch.equal(model(ids, labels=ids), plain) and session.totals().tokens == 20
+    assert not model._forward_hooks and "compile" not in vars(model)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_optimizer_step_is_followed_without_dynamo_in_the_session(recorder: Make) -> None:
+    session, model = recorder(), TinyLM()
+    driver, optimizer = Driver(session), torch.optim.SGD(model.parameters(), lr=0.1)
+    _start(driver)
+    entered: list[bool] = []
+
+    def enter(phase: Phase) -> None:
+        entered.append(torch.compiler.is_compiling())
+        driver.enter(phase)
+
+    driver.hook(optimizer.register_step_pre_hook, functools.partial(enter, Phase.OPTIMIZER))
+    torch.compiler.reset()
+    step = torch.compile(optimizer.step, backend="eager")
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    for _ in range(2):
+        model(ids, labels=ids).backward()
+        step()
+        driver.enter(None)
+    driver.stop("finished")
+    torch.compiler.reset()
+    assert session.entered == ["optimizer"] * 2 and entered == [False] * 2
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def test_wrap_restores_the_method(recorder: Make) -> None:

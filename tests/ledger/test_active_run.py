@@ -1,5 +1,7 @@
 """One run while it is measured: nothing of it makes the training wait, die, or lose a step without a word."""
 
+import contextlib
+import dataclasses
 import itertools
 import json
 import logging
@@ -11,6 +13,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -541,30 +544,79 @@ def test_a_window_is_known_once_all_devices_were_read_past_it(bench: Bench) -> N
     run = bench.started(meter)
     bench.passes(run, 1020.0)
     found = run.window(1005.0, 1015.0)
-    assert found is not None and found[0] == pytest.approx({"a": 2000.0, "b": 500.0}) and found[1] == 0.0
+    assert found is not None and found.energy_j == pytest.approx(2500.0) and found.seconds == 10.0
+    assert {uid: device.energy_j for uid, device in found.devices.items()} == pytest.approx({"a": 2000.0, "b": 500.0})
     assert run.window(1000.0, 1020.0) is not None
     assert run.window(999.0, 1010.0) is None and run.window(1010.0, 1021.0) is None
     meter.silent = {"b"}
     with pytest.warns(GreenTrainWarning, match="no reading"):
         bench.passes(run, 1060.0)
     found = run.window(1015.0, 1045.0)
-    assert found is not None and found[1] == pytest.approx(25.0) and found[0]["b"] == pytest.approx(250.0)
+    assert found is not None and found.missing_s == pytest.approx(25.0) and found.energy_j is None
+    assert found.devices["b"].energy_j == pytest.approx(250.0)
+
+
+def test_a_window_says_how_far_its_joules_may_be_off(bench: Bench) -> None:
+    """Read every half second: of 0.6 s, readings tell 0.5 s for sure, and 1 s at the most."""
+    run = bench.started(Meter(a=200.0))
+    bench.passes(run, 1020.0)
+    found = run.window(1004.9, 1005.5)
+    assert found is not None and found.energy_j == pytest.approx(120.0) and found.provenance == "measured"
+    assert found.interval_j == pytest.approx((100.0, 200.0))
+    (curve,) = run._devices.curves.values()
+    curve.sensor = dataclasses.replace(curve.sensor, uncertainty=0.1)
+    within = run.window(1005.1, 1005.4)
+    assert within is not None and within.interval_j == pytest.approx((0.0, 110.0)), "its maker states 10 %"
+
+
+def test_sensors_are_read_where_power_changes_but_not_at_each_of_many_changes(bench: Bench) -> None:
+    run = bench.started()
+    asked: list[str] = []
+    run._sampler.ask = lambda: asked.append("asked")  # type: ignore[method-assign]
+    for t_s in (1001.0, 1001.3, 1001.9, 1002.1, 1003.5):
+        run.changes(t_s)
+    assert len(asked) == 3, "a policy that shifts at every step makes no more of them than one a second"
+    run.read_now()
+    assert len(asked) == 4, "who waits for it is not told to wait"
 
 
 def test_a_window_waits_once_and_not_for_each_thing_that_hangs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Held:
-        def acquire(self, timeout: float) -> bool:
-            waited_s.append(timeout)
-            return False
-
     waited_s: list[float] = []
     run = bench.started()
-    with monkeypatch.context() as patch:
-        patch.setattr(active_run, "SAVE_S", 0.01)
-        patch.setattr(run._books_thread, "ask", time.sleep)  # the books hang for as long as they are waited for
-        patch.setattr(run, "_lock", Held())
-        assert run.window(1000.0, 1000.1) is None
-    assert waited_s == [0.0]
+    bench.passes(run, 1003.0)
+    monkeypatch.setattr(run._books_thread, "ask", waited_s.append)  # the books hang for as long as they are waited for
+    with ThreadPoolExecutor(1) as training:
+        found = training.submit(run.window, 1000.0, 1000.1, wait_s=0.5)
+        assert found.result() is None and waited_s == [0.5]
+        monkeypatch.undo()
+        run._pass()
+        assert training.submit(run.window, 1000.0, 1000.1).result() is not None
+
+
+def test_an_interrupt_of_who_waits_for_a_window_leaves_no_lock_behind(bench: Bench) -> None:
+    """A Ctrl-C may come between any two lines: right after a lock was taken, nobody would give it back."""
+
+    class Interrupted:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+        def acquire(self, timeout: float = -1.0) -> bool:
+            self.lock.acquire(timeout=timeout)
+            raise KeyboardInterrupt
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *exc: object) -> None:
+            self.lock.release()
+
+    run = bench.started()
+    bench.passes(run, 1003.0)
+    lock = run._lock = Interrupted()  # type: ignore[assignment]
+    with ThreadPoolExecutor(1) as training, contextlib.suppress(KeyboardInterrupt):
+        assert training.submit(run.window, 1000.0, 1000.1).result() is not None
+    assert not lock.lock.locked(), "the books would wait for it for good"
+    run._lock = threading.Lock()
 
 
 def test_the_end_is_told_with_its_time_and_the_totals(bench: Bench) -> None:

@@ -94,13 +94,28 @@ def test_time_in_which_nothing_is_trained_is_no_gears(idle: str) -> None:
     assert entry.devices["gpu"].phases == pytest.approx({"other": 200, idle: 20})
 
 
+@pytest.mark.parametrize(
+    ("readings_s", "shared_s"),
+    [((0.0, 2.0, 3.2, 9.0), 0.0), ((0.0, 2.1, 3.1, 9.0), 0.1 + 0.1), ((0.0, 3.0, 6.0, 9.0), 1.0 + 0.2)],
+    ids=["read where it shifts", "read nearly there", "read rarely"],
+)
+def test_a_gear_says_how_much_of_it_lies_in_readings_with_other_time(
+    readings_s: Sequence[float], shared_s: float
+) -> None:
+    """FP32 for 1.2 s between two spells of BF16."""
+    books = _books(Mark(0.0, "gear", "bf16"), Mark(2.0, "gear", "fp32"), Mark(3.2, "gear", "bf16"))
+    entry = books.book(9.0, {"cpu": _curve("cpu", [(t_s, 50.0 * t_s) for t_s in readings_s])})
+    assert entry.gears["fp32"].seconds == pytest.approx(1.2)
+    assert [use.shared_s for use in entry.gears.values()] == pytest.approx([shared_s, shared_s])
+
+
 def test_what_nobody_could_read_is_missing_and_not_zero() -> None:
     books = _books(Mark(1.0, "gear", "bf16"), Mark(6.0, "gear", "fp8"))
     gpu = _curve("gpu", [(0.0, 0.0), (4.0, 400.0)])
     gpu.advance_missing(10.0)
     entry = books.book(10.0, {"gpu": gpu}, unread=[_sensor("other", Provenance.MISSING)])
     bf16, fp8 = entry.gears["bf16"], entry.gears["fp8"]
-    assert _near(bf16, GearUse(energy_j=300, missing_s=2 + 5, device_s=10, seconds=5))
+    assert _near(bf16, GearUse(energy_j=300, missing_s=2 + 5, device_s=10, seconds=5, shared_s=1))
     assert _near(fp8, GearUse(missing_s=4 + 4, device_s=8, seconds=4))
     assert bf16.is_known and not fp8.is_known
     assert not (fp8 + fp8).is_known and (fp8 + bf16).is_known
@@ -110,7 +125,7 @@ def test_time_before_the_first_gear_is_in_none() -> None:
     books = _books(Mark(3.0, "step", tokens=5), Mark(3.0, "gear", "bf16"), Mark(4.0, "gear", ""))
     entry = books.book(10.0, {"gpu": _curve("gpu", [(0.0, 0.0), (10.0, 1000.0)])})
     assert list(entry.gears) == ["bf16"]
-    assert _near(entry.gears["bf16"], GearUse(energy_j=100, device_s=1, seconds=1))
+    assert _near(entry.gears["bf16"], GearUse(energy_j=100, device_s=1, seconds=1, shared_s=1))
     assert entry.tokens == 5
 
 

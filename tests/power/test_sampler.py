@@ -312,6 +312,7 @@ class Played(_Reader):
         self.clock.now_s += max(0.0, wait_s)
         if self.clock.now_s < self.end_s:
             return True
+        self.ended = True
         self.last()
         return False
 
@@ -365,6 +366,22 @@ class Cards:
         pass
 
 
+class Woken(Played):
+    """The same, woken by who asks for a reading at some times (s)."""
+
+    def __init__(self, clock: FakeClock, end_s: float, sampler: Sampler, asks_s: Sequence[float]) -> None:
+        super().__init__(clock, end_s)
+        self.sampler, self.asks_s = sampler, list(asks_s)
+        sampler._reader = self
+
+    def sleep(self, wait_s: float) -> bool:
+        if not self.asks_s or self.clock.now_s + wait_s < self.asks_s[0]:
+            return super().sleep(wait_s)
+        self.clock.now_s = self.asks_s.pop(0)
+        self.sampler.ask()
+        return False
+
+
 def sampler_of(
     meter: Any, clock: FakeClock, sample_s: float = 0.1, on_tick: Callable[[float], None] = lambda now_s: None
 ) -> tuple[Sampler, dict[str, EnergyCurve]]:
@@ -399,6 +416,42 @@ def test_counters_are_read_at_each_tick_while_power_moves_and_seldom_while_it_st
     assert len(moving.at("meter")) == 5, "past its meter, but for the start, the end, and once a second"
     rests_s = np.diff(sorted(still.at("GPU-0") + still.at("meter"))[15:-1])
     assert np.median(rests_s) == pytest.approx(3 * 0.097)
+
+
+def test_a_reading_that_is_asked_for_tells_what_was_before_from_what_is_after() -> None:
+    """100 W in one gear, a pause of 10 W from 4.2 to 5.9 s, 50 W in another gear; the meter is read every 3 s."""
+
+    def spent(t_s: float) -> float:
+        t_s -= 1000.0
+        return 100.0 * min(t_s, 4.2) + 10.0 * min(max(t_s - 4.2, 0.0), 1.7) + 50.0 * max(t_s - 5.9, 0.0)
+
+    found = {}
+    for asks_s in ((), (1004.2, 1005.9)):
+        clock = FakeClock()
+        meter = Cards(clock, card("cpu", period_s=3.0, tick_s=None))
+        meter.spends = spent
+        sampler, curves = sampler_of(meter, clock)
+        sampler._run(Woken(clock, 1012.0, sampler, asks_s))
+        sampler.settle()
+        found[len(asks_s)] = [curves["cpu"].between(1000.0 + a, 1000.0 + b)[0] for a, b in ((0, 4.2), (5.9, 12.0))]
+        assert not asks_s or meter.at("meter")[2:5] == [4.2, 5.9, 8.9], "in its own pace afterwards"
+    truth_j = [420.0, 305.0]
+    assert found[2] == pytest.approx(truth_j), "what a pause drew is not in the gears around it"
+    assert found[0] != pytest.approx(truth_j, rel=0.05), "or else this shows nothing"
+
+
+def test_who_is_woken_and_finds_nothing_asked_reads_on() -> None:
+    """Two have asked, and the reading for the first was the second's, too."""
+
+    class Startled(Played):
+        def sleep(self, wait_s: float) -> bool:
+            return super().sleep(wait_s) and len(meter.calls) != 4
+
+    clock = FakeClock()
+    meter = Cards(clock, card("cpu", period_s=3.0, tick_s=None))
+    sampler, _ = sampler_of(meter, clock)
+    sampler._run(Startled(clock, clock.now_s + 30.0))
+    assert meter.at("meter")[-2:] == [27.0, 30.0], "no device is missing from there on"
 
 
 def test_a_read_that_was_held_up_is_not_made_up_for() -> None:
@@ -709,8 +762,10 @@ def test_a_reader_that_was_left_brings_nothing_of_what_it_read_meanwhile() -> No
 def test_sleep_of_the_reader_ends_when_the_run_does() -> None:
     reader = _Reader(lambda reader: None)
     assert reader.sleep(-1.0) and reader.sleep(0.0) and reader.sleep(0.001)
-    reader.going.release()
-    assert not reader.sleep(0.001)
+    reader.wake()
+    reader.wake()
+    assert not reader.sleep(0.001) and reader.sleep(0.001), "once, however many have woken it"
+    reader.wake()
     start_s = time.monotonic()
     assert not reader.sleep(60.0)
     assert time.monotonic() - start_s < 30

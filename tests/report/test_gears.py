@@ -42,7 +42,7 @@ def test_two_gears_by_hand(tmp_path: Path) -> None:
             "steps": 60, "tokens": 24_000, "samples": 240, "mean_power_w": 850.0, "tokens_per_s": 200.0,
             "j_per_token": bf16_j / 24_000, "samples_per_s": 2.0, "j_per_sample": bf16_j / 240, "steps_per_s": 0.5,
             "j_per_step": bf16_j / 60, "operational_g": bf16_j / 1e4, "device_s": 360.0, "missing_device_s": 0.0,
-            "g_per_ktoken": (bf16_j / 1e4 + 24 * 0.01) / 24, "coverage": 1.0,
+            "g_per_ktoken": (bf16_j / 1e4 + 24 * 0.01) / 24, "coverage": 1.0, "attribution": "resolved",
         }
     )  # fmt: skip
     assert (fp8["gear"], fp8["tokens"], fp8["steps"]) == ("fp8", 48_000, 120)
@@ -72,11 +72,34 @@ def test_an_unknown_gear_is_null_and_not_zero(tmp_path: Path) -> None:
         assert rows["fp8"][key] is None, key
     assert (rows["fp8"]["coverage"], rows["fp8"]["tokens_per_s"]) == (0.0, 10.0)
     assert rows["bf16"]["coverage"] == pytest.approx(0.8)
+    assert rows["bf16"]["j_per_token"] is None, "all its tokens, and the joules of four fifths of them"
     shown = gear_table(s)
     assert shown is not None
     assert [row["source"] for row in shown["rows"]] == ["measured, 80.0 % of device time", "no reading"]
     assert shown["whole"]
     assert "unknown" in _text(table.render(s))
+
+
+def test_a_gear_that_is_too_short_for_its_sensors_is_not_compared(tmp_path: Path) -> None:
+    """1.2 s of FP32 in a reading with a pause: a token seemed to take less than in BF16."""
+    gears = {
+        "bf16": GearUse(energy_j=700.0, device_s=160.0, seconds=160.0, shared_s=4.0, steps=1600, tokens=160_000),
+        "fp32": GearUse(energy_j=7.0, device_s=1.2, seconds=1.2, shared_s=0.9, steps=25, tokens=2500),
+    }
+    item = entry(T0_S, T0_S + 200, {"GPU-0": device(800.0)}, gears=gears, tokens=162_500)
+    folder = Folder(tmp_path).rank(0, [GPU], [item]).path
+    s = _summary(folder)
+    rows = _by_gear(s)
+    assert (rows["bf16"]["attribution"], rows["fp32"]["attribution"]) == ("resolved", "blurred")
+    for key in ("mean_power_w", "j_per_token", "j_per_sample", "j_per_step", "operational_g", "g_per_ktoken"):
+        assert rows["fp32"][key] is None, key
+    assert rows["fp32"]["energy_j"] == 7.0, "of the whole, which its parts sum to"
+    assert rows["fp32"]["tokens_per_s"] == pytest.approx(2500 / 1.2) and rows["bf16"]["j_per_token"] == 700 / 160_000
+    shown = gear_table(s)
+    assert shown is not None and [row["relative"] for row in shown["rows"]] == ["", ""]
+    assert shown["rows"][1]["source"] == "measured, too short to be told from others"
+    assert "too short to be told from others" in write_report(folder).read_text(encoding="utf-8")
+    assert "too short to be told from others" in _text(table.render(s))
 
 
 def test_grams_of_a_gear_are_of_the_intervals_that_have_some(tmp_path: Path) -> None:

@@ -117,8 +117,10 @@ def test_what_makes_a_ratio_unfair_is_said(tmp_path: Path) -> None:
     a = _summary(one_rank(tmp_path / "a"))
     other = entry(T0_S, T0_S + 10, {"cpu": device(500.0, Provenance.MODELLED)}, zone="DEU", pue=1.5, tokens=10)
     b = _summary(Folder(tmp_path / "b").rank(0, [CPU], [other], reason="sigterm").path)
+    b["phases"][0]["attribution"] = "blurred"
     caveats = " | ".join(compare.compare([a, b])["caveats"])
     for words in (
+        f"sensors of B do not tell {b['phases'][0]['name']} from what",
         "is modelled",
         "PUE is 1.2 in A and 1.5 in B",
         "FRA in A and DEU in B",

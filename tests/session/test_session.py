@@ -19,7 +19,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
 from greentrain.report.live.prometheus import Textfile
 from greentrain.session import session
-from greentrain.types import CarbonPoint, Topology
+from greentrain.types import CarbonPoint, DeviceWindow, Provenance, Topology, WindowEnergy
 from tests.helpers.flat_meter import T0_S, FlatMeter
 from tests.helpers.hanging import Hanging
 
@@ -309,6 +309,27 @@ def test_windows_come_from_the_curve(tmp_path: Path) -> None:
     assert window["GPU-a"] == pytest.approx(200 * (t1_s - t0_s), rel=0.02)
 
 
+def test_a_block_tells_what_it_used_also_when_the_session_is_closed(tmp_path: Path) -> None:
+    with _session(tmp_path) as green:
+        with green.phase("outer") as outer:
+            time.sleep(0.05)
+            with green.phase("inner") as inner:
+                time.sleep(0.1)
+        first = inner.energy(60.0)
+    assert first is not None and first.energy_j == pytest.approx(250 * first.seconds, rel=0.05)
+    low_j, high_j = first.interval_j or (0.0, 0.0)
+    assert low_j <= 250 * first.seconds <= high_j and first.provenance == "mixed"
+    assert {uid: device.provenance for uid, device in first.devices.items()} == {
+        "GPU-a": "measured", "model:cpu": "modelled",
+    }  # fmt: skip
+    whole, again = outer.energy(), inner.energy()
+    assert whole is not None and again is not None and whole.energy_j is not None and again.energy_j is not None
+    assert whole.seconds > 0.15 and whole.energy_j > again.energy_j == pytest.approx(first.energy_j, rel=0.05)
+    with green.phase("late") as late:
+        pass
+    assert late.energy() is None, "no run, no joules"
+
+
 def test_marks_outside_a_run_are_ignored(tmp_path: Path) -> None:
     green = _session(tmp_path)
     green.step(tokens=5)
@@ -509,13 +530,21 @@ class StandIn:
         self.heard: list[Any] = []
         self.ledger = types.SimpleNamespace(totals=Totals(energy_j=7.0, steps=4))
         self.windows: list[Any] = []
+        self.reads, self.changes_s = 0, list[float]()
 
     def event(self, name: str, text: str, **more: Any) -> None:
         self.heard.append((name, more))
 
-    def window(self, t0_s: float, t1_s: float) -> Any:
+    def window(self, t0_s: float, t1_s: float, wait_s: float) -> Any:
         self.heard.append(("window", t0_s, t1_s))
+        assert wait_s <= 1.0
         return self.windows.pop(0)
+
+    def read_now(self) -> None:
+        self.reads += 1
+
+    def changes(self, t_s: float) -> None:
+        self.changes_s.append(t_s)
 
     def know(self, **facts: Any) -> None:
         self.heard.append(("know", facts))
@@ -574,6 +603,46 @@ def test_each_call_of_the_training_is_one_mark_with_its_time(played: Played) -> 
         (7.0, "gear", ""),
         (8.0, "step", "", 3, 0, 3),
     ]
+    assert played.run.changes_s == [6.0, 7.0], "a reading of two gears would give each the other's power"
+
+
+def _used(energy_j: float, missing_s: float = 0.0) -> WindowEnergy:
+    device = DeviceWindow(energy_j=energy_j, provenance=Provenance.MEASURED, low_j=energy_j - 1, high_j=energy_j + 1)
+    return WindowEnergy(seconds=1.0, devices={"a": device}, missing_s=missing_s)
+
+
+def test_a_block_is_asked_for_its_own_time_again_and_nested(played: Played) -> None:
+    outer, inner = played.phase("outer"), played.phase("inner")
+    with pytest.raises(SessionError, match="with"):
+        outer.energy()
+    played.at(1.0)
+    with outer as same:
+        played.at(2.0)
+        with inner:
+            played.at(3.0)
+        played.at(4.0)
+        played.run.windows = [_used(1.0)]
+        outer.energy()
+        played.at(5.0)
+    assert same is outer
+    played.at(9.0).run.windows = [_used(5.0), _used(2.0), _used(3.0)]
+    found = outer.energy()
+    assert found is not None and found.energy_j == 5.0 and found.interval_j == (4.0, 6.0)
+    inner.energy()
+    with outer:
+        played.at(10.0)
+    outer.energy()
+    asked = [words[1:] for words in played.run.heard if words[0] == "window"]
+    assert asked == [(1.0, 4.0), (1.0, 5.0), (2.0, 3.0), (9.0, 10.0)], "up to now, the whole, the inner, the last time"
+
+
+def test_what_all_devices_used_is_known_only_where_each_is() -> None:
+    modelled = DeviceWindow(energy_j=3.0, provenance=Provenance.MODELLED, low_j=1.0, high_j=5.0)
+    both = WindowEnergy(seconds=1.0, devices={**_used(5.0).devices, "cpu": modelled})
+    assert (both.energy_j, both.interval_j, both.provenance) == (8.0, (5.0, 11.0), "mixed")
+    assert _used(5.0).provenance == "measured"
+    for unknown in (_used(5.0, missing_s=0.5), WindowEnergy(seconds=1.0, devices={})):
+        assert (unknown.energy_j, unknown.interval_j, unknown.provenance) == (None, None, "missing")
 
 
 def test_steps_of_the_next_run_are_numbered_anew(played: Played) -> None:
@@ -609,13 +678,13 @@ def test_a_window_with_a_gap_is_unknown_and_one_that_is_not_over_is_waited_for(
     naps: list[float] = []
     clock = types.SimpleNamespace(monotonic=lambda: sum(naps), sleep=naps.append)
     monkeypatch.setattr(session, "time", clock)
-    played.run.windows = [({"a": 5.0}, 0.0)]
+    played.run.windows = [_used(5.0)]
     assert played.energy(1.0, 2.0) == {"a": 5.0} and not naps
     assert played.run.heard == [("window", 1.0, 2.0)]
-    played.run.windows = [({"a": 5.0}, 0.5)]
+    played.run.windows = [_used(5.0, missing_s=0.5)]
     assert played.energy(1.0, 2.0, wait_s=1.0) is None and not naps
-    played.run.windows = [None] * 3 + [({"a": 5.0}, 0.0)]
-    assert played.energy(1.0, 2.0, wait_s=1.0) == {"a": 5.0} and len(naps) == 3
+    played.run.windows = [None] * 3 + [_used(5.0)]
+    assert played.energy(1.0, 2.0, wait_s=1.0) == {"a": 5.0} and len(naps) == played.run.reads == 3
     played.run.windows = [None] * 1000
     assert played.energy(1.0, 2.0, wait_s=1.0) is None and 1.0 <= sum(naps[3:]) <= 1.1
     before = len(naps)

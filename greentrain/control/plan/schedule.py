@@ -282,19 +282,23 @@ SENSORS_S: Final = 4.0
 """How long to wait for the sensors to report a rest (s)."""
 
 
-def rest(host: Host, rest_s: float) -> tuple[float, float]:
+def rest(host: Host, rest_s: float, changes: Callable[[float], object]) -> tuple[float, float]:
     """Hold this rank still and return the times (s) between which its power is that of a resting one.
 
     Args:
         host: The session, which marks the phase.
         rest_s: Length of the rest (s); the first half is for clocks to fall.
+        changes: Called with each time (s) at which power changes.
     """
     token = host.begin(Phase.PAUSED)
+    changes(time.monotonic())
     time.sleep(rest_s / 2)
     t0_s = time.monotonic()
+    changes(t0_s)
     time.sleep(rest_s / 2)
     t1_s = time.monotonic()
     host.end(Phase.PAUSED, token)
+    changes(t1_s)
     return t0_s, t1_s
 
 
@@ -538,7 +542,7 @@ class Schedule:
     def _do(self, said: Mapping[str, Any]) -> None:
         """Do what rank 0 has said, on every rank after the same step."""
         if "rest" in said:
-            self._rested = rest(self._host, said["rest"])
+            self._rested = rest(self._host, said["rest"], self._run.changes)
             self._mark_time()
         else:
             self._follow(PlanMessage.from_dict(said["message"]))
@@ -574,12 +578,14 @@ class Schedule:
         self.checkpoint_due = False
         self._observe()
         token, said = self._host.begin(Phase.PAUSED), None
+        self._run.changes(time.monotonic())
         try:
             while said is None and not (self._closed or self._sync.over):
                 said = self._hold_on(self._pause.hold(self._look))
         finally:
             self._pausing = False
             self._host.end(Phase.PAUSED, token)
+            self._run.changes(time.monotonic())
         self._mark_time()
         if said is not None:
             self._do(said)

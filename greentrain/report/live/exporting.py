@@ -154,7 +154,9 @@ def _power_w(run: ActiveRun) -> Mapping[str, float] | None:
         return None
     end_s = time.monotonic() - late_s
     found = run.window(end_s - 1.0, end_s, exact=False)  # each second, of up to eight GPUs
-    return None if found is None or found[1] > 0 else found[0]
+    if found is None or found.missing_s > 0:
+        return None
+    return {uid: device.energy_j for uid, device in found.devices.items()}
 
 
 def _harmlessly(run: ActiveRun, update: Callable[[Snapshot], None], snapshot: Snapshot) -> None:

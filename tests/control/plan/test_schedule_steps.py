@@ -59,11 +59,15 @@ class Run:
         self.run_id, self.topology = "a-run", Topology(rank=rank, world_size=world_size)
         self.facility = ConstantPue(1.2)
         self.warnings: list[str] = []
+        self.changes_s: list[float] = []
         self.facts: list[Mapping[str, Any]] = []
         self.events: list[dict[str, Any]] = []
 
     def warn(self, text: str, then: str = "") -> None:
         self.warnings.append(text)
+
+    def changes(self, t_s: float) -> None:
+        self.changes_s.append(t_s)
 
     def know(self, **facts: Any) -> None:
         self.facts.append(facts["plan"])
@@ -214,6 +218,7 @@ def test_a_pause_holds_the_step_until_the_plan_goes_on_and_is_no_training(clock:
     (_, since_s), (_, until_s) = *job.told("begin"), *job.told("end")
     assert since_s == 1000.0 + 7 * 600.0
     assert until_s - since_s == pytest.approx(3 * H, abs=2 * job.STEP_S / 2 + LOOK_S), "half a step a decision"
+    assert job.run.changes_s == [since_s, until_s], "sensors are read at both ends, or work would look like rest"
     assert set(clock.slept) == {LOOK_S}, "a word of another thread is heard soon"
     assert job.told("follow") == [(BF16,), (FP8,)]
     job.step(6)
@@ -412,8 +417,10 @@ def test_it_takes_what_sensors_say_late(clock: Clock) -> None:
 
 def test_a_rest_begins_with_time_for_clocks_to_fall(clock: Clock) -> None:
     world = World(clock)
-    assert rest(world, 8.0) == (1004.0, 1008.0)  # type: ignore[arg-type]
+    changes_s: list[float] = []
+    assert rest(world, 8.0, changes_s.append) == (1004.0, 1008.0)  # type: ignore[arg-type]
     assert world.told == [("begin", "paused", 1000.0), ("end", "paused", 1008.0)]
+    assert changes_s == [1000.0, 1004.0, 1008.0], "no reading is of the rest and of what is around it"
 
 
 # -- what it knows -----------------------------------------------------------------------------------------------
