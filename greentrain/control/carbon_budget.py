@@ -148,7 +148,7 @@ class BudgetWatch:
         run: The run.
         gears: Gears of the run.
         reported: Events that an earlier part of the run has reported.
-        unix_s: Time.
+        clock_s: Time (s): a clock that is set back must not end the looks.
     """
 
     def __init__(
@@ -157,11 +157,11 @@ class BudgetWatch:
         run: ActiveRun,
         gears: tuple[Gear, ...],
         reported: tuple[str, ...] = (),
-        unix_s: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._run, self._gears, self._unix_s = config, run, gears, unix_s
-        self._sync = SyncSchedule(RankZeroChannel(f"{run.run_id}/budget", run.topology), unix_s, run.warn)
-        self._next_s = unix_s() + LOOK_S
+        self._config, self._run, self._gears, self._clock_s = config, run, gears, clock_s
+        self._sync = SyncSchedule(RankZeroChannel(f"{run.run_id}/budget", run.topology), clock_s, run.warn)
+        self._next_s = clock_s() + LOOK_S
         self.reported = reported
         """Events that were reported, once each."""
         self.vetoes: Mapping[Gear, str] = {}
@@ -187,7 +187,7 @@ class BudgetWatch:
         """Return what follows from the books, where that is new; rank 0 tells all ranks."""
         found = None
         if self._sync.is_due(self._next_s):
-            self._next_s = self._unix_s() + LOOK_S
+            self._next_s = self._clock_s() + LOOK_S
             self._sync.restart()
             try:
                 found = self._look(tokens_done, gear, table)

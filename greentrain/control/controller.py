@@ -224,7 +224,7 @@ class ProfilingSession:
             return
         if self._sync is None:
             channel = RankZeroChannel(f"{run.run_id}/profile", run.topology)
-            self._sync = SyncSchedule(channel, time.time, run.warn)
+            self._sync = SyncSchedule(channel, time.monotonic, run.warn)
         self._sync.steps = self._steps - 1
         said = self._sync.stepped(lambda: self._say(run))
         if said is not None and "begin" in said:

@@ -175,7 +175,7 @@ class SyncSchedule:
 
     Args:
         channel: Channel of the ranks.
-        unix_s: Time (s since the epoch).
+        unix_s: Time (s): of the epoch, or of any clock by which ``is_due`` is asked.
         warn: Called once with a sentence where the ranks cannot agree.
     """
 

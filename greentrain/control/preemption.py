@@ -70,6 +70,7 @@ class PreemptionHandler:
         run: The run.
         wake: Ends a pause: a process that is asked to leave must not sleep.
         unix_s: Time.
+        clock_s: What waits are counted by: a clock that is set back must not hide a notice.
     """
 
     def __init__(
@@ -79,13 +80,14 @@ class PreemptionHandler:
         *,
         wake: Callable[[], None] = lambda: None,
         unix_s: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._launcher, self._run, self._wake, self._unix_s = launcher, run, wake, unix_s
+        self._launcher, self._run, self._wake, self._unix_s, self._clock_s = launcher, run, wake, unix_s, clock_s
         self._first = run.topology.rank == 0
         self._channel: RankZeroChannel | None = None
         self._sync: SyncSchedule | None = None
         self._ranks = run.topology.world_size
-        self._next_s = unix_s() + NOTICE_S
+        self._next_s = clock_s() + NOTICE_S
         self._again_s = 0.0
         self.offer = launcher.offer()
         """What the launcher can do; None: nothing, or nothing that this node can see. Only rank 0's counts."""
@@ -114,7 +116,7 @@ class PreemptionHandler:
         """Look for a notice; on rank 0, about once a second, from any thread."""
         if not self._first:
             return
-        if self._noticed is None and not self.due and self._unix_s() >= self._again_s:
+        if self._noticed is None and not self.due and self._clock_s() >= self._again_s:
             found = self._launcher.notice()
             if found is not None and found.attempt == self.attempt and found != self._obeyed:
                 self._noticed = found
@@ -125,7 +127,7 @@ class PreemptionHandler:
         """Note the end of an optimizer step, on every rank; now and then, hear of a notice."""
         if self._channel is None:  # only now: a script may join its process group after the session has started
             self._channel = RankZeroChannel(f"{self._run.run_id}/leave", self._run.topology)
-            self._sync = SyncSchedule(self._channel, self._unix_s, self._run.warn)
+            self._sync = SyncSchedule(self._channel, self._clock_s, self._run.warn)
             if self._first:
                 self._mark("step")
         if self.request is not None:
@@ -159,7 +161,7 @@ class PreemptionHandler:
     def request_leave(self) -> bool:
         """Hand the request over; return whether this process is to exit now, the same on every rank."""
         if self.request is not None and not self._all_told(self.request):
-            self.request, self._obeyed, self._again_s = None, None, self._unix_s() + AGAIN_S
+            self.request, self._obeyed, self._again_s = None, None, self._clock_s() + AGAIN_S
             return False
         if self._first:
             self._mark("left")
@@ -193,7 +195,7 @@ class PreemptionHandler:
         """Return what rank 0 tells all ranks: the notice, if there is one."""
         assert self._sync is not None
         if self._sync.is_due(self._next_s):
-            self._next_s = self._unix_s() + NOTICE_S
+            self._next_s = self._clock_s() + NOTICE_S
             self._sync.restart()
         notice = self._noticed
         message = None if notice is None else {"notice": [notice.reason, notice.ranks, notice.by_unix_s]}

@@ -1,5 +1,6 @@
 """A carbon budget in a training: it is told once, a cheaper gear is taken, and the run ends where that is allowed."""
 
+import inspect
 import math
 import threading
 import time
@@ -242,7 +243,7 @@ class Books:
         self.sums: Any = SimpleNamespace(emissions_g=0.0, energy_j=1.0, unpriced_j=0.0)
         self.warnings, self.events = list[str](), list[str]()
         config = PolicyConfig(budget_g=1000.0, budget_action=action)
-        self.watch = BudgetWatch(config, self, gears, unix_s=lambda: self.s, **more)  # type: ignore[arg-type]
+        self.watch = BudgetWatch(config, self, gears, clock_s=lambda: self.s, **more)  # type: ignore[arg-type]
 
     def job_sums(self) -> Any:
         self.looks.append(self.s)
@@ -298,6 +299,11 @@ def test_the_books_of_a_job_whose_steps_become_slow_are_looked_at_as_often() -> 
     job.train(200, step_s=1.0)
     late = [at_s for at_s in job.looks if at_s > begin_s]
     assert len(late) > 30 and late[0] - begin_s < 15.0, "or grams are spent that nobody looks at"
+
+
+def test_a_machine_whose_clock_is_set_back_looks_on() -> None:
+    """By the time of day the next look would be an hour away, and what is spent until then nobody would see."""
+    assert inspect.signature(BudgetWatch).parameters["clock_s"].default is time.monotonic
 
 
 @pytest.mark.usefixtures("seldom")

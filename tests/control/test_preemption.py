@@ -91,8 +91,8 @@ def test_a_launcher_that_cannot_be_told_does_not_end_the_run_and_is_told_later(
         green.step()
         launcher.broken = False
         asked = green._controller.preemption
-        assert asked is not None and asked._again_s > time.time() + 3000.0
-        asked._again_s = time.time()  # the rest is over
+        assert asked is not None and asked._again_s > time.monotonic() + 3000.0
+        asked._again_s = time.monotonic()  # the rest is over
         until_due(green)
         green.checkpoint()
     assert [request.ranks for request in launcher.requests] == [2]
@@ -395,9 +395,15 @@ class Rank:
     """A rank that may be asked to leave, on a clock that a test moves."""
 
     def __init__(self, launcher: FakeLauncher, run: Run | None = None) -> None:
-        self.s, self.woken = 1000.0, 0
+        self.s, self.back_s, self.woken = 1000.0, 0.0, 0
         self.run, self.launcher = run or Run(), launcher
-        self.asked = PreemptionHandler(launcher, cast(Any, self.run), wake=self._wake, unix_s=lambda: self.s)
+        self.asked = PreemptionHandler(
+            launcher,
+            cast(Any, self.run),
+            wake=self._wake,
+            unix_s=lambda: self.s - self.back_s,
+            clock_s=lambda: self.s,
+        )
 
     def _wake(self) -> None:
         self.woken += 1
@@ -460,6 +466,37 @@ def test_a_wish_that_could_not_be_told_rests_before_it_is_asked_for_again() -> N
         assert asked.request_leave() is True and asked.due
     assert launcher.requests == [Request(attempt=1, ranks=2, not_before_unix_s=None, reason=NOTICE.reason)]
     assert launcher.marks == ["ready", "step", "request", "request", "left"]
+
+
+def test_a_clock_that_is_set_back_hides_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the node is drained, and what was trained since the last checkpoint with it."""
+    store = HashStore()
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
+    launchers = [FakeLauncher(broken=True), FakeLauncher(blind=True)]
+    ranks = [Rank(launchers[n], Run(n, 2)) for n in range(2)]
+
+    def trains(first: Any, second: Any) -> int:
+        """Return after how many steps of a second the ranks are asked to leave."""
+        for step in range(1, 120):
+            for rank in ranks:
+                rank.s += 1.0
+            first.look()
+            first.stepped()
+            second.stepped()
+            if first.due:
+                return step
+        return 120
+
+    with ranks[0] as first, ranks[1] as second:
+        trains(first, second)
+        for rank in ranks:
+            rank.back_s = 3600.0
+        launchers[0].wanted = NOTICE
+        assert trains(first, second) <= preemption.NOTICE_S + coordination.LEAD + 2
+        assert [first.request_leave(), second.request_leave()] == [False, False], "its launcher cannot be told"
+        for rank in ranks:
+            rank.back_s = 7200.0
+        assert trains(first, second) <= preemption.AGAIN_S + preemption.NOTICE_S + coordination.LEAD + 2
 
 
 def test_a_plan_that_asks_first_is_not_overruled_by_a_notice_but_hurried() -> None:
