@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import Facility
-from greentrain.power.phase_power import Floats, Ints, LabelSeconds, PhasePower
+from greentrain.power.phase_power import Floats, Ints, LabelSeconds, PhaseFit, PhasePower
 from greentrain.power.sampler import EnergyCurve
 from greentrain.types import (
     IDLE_PHASES,
@@ -280,6 +280,10 @@ class BelowTheTick:
         self._since_s: float | None = math.inf
         """From when on what is booked may be split anew; infinite before the first interval, None: no more."""
         self._booked_j: Floats = np.zeros(0)
+        self._open_s: Floats = np.zeros(0)
+        """How long each label has lasted in what may be split anew (s)."""
+        self._error_j: Floats = np.zeros(0)
+        """By label, standard error of what may not (J), as it was known when it was booked."""
 
     def book(
         self, curve: EnergyCurve, bounds_s: Floats, label: Ints, *, last: bool
@@ -305,7 +309,8 @@ class BelowTheTick:
         self.power.add(bounds_s, label, ticks[:, 0], ticks[:, 1])
         if last:
             self.power.refit()
-        moved = {} if self.power.fit is before else self._moved(t0_s)
+        moved = {} if self.power.fit is before else self._moved(t0_s, before)
+        self._open_s = _summed(self._open_s, np.bincount(label, weights=np.diff(bounds_s)))
         energy_j, missing_s = curve.at(bounds_s[[0, -1]])
         nodes_s = self.power.nodes_s(t0_s, t1_s)
         used_j = None
@@ -317,6 +322,8 @@ class BelowTheTick:
             at_nodes_j = curve.at(nodes_s)[0] if used_j is None else used_j
             by_label = np.bincount(self.power.labels(nodes_s), weights=np.diff(at_nodes_j))
             self._booked_j = _summed(self._booked_j, by_label)
+        else:
+            self._error_j, self._open_s = self._errors_j(self.power.fit), np.zeros(0)
         if used_j is None:
             return lambda t_s: curve.at(t_s)[0], moved
         return lambda t_s: np.interp(t_s, nodes_s, energy_j[0] + used_j), moved
@@ -364,7 +371,7 @@ class BelowTheTick:
         phase, label_s = phase[known], label_s[known]
         energy_j, error_j, seconds, times = (
             np.bincount(phase, weights=values)
-            for values in (fit.power_w * label_s, fit.error_w * label_s, label_s, label_n[known])
+            for values in (fit.power_w * label_s, self._errors_j(fit)[known], label_s, label_n[known])
         )
         told = {}
         for i in np.flatnonzero(seconds).tolist():
@@ -381,11 +388,17 @@ class BelowTheTick:
             "phases": told,
         }
 
-    def _moved(self, t0_s: float) -> Mapping[int, float]:
-        """Split anew what is booked up to a time."""
+    def _errors_j(self, fit: PhaseFit | None) -> Floats:
+        """Return the standard error of what is booked by a fit and before, by label (J); their signs are alike."""
+        error_w = np.zeros(0) if fit is None else fit.error_w
+        open_s = _summed(np.zeros_like(error_w), self._open_s)
+        return _summed(self._error_j, open_s[: len(error_w)] * error_w)
+
+    def _moved(self, t0_s: float, before: PhaseFit | None) -> Mapping[int, float]:
+        """Split anew what is booked up to a time, as the fit before said."""
         since_s, booked_j = self._since_s, self._booked_j
         if since_s is None or not since_s < t0_s or not self.power.covers(since_s):
-            self._since_s = None
+            self._error_j, self._open_s, self._since_s = self._errors_j(before), np.zeros(0), None
             return {}
         nodes_s = self.power.nodes_s(since_s, t0_s)
         used_j = self.power.spread(nodes_s, float(booked_j.sum()))

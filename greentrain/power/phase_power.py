@@ -8,7 +8,9 @@ well.
 
 A joule is then placed by what each phase draws, and what a tick has drawn more or less than its phases is spread over
 that tick. The sum is the counter's, whatever the fit says. Where phases are locked to the ticks, or too few ticks were
-seen, the ticks do not tell one phase from another: their errors are then as large as their powers.
+seen, the ticks do not tell one phase from another: their errors are then as large as phases differ.
+
+Two minutes of ticks are looked at; what older ones have said of the powers is kept as a matrix, and fades.
 """
 
 import contextlib
@@ -26,8 +28,10 @@ ROWS: Final = 1200
 """Ticks that a fit looks at: two minutes at 10 Hz, in which a card's temperature moves little."""
 SEGMENTS: Final = 32_768
 """Most segments that it looks at: with phases of 4 ms those of two minutes, and 3 MB."""
+WEAK: Final = 1e-4
+"""Rows that the mean power counts for in a search."""
 FIRST_ROWS: Final = 50
-"""Ticks of the first fit; further ones come when there are four times as many, and then every ``ROWS``."""
+"""Ticks of the first fit; further ones come when there are four times as many, at ``ROWS``, and then every ``ROWS``."""
 LONGEST_ROW: Final = 8
 """Ticks from one reading to the next from which on it says too little."""
 WIDTHS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0, 1.1)
@@ -36,21 +40,26 @@ LAGS: Final = (-0.1, -0.05, 0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4)
 """How late it is told, tried first (share of a tick); negative where ticks are dated late."""
 SEARCHED: Final = 400
 """Readings on which these are tried; what is best is then refined on all."""
-SURE: Final = 400
+SURE: Final = 1000
 """Readings of a fit whose width and lag the next one begins with."""
 FINEST: Final = 1e-3
 """How finely width and lag are searched (share of a tick)."""
 PLAIN: Final = 12.0
 """By how much one that sees a part must fit better than one that sees all, in units of the variance left: two
 parameters more, by Schwarz's criterion for a few hundred readings 11 to 14 (1978, doi:10.1214/aos/1176344136)."""
-PLAIN_LAG: Final = 0.03
-"""Where the search for the latter begins."""
 OUTLIER: Final = 3.0
 """Standard deviations from which on a tick counts less (Huber 1964, doi:10.1214/aoms/1177703732)."""
 RESOLUTION: Final = 1e-3
 """No reading is taken for more exact than this share of the mean power."""
 HAC_LAGS: Final = 8
 """Ticks over which errors may hang together (Newey and West 1987, doi:10.2307/1913610)."""
+PRIOR: Final = 0.5
+"""How far a phase's power may be from the mean before anything is read (share of it): data loading at a third of it,
+matrix products at 1.3 times."""
+FADES: Final = 0.8
+"""What of older ticks counts at each ``ROWS`` of new ones: ten minutes of them together, and older ones little."""
+CHANGED: Final = 4.0
+"""Deviations of chi squared by which new ticks may contradict the older ones before these are forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +69,7 @@ class PhaseFit:
     power_w: Floats
     """Power in each label (W), shape (K,)."""
     error_w: Floats
-    """Standard error of it (W); as large as the mean power where ticks do not tell it."""
+    """Standard error of it (W); up to ``PRIOR`` of the mean power where ticks do not tell it."""
     mean_w: float
     """Mean power (W)."""
     width: float
@@ -71,6 +80,10 @@ class PhaseFit:
     """Readings that it rests on."""
     kept: float
     """Share of a tick's own deviation that holds for all of it: 1 where all of it is seen."""
+    information: Floats
+    """What the ticks, older ones too, say of the powers (1/W^2), shape (K, K)."""
+    scores: Floats
+    """The same times the powers that they say (1/W), shape (K,)."""
 
 
 class PhasePower:
@@ -88,8 +101,10 @@ class PhasePower:
         self._label: Ints = np.empty(0, dtype=np.intp)
         self._ticks_s: Floats = np.empty(0)
         self._ticks_j: Floats = np.empty(0)
-        self._seen = self._labels = 0
+        self._seen = self._labels = self._closed = 0
         self._next = FIRST_ROWS
+        self._older: PhaseFit | None = None
+        """Of ticks that are not looked at any more."""
 
     def add(self, bounds_s: Floats, label: Ints, ticks_s: Floats, ticks_j: Floats) -> None:
         """Add an interval, which follows the one before, and fit again where it is time.
@@ -114,8 +129,11 @@ class PhasePower:
         self._labels = max(self._labels, int(label.max()) + 1)
         self._seen += len(ticks_s)
         if self._seen >= self._next:
-            self._next = 4 * self._next if 4 * self._next <= ROWS else self._seen + ROWS
+            full = self._seen >= ROWS
+            self._next = self._seen + ROWS if full else min(4 * self._next, ROWS)
             self.refit()
+            if full:
+                self._older, self._closed = self.fit, self._seen
 
     def since(self, t_s: float) -> "PhasePower":
         """Return one of the same fit that knows what came since a time (s), to add to and to look at."""
@@ -130,9 +148,10 @@ class PhasePower:
     def refit(self) -> None:
         """Fit now, with what there is."""
         rows = self._rows()
+        rows = rows.last(min(rows.count, self._seen - self._closed))
         if rows.count >= FIRST_ROWS // 2:
             with contextlib.suppress(np.linalg.LinAlgError):  # figures without sense: the fit before holds
-                self.fit = _fit(rows, self.fit)
+                self.fit = _fit(rows, self.fit, self._older)
 
     def nodes_s(self, t0_s: float, t1_s: float) -> Floats:
         """Return the times between two at which power may change, and these two (s), increasing."""
@@ -264,16 +283,7 @@ class _Fitting:
         """
         shares = self.rows.shares(width, lag)
         weighted = shares * self.weight[:, None]
-        weak = 1e-4 * np.eye(shares.shape[1])
-        gram, told = weighted.T @ shares + weak, weighted.T @ self.rows.power_w + weak.sum(axis=0) * self.mean_w
-        kept = np.ones(len(gram), dtype=bool)
-        power_w = np.zeros(len(gram))
-        while kept.any():
-            power_w[:] = 0.0
-            power_w[kept] = np.linalg.solve(gram[np.ix_(kept, kept)], told[kept])
-            if (power_w >= 0).all():
-                break
-            kept &= power_w > 0
+        power_w = _powers(weighted.T @ shares, weighted.T @ self.rows.power_w, WEAK, self.mean_w)
         return shares, power_w, self.rows.power_w - shares @ power_w
 
     def missed(self, width: float, lag: float) -> tuple[float, float, float]:
@@ -302,36 +312,60 @@ _AROUND: Final = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (
 LEAST_WIDTH: Final = 0.02
 
 
-def _fit(rows: _Rows, before: PhaseFit | None) -> PhaseFit:
+def _powers(gram: Floats, told: Floats, prior: float, mean_w: float) -> Floats:
+    """Return the powers (W), none negative, that fit best; what is not told is drawn to the mean by the prior."""
+    gram, told = gram + prior * np.eye(len(gram)), told + prior * mean_w
+    kept, power_w = np.ones(len(gram), dtype=bool), np.zeros(len(gram))
+    while kept.any():
+        power_w[:] = 0.0
+        power_w[kept] = np.linalg.solve(gram[np.ix_(kept, kept)], told[kept])
+        if (power_w >= 0).all():
+            break
+        kept &= power_w > 0
+    return power_w
+
+
+def _fit(rows: _Rows, before: PhaseFit | None, older: PhaseFit | None) -> PhaseFit:
     fitting = _Fitting(rows)
     if before is not None and before.rows >= SURE:
         start = before.width, before.lag
     else:
         few = _Fitting(rows.last(SEARCHED))
         start = min(few.missed(width, lag) for width in WIDTHS for lag in LAGS)[1:]
-    _, width, lag = fitting.near(*start)
+    few_new = older is not None and rows.count < SEARCHED  # what is seen of a tick is known better than from these
+    width, lag = start if few_new else fitting.near(*start)[1:]
     left = np.abs(fitting.solved(width, lag)[2])
     usual_w = OUTLIER * (1.4826 * float(np.median(left)) + 1e-9)
     fitting = _Fitting(rows, fitting.weight * np.minimum(1.0, usual_w / np.maximum(left, 1e-12)))
-    (missed, width, lag), free = fitting.near(width, lag), True
-    whole = fitting.near(1.0, PLAIN_LAG, free=False)
-    if whole[0] < missed * (1 + PLAIN / rows.count):
-        (_, width, lag), free = whole, False
+    free = width != 1.0
+    if not few_new:
+        (missed, width, lag), free = fitting.near(width, lag), True
+        whole = fitting.near(*min(fitting.missed(1.0, lag) for lag in LAGS)[1:], free=False)
+        if whole[0] < missed * (1 + PLAIN / rows.count):
+            (_, width, lag), free = whole, False
     shares, power_w, left = fitting.solved(width, lag)
-    turns = [shares, _turn(rows, power_w, width, lag, (0.0, 0.01))[:, None]]
+    turns = [_turn(rows, power_w, width, lag, (0.0, 0.01))[:, None]]
     if free:
         turns.append(_turn(rows, power_w, width, lag, (0.01, 0.0))[:, None])
-    error_w = _errors(np.hstack(turns), left, fitting.weight, fitting.mean_w)[: len(power_w)]
+    information = _information(shares, np.hstack(turns), left, fitting.weight, fitting.mean_w)
+    scores, count, prior = information @ power_w, float(rows.count), 1 / (PRIOR * fitting.mean_w) ** 2
+    if older is not None and not _contradicts(information, power_w, older, prior):
+        known = len(older.scores)
+        information[:known, :known] += FADES * older.information
+        scores[:known] += FADES * older.scores
+        count += FADES * older.rows
     alike = float(left[1:] @ left[:-1] / max(float(left @ left), 1e-12))
     kept = 1.0 if width >= 1 else width + (1 - width) * min(max(alike, 0.0), 1.0)
     return PhaseFit(
-        power_w=power_w,
-        error_w=error_w,
+        power_w=_powers(information, scores, prior, fitting.mean_w),
+        error_w=np.sqrt(np.diag(np.linalg.inv(information + prior * np.eye(len(scores))))),
         mean_w=fitting.mean_w,
         width=width,
         lag=lag,
-        rows=rows.count,
+        rows=round(count),
         kept=kept,
+        information=information,
+        scores=scores,
     )
 
 
@@ -341,17 +375,30 @@ def _turn(rows: _Rows, power_w: Floats, width: float, lag: float, by: tuple[floa
     return (more - less) @ power_w / (2 * max(by))
 
 
-def _errors(turns: Floats, left: Floats, weight: Floats, mean_w: float) -> Floats:
-    """Return standard errors that hold where errors hang together from tick to tick (W)."""
+def _information(shares: Floats, turns: Floats, left: Floats, weight: Floats, mean_w: float) -> Floats:
+    """Return what rows say of the powers (1/W^2), where width and lag turn with them, and errors hang together."""
     variance = max(float(np.average(left * left, weights=weight)), (RESOLUTION * mean_w) ** 2)
-    weighted = turns * weight[:, None]
+    count, columns = shares.shape[1], np.hstack([shares, turns])
+    weighted = columns * weight[:, None]
+    gram = weighted.T @ columns
     # A power is known to its own size before anything is read: what the rows do not tell stays at that.
-    inverse = np.linalg.inv(weighted.T @ turns + np.eye(turns.shape[1]) * variance / mean_w**2)
+    inverse = np.linalg.inv(gram + np.eye(len(gram)) * variance / mean_w**2)
     scores = weighted * left[:, None]
     meat = scores.T @ scores
     for k in range(1, HAC_LAGS + 1):
         beside = scores[k:].T @ scores[:-k]
         meat += (1 - k / (HAC_LAGS + 1)) * (beside + beside.T)
-    plain = variance * inverse
-    found: Floats = np.sqrt(np.maximum(np.diag(inverse @ meat @ inverse), np.diag(plain)))
+    grown = np.sqrt(np.maximum(np.diag(inverse @ meat @ inverse) / np.diag(variance * inverse), 1.0))[:count]
+    across = gram[:count, count:]
+    alone = gram[:count, :count] - across @ np.linalg.pinv(gram[count:, count:]) @ across.T
+    found: Floats = alone / variance / np.outer(grown, grown)
     return found
+
+
+def _contradicts(information: Floats, power_w: Floats, older: PhaseFit, prior: float) -> bool:
+    """Return whether new ticks say other powers than the older ones: another load."""
+    known = len(older.scores)
+    weak = prior * np.eye(known)
+    apart_w = power_w[:known] - older.power_w
+    spread = np.linalg.inv(information[:known, :known] + weak) + np.linalg.inv(older.information + weak)
+    return bool(apart_w @ np.linalg.solve(spread, apart_w) > known + CHANGED * np.sqrt(2 * known))
