@@ -750,20 +750,15 @@ class TimedTicket(Ticket):
     """
 
     def __init__(self, ticket: Ticket, waited: Callable[[float], None], ran: Callable[[float], None]) -> None:
-        self.kind = ticket.kind
-        self._ticket = ticket
+        super().__init__(ticket.kind, ticket._runs, ticket._desk)
         self._waited = waited
         self._ran: Callable[[float], None] | None = ran
-
-    def done(self) -> bool:
-        """As the engine's."""
-        return self._ticket.done()
 
     def result(self, timeout_s: float | None = None) -> Result:
         """As the engine's."""
         begun_s = time.monotonic()
         try:
-            result = self._ticket.result(timeout_s)
+            result = super().result(timeout_s)
         finally:
             if time.monotonic() - begun_s > MOMENT_S:
                 self._waited(begun_s)
@@ -771,14 +766,6 @@ class TimedTicket(Ticket):
         if ran is not None:
             ran(result.run_s)
         return result
-
-    def cancel(self) -> bool:
-        """As the engine's."""
-        return self._ticket.cancel()
-
-    def when_done(self, callback: Callable[[Ticket], object]) -> None:
-        """As the engine's, with this ticket."""
-        self._ticket.when_done(lambda _: callback(self))
 
 
 class OffloadEngine:

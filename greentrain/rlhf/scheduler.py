@@ -26,7 +26,6 @@ from typing import Annotated, Any, Final
 
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Ids
 from greentrain.policy.offload.edi import ALPHA, PROFILE_STEPS, EdiMatrix, measured_table
 from greentrain.policy.offload.rule import EdiRule
@@ -35,7 +34,6 @@ from greentrain.policy.offload.timeline import StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, OffloadView
 from greentrain.rlhf.edi_meter import EdiMeter, EnergySource, SessionEnergy, StepRecord, StepWindow
 from greentrain.rlhf.engine import OffloadEngine, PassStats, Ticket, TimedTicket
-from greentrain.rlhf.frozen_pass import FrozenPass
 from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.session.session import GreenSession
 from greentrain.utils.never_raise import never_raises, once, warn
@@ -354,6 +352,7 @@ class StageScheduler(OffloadEngine):
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._engine = engine
+        self._desk = engine._desk  # its passes, its sums and its end are the engine's
         self._session = session
         movable = tuple({STAGE_OF[kind] for kind, what in engine.passes.items() if what.home is not None})
         self._placements = Placements(movable, policy or EdiRule(), self.settings)
@@ -374,25 +373,6 @@ class StageScheduler(OffloadEngine):
         self._sent_home: set[PassKind] = set()
         self._tokens = 0.0
         self._taken: dict[Stage, float] = {}  # tokens that a stage's passes take, for each output token
-
-    # What an engine has
-
-    @property
-    def passes(self) -> Mapping[PassKind, FrozenPass]:
-        """As the engine's."""
-        return self._engine.passes
-
-    def of(self, kind: PassKind) -> FrozenPass:
-        """As the engine's."""
-        return self._engine.of(kind)
-
-    def stats(self) -> Mapping[PassKind, PassStats]:
-        """As the engine's."""
-        return self._engine.stats()
-
-    def replace(self, kind: PassKind, artifact: Artifact) -> None:
-        """As the engine's."""
-        self._engine.replace(kind, artifact)
 
     # What a training calls
 

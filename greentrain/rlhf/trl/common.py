@@ -20,7 +20,7 @@ from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.trl.attach import check_reference, known_prompts, refuse_sync
 from greentrain.rlhf.trl.reference import IGNORED, PendingLogprobs, key_of
-from greentrain.rlhf.trl.reward import OffloadedReward
+from greentrain.rlhf.trl.reward import WHEN_TOLD, OffloadedReward
 from greentrain.rlhf.trl.versions import check_contract
 from greentrain.types import Phase
 from greentrain.utils.never_raise import never_raises
@@ -136,9 +136,6 @@ def observed(model: Any, eos_token_ids: Sequence[int], told: Told) -> Iterator[N
             model.generate = own
 
 
-_ALL = 2**31
-
-
 class OffloadMode(StrEnum):
     """When a pass begins, and when it is waited for. On exact devices the weights are the same in all, bit for bit."""
 
@@ -217,7 +214,7 @@ class Offloading:
             figures.begin(trainer.state.global_step)
         for reward in self._rewards:  # of a step that an exception ended
             reward.forget()
-        self._stream = Stream(self.engine, PassKind.REFERENCE, sequences=_ALL) if late and self.ref_model else None
+        self._stream = Stream(self.engine, PassKind.REFERENCE, sequences=WHEN_TOLD) if late and self.ref_model else None
         self._prompts = prompts
         with self._phase(Phase.GENERATE):
             made = super()._generate(prompts)  # type: ignore[misc]
@@ -247,7 +244,22 @@ class Offloading:
                 logs.update(figures.since(trainer.state.global_step))
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        ours = self.ref_model is not None and model is self.ref_model
+        if ours and self._late:
+            return self._later(input_ids, attention_mask, logits_to_keep), None, None
+        with self._phase(Phase.REFERENCE) if ours else contextlib.nullcontext():
+            return super()._get_per_token_logps_and_entropies(  # type: ignore[misc]
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+
     # -- what the trainers use ---------------------------------------------------------------------------------
+
+    def _later(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int) -> Any:
+        """Return what stands in the place of the reference's log-probabilities until they are read."""
+        raise NotImplementedError
 
     @property
     def _late(self) -> bool:

@@ -6,7 +6,6 @@ import torch
 
 from greentrain.rlhf.trl.common import Offloading
 from greentrain.rlhf.trl.late_values import LateBatch, submit_ahead
-from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 
 with try_import("trl") as _imports:
@@ -38,20 +37,9 @@ class OffloadGRPOTrainer(Offloading, GRPOTrainer):
     _completions_at = 3
     _due = False
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        if self.ref_model is None or model is not self.ref_model:
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
-        if not self._late:
-            with self._phase(Phase.REFERENCE):
-                return super()._get_per_token_logps_and_entropies(
-                    model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-                )
+    def _later(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int) -> torch.Tensor:
         self._due = True  # NaN: whoever reads it before it is replaced sees that
-        return torch.full((len(input_ids), 1), torch.nan, device=input_ids.device), None, None
+        return torch.full((len(input_ids), 1), torch.nan, device=input_ids.device)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         self._due = False  # also of a generation whose reward raised

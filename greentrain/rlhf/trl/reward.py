@@ -16,7 +16,7 @@ from greentrain.utils.never_raise import once, warn
 with try_import("trl") as _imports:
     from trl.data_utils import apply_chat_template, is_conversational
 
-_ALL = 2**31
+WHEN_TOLD = 2**31
 """A stream hands in when it is told to, not after so many sequences."""
 
 
@@ -75,7 +75,7 @@ class OffloadedReward:
             ahead: Hold them back while so many hand-ins are under way, to go together; None: do not.
         """
         if self._stream is None:
-            self._stream = Stream(self.engine, PassKind.REWARD, sequences=_ALL)
+            self._stream = Stream(self.engine, PassKind.REWARD, sequences=WHEN_TOLD)
         for ids in self.ids(prompts, completions):
             self._stream.add(key_of(ids), ids)
         if ahead is None or self._stream.under_way < ahead:
@@ -98,7 +98,7 @@ class OffloadedReward:
     ) -> list[float | None]:
         """Return a score a completion, in order."""
         rows = self.ids(prompts, completions)
-        stream, self._stream = self._stream or Stream(self.engine, PassKind.REWARD, sequences=_ALL), None
+        stream, self._stream = self._stream or Stream(self.engine, PassKind.REWARD, sequences=WHEN_TOLD), None
         try:
             for ids in rows:
                 stream.add(key_of(ids), ids)

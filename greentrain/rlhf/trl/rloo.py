@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import torch
+
 from greentrain.rlhf.trl.common import Offloading
 from greentrain.rlhf.trl.late_values import DeferredTensor, submit_ahead
 from greentrain.rlhf.trl.reference import key_of
-from greentrain.types import Phase
 from greentrain.utils.imports import try_import
 
 with try_import("trl") as _imports:
@@ -36,16 +37,5 @@ class OffloadRLOOTrainer(Offloading, RLOOTrainer):
                 self._stream.flush()
         return made
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        if self.ref_model is None or model is not self.ref_model:
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
-        if self._late:
-            return DeferredTensor(self._begin_padded(input_ids, attention_mask, logits_to_keep)), None, None
-        with self._phase(Phase.REFERENCE):
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-            )
+    def _later(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int) -> DeferredTensor:
+        return DeferredTensor(self._begin_padded(input_ids, attention_mask, logits_to_keep))

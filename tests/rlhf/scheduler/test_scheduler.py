@@ -14,12 +14,14 @@ from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.policy.offload.stages import Hardware, Stage, Where, label
 from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.errors import PassCancelledError
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind, Place
 from greentrain.rlhf.scheduler import Placement, SchedulerSettings, StageScheduler
 from greentrain.rlhf.stream import Stream
 from greentrain.testing.offload_models import encoder
 from greentrain.types import Provenance, Topology
+from tests.helpers.flaky_device import Fault, Flaky
 from tests.rlhf.scheduler.bench import PACE_S, QUICK, TOKENS, Bench, Known
 
 MEASURED_STEPS = QUICK.warmup_steps + QUICK.profile_steps
@@ -188,6 +190,21 @@ def test_a_stream_and_a_ticket_work_through_it_as_through_the_engine() -> None:
     finally:
         device.close()
         home.close()
+
+
+def test_its_end_is_the_engines() -> None:
+    device = Flaky(Emulator(), {0: Fault.HANGS})
+    try:
+        engine = OffloadEngine([place(PassKind.REWARD, encoder(), device)])
+        scheduler = StageScheduler(engine, settings=SchedulerSettings(profile_steps=1))
+        runs, waits = (scheduler.submit(PassKind.REWARD, Batch.of([[1, 2, 3]])) for _ in range(2))
+        scheduler.close()
+        with pytest.raises(PassCancelledError):
+            waits.result(240)
+        device.go_on()
+        assert runs.result(240).scores is not None
+    finally:
+        device.close()
 
 
 def test_wrong_input_is_refused_at_once() -> None:
