@@ -136,6 +136,12 @@ class GpuLimits:
         if level is not None and not self._clocks.apply(level) and self._stall.below:
             self._stall.stop("clocks cannot be set")
 
+    def tell(self, mark: Callable[[str, str], object]) -> None:
+        """Let every change be marked: ``cap`` or ``clock``, and what it is from then on."""
+        for hand in (self._clocks, self.power_cap):
+            if hand is not None:
+                hand.mark = mark
+
     def close(self) -> None:
         """Put everything back as it was found. Idempotent; never raises."""
         for hand in (self._clocks, self.power_cap):
@@ -513,6 +519,7 @@ class Controller:
         self._uncounted = NO_COUNTS
         self._ranks = run.topology.world_size
         self.gpu_limits = GpuLimits.open(self._config.actuators, run.topology, run.warn)
+        self.gpu_limits.tell(self._host.mark)
         self._profiling.started(self.gpu_limits)
         launcher = self._who_launched()
         if launcher is not None:

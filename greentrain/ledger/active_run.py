@@ -691,12 +691,11 @@ class ActiveRun:
         entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates, last=last)
         self.ledger.record(entry)
         self.last_entry = entry
-        for uid, told in self._books.attributions().items():
-            if last or told["readings"] >= 2 * self._attributed.get(uid, 1):
-                self._attributed[uid] = told["readings"]
-                seen_ms, tick_ms, late_ms = (1e3 * told[key] for key in ("sees_s", "tick_s", "late_s"))
-                text = f"{uid}: its counter tells {seen_ms:.0f} ms of each {tick_ms:.0f} ms, {late_ms:.0f} ms late"
-                self.event(ATTRIBUTION, text, device=uid, **told)
+        for uid, told in self._books.attributions({} if last else self._attributed).items():
+            self._attributed[uid] = told["readings"]
+            seen_ms, tick_ms, late_ms = (1e3 * told[key] for key in ("sees_s", "tick_s", "late_s"))
+            text = f"{uid}: its counter tells {seen_ms:.0f} ms of each {tick_ms:.0f} ms, {late_ms:.0f} ms late"
+            self.event(ATTRIBUTION, text, device=uid, **told)
 
     def _take_marks(self) -> None:
         """Hand the marks of the training to the timeline: of too many, only what they count."""

@@ -35,6 +35,8 @@ from greentrain.types import (
     grams,
 )
 
+SETTINGS: Final = ("gear", "cap", "clock")
+"""Kinds of marks that say how a device runs from here on."""
 MAX_OPEN = 64
 """Phases open at once; more are a forgotten end() and the oldest is closed."""
 
@@ -45,9 +47,10 @@ class Mark(NamedTuple):
     t_s: float
     """Monotonic time (s)."""
     kind: str
-    """``begin``, ``end``, ``gear``, ``step``, or ``count``: tokens or samples of a step that goes on."""
+    """``begin``, ``end``, ``gear``, ``cap``, ``clock``, ``step``, or ``count``: tokens or samples of a step that goes
+    on."""
     name: str = ""
-    """Phase name of a begin or end; name of the gear from here on, empty for none."""
+    """Phase name of a begin or end; gear, power cap or clock from here on, empty for none."""
     token: int = 0
     """Pairs a begin with its end; 0 = the last one open of that name. Of a step or count: which one it is."""
     tokens: int = 0
@@ -80,7 +83,7 @@ def folded(marks: Iterable[tuple[Any, ...]]) -> Iterator[Mark]:
             samples += mark[5]
         elif kind == "begin":
             phases[mark[3]] = mark
-        elif kind == "gear":
+        elif kind in SETTINGS:
             yield from counted()  # what was done before, was done in the gear before
             steps = tokens = samples = 0
             yield Mark(*mark)
@@ -110,6 +113,8 @@ class PhaseSlice:
     steps: Sequence[Mark] = field(default_factory=tuple)
     step_gear: Sequence[int] = ()
     """Index into ``gears`` of each of ``steps``: the gear they ended in."""
+    limit: npt.NDArray[np.intp]
+    """Number of the power cap and clock of each segment, shape (n,)."""
 
 
 class PhaseTimeline:
@@ -127,7 +132,9 @@ class PhaseTimeline:
         self._names: list[str] = [Phase.OTHER.value]
         self._ids: dict[str, int] = {Phase.OTHER.value: 0}
         self._gears: dict[str, int] = {"": 0}
-        self._gear = 0
+        self._gear = self._limit = 0
+        self._limits: dict[tuple[str, str], int] = {("", ""): 0}
+        self._limited: dict[str, str] = {"cap": "", "clock": ""}
 
     @property
     def t_s(self) -> float:
@@ -149,6 +156,7 @@ class PhaseTimeline:
         other = copy.copy(self)
         other._stack, other._since, other._pending = list(self._stack), dict(self._since), list(self._pending)
         other._names, other._ids, other._gears = list(self._names), dict(self._ids), dict(self._gears)
+        other._limits, other._limited = dict(self._limits), dict(self._limited)
         return other.cut(t1_s)
 
     def add(self, marks: Iterable[Mark]) -> None:
@@ -161,6 +169,7 @@ class PhaseTimeline:
         bounds = [self._t_s]
         phases: list[int] = []
         gears: list[int] = []
+        limits: list[int] = []
         intervals: list[tuple[str, float, float]] = []
         steps: list[Mark] = []
         step_gear: list[int] = []
@@ -173,22 +182,28 @@ class PhaseTimeline:
                 steps.append(mark)
                 step_gear.append(self._gear)
                 continue
-            top, gear = self._top(), self._gear
+            top, gear, limit = self._top(), self._gear, self._limit
             t_s = max(mark.t_s, bounds[-1])
             if mark.kind == "gear":
                 self._gear = self._gears.setdefault(mark.name, len(self._gears))
+            elif mark.kind in SETTINGS:
+                self._limited[mark.kind] = mark.name
+                both = self._limited["cap"], self._limited["clock"]
+                self._limit = self._limits.setdefault(both, len(self._limits))
             else:
                 closed = self._apply(mark, t_s)
                 if closed is not None:
                     intervals.append(closed)
-            if (self._top() != top or self._gear != gear) and t_s > bounds[-1]:
+            if (self._top(), self._gear, self._limit) != (top, gear, limit) and t_s > bounds[-1]:
                 bounds.append(t_s)
                 phases.append(top)
                 gears.append(gear)
+                limits.append(limit)
         self._pending = marks[used:]
         bounds.append(max(t1_s, bounds[-1]))
         phases.append(self._top())
         gears.append(self._gear)
+        limits.append(self._limit)
         for name, since_s in self._since.items():
             intervals.append((name, since_s, bounds[-1]))
             self._since[name] = bounds[-1]
@@ -199,6 +214,7 @@ class PhaseTimeline:
             names=tuple(self._names),
             gear=np.array(gears, dtype=np.intp),
             gears=tuple(self._gears),
+            limit=np.array(limits, dtype=np.intp),
             open_s=[interval for interval in intervals if interval[2] > interval[1]],
             steps=steps,
             step_gear=step_gear,
@@ -355,18 +371,19 @@ class BelowTheTick:
         used_j = power.spread(nodes_s, total_j)
         return None if used_j is None else float(np.diff(np.interp([t0_s, t1_s], nodes_s, used_j))[0])
 
-    def told(self, phase: Ints, label_s: Floats, label_n: Floats, names: Sequence[str]) -> dict[str, Any] | None:
-        """Return what is seen of a tick, and how each phase is told from the others; None before that is known.
+    def told(
+        self, fit: PhaseFit, phase: Ints, label_s: Floats, label_n: Floats, names: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return what is seen of a tick, and how each phase is told from the others.
 
         Args:
+            fit: The last one.
             phase: Phase of each label, shape (K,).
             label_s: How long each has lasted (s), shape (K,).
             label_n: How often, shape (K,).
             names: Names of phases.
         """
-        fit, tick_s = self.power.fit, self.power.tick_s
-        if fit is None:
-            return None
+        tick_s = self.power.tick_s
         known = slice(len(fit.power_w))
         phase, label_s = phase[known], label_s[known]
         energy_j, error_j, seconds, times = (
@@ -434,9 +451,9 @@ class Bookkeeper:
         self.timeline = PhaseTimeline(t0_s)
         self._step_j = 0.0
         self._booked_j = 0.0
-        self._pairs: list[tuple[int, int]] = []
-        """Phase and gear of each label, as indices of the timeline's names."""
-        self._labels: dict[tuple[int, int], int] = {}
+        self._loads: list[tuple[int, int, int]] = []
+        """Phase, gear and limits of each label, as the timeline numbers them."""
+        self._labels: dict[tuple[int, int, int], int] = {}
         self._label_s: Floats = np.zeros(0)
         self._label_n: Floats = np.zeros(0)
         self._inside_s: dict[str, Floats] = {}
@@ -488,7 +505,7 @@ class Bookkeeper:
                 spans = used(times)
                 inclusive[name] += float(np.sum(spans[:, 1] - spans[:, 0]))
             for i, joules in moved.items():
-                phase, gear = self._pairs[i]
+                phase, gear, _ = self._loads[i]
                 phases[cut.names[phase]] = phases.get(cut.names[phase], 0.0) + joules
                 if cut.names[phase] not in IDLE_PHASES:
                     moved_gears[gear] = moved_gears.get(gear, 0.0) + joules
@@ -536,7 +553,7 @@ class Bookkeeper:
     def _label(self, cut: PhaseSlice, opened: Mapping[str, Floats]) -> Ints:
         """Number the segments, and note how long each number has lasted."""
         found = self._numbers(cut)
-        seconds = LabelSeconds(cut.bounds_s, found, len(self._pairs))
+        seconds = LabelSeconds(cut.bounds_s, found, len(self._loads))
         self._label_s = _summed(self._label_s, seconds(cut.bounds_s[-1:])[0])
         self._label_n = _summed(self._label_n, np.bincount(found))
         for name, spans in opened.items():
@@ -545,13 +562,13 @@ class Bookkeeper:
         return found
 
     def _numbers(self, cut: PhaseSlice) -> Ints:
-        """Number the pairs of phase and gear: a device draws another power in each."""
+        """Number the loads: a device draws another power in each phase, gear, and under each power cap and clock."""
         found = np.empty(len(cut.phase), dtype=np.intp)
-        for i, pair in enumerate(zip(cut.phase.tolist(), cut.gear.tolist(), strict=True)):
-            if pair not in self._labels:
-                self._labels[pair] = len(self._pairs)
-                self._pairs.append(pair)
-            found[i] = self._labels[pair]
+        for i, load in enumerate(zip(cut.phase.tolist(), cut.gear.tolist(), cut.limit.tolist(), strict=True)):
+            if load not in self._labels:
+                self._labels[load] = len(self._loads)
+                self._loads.append(load)
+            found[i] = self._labels[load]
         return found
 
     def between(self, uid: str, curve: EnergyCurve, t0_s: float, t1_s: float) -> tuple[float, float]:
@@ -575,14 +592,19 @@ class Bookkeeper:
             below = self._below[uid] = BelowTheTick(curve.tick_s)
         return below.book(curve, bounds_s, label, last=last)
 
-    def attributions(self) -> dict[str, dict[str, Any]]:
-        """Return how phases are told apart on each device whose counter ticks, by its uid, where that is known."""
-        phase = np.array([phase for phase, _ in self._pairs], dtype=np.intp)
+    def attributions(self, known: Mapping[str, int] | None = None) -> dict[str, dict[str, Any]]:
+        """Return how phases are told apart on each device whose counter ticks, by its uid, where that is known.
+
+        Args:
+            known: By device, readings of what was returned of it before; what rests on less than twice as many is left
+                out.
+        """
         found = {}
         for uid, below in self._below.items():
-            told = below.told(phase, self._label_s, self._label_n, self.timeline.names)
-            if told is not None:
-                found[uid] = told
+            if below.power.fit is None or below.power.fit.rows < 2 * (known or {}).get(uid, 0):
+                continue
+            phase = np.array([phase for phase, _, _ in self._loads], dtype=np.intp)
+            found[uid] = below.told(below.power.fit, phase, self._label_s, self._label_n, self.timeline.names)
         return found
 
     def _group_steps(self, steps: Sequence[Mark], cumulative_j: Floats) -> list[tuple[int, float, float, int]]:

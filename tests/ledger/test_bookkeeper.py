@@ -229,12 +229,12 @@ def test_marks_that_are_folded_count_the_same_in_the_same_gears_and_leave_the_sa
 
 
 def _booked(
-    device: PhasedDevice, book_s: float = 5.0, gears: Sequence[Mark] = ()
+    device: PhasedDevice | Recording, book_s: float = 5.0, gears: Sequence[Mark] = ()
 ) -> tuple[Recording, list[LedgerEntry]]:
     """Book a device whose counter ticks, as a run does."""
-    recording = device.made()
+    recording = device if isinstance(device, Recording) else device.made()
     curve = EnergyCurve(_sensor("gpu"), 0.0)
-    curve.use_tick(device.tick_s, float(recording.ticks_s[0]))
+    curve.use_tick(recording.device.tick_s, float(recording.ticks_s[0]))
     books, entries, samples = _books(*recording.marks(), *gears), list[LedgerEntry](), recording.samples("gpu")
     due_s = book_s
     for sample in samples:
@@ -280,6 +280,26 @@ def test_gears_get_what_their_phases_have_drawn() -> None:
         spans_s = [(10.0 * i, min(10.0 * i + 10.0, entries[-1].t1_unix_s - 1000.0)) for i in range(first, 6, 2)]
         true_j = sum(float(recording.energy_j(np.array(a), np.array(b))) for a, b in spans_s)
         assert totals.by_gear[gear].energy_j == pytest.approx(true_j, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["cap", "clock"])
+def test_phases_draw_another_power_under_each_cap_and_clock(kind: str) -> None:
+    """Seconds at 60 % of the power between seconds at all of it: their phases are not one load."""
+    made = PhasedDevice(sees=0.25, length_s=60.0, noise_w=5.0).made()
+    share = np.where(np.floor(made.fine_s[:-1] / 3.0) % 2, 0.6, 1.0)
+    true_j = np.concatenate([[0.0], np.cumsum(np.diff(made.true_j) * share)])
+    told_s = made.ticks_s - made.device.late_s
+    seen_w = (np.interp(told_s, made.fine_s, true_j) - np.interp(told_s - 0.025, made.fine_s, true_j)) / 0.025
+    recording = dataclasses.replace(made, true_j=true_j, counter_j=np.cumsum(seen_w) * 0.1)
+    limits = [Mark(3.0 * i, kind, ("", "0.6")[i % 2]) for i in range(20)]
+
+    def off(*marks: Mark) -> float:
+        recorded, entries = _booked(recording, gears=marks)
+        totals = sum(map(Totals.of, entries), Totals())
+        true_by_phase = recorded.by_phase(0.0, entries[-1].t1_unix_s - 1000.0)
+        return sum(abs(totals.by_phase[name] / true_by_phase[name] - 1) for name in true_by_phase)
+
+    assert off(*limits) < 0.6 * off() and off(*limits) < 0.15
 
 
 def test_a_gap_leaves_what_is_booked_around_it_as_it_is() -> None:

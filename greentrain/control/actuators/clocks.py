@@ -48,6 +48,7 @@ class ClockLimit(GpuSetting):
     """
 
     what = "clocks"
+    kind = "clock"
 
     def __init__(self, opened: Opened, clocks_mhz: dict[str, tuple[int, ...]], *, warn: Callable[[str], None]) -> None:
         super().__init__(opened, warn)
@@ -71,6 +72,9 @@ class ClockLimit(GpuSetting):
             True if the bounds are now those; False if they could not be set, which is said once.
         """
         return self._change(lambda: self._apply(share_below_max))
+
+    def _level(self) -> float:
+        return self._share
 
     def _failed(self, error: Exception) -> None:
         left = self._put_back()

@@ -503,8 +503,12 @@ class GpuSetting(ABC):
 
     what: str
     """``power limits`` or ``clocks``, for sentences."""
+    kind: str
+    """``cap`` or ``clock``, for marks."""
 
     def __init__(self, opened: Opened, warn: Callable[[str], None]) -> None:
+        self.mark: Callable[[str, str], object] = lambda kind, name: None
+        """Called with the kind and what is set, in any thread, where that changes: devices draw another power then."""
         self._opened = opened
         self._say = once(warn)
         self._started = self._over = self._closed = False
@@ -562,7 +566,11 @@ class GpuSetting(ABC):
 
         def alone() -> bool:
             with self._lock:
-                return work()
+                before = self._level()
+                done = work()
+                if self._level() != before:
+                    self.mark(self.kind, f"{self._level():g}")
+                return done
 
         self._last = BackgroundCall("greentrain-gpu-setting", alone)
         try:
@@ -577,6 +585,10 @@ class GpuSetting(ABC):
     @abstractmethod
     def _failed(self, error: Exception) -> None:
         """Put back what can be after a change that went wrong, and say why."""
+
+    @abstractmethod
+    def _level(self) -> float:
+        """Return what is set."""
 
     @abstractmethod
     def _put_back(self) -> str:

@@ -98,6 +98,7 @@ class PowerCap(GpuSetting):
     """
 
     what = "power limits"
+    kind = "cap"
 
     def __init__(
         self,
@@ -147,6 +148,9 @@ class PowerCap(GpuSetting):
             not be set within a second, which is said once, or it is too soon after the last change.
         """
         return self._change(lambda: self._apply(fraction, at_once))
+
+    def _level(self) -> float:
+        return self._fraction
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, _Yielded):

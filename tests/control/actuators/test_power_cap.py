@@ -52,6 +52,16 @@ def test_fractions_are_of_the_limit_found_and_reset_gives_exactly_that(node: Nod
     assert said == [] and driver.init_depth == 0
 
 
+def test_each_change_is_marked_as_devices_draw_another_power_then(node: Node) -> None:
+    node(FakeGpu(limit_w=650.0))
+    marks: list[tuple[str, str]] = []
+    with capping(Said()) as cap:
+        cap.mark = lambda kind, name: marks.append((kind, name))
+        assert cap.apply(0.8) and cap.apply(0.8)
+        cap.reset()
+        assert marks == [("cap", "0.8"), ("cap", "1")]
+
+
 def test_close_is_idempotent_and_ends_the_guardian(node: Node) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
     with capping(said) as cap:
