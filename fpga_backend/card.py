@@ -20,24 +20,18 @@ class Card(Protocol):
 
     def allocate(self, nbytes: int, bank: int = 0) -> Buffer:
         """Reserve memory, aligned to 4096 bytes, with undefined content."""
-        ...
 
     def free(self, buffer: Buffer) -> None:
         """Give memory back."""
-        ...
 
     def write(self, buffer: Buffer, data: npt.NDArray[Any], offset: int = 0) -> None:
         """Copy a C-contiguous array to the card."""
-        ...
 
     def read(self, buffer: Buffer, out: npt.NDArray[Any], offset: int = 0) -> None:
         """Copy from the card into a C-contiguous array."""
-        ...
 
     def launch(self, kernel: str, arguments: Sequence[Buffer | int]) -> None:
         """Run a kernel to its end. Integers are of 32 bits, as XRT's ``set_arg`` takes; a float goes as its bits."""
-        ...
 
     def close(self) -> None:
         """Give the card back. Idempotent."""
-        ...

@@ -60,7 +60,6 @@ class OffloadDevice(Protocol):
 
     def probe(self) -> DeviceInfo:
         """Say what the device is and whether it can be used now. Never raises."""
-        ...
 
     def load(self, artifact: Artifact, *, replacing: Handle | None = None) -> Handle:
         """Put a model on the device, in the place of an earlier one where that is given.
@@ -71,7 +70,6 @@ class OffloadDevice(Protocol):
             ArtifactError: The device cannot run it: a precision, a size.
             DeviceError: It failed, or has no room.
         """
-        ...
 
     def submit(self, handle: Handle, batch: Batch, *, wait_s: float | None = None) -> Future[Result]:
         """Queue a batch.
@@ -89,17 +87,13 @@ class OffloadDevice(Protocol):
             QueueFullError: No room within ``wait_s``.
             DeviceLostError: The device is closed or gone.
         """
-        ...
 
     def energy(self) -> EnergyReading:
         """Return the energy since opening. Never raises."""
-        ...
 
     @property
     def meter(self) -> PowerMeter:
         """The device's joules for the ledger. It stays readable after :meth:`close`."""
-        ...
 
     def close(self) -> None:
         """Give everything back. What still waits fails with DeviceLostError. Idempotent, never raises."""
-        ...

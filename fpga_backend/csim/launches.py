@@ -58,12 +58,10 @@ class FittedModel(Protocol):
     @property
     def program(self) -> Program:
         """The operators."""
-        ...
 
     @property
     def tensors(self) -> Mapping[str, Any]:
         """CPU tensors or arrays by name."""
-        ...
 
 
 def by_sequence(program: Program) -> frozenset[int]:

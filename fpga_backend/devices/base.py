@@ -186,11 +186,9 @@ class Runner(Protocol):
     @property
     def program(self) -> Program:
         """What batches must keep to."""
-        ...
 
     def run(self, batch: Batch) -> Result:
         """Compute a batch; called from one thread."""
-        ...
 
 
 class Unmetered:

@@ -49,19 +49,15 @@ class BufferObject(Protocol):
 
     def write(self, data: npt.NDArray[Any], offset: int) -> None:
         """Copy an array to the card."""
-        ...
 
     def read(self, out: npt.NDArray[Any], offset: int) -> None:
         """Copy from the card into an array."""
-        ...
 
     def address(self) -> int:
         """Return where the buffer's host side is mapped in this process."""
-        ...
 
     def free(self) -> None:
         """Give it back."""
-        ...
 
 
 class XrtRun(Protocol):
@@ -69,11 +65,9 @@ class XrtRun(Protocol):
 
     def state(self) -> int:
         """Return a key of ``STATES``, at once."""
-        ...
 
     def close(self) -> None:
         """Give it back."""
-        ...
 
 
 class XrtKernel(Protocol):
@@ -81,11 +75,9 @@ class XrtKernel(Protocol):
 
     def group(self, argument: int) -> int:
         """Return the memory that a pointer argument is connected to."""
-        ...
 
     def start(self, arguments: "Sequence[BufferObject | int]") -> XrtRun:
         """Start the kernel and return at once."""
-        ...
 
 
 class XrtApi(Protocol):
@@ -93,19 +85,15 @@ class XrtApi(Protocol):
 
     def load(self, xclbin: Path) -> str:
         """Program the card; return the UUID that it reports."""
-        ...
 
     def kernel(self, name: str) -> XrtKernel:
         """Open a kernel of the loaded design."""
-        ...
 
     def allocate(self, nbytes: int, group: int) -> BufferObject:
         """Reserve memory, in the memory that :meth:`XrtKernel.group` has named."""
-        ...
 
     def close(self) -> None:
         """Give the card back. Idempotent."""
-        ...
 
 
 LIBRARY = "libxrt_coreutil.so.2"

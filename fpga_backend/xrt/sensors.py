@@ -87,7 +87,6 @@ class PowerSource(Protocol):
 
     def read_w(self) -> float:
         """Return the watts; may block. Raises MeterError where there are none."""
-        ...
 
 
 class CardMeter:

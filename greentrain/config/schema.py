@@ -353,6 +353,8 @@ class PrecisionConfig:
     """Smallest width of a layer that runs in FP8: below, scaling costs more than it saves (nanochat's fp8.py: 128)."""
     eval_gear: GearName | None = None
     """Gear of evaluation, so that its curves compare; None: BF16, or the most precise gear without it."""
+    fp32_outputs: bool = True
+    """Return what the model returns in 16 bits as FP32. False: as computed, where logits beside a loss are large."""
     fp8_max_share: Annotated[float, Bound(0.0, 1.0)] = 1.0
     """Largest share of optimizer steps in FP8."""
     gamma: Annotated[float, Bound(1e-6, 1e6)] | Annotated[str, Choice(GAMMAS)] = "measured"

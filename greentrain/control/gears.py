@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from greentrain.config.schema import GreenConfig, PolicyConfig, PrecisionConfig
-from greentrain.control.precision.gearbox import GearBox, check_gears
+from greentrain.control.precision.gearbox import GearBox, check_gears, is_compiled
 from greentrain.control.precision.guard import QualityGuard
 from greentrain.control.precision.noise import Noise, NoiseProbe
 from greentrain.control.precision.recorder import CallRecorder
@@ -224,7 +224,7 @@ class Gears:
         if outer is None or Gear.FP8 not in self.box.gears or next(outer.parameters()).device.type != "cuda":
             return
         own = self.box.backend is not None and self.box.backend.name != "transformer_engine"
-        if own and not _is_compiled(outer):
+        if own and not is_compiled(outer):
             warn(
                 "FP8 without torch.compile is slower than BF16 on a GPU (four times in nanochat's log, rowwise, H100):"
                 " compile the model or its blocks"
@@ -294,7 +294,7 @@ class Gears:
         # An engine's optimizer, which does not count steps, and master weights in FP32 hold copies of the parameters.
         if self._counted and held and not graded and not any(id(p) in own for p in held):
             why = f"the optimizer that stepped holds no parameter of the {name} that has the gears"
-        elif not self.box.entered and not (_is_compiled(model) or _has_graphs()):
+        elif not self.box.entered and not (is_compiled(model) or _has_graphs()):
             why = f"no training forward went through the {name} that has the gears"
         if why:
             self._unused = True
@@ -418,10 +418,6 @@ class Gears:
         self.box.request(decision.gear)
         if self.box.commit() and not self._unused:
             self._tell(before, decision, self.steps)
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    return any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in model.modules())
 
 
 def _has_graphs() -> bool:

@@ -41,7 +41,6 @@ class Prices(Protocol):
 
     def at(self, t_unix_s: Array) -> Array:
         """Return the prices at some times (s since the epoch, UTC), of the same shape; NaN where nobody knows."""
-        ...
 
 
 class PriceFile:

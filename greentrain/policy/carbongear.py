@@ -50,7 +50,6 @@ class Dual(Protocol):
 
     def price(self, seen: Outlook) -> Array:
         """Return (n,) g/token; inf where there is no time left to choose, 0 where nothing is left to do."""
-        ...
 
 
 class ForecastDual:

@@ -102,4 +102,3 @@ class SchedulePolicy(Protocol):
 
     def choose(self, seen: Outlook) -> Choice:
         """Return the rows for the coming epoch. Policies that draw take the random numbers from their own seed."""
-        ...

@@ -74,12 +74,10 @@ class Corner(Protocol):
     @property
     def tokens(self) -> float:
         """How many tokens are done."""
-        ...
 
     @property
     def grams(self) -> float:
         """What that emits."""
-        ...
 
 
 C = TypeVar("C", bound=Corner)

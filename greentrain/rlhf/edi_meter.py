@@ -40,11 +40,9 @@ class EnergySource(Protocol):
 
     def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, Joules] | None:
         """Return the joules between two ``time.monotonic()`` times; None where they will be known later."""
-        ...
 
     def read(self) -> None:
         """Read what must be read now to be known later; called at every step."""
-        ...
 
 
 class SessionEnergy:

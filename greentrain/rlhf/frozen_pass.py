@@ -31,15 +31,12 @@ class PartSize(Protocol):
 
     def next(self, left: int) -> int:
         """Return how many of the sequences that are left go into the next part."""
-        ...
 
     def ran(self, sequences: int, tokens: int, run_s: float) -> None:
         """Hear how long the device computed for a part."""
-        ...
 
     def failed(self, sequences: int) -> None:
         """Hear of a part that failed on the device."""
-        ...
 
 
 class BestPartSize:

@@ -30,15 +30,12 @@ class Actuator(Protocol):
 
     def apply(self, level: float, /) -> bool:
         """Set a level; True if the hardware has it now."""
-        ...
 
     def reset(self) -> None:
         """Put back what was found, exactly. Idempotent."""
-        ...
 
     def close(self) -> None:
         """Reset and release everything; later calls do nothing. Idempotent."""
-        ...
 
 
 class ActuatorContract:

@@ -322,7 +322,6 @@ class Wanted(Protocol):
 
     def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
         """Return whether the job is to run now, on how many ranks, and when to ask again (s since the epoch)."""
-        ...
 
 
 class KubernetesControl:

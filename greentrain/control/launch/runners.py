@@ -288,7 +288,6 @@ class HasFileno(Protocol):
 
     def fileno(self) -> int:
         """Return its file descriptor."""
-        ...
 
 
 class SignalQueue:
@@ -381,15 +380,12 @@ class Guide(Protocol):
     @property
     def kill_s(self) -> float | None:
         """When to end the attempt by force (monotonic, s); None: never."""
-        ...
 
     def heed(self, signum: int) -> None:
         """Do what a signal means."""
-        ...
 
     def started(self, keeper_pid: int) -> None:
         """Note under which reaper the attempt runs."""
-        ...
 
 
 class AttemptRunner(Protocol):
@@ -406,19 +402,15 @@ class AttemptRunner(Protocol):
         Raises:
             LaunchError: It cannot be started, and could not be another time.
         """
-        ...
 
     def forward(self, signum: int) -> None:
         """Send a signal to the running attempt."""
-        ...
 
     def rest(self) -> None:
         """Give back what is only of use for another attempt soon."""
-        ...
 
     def close(self) -> None:
         """End everything. Idempotent."""
-        ...
 
 
 class CommandRunner:

@@ -55,7 +55,6 @@ class Waiting(Protocol):
             True: somebody else starts this program again at that time, so the supervisor leaves now, with its state
             on disk. False: the time has come, or a signal has, go on here.
         """
-        ...
 
 
 class LocalWaiting:
@@ -90,7 +89,6 @@ class StartWindow(Protocol):
 
     def opens(self, unix_s: float, tokens_done: float) -> float | None:
         """Return when to start, at or after ``unix_s`` (s since the epoch); None: nothing better is known than now."""
-        ...
 
 
 class Supervisor:

@@ -4,6 +4,8 @@ A backend is stateless for the run: its scales come from the values of each step
 be left and entered at any step, on any rank, with nothing to save.
 """
 
+import functools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
@@ -29,12 +31,10 @@ class Fp8Backend(Protocol):
     @property
     def name(self) -> str:
         """Name as in the configuration."""
-        ...
 
     @property
     def reason(self) -> str:
         """Why it was picked, for people."""
-        ...
 
     def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """Return ``x W^T + b``, differentiable once, in autocast's dtype or else in that of x.
@@ -43,7 +43,6 @@ class Fp8Backend(Protocol):
             layer: Layer whose Parameters are used as they are.
             x: (..., in_features).
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +154,43 @@ def trial(backend: Fp8Backend, device: torch.device) -> None:
         error = float((result.detach().float() - right.detach()).norm() / right.detach().norm())
         if not error <= TOLERANCE:
             raise ArithmeticError(f"a product of the trial is off by {error:.2g} of its norm; at most {TOLERANCE:g}")
+
+
+def slower_compiled(
+    backend: Fp8Backend, device: torch.device, width: int = 4096, clock: Callable[[], float] = time.perf_counter
+) -> str:
+    """Compile a layer, and say where FP8 does not compile or takes longer than BF16. Draws no random number.
+
+    Args:
+        backend: Backend that works on the device.
+        device: Device of the model.
+        width: Width of layer and batch: products count there, and not launches.
+        clock: Time (s).
+
+    Returns:
+        What is wrong, for people; empty where nothing is.
+    """
+    layer = nn.Linear(width, width, bias=False, device="meta").to_empty(device=device)
+    x = torch.randn(width, width, generator=torch.Generator().manual_seed(0)).to(device).requires_grad_()
+    layer.weight.data.copy_(x.data)
+
+    def step(call: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False), torch.enable_grad():
+            y = call(x)
+        return torch.autograd.grad(y, (x, layer.weight), y.detach())[0][0, 0]
+
+    def spent_s(way: Callable[[Tensor], Tensor]) -> float:
+        call = torch.compile(way)
+        float(step(call))  # compiles; to read a number waits for the device
+        begun_s = clock()
+        float(sum(step(call) for _ in range(10)))
+        return clock() - begun_s
+
+    try:
+        ratio = 1 / spent_s(layer.forward) * spent_s(functools.partial(backend.linear, layer))
+    except Exception as error:
+        return f"FP8 by {backend.name} does not compile ({_first_line(error)})"
+    return "" if ratio < 1 else f"compiled, FP8 by {backend.name} takes {ratio:.2g} times as long as BF16"
 
 
 def _first_line(error: Exception) -> str:

@@ -73,8 +73,9 @@ class Gemm(NamedTuple):
     """Summed dimension and columns are padded to a multiple of this."""
     rowwise_dtype: torch.dtype | None
     """The only result that it has for rowwise scaling; None: any of DTYPES."""
-    public: bool = hasattr(F, "scaled_mm")
-    """Call ``torch.nn.functional.scaled_mm`` (torch 2.10 and newer) instead of ``torch._scaled_mm``."""
+    public: bool = torch.__version__ >= "2.13"
+    """Call ``torch.nn.functional.scaled_mm``, which the compiler of torch 2.10 to 2.12 does not know (pytorch issue
+    180604, pull 182527), instead of ``torch._scaled_mm``."""
 
     @staticmethod
     def on(device_type: str) -> "Gemm":

@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from greentrain.config.schema import PrecisionConfig
-from greentrain.control.precision.backends import Fp8Backend, choose_backend
+from greentrain.control.precision.backends import Fp8Backend, choose_backend, slower_compiled
 from greentrain.control.precision.layers import GearLinear, LayerPlan, attach_layer, detach_layer, plan_layers
 from greentrain.errors import ConfigError
 from greentrain.types import Gear
@@ -106,6 +106,11 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether torch.compile has the model, in its wrappers, or a part of it."""
+    return any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in model.modules())
 
 
 def check_gears(model: nn.Module, gears: Sequence[Gear], device: torch.device) -> None:
@@ -186,7 +191,7 @@ class GearBox:
     """
 
     def __init__(self, config: PrecisionConfig) -> None:
-        self._config = config
+        self._config, self.fp32_outputs = config, config.fp32_outputs
         self.gears = tuple(Gear(gear) for gear in config.gears)
         self.eval_gear = Gear(config.eval_gear) if config.eval_gear else _usual_eval(self.gears)
         """Gear of everything in eval mode."""
@@ -245,6 +250,9 @@ class GearBox:
         try:
             if Gear.FP8 in self.gears:
                 self._attach_layers(inner, device)
+                assert self.backend is not None
+                if device.type != "cpu" and is_compiled(model) and (why := slower_compiled(self.backend, device)):
+                    warn(f"{why} here: drop fp8 from precision.gears, or set another precision.backend")
         except BaseException:
             self.detach()
             raise
@@ -279,7 +287,8 @@ class GearBox:
         dtype = self._dtype if training else self._eval_dtype
         if training and not torch.compiler.is_compiling():
             self.entered = True
-        # The cache is keyed by tensor, not by dtype: nested in a framework's autocast it would mix two precisions.
+        # The cache is keyed by tensor, not by dtype: nested in a framework's autocast it would mix two precisions; and
+        # it sums the gradients of a layer that is used often in 16 bits (docs/gears.md).
         return torch.autocast(
             device_type, dtype=dtype or torch.bfloat16, enabled=dtype is not None, cache_enabled=False
         )
@@ -369,7 +378,7 @@ def _geared(plain: type[nn.Module]) -> type[nn.Module]:
             device = next((p.device.type for p in self.parameters()), "cpu")
             with self._green_box.context(device, self.training):
                 output = plain.forward(self, *args, **kwargs)
-            return _to_fp32(output)
+            return _to_fp32(output) if self._green_box.fp32_outputs else output
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return _plain(super().__reduce_ex__(protocol), plain)

@@ -160,7 +160,6 @@ class Fp8Switch(Protocol):
 
     def runs_fp8(self, training: bool) -> bool:
         """Return whether the layer runs in FP8 now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

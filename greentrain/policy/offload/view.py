@@ -114,15 +114,12 @@ class OffloadPolicy(Protocol):
     @property
     def name(self) -> str:
         """What it is known by."""
-        ...
 
     def choose(self, view: OffloadView) -> Plan:
         """Return where each stage of the step runs, each stage named."""
-        ...
 
     def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return one sentence on why it chose a plan, with figures."""
-        ...
 
 
 def compared(view: OffloadView, plan: Plan) -> str:

@@ -1,5 +1,6 @@
 """Which backend is picked, what the trial catches, and what the refusals say."""
 
+import importlib.util
 import logging
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from greentrain.control.precision import backends, fp8
-from greentrain.control.precision.backends import ScaledMm, choose_backend, trial
+from greentrain.control.precision.backends import ScaledMm, choose_backend, slower_compiled, trial
 from greentrain.control.precision.fp8 import Gemm
 from greentrain.errors import ConfigError
 
@@ -131,3 +133,43 @@ def test_picking_the_usual_backend_imports_no_optional_package(caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         choose_backend("auto", CPU, "tensorwise")
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("fp8_s", "said"), [(0.5, ""), (1.5, "compiled, FP8 by exact takes 1.5 times as long as BF16")]
+)
+def test_a_backend_that_compiles_to_something_slower_than_bf16_is_named(
+    fp8_s: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+
+    def compiles(call: Any) -> Any:
+        compiled.append(call)
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiles)
+    before = torch.random.get_rng_state()
+    clock = iter([0.0, 1.0, 1.0, 1.0 + fp8_s])
+    with torch.no_grad():
+        assert slower_compiled(Exact(), CPU, width=16, clock=clock.__next__) == said
+    assert len(compiled) == 2 and torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_backend_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(call: Any) -> Any:
+        raise RuntimeError("Dynamo does not know how to trace\na long explanation")
+
+    monkeypatch.setattr(torch, "compile", unknown)
+    said = "FP8 by exact does not compile (Dynamo does not know how to trace)"
+    assert slower_compiled(Exact(), CPU, width=16) == said
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.12.1+cu130"])
+def test_the_public_call_waits_for_a_compiler_that_knows_it(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    spec = importlib.util.spec_from_file_location("fp8_of_an_older_torch", fp8.__file__)
+    assert spec is not None and spec.loader is not None
+    older = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(older)
+    assert not older.Gemm.on("cuda").public
+    assert Gemm.on("cuda").public

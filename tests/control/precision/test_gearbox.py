@@ -1,5 +1,6 @@
 """One model, four gears: what attach changes, and what it leaves alone."""
 
+import contextlib
 import copy
 import gc
 import io
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from greentrain.config.schema import PrecisionConfig
 from greentrain.control.precision import gearbox
@@ -539,3 +541,64 @@ def test_half_outputs_come_back_as_fp32_wherever_they_are_and_others_as_they_are
     assert [t.dtype for t in found["a"]] == [torch.float32, torch.int64]
     assert found["b"][0].dtype is torch.float32 and found["b"][1:] == ("text", double) and _to_fp32(ids) is ids
     assert _to_fp32(half).dtype is torch.float32
+
+
+def test_outputs_stay_as_computed_where_nobody_wants_large_logits_twice() -> None:
+    for wanted, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+        model = nn.Linear(16, 16)
+        box("bf16", fp32_outputs=wanted).attach(model)
+        assert model(torch.randn(4, 16)).dtype is dtype
+
+
+def test_a_compiled_model_on_a_device_is_told_where_fp8_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backend:
+        name, reason = "slow", ""
+
+    monkeypatch.setattr(gearbox, "choose_backend", lambda *_: Backend())
+    monkeypatch.setattr(gearbox, "slower_compiled", lambda backend, _: f"compiled, FP8 by {backend.name} takes long")
+    eager, compiled = Net(), Net()
+    compiled._compiled_call_impl = compiled._call_impl
+    box("bf16", "fp8").attach(eager, device=torch.device("meta"))
+    with pytest.warns(GreenTrainWarning, match=r"FP8 by slow takes long here: drop fp8 .*; training goes on"):
+        box("bf16", "fp8").attach(compiled, device=torch.device("meta"))
+    box("bf16", "fp8").attach(Net(), device=torch.device("cpu"))
+
+
+class Repeated(nn.Module):
+    """One layer used twelve times, as ALBERT does, behind an embedding that is also the output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(96, 64), nn.Linear(64, 64, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for _ in range(12):
+            x = x + nn.functional.gelu(self.layer(x))
+        return nn.functional.linear(x, self.embed.weight)
+
+
+def test_tied_weights_are_cast_once_and_a_layer_used_often_keeps_the_gradient_that_a_cache_would_round() -> None:
+    class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten._to_copy.default and args[0].dtype is torch.float32:
+                shapes.append(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    def gradient(context: Any) -> Tensor:
+        with context:
+            y = model(ids)
+        y.float().square().mean().backward()
+        grad, model.layer.weight.grad = model.layer.weight.grad, None
+        assert grad is not None
+        return grad
+
+    shapes: list[tuple[int, ...]] = []
+    torch.manual_seed(0)
+    model, ids, gears = Repeated(), torch.randint(96, (48,)), box("bf16")
+    right = gradient(contextlib.nullcontext())
+    with Casts():  # type: ignore[no-untyped-call]
+        ours = gradient(gears.context("cpu"))
+    cached = gradient(torch.autocast("cpu", dtype=torch.bfloat16))
+    assert shapes.count((96, 64)) == 1 and shapes.count((64, 64)) == 12
+    assert (ours - right).norm() < 0.8 * (cached - right).norm()

@@ -220,3 +220,26 @@ def test_the_real_one_on_a_gpu() -> None:
     layer.weight = nn.Parameter(torch.zeros_like(layer.weight))
     with torch.autocast("cuda", dtype=torch.bfloat16):
         torch.testing.assert_close(backend.linear(layer, x), layer.bias.bfloat16().expand(3, 37, 512))
+
+
+def test_its_kernels_run_on_the_device_of_the_input(
+    stub: Stub, backend: TeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: list[Any] = []
+
+    class Device:
+        def __init__(self, device: Any) -> None:
+            self._device = device
+
+        def __enter__(self) -> None:
+            current.append(self._device)
+
+        def __exit__(self, *error: object) -> None:
+            assert stub.recipe is None, "left with its own autocast"
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    backend.linear(nn.Linear(32, 48), torch.randn(16, 32))
+    assert current == [-1], "on a CPU: none"
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    backend.linear(nn.Linear(32, 48), torch.randn(16, 32))
+    assert current == [-1, torch.device("cpu")]
