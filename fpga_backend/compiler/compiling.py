@@ -41,7 +41,7 @@ from greentrain.fpga_backend.program import (
     with_activation_bits,
 )
 
-MetaCopySEED = 20261121
+COPY_SEED = 20261121
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "OptimizedModule")
 
 
@@ -95,7 +95,7 @@ def meta_copy(model: nn.Module) -> nn.Module:
     Raises:
         UnsupportedModelError: The model cannot be copied.
     """
-    generator = torch.Generator().manual_seed(MetaCopySEED)
+    generator = torch.Generator().manual_seed(COPY_SEED)
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters():
         memo[id(parameter)] = nn.Parameter(_random(name, parameter.shape, generator), requires_grad=False)

@@ -97,7 +97,10 @@ class TorchEngine:
             name: tensor.to(device=device, dtype=torch.float32 if name.rpartition(".")[0] in exact else dtype)
             for name, tensor in floats(artifact).items()
         }
-        self._last = _last_reads(artifact.program.ops)
+        ops = artifact.program.ops
+        last = {columns.register: i for i, op in enumerate(ops) for columns in read_by(op)}
+        self._last = [[register for register, at in last.items() if at == i] for i in range(len(ops))]
+        """For each operator, the registers that nothing reads after it."""
         self._kinds = {op.causal for op in artifact.program.ops if isinstance(op, Attention)}
         self._pinned = device.type == "cuda"
 
@@ -307,15 +310,6 @@ def _starts(parts: Sequence[Bucket]) -> list[tuple[int, Bucket]]:
 
 def _counts_up(rows: np.ndarray[Any, np.dtype[np.int64]], count: int) -> bool:
     return len(rows) == count and bool((rows == np.arange(count)).all())
-
-
-def _last_reads(ops: Sequence[Op]) -> list[list[int]]:
-    """Return, for each operator, the registers that nothing reads after it."""
-    last: dict[int, int] = {}
-    for i, op in enumerate(ops):
-        for columns in read_by(op):
-            last[columns.register] = i
-    return [[register for register, at in last.items() if at == i] for i in range(len(ops))]
 
 
 class TorchDevice(InProcess):

@@ -10,11 +10,10 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import InProcess, own_uid
+from greentrain.fpga_backend.devices.base import InProcess, Runner, own_uid
 from greentrain.fpga_backend.emulator.arithmetic import int_mm_is_exact
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
-from greentrain.fpga_backend.program import Program
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.latency import ModelledMeter, check_card, service
 from greentrain.types import Provenance
@@ -69,8 +68,8 @@ class Emulator(InProcess):
             memory_bytes=None if card is None else int(card.value("memory_bytes")),
         )
 
-        def opened(artifact: Artifact) -> _TimedEngine:
-            return _TimedEngine(self, Engine(artifact, compiled=compiled, block_rows=block_rows))
+        def opened(artifact: Artifact) -> Engine:
+            return Engine(artifact, compiled=compiled, block_rows=block_rows)
 
         super().__init__(uid, depth, opened, info=info, note=ON_THE_CPU)
         self._modelled = None if card is None else ModelledMeter(uid, card)
@@ -121,25 +120,13 @@ class Emulator(InProcess):
                 f"{held / 1e9:.2f} GB are taken: use fewer models, or smaller ones"
             )
 
-    def model_service(self, program: Program, batch: Batch, result: Result) -> Result:
-        """Return the result with the modelled card's time, its joules booked; wait for it in real time."""
+    def _run(self, model: Runner, batch: Batch) -> Result:
+        """Compute a batch; its time is the modelled card's, whose joules are booked; wait for it in real time."""
+        result = super()._run(model, batch)
         if self._card is None or self._modelled is None:
             return result
-        modelled = service(program, pack(batch, program), self._card)
+        modelled = service(model.program, pack(batch, model.program), self._card)
         if self._real_time:
             self._closing.wait(max(0.0, modelled.run_s - result.run_s))
         self._modelled.add(modelled)
         return replace(result, run_s=modelled.run_s, modelled=True)
-
-
-class _TimedEngine:
-    """An engine whose results carry the device's time."""
-
-    def __init__(self, device: Emulator, engine: Engine) -> None:
-        self._device = device
-        self._engine = engine
-        self.program = engine.program
-
-    def run(self, batch: Batch) -> Result:
-        """Compute a batch."""
-        return self._device.model_service(self.program, batch, self._engine.run(batch))

@@ -528,7 +528,7 @@ def _last_reads(parts: Sequence[Any]) -> list[list[int]]:
     seen: set[int] = set()
     frees: list[list[int]] = []
     for part in reversed(parts):
-        read = set(part.inputs) if isinstance(part, EmulatorStage) else {c.register for c in _reads(part)}
+        read = set(part.inputs) if isinstance(part, EmulatorStage) else {c.register for c in read_by(part)}
         frees.append(sorted(read - seen))
         seen |= read
     return frees[::-1]
@@ -554,10 +554,6 @@ def _heads(
         return found.some(0, op.heads), keys.repeated(times), values.repeated(times)
     keys, values = (QuantisedHeads.of(_columns(registers, x)[own], op.kv_heads).repeated(times) for x in (k, v))
     return QuantisedHeads.of(_columns(registers, q)[own], op.heads), keys, values
-
-
-def _reads(op: Attention | Pool | LogProb) -> tuple[Columns, ...]:
-    return (op.q, op.k, op.v) if isinstance(op, Attention) else (op.x,)
 
 
 def _columns(registers: dict[int, torch.Tensor], where: Columns) -> torch.Tensor:
