@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -91,10 +91,11 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     settings = GreenConfig.load(config)
     findings = survey(settings.power)
+    ticks = _ticks_of_last_run(Path(settings.run.dir))
     signal_facts = dict(open_signal(settings.carbon).describe())
     if as_json:
         sensors = [dataclasses.asdict(f) for f in findings]
-        told = {"sensors": sensors, "carbon": signal_facts, "caps": list(survey_caps())}
+        told = {"sensors": sensors, "carbon": signal_facts, "caps": list(survey_caps()), "ticks": ticks}
         typer.echo(json.dumps(told, indent=1))
         return
     from rich.markup import escape
@@ -111,8 +112,22 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     out.print(table)
     place = ", ".join(f"{key} {value}" for key, value in signal_facts.items() if key != "terms")
     out.print(f"Carbon intensity: {place}", highlight=False, markup=False)
-    for line in survey_caps():
+    for line in (*survey_caps(), *(f"In the last run: {device['text']}" for device in ticks)):
         out.print(line, highlight=False, markup=False)
+
+
+def _ticks_of_last_run(runs: Path) -> list[dict[str, Any]]:
+    """Return what the newest run found of its counters' ticks: only phases that come again show it."""
+    from greentrain.errors import RunFolderError
+    from greentrain.ledger.reader import read_run
+    from greentrain.report.live.follow import find_run
+
+    try:
+        ranks = read_run(find_run(runs), most=1).ranks
+    except (RunFolderError, OSError):
+        return []
+    keys = ("device", "text", "tick_s", "sees_s", "late_s")
+    return [{key: told[key] for key in keys} for rank in ranks for told in rank.told.values() if told["text"]]
 
 
 @app.command(context_settings=PASSED_ON)

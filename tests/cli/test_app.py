@@ -17,8 +17,9 @@ from greentrain import GreenSession, __version__
 from greentrain.cli import fpga as cli_fpga
 from greentrain.cli import rlhf as cli_rlhf
 from greentrain.cli import runs as cli_runs
-from greentrain.cli.app import app
+from greentrain.cli.app import _ticks_of_last_run, app
 from greentrain.ledger.reader import RunRecord, read_run
+from tests.report.run_folders import GPU, T0_S, Folder, device, entry
 
 SPIN = "import time; t = time.monotonic() + {s}\nwhile time.monotonic() < t: pass"
 
@@ -169,6 +170,15 @@ def test_doctor_as_json(tmp_path: Path) -> None:
     facts = json.loads(done.stdout)
     assert {"meter", "device", "usable", "provenance", "detail"} <= facts["sensors"][0].keys()
     assert facts["carbon"]["zone"] and all(s["detail"] for s in facts["sensors"])
+
+
+def test_doctor_says_what_the_last_run_found_of_a_sensor(tmp_path: Path) -> None:
+    assert _ticks_of_last_run(tmp_path / "nothing") == [] == _ticks_of_last_run(tmp_path)
+    facts = {"device": "GPU-0", "tick_s": 0.1, "sees_s": 0.025, "late_s": 0.003}
+    event = {"name": "attribution", "t": T0_S, "text": "GPU-0: 25 ms of each 100 ms", "phases": {}, "readings": 800}
+    one = entry(T0_S, T0_S + 10.0, {"GPU-0": device(3000.0)})
+    Folder(tmp_path).rank(0, [GPU], [one], events=[event | facts])
+    assert _ticks_of_last_run(tmp_path) == [facts | {"text": "GPU-0: 25 ms of each 100 ms"}]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,9 @@ class RankState:
         """Take in one record. One that is damaged, or of a kind not known here, counts nothing."""
         try:
             if record["kind"] == "event":
-                self._event(record)
+                if is_event(record):
+                    self.books.add(record)
+                    self._event(record)
                 return
             self.books.add(record)
             self._totals = None
@@ -164,8 +166,6 @@ class RankState:
         self._hours[key] = entry if held is None else _joined(held, entry)
 
     def _event(self, record: Mapping[str, Any]) -> None:
-        if not is_event(record):
-            return
         name = record["name"]
         self.events.append(record)
         if name in _PLAN_EVENTS:

@@ -1,7 +1,7 @@
 """The figures of one rank now, as exporters show them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from greentrain.carbon.replayed import GridTime
@@ -49,6 +49,8 @@ class DeviceNow:
     """Power limit as a share of the one found; None where the run sets none."""
     limit_w: float | None = None
     """The same (W); None where the run sets none, or sets it on several GPUs at once."""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """What its counter's ticks tell of phases, as ``BelowTheTick.told``; empty where they tell nothing yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +230,7 @@ def _devices(rank: RankState, power_w: Mapping[str, float], caps: PowerLimits | 
                 missing_s=missing_s.get(uid, 0.0) if first else 0.0,
                 limit_share=share,
                 limit_w=limit_w,
+                told=rank.books.told.get(uid, {}),
             )
         )
     return out

@@ -357,3 +357,23 @@ def test_a_missing_extra_is_named_before_training(tmp_path: Path, module: str, e
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert f"greentrain-torch[{extra}]" in done.stdout and not (tmp_path / "x").exists()
+
+
+def test_it_says_what_a_sensor_sees_and_how_phases_are_told() -> None:
+    state = RankState()
+    phases = {"forward": {"how": "regressed", "error": 0.01, "w": 300.0}}
+    event = {"kind": "event", "name": "attribution", "t": 1.0, "text": "x", "device": "GPU-0", "phases": phases}
+    state.add(event | {"tick_s": 0.1, "sees_s": 0.025, "late_s": 0.003})
+    state.add(event | {"tick_s": 0.1, "sees_s": float("nan"), "late_s": 0.003})  # damaged: the one before holds
+    card = DeviceNow(uid="GPU-0", name="H100", kind="gpu", provenance="measured", told=state.books.told["GPU-0"])
+    model = DeviceNow(uid="cpu", name="CPU", kind="cpu", provenance="modelled")
+    metrics = SnapshotMetrics()
+    metrics.update(replaced(devices=[card, model]))
+    found = {sample.name: (sample.labels, sample.value) for family in metrics.collect() for sample in family.samples}
+    assert found["greentrain_sensor_seen_seconds"] == (
+        {"run": "r", "rank": "0", "device": "GPU-0", "kind": "gpu"},
+        0.025,
+    )
+    assert found["greentrain_sensor_tick_seconds"][1] == 0.1 and found["greentrain_sensor_late_seconds"][1] == 0.003
+    labels, error = found["greentrain_phase_error_ratio"]
+    assert (labels["device"], labels["phase"], labels["attribution"], error) == ("GPU-0", "forward", "regressed", 0.01)
