@@ -520,13 +520,15 @@ def run_kubernetes(
     with closing(wanted), SignalQueue() as signals:
 
         def wait(seconds: float) -> bool:
-            until_s = time.time() + seconds
-            while signals.sleep_until(until_s):
+            end_s = time.monotonic() + seconds  # the time of day may be set back, and the Job must be looked at
+            while True:
+                signals.wait(max(0.0, end_s - time.monotonic()))
                 while (signum := signals.take()) is not None:
                     if signum in STOP:
                         tell(f"{signal.Signals(signum).name}: the Job stays as it is, and nobody pauses or resumes it")
                         return True
-            return False
+                if time.monotonic() >= end_s:
+                    return False
 
         shared = None if folder is None else folder.parent
         return KubernetesControl(controlled, wanted, tell=tell, folder=shared, wait=wait).run()

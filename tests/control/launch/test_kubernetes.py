@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -834,6 +835,36 @@ def test_a_signal_ends_the_loop_and_leaves_the_job(
     assert (how["held"], how["job_unix_s"], how["actions"]) == (12, 5.0, "a.yaml") and closed == "closed"
     assert tokens == [7.0 if folder else 0.0] * 2
     assert (tmp_path / "launch" / "pods").exists() is folder, "beside the folders of the pods"
+
+
+def test_a_job_is_looked_at_though_the_time_of_day_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it stays suspended, or ended and unseen, for as long as the clock was set back by."""
+    asked: list[float] = []
+
+    class Wanted:
+        def __init__(self, config: GreenConfig, **how: Any) -> None:
+            pass
+
+        def wanted(self, now_unix_s: float) -> tuple[bool, int, float]:
+            asked.append(now_unix_s)
+            if len(asked) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return True, 12, now_unix_s + 0.05
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(kubernetes, "PlanWanted", Wanted)
+    monkeypatch.setattr(kubernetes, "KubernetesJob", lambda namespace, name: Played(3))
+    begin_s, calls = time.time(), iter(range(1, 10**6))
+    monkeypatch.setattr(time, "time", lambda: begin_s - 3600.0 * next(calls))
+    rescue = threading.Timer(30.0, os.kill, (os.getpid(), signal.SIGTERM))
+    rescue.start()
+    try:
+        assert kubernetes.run_kubernetes(GreenConfig(), "train/gpt", folder=None, actions=None, tell=print) == 143
+    finally:
+        rescue.cancel()
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(

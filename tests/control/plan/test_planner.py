@@ -377,6 +377,16 @@ def test_a_speed_that_no_job_has_is_bounded_and_a_small_difference_is_none(share
     assert plan.scale == pytest.approx(share if scale is None else scale)
 
 
+@pytest.mark.parametrize(("then", "scale"), [(0.504, 0.5), (0.52, 0.52), (2.0, 2.0)])
+def test_a_plan_is_made_anew_where_the_speed_has_changed_against_what_it_was_made_with(
+    then: float, scale: float
+) -> None:
+    plan = planner(1e9)  # in BF16, by the table at 100 tokens/s
+    plan.observe(50.0 * H, H)
+    plan.observe((then * (MEMORY + 1) - MEMORY * 0.5) * 100.0 * H, H)
+    assert plan.scale == pytest.approx(scale)
+
+
 def test_a_pause_says_nothing_of_the_speed() -> None:
     plan = planner(100.0 * H * 3)
     assert plan.decide(0.0, 0.0).row == OFF
