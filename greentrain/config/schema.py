@@ -249,6 +249,9 @@ class PowerConfig:
     gpus: Annotated[tuple[str, ...], NotEmpty("name a GPU, or leave the key out")] | None = None
     """GPUs to book, each as ``CUDA_VISIBLE_DEVICES`` names it: an index of the node or a UUID. None: those that the
     process computes on, as far as torch or the driver tells, else all that it sees."""
+    device_clock: Annotated[str, Choice(("auto", "off"))] = "auto"
+    """``auto``: a device that works behind the host tells by events when it gets to a phase, and its joules are cut by
+    that; ``off``: they are cut by the host's times, and nothing is recorded on the device."""
     sample_s: Annotated[float, Bound(0.005, 10.0)] = 0.1
     """Sampling period of hardware sensors (s)."""
     cpu_scope: Annotated[str, Choice(CPU_SCOPES)] = "process_tree"

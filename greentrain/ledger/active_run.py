@@ -28,12 +28,13 @@ from greentrain.config.schema import CarbonConfig, GreenConfig
 from greentrain.errors import GreenTrainWarning, NewerFormatError, RunFolderError
 from greentrain.ledger.bookkeeper import Bookkeeper, Mark, folded
 from greentrain.ledger.embodied import EmbodiedRate, embodied_rates, why_unknown
-from greentrain.ledger.journal import ATTRIBUTION, RUN_JSON, Journal, rank_path, read_object
+from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, RUN_JSON, Journal, rank_path, read_object
 from greentrain.ledger.pue import in_run_time, open_facility
 from greentrain.ledger.reader import OtherRanksTotals, RankBooks, read_books, read_run_json, sums_of_others
 from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.totals import EnergyLedger, Totals
 from greentrain.power.claims import Claims, claims_dir, gpus_in_use, has_ended, preferred
+from greentrain.power.device_clock import DeviceClock, Stamps
 from greentrain.power.sampler import EnergyCurve, Sampler
 from greentrain.types import (
     FORMAT_VERSION,
@@ -95,7 +96,8 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         self._named = named
         self._used: set[str] = set()
         self._inherited: set[str] = set()
-        self._gpus = [s.device.uid for s in sensors if s.device.kind is DeviceKind.GPU and s.shared]
+        self.gpus = [s.device.uid for s in sensors if s.device.kind is DeviceKind.GPU and s.shared]
+        """All GPUs that this process sees, in the order of the meter."""
         self._look_at_use({})
         positions: dict[DeviceKind, int] = {}
         for sensor in sensors:
@@ -183,7 +185,7 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
         Returns:
             True if the devices to be read have changed.
         """
-        left = [uid for uid in self.curves if uid in self._gpus and not self._keeps(uid)]
+        left = [uid for uid in self.curves if uid in self.gpus and not self._keeps(uid)]
         for uid in left:
             sensor = self.curves.pop(uid).sensor
             self.rates.pop(uid, None)
@@ -237,10 +239,10 @@ class ClaimedDevices(Mapping[str, EnergyCurve]):
 
     def _look_at_use(self, pids: Mapping[str, Collection[int]]) -> None:
         if not self._named:
-            self._used |= gpus_in_use(self._gpus, pids)
+            self._used |= gpus_in_use(self.gpus, pids)
 
     def _may_use(self, uid: str) -> bool:
-        return not self._used or uid in self._used or uid not in self._gpus
+        return not self._used or uid in self._used or uid not in self.gpus
 
     def _keeps(self, uid: str) -> bool:
         if uid in self._used or uid in self._inherited or self._named:
@@ -314,6 +316,12 @@ MOST_ALIKE: Final = 100
 _FIGURE: Final = re.compile(r"(?<![\w:/-])[-+]?\d[\w.+-]*|\b-?(?:nan|inf)\b")
 CHANGES_S: Final = 1.0
 """Shortest time between two readings because power changes (s): a policy may shift its gear at each step."""
+_REST: Final = Mark(0.0, "")[:-1]
+"""What a queued mark may leave out."""
+START_S: Final = 1.0
+"""Longest wait on the training thread for what devices were given to do before the run (s)."""
+QUEUED_S: Final = 3.0
+"""Longest wait of the last booking for what devices still have to do (s); ``CLOSE_S`` holds a driver's 5 s beside."""
 FIRST_BOOK_S = 1.0
 """First ledger interval (s); they grow with the run to ``run.book_s``."""
 
@@ -372,11 +380,12 @@ class ActiveRun:
         self._books_ident = 0
         self._warned: set[str] = set()
         self._told: dict[str, int] = {}
+        self._clocks_told: dict[str, dict[str, str]] = {}
         self._attributed: dict[str, int] = {}
         """By device, readings on which what was last told of its phases rests."""
         self._counted = 0
         self._asked = self._started = self._ended = self._facts_new = self._sensors_new = False
-        self._closing: tuple[str, float] | None = None
+        self._closing: tuple[str, float, Stamps] | None = None
         self._brought_back = 0
         self._journal, earlier, note = self._open_journal(carried)
         try:
@@ -387,6 +396,8 @@ class ActiveRun:
             owner: dict[str, str | int] = {"run_id": self.run_id, "rank": topology.rank}
             named = config.power.gpus is not None
             self._devices = ClaimedDevices(meter.sensors, topology, owner, config.carbon, self.event, named)
+            uids = self._devices.gpus if config.power.device_clock == "auto" else ()
+            self._device_clock: DeviceClock[Mark] = DeviceClock(uids, clock, self.event, numbered=not named)
             self._books = self._open_books()
             self._next_book_s = 0.0
             self._next_claim_s = 0.0
@@ -425,6 +436,8 @@ class ActiveRun:
             }
         )
         self._journal.flush(SAVE_S)
+        if self._device_clock.look():
+            self._device_clock.wait(self._device_clock.record(), START_S)
         self.t0_s = self._clock.monotonic_s()  # as late as can be: what is used before the first reading is lost
         self._books = self._open_books()
         self._devices.start(self.t0_s)
@@ -537,6 +550,15 @@ class ActiveRun:
         own = OtherRanksTotals(ranks=1, power_w=power_w, **self.ledger.totals.sums())
         return own + self._others
 
+    @property
+    def has_device_clock(self) -> bool:
+        """True where marks are to be queued with an event of each device; costs a microsecond where none is used."""
+        return self._device_clock.look()
+
+    def queue_stamped(self, mark: tuple[Any, ...]) -> None:
+        """Queue a mark, and let the devices that are used record that they get to it."""
+        self.marks.append((*mark, *_REST[len(mark) :], self._device_clock.record()))
+
     def look_at_others(self) -> None:
         """Read what the other ranks have booked so far; only rank 0 does."""
         if self.topology.rank == 0 and (self.topology.world_size > 1 or rank_path(self.folder, 1).exists()):
@@ -562,7 +584,7 @@ class ActiveRun:
         Whoever was interrupted while it waited may call it again, and waits for the rest.
         """
         if self._closing is None:
-            self._closing = reason, self._clock.monotonic_s()
+            self._closing = reason, self._clock.monotonic_s(), self._device_clock.record()
         self.closed = True
         if not self._books_thread.stop(CLOSE_S):
             log.warning("GreenTrain: a driver hangs, or the disk; the last interval of %s is not booked", self.folder)
@@ -652,7 +674,10 @@ class ActiveRun:
         longest_s = max(self.config.run.book_s - LATE_S, self.config.run.book_s / 2)
         self._next_book_s = min(now_s, self._books.t_s + LATE_S) + min(longest_s, max(FIRST_BOOK_S, elapsed_s / 5))
 
-    def _close(self, reason: str, t1_s: float) -> None:
+    def _close(self, reason: str, t1_s: float, stamps: Stamps) -> None:
+        if self._started and stamps:  # joules of what they still have to do are the run's
+            self._device_clock.wait(stamps, QUEUED_S)
+            t1_s = self._clock.monotonic_s()
         stopped = self._sampler.stop(t1_s)
         self.facility.close()
         # A handler that closes may have interrupted the main thread where it reads a curve: that one waits for us.
@@ -687,7 +712,7 @@ class ActiveRun:
         self._write_sensors()
 
     def _record(self, t1_s: float, *, last: bool = False) -> None:
-        self._take_marks()
+        self._take_marks(t1_s if last else float("inf"))
         entry = self._books.book(t1_s, self._devices.curves, self._devices.unread, self._devices.rates, last=last)
         self.ledger.record(entry)
         self.last_entry = entry
@@ -696,8 +721,13 @@ class ActiveRun:
             seen_ms, tick_ms, late_ms = (1e3 * told[key] for key in ("sees_s", "tick_s", "late_s"))
             text = f"{uid}: its counter tells {seen_ms:.0f} ms of each {tick_ms:.0f} ms, {late_ms:.0f} ms late"
             self.event(ATTRIBUTION, text, device=uid, **told)
+        for uid, clocks in self._books.clocks().items():
+            if clocks != self._clocks_told.get(uid, {}):
+                self._clocks_told[uid] = clocks
+                by = ", ".join(f"{name} by {whose}" for name, whose in clocks.items())
+                self.event(CLOCKS, f"{uid}: whose times cut its joules: {by}", device=uid, phases=clocks)
 
-    def _take_marks(self) -> None:
+    def _take_marks(self, end_s: float = float("inf")) -> None:
         """Hand the marks of the training to the timeline: of too many, only what they count."""
         marks = [self.marks.popleft() for _ in range(len(self.marks))]
         first = next((mark[3] for mark in marks if mark[1] in _COUNTED), None)
@@ -708,13 +738,19 @@ class ActiveRun:
                 self.event("warning", text, steps=lost)
             self._counted = next(mark[3] for mark in reversed(marks) if mark[1] in _COUNTED)
         timeline = self._books.timeline
-        if timeline.waiting + len(marks) <= MANY_MARKS:
-            timeline.add(itertools.starmap(Mark, marks))
-            return
-        timeline.add(folded(marks))
-        self.warn(
-            f"more than {MANY_MARKS} marks in one interval: all steps count, short phases are in those around them"
-        )
+        if few := timeline.waiting + len(marks) <= MANY_MARKS:
+            found = [Mark(*mark) for mark in marks]
+        else:
+            found = [mark._replace(stamps=()) for mark in folded(marks)]
+        # Of a device that is new, the marks before are the host's: it goes on from what the timeline has by now.
+        for uid, device in self._device_clock.devices.items():
+            device.expect((mark.t_s, dict(mark.stamps).get(uid), mark) for mark in found)
+            self._books.follow(uid, device.passed(end_s))
+        timeline.add(found)
+        if not few:
+            self.warn(
+                f"more than {MANY_MARKS} marks in one interval: all steps count, short phases are in those around them"
+            )
 
     # -- files -------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ precision gear it ran in: a second labelling of the same time, with no nesting.
 import copy
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from greentrain.ledger.embodied import EmbodiedRate
 from greentrain.ledger.pue import Facility
+from greentrain.power.device_clock import Stamps
 from greentrain.power.phase_power import Floats, Ints, LabelSeconds, PhaseFit, PhasePower
 from greentrain.power.sampler import EnergyCurve
 from greentrain.types import (
@@ -37,6 +39,7 @@ from greentrain.types import (
 
 SETTINGS: Final = ("gear", "cap", "clock")
 """Kinds of marks that say how a device runs from here on."""
+_PHASES: Final = ("begin", "end")
 MAX_OPEN = 64
 """Phases open at once; more are a forgotten end() and the oldest is closed."""
 
@@ -57,6 +60,8 @@ class Mark(NamedTuple):
     samples: int = 0
     steps: int = 1
     """Steps that a ``step`` stands for: more than one where marks were folded."""
+    stamps: Stamps = ()
+    """Events that devices recorded at it."""
 
 
 def folded(marks: Iterable[tuple[Any, ...]]) -> Iterator[Mark]:
@@ -147,17 +152,28 @@ class PhaseTimeline:
         return self._names
 
     @property
+    def names_open(self) -> set[str]:
+        """Names of phases that are open, or are in marks that are in no slice yet."""
+        return {name for name, _ in self._stack} | {mark.name for mark in self._pending if mark.kind in _PHASES}
+
+    @property
     def waiting(self) -> int:
         """Marks that are in no slice yet."""
         return len(self._pending)
 
     def ahead(self, t1_s: float) -> PhaseSlice:
         """Return the slice that :meth:`cut` would, and drop nothing."""
+        other = self.copied()
+        other._names, other._ids, other._gears = list(self._names), dict(self._ids), dict(self._gears)
+        other._limits = dict(self._limits)
+        return other.cut(t1_s)
+
+    def copied(self) -> "PhaseTimeline":
+        """Return one that goes on alone from here, and numbers phases and gears with this one."""
         other = copy.copy(self)
         other._stack, other._since, other._pending = list(self._stack), dict(self._since), list(self._pending)
-        other._names, other._ids, other._gears = list(self._names), dict(self._ids), dict(self._gears)
-        other._limits, other._limited = dict(self._limits), dict(self._limited)
-        return other.cut(t1_s)
+        other._limited = dict(self._limited)
+        return other
 
     def add(self, marks: Iterable[Mark]) -> None:
         """Add marks, roughly in order of time. Of marks at the same time, the one added first counts first."""
@@ -434,6 +450,80 @@ def _summed(sums: Floats, more: npt.NDArray[Any]) -> Floats:
     return found
 
 
+class _Track:
+    """The phases by one clock, the host's or a device's own, and what was spent in them.
+
+    Args:
+        timeline: The phases.
+    """
+
+    def __init__(self, timeline: PhaseTimeline) -> None:
+        self.timeline = timeline
+        self.slice: PhaseSlice
+        """The last interval."""
+        self.label: Ints
+        """Label of each of its segments."""
+        self.opened: dict[str, Floats] = {}
+        """From when to when each phase was open in it (s), shape (n, 2)."""
+        self.label_s: Floats = np.zeros(0)
+        self.label_n: Floats = np.zeros(0)
+        self.clocks: dict[str, str] = {}
+        """By phase, whose times its marks have."""
+        self._inside_s: dict[str, Floats] = {}
+        """By phase, how long each label lasted while it was open (s)."""
+        self._spent_j = 0.0
+        self._step_j: Floats = np.zeros(0)
+        self._ended: deque[tuple[float, Mark, float]] = deque()
+        """Steps: when they ended (s), and what was spent until then (J)."""
+
+    def copied(self) -> "_Track":
+        """Return one of a device on which nothing was spent yet."""
+        other = _Track(self.timeline.copied())
+        other._ended.extend((t_s, mark, 0.0) for t_s, mark, _ in self._ended)
+        other.label_s, other.label_n, other._inside_s = self.label_s, self.label_n, dict(self._inside_s)
+        other.clocks = dict.fromkeys(other.timeline.names_open, "host")
+        return other
+
+    def add(self, marks: Sequence[tuple[float, bool, Mark]]) -> None:
+        """Add marks: time (s), whether the clock is the device's own, the mark."""
+        for _, own, mark in marks:
+            if mark.kind in _PHASES:
+                clock = "device" if own else "host"
+                if self.clocks.setdefault(mark.name, clock) != clock:
+                    self.clocks[mark.name] = "mixed"
+        self.timeline.add(mark._replace(t_s=t_s, stamps=()) for t_s, _, mark in marks)
+
+    def cut(self, t1_s: float, numbers: Callable[[PhaseSlice], Ints]) -> None:
+        """End an interval, number its segments, and note how long each number has lasted."""
+        cut = self.slice = self.timeline.cut(t1_s)
+        self.opened, self.label = _opened(cut), numbers(cut)
+        seconds = LabelSeconds(cut.bounds_s, self.label, int(self.label.max()) + 1)
+        self.label_s = _summed(self.label_s, seconds(cut.bounds_s[-1:])[0])
+        self.label_n = _summed(self.label_n, np.bincount(self.label))
+        for name, spans in self.opened.items():
+            inside_s = (seconds(spans[:, 1]) - seconds(spans[:, 0])).sum(axis=0)
+            self._inside_s[name] = _summed(self._inside_s.get(name, np.zeros(0)), inside_s)
+        self._step_j = np.full(len(cut.steps), self._spent_j)
+
+    def inside(self, label: int) -> dict[str, float]:
+        """Return by phase the share of a label's time in which it was open."""
+        if not self.label_s[label] > 0:
+            return {}
+        return {name: s[label] / self.label_s[label] for name, s in self._inside_s.items() if label < len(s)}
+
+    def spend(self, used: Callable[[Floats], Floats], energy_j: float, before_j: float) -> None:
+        """Add what a device has used in the interval."""
+        if len(self._step_j):
+            self._step_j += used(np.array([mark.t_s for mark in self.slice.steps])) - before_j
+        self._spent_j += energy_j
+
+    def ended(self) -> "deque[tuple[float, Mark, float]]":
+        """Return the steps that have ended by this clock, those of the interval behind those that still wait."""
+        marks = self.slice.steps
+        self._ended.extend(zip((mark.t_s for mark in marks), marks, self._step_j.tolist(), strict=True))
+        return self._ended
+
+
 class Bookkeeper:
     """Cuts the run into ledger entries.
 
@@ -448,17 +538,19 @@ class Bookkeeper:
         self._offset_s = unix_offset_s
         self._signal = signal
         self._facility = facility
-        self.timeline = PhaseTimeline(t0_s)
+        self._host = _Track(PhaseTimeline(t0_s))
+        self._own: dict[str, _Track] = {}
+        """By device, what its own clock says of the phases."""
         self._step_j = 0.0
-        self._booked_j = 0.0
         self._loads: list[tuple[int, int, int]] = []
         """Phase, gear and limits of each label, as the timeline numbers them."""
         self._labels: dict[tuple[int, int, int], int] = {}
-        self._label_s: Floats = np.zeros(0)
-        self._label_n: Floats = np.zeros(0)
-        self._inside_s: dict[str, Floats] = {}
-        """By phase, how long each label lasted while it was open (s)."""
         self._below: dict[str, BelowTheTick] = {}
+
+    @property
+    def timeline(self) -> PhaseTimeline:
+        """Phases by the host's clock."""
+        return self._host.timeline
 
     @property
     def t_s(self) -> float:
@@ -485,23 +577,24 @@ class Bookkeeper:
         """
         t0_s = self.t_s
         t1_s = max(t0_s, t1_s)  # a clock that fell back: no interval has a negative length
-        cut = self.timeline.cut(t1_s)
+        tracks = [self._host, *self._own.values()]
+        for track in tracks:
+            track.cut(t1_s, self._numbers)
+        cut = self._host.slice
         devices: dict[str, DeviceEnergy] = {}
-        spent: list[tuple[Provenance, Floats, Floats]] = []
-        opened = _opened(cut)
-        label = self._label(cut, opened)
-        inclusive = dict.fromkeys(opened, 0.0)
+        spent: list[_Spent] = []
+        inclusive = dict.fromkeys(itertools.chain.from_iterable(track.opened for track in tracks), 0.0)
         moved_gears: dict[int, float] = {}
-        step_t = np.array([mark.t_s for mark in cut.steps])
-        step_cum = np.zeros(len(cut.steps))
         for uid, curve in curves.items():
-            missing = curve.at(cut.bounds_s)[1]
-            used, moved = self._used(uid, curve, cut.bounds_s, label, last=last)
-            energy = used(cut.bounds_s)
-            spent.append((curve.sensor.provenance, np.diff(energy), np.diff(missing)))
-            by_phase = np.bincount(cut.phase, weights=np.diff(energy), minlength=len(cut.names))
-            phases = {cut.names[i]: float(by_phase[i]) for i in np.unique(cut.phase)}
-            for name, times in opened.items():
+            track = self._own.get(uid, self._host)
+            own = track.slice
+            missing = curve.at(own.bounds_s)[1]
+            used, moved = self._used(uid, curve, own.bounds_s, track.label, last=last)
+            energy = used(own.bounds_s)
+            spent.append(_Spent(own, curve.sensor.provenance, np.diff(energy), np.diff(missing)))
+            by_phase = np.bincount(own.phase, weights=np.diff(energy), minlength=len(own.names))
+            phases = {own.names[i]: float(by_phase[i]) for i in np.unique(own.phase)}
+            for name, times in track.opened.items():
                 spans = used(times)
                 inclusive[name] += float(np.sum(spans[:, 1] - spans[:, 0]))
             for i, joules in moved.items():
@@ -509,17 +602,15 @@ class Bookkeeper:
                 phases[cut.names[phase]] = phases.get(cut.names[phase], 0.0) + joules
                 if cut.names[phase] not in IDLE_PHASES:
                     moved_gears[gear] = moved_gears.get(gear, 0.0) + joules
-                for name, inside_s in self._inside_s.items():
-                    if i < len(inside_s) and self._label_s[i] > 0:
-                        inclusive[name] = inclusive.get(name, 0.0) + joules * inside_s[i] / self._label_s[i]
+                for name, share in track.inside(i).items():
+                    inclusive[name] = inclusive.get(name, 0.0) + joules * share
             devices[uid] = DeviceEnergy(
                 energy_j=float(energy[-1] - energy[0]),
                 provenance=curve.sensor.provenance,
                 missing_s=float(missing[-1] - missing[0]),
                 phases=phases,
             )
-            if len(step_t):
-                step_cum += used(step_t) - energy[0]
+            track.spend(used, float(energy[-1] - energy[0]), energy[0])
         for sensor in unread:
             devices[sensor.device.uid] = DeviceEnergy(
                 energy_j=0.0, provenance=Provenance.MISSING, missing_s=t1_s - t0_s, phases={}
@@ -528,8 +619,6 @@ class Bookkeeper:
         carbon = self._signal.mean(t0_s + self._offset_s, t1_s + self._offset_s)
         pue = self._facility.pue(t0_s + self._offset_s, t1_s + self._offset_s)
         energy_j = sum(device.energy_j for device in devices.values())
-        groups = self._group_steps(cut.steps, step_cum)
-        self._booked_j += energy_j
         rates = [rate for uid, rate in (embodied or {}).items() if uid in devices]
         hours = (t1_s - t0_s) / S_PER_HOUR
         return LedgerEntry(
@@ -546,20 +635,26 @@ class Bookkeeper:
             steps=_steps(cut.steps),
             tokens=sum(mark.tokens for mark in cut.steps),
             samples=sum(mark.samples for mark in cut.steps),
-            step_groups=groups,
+            step_groups=self._group_steps([track.ended() for track in tracks]),
             gears=_by_gear(cut, spent, len(unread), moved_gears, list(curves.values())),
         )
 
-    def _label(self, cut: PhaseSlice, opened: Mapping[str, Floats]) -> Ints:
-        """Number the segments, and note how long each number has lasted."""
-        found = self._numbers(cut)
-        seconds = LabelSeconds(cut.bounds_s, found, len(self._loads))
-        self._label_s = _summed(self._label_s, seconds(cut.bounds_s[-1:])[0])
-        self._label_n = _summed(self._label_n, np.bincount(found))
-        for name, spans in opened.items():
-            inside_s = (seconds(spans[:, 1]) - seconds(spans[:, 0])).sum(axis=0)
-            self._inside_s[name] = _summed(self._inside_s.get(name, np.zeros(0)), inside_s)
-        return found
+    def follow(self, uid: str, marks: Sequence[tuple[float, bool, Mark]]) -> None:
+        """Cut a device's joules by its own clock from now on.
+
+        All marks of the timeline are to come here too, in the same order, when the device has got to them.
+
+        Args:
+            uid: The device.
+            marks: Time of each (s), whether it is the device's own or the host's, and the mark.
+        """
+        if uid not in self._own:
+            self._own[uid] = self._host.copied()
+        self._own[uid].add(marks)
+
+    def clocks(self) -> dict[str, dict[str, str]]:
+        """Return by device and phase whether its own clock says when it was: ``device``, ``host`` or ``mixed``."""
+        return {uid: dict(sorted(track.clocks.items())) for uid, track in self._own.items()}
 
     def _numbers(self, cut: PhaseSlice) -> Ints:
         """Number the loads: a device draws another power in each phase, gear, and under each power cap and clock."""
@@ -577,7 +672,7 @@ class Bookkeeper:
         below = self._below.get(uid)
         if below is None or below.power.fit is None or missing_s:
             return energy_j, missing_s
-        cut = self.timeline.ahead(curve.frontier_s)
+        cut = self._own.get(uid, self._host).timeline.ahead(curve.frontier_s)
         found_j = below.between(curve, cut.bounds_s, self._numbers(cut), t0_s, t1_s)
         return energy_j if found_j is None else found_j, missing_s
 
@@ -604,18 +699,23 @@ class Bookkeeper:
             if below.power.fit is None or below.power.fit.rows < 2 * (known or {}).get(uid, 0):
                 continue
             phase = np.array([phase for phase, _, _ in self._loads], dtype=np.intp)
-            found[uid] = below.told(below.power.fit, phase, self._label_s, self._label_n, self.timeline.names)
+            track = self._own.get(uid, self._host)
+            found[uid] = below.told(below.power.fit, phase, track.label_s, track.label_n, self.timeline.names)
         return found
 
-    def _group_steps(self, steps: Sequence[Mark], cumulative_j: Floats) -> list[tuple[int, float, float, int]]:
-        if not steps:
+    def _group_steps(self, clocks: Sequence[deque[tuple[float, Mark, float]]]) -> list[tuple[int, float, float, int]]:
+        """Take the steps that have ended by all clocks."""
+        ready = min(map(len, clocks))
+        if not ready:
             return []
-        ends = np.unique(np.linspace(0, len(steps), min(len(steps), STEP_GROUPS) + 1).astype(int))
+        ended = [[clock.popleft() for _ in range(ready)] for clock in clocks]
+        steps = [mark for _, mark, _ in ended[0]]
+        ends = np.unique(np.linspace(0, ready, min(ready, STEP_GROUPS) + 1).astype(int))
         groups = []
         for start, end in itertools.pairwise(ends):
-            total_j = self._booked_j + float(cumulative_j[end - 1])
+            total_j = sum(clock[end - 1][2] for clock in ended)
             tokens = sum(mark.tokens for mark in steps[start:end])
-            t_s = round(steps[end - 1].t_s + self._offset_s, 4)
+            t_s = round(max(clock[end - 1][0] for clock in ended) + self._offset_s, 4)
             groups.append((_steps(steps[start:end]), t_s, round(total_j - self._step_j, 6), tokens))
             self._step_j = total_j
         return groups
@@ -625,18 +725,29 @@ def _steps(marks: Sequence[Mark]) -> int:
     return sum(mark.steps for mark in marks if mark.kind == "step")
 
 
+class _Spent(NamedTuple):
+    """What one device spent in an interval."""
+
+    cut: PhaseSlice
+    """Its segments."""
+    provenance: Provenance
+    joules: Floats
+    """By segment, shape (n,)."""
+    missing_s: Floats
+
+
 def _by_gear(
     cut: PhaseSlice,
-    spent: Sequence[tuple[Provenance, Floats, Floats]],
+    spent: Sequence[_Spent],
     unread: int,
     moved_j: Mapping[int, float],
     curves: Sequence[EnergyCurve],
 ) -> dict[str, GearUse]:
-    """Sum the time of a slice in which something is trained, by gear.
+    """Sum the time of an interval in which something is trained, by gear.
 
     Args:
-        cut: The slice.
-        spent: Provenance of each device, its joules and its missing seconds by segment, shape (n,) each.
+        cut: Its segments by the host's clock.
+        spent: What each device spent.
         unread: The devices that cannot be read.
         moved_j: Joules that earlier slices owe to a gear, by its index.
         curves: The curve of each device of ``spent``.
@@ -644,25 +755,27 @@ def _by_gear(
     if len(cut.gears) == 1:
         return {}
     count = len(cut.gears)
-    idle = [i for i, name in enumerate(cut.names) if name in IDLE_PHASES]
-    in_gear = np.where(np.isin(cut.phase, idle), 0, cut.gear)
-    length_s = np.diff(cut.bounds_s)
-    energy_j, modelled_j, missing_s = np.zeros(len(length_s)), np.zeros(len(length_s)), unread * length_s
-    for provenance, joules, blind_s in spent:
-        energy_j += joules
-        missing_s += blind_s
-        if provenance is Provenance.MODELLED:
-            modelled_j += joules
-    energy, modelled, missing, seconds = (
-        np.bincount(in_gear, weights=values, minlength=count).tolist()
-        for values in (energy_j, modelled_j, missing_s, length_s)
-    )
-    seconds_in = LabelSeconds(cut.bounds_s, in_gear, count)
+
+    def in_gear(own: PhaseSlice) -> Ints:
+        idle = [i for i, name in enumerate(own.names) if name in IDLE_PHASES]
+        return np.where(np.isin(own.phase, idle), 0, own.gear)
+
+    def by_gear(own: PhaseSlice, values: Floats) -> Floats:
+        return np.bincount(in_gear(own), weights=values, minlength=count).astype(np.float64)
+
+    seconds = by_gear(cut, np.diff(cut.bounds_s))
+    energy, modelled, missing, device_s = np.zeros(count), np.zeros(count), unread * seconds, unread * seconds
     shared_s = np.zeros(count)
-    for curve in curves:
-        read_s = curve.readings_s(float(cut.bounds_s[0]), float(cut.bounds_s[-1]))
+    for one, curve in zip(spent, curves, strict=True):
+        own = one.cut
+        joules = by_gear(own, one.joules)
+        energy += joules
+        modelled += joules * (one.provenance is Provenance.MODELLED)
+        missing += by_gear(own, one.missing_s)
+        device_s += by_gear(own, np.diff(own.bounds_s))
+        read_s = curve.readings_s(float(own.bounds_s[0]), float(own.bounds_s[-1]))
         known = np.diff(curve.at(read_s)[1]) == 0
-        each_s = np.diff(seconds_in(read_s), axis=0)[known]
+        each_s = np.diff(LabelSeconds(own.bounds_s, in_gear(own), count)(read_s), axis=0)[known]
         shared_s += np.minimum(each_s, np.diff(read_s)[known, None] - each_s).sum(axis=0)
     done = [(0, 0, 0)] * count
     for mark, gear in zip(cut.steps, cut.step_gear, strict=True):
@@ -670,18 +783,18 @@ def _by_gear(
         done[gear] = (steps + _steps((mark,)), tokens + mark.tokens, samples + mark.samples)
     return {
         cut.gears[i]: GearUse(
-            energy_j=energy[i] + moved_j.get(i, 0.0),
-            modelled_j=modelled[i],
-            missing_s=missing[i],
-            device_s=seconds[i] * (len(spent) + unread),
+            energy_j=float(energy[i]) + moved_j.get(i, 0.0),
+            modelled_j=float(modelled[i]),
+            missing_s=float(missing[i]),
+            device_s=float(device_s[i]),
             shared_s=float(shared_s[i]),
-            seconds=seconds[i],
+            seconds=float(seconds[i]),
             steps=done[i][0],
             tokens=done[i][1],
             samples=done[i][2],
         )
         for i in range(1, count)
-        if seconds[i] > 0 or any(done[i]) or moved_j.get(i)
+        if device_s[i] > 0 or seconds[i] > 0 or any(done[i]) or moved_j.get(i)
     }
 
 

@@ -467,6 +467,9 @@ def object_of(lines: Iterable[bytes], path: Path) -> dict[str, Any]:
 
 ATTRIBUTION: Final = "attribution"
 """Name of the event that says how phases are told apart on a device whose counter ticks."""
+CLOCKS: Final = "clocks"
+"""Name of the event that says by whose times a device's joules are cut in each phase: ``device``, ``host`` or
+``mixed``. The last one of a device holds; without one, it is the host's."""
 NOTE: Final = "note"
 """Name of the event that a reader adds where it left something out."""
 _WRITTEN: Final = {

@@ -17,7 +17,8 @@ devices                 one a device: energy, provenance, sensor's figures, miss
                         interval_j and interval_g (operational), as phases
 completeness            parts of the machines that were metered, modelled, not_read or are in_no_figure; text
 phases                  exclusive (sums to the whole) and inclusive energy, seconds, grams; on devices whose counters
-                        tick, attribution (resolved, regressed, blurred) and its relative_error (one standard error)
+                        tick, attribution (resolved, regressed, blurred) and its relative_error (one standard error);
+                        clock, of a run with GPUs: whose times cut their joules (device, host, mixed)
 hosts, ranks            the same energy by place
 carbon                  operational (location, market), embodied low/mid/high, emissions_g, CUE, intensity, sources;
                         operational_interval_g, emissions_interval_g
@@ -44,6 +45,7 @@ Here it is that of the run: its grams, location-based and with PUE, per kWh of i
 itself is not in it, nor is embodied carbon, as in the definition.
 """
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -57,7 +59,7 @@ from urllib.parse import urlsplit
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.bookkeeper import BLURRED
-from greentrain.ledger.journal import ATTRIBUTION
+from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, WRONG_DATA
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.ledger.sci import sci_scores, scope2
@@ -122,7 +124,10 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         for place, device in sums.devices.items()
     ]
     devices.sort(key=lambda device: -(device["energy_j"] or 0.0))
-    phases = [row | _pair(within.phases.get(row["name"])) for row in _phases(totals, sums, energy["energy_j"], told)]
+    clocks = _clocks(record)
+    gpus = [clocks.get((row["rank"], row["uid"]), {}) for row in devices if row["kind"] == "gpu" and row["energy_j"]]
+    phases = _phases(totals, sums, energy["energy_j"], told, gpus)
+    phases = [row | _pair(within.phases.get(row["name"])) for row in phases]
     events = _events(record)
     shifts, decisions = events["gear"], events[DECISION]
     state = _state(record, now_s)
@@ -334,6 +339,26 @@ def completeness(record: RunRecord, devices: Sequence[Mapping[str, Any]], energy
     return {**{name.replace(" ", "_"): parts for name, parts in found.items()}, "text": " ".join(texts)}
 
 
+def _clocks(record: RunRecord) -> dict[tuple[int, str], Mapping[str, str]]:
+    """Return by whose times the joules of devices are cut in each phase, by rank and uid, as far as it makes sense."""
+    found: dict[tuple[int, str], Mapping[str, str]] = {}
+    for rank in record.ranks:
+        for event in rank.events:
+            if event["name"] == CLOCKS:
+                with contextlib.suppress(*WRONG_DATA):
+                    if set(event["phases"].values()) <= {"device", "host", "mixed"}:
+                        found[rank.rank, event["device"]] = event["phases"]
+    return found
+
+
+def _clock(name: str, gpus: Sequence[Mapping[str, str]]) -> str | None:
+    """Return by whose times GPUs' joules are cut in a phase; one without marks of its own is what others leave."""
+    whose: set[str] = set()
+    for phases in gpus:
+        whose |= {phases[name]} if name in phases else set(phases.values()) or {"host"}
+    return (whose.pop() if len(whose) == 1 else "mixed") if whose else None
+
+
 def _told(name: str, told: Mapping[tuple[int, str], Mapping[str, Any]]) -> dict[str, Any]:
     """Return how a phase is told on the devices whose counters tick, by the worst of them, and its standard error."""
     rows = [event["phases"][name] for event in told.values() if name in event["phases"]]
@@ -346,7 +371,11 @@ def _told(name: str, told: Mapping[tuple[int, str], Mapping[str, Any]]) -> dict[
 
 
 def _phases(
-    totals: Totals, sums: EntrySums, total_j: float | None, told: Mapping[tuple[int, str], Mapping[str, Any]]
+    totals: Totals,
+    sums: EntrySums,
+    total_j: float | None,
+    told: Mapping[tuple[int, str], Mapping[str, Any]],
+    gpus: Sequence[Mapping[str, str]],
 ) -> list[dict[str, Any]]:
     names = sorted(set(totals.phase_s) | set(totals.by_phase) | set(totals.by_phase_inclusive))
     rows = []
@@ -362,6 +391,7 @@ def _phases(
                 "rank_seconds": seconds,
                 "operational_g": sums.phase_g.get(name),
                 **_told(name, told),
+                "clock": _clock(name, gpus),
             }
         )
     return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
@@ -416,7 +446,7 @@ def _events(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
             if event["name"] == "gear":
                 times[event.get("text")] += 1
                 shifts.setdefault((event.get("text"), times[event.get("text")]), row)
-            elif event["name"] != ATTRIBUTION or event in rank.told.values():
+            elif event["name"] not in (ATTRIBUTION, CLOCKS) or event in rank.told.values():
                 (decisions if event["name"] == DECISION else rows).append(row)
         for opened in rank.opens[1:]:
             if "t" in opened:
@@ -478,9 +508,11 @@ def cue_kg_per_kwh(operational_g: float | None, priced_j: float) -> float | None
 def how_told(phase: Mapping[str, Any]) -> str:
     """Return for people how a phase's joules are told from others': with an interval that holds in 95 of 100 cases."""
     how, error = phase.get("attribution") or "", phase.get("relative_error")
-    if how != Attribution.REGRESSED or error is None:
-        return how
-    return f"{how}, \N{PLUS-MINUS SIGN} {quantities.percent(1.96 * error)}"
+    if how == Attribution.REGRESSED and error is not None:
+        how = f"{how}, \N{PLUS-MINUS SIGN} {quantities.percent(1.96 * error)}"
+    return ", ".join(
+        filter(None, (how, {"host": "host time", "mixed": "partly host time"}.get(phase.get("clock") or "")))
+    )
 
 
 def pue_text(energy: Mapping[str, Any]) -> str:

@@ -118,7 +118,7 @@ def _devices(summary: Mapping[str, Any]) -> Table:
 
 def _phases(summary: Mapping[str, Any]) -> Table:
     columns = ["Phase", "Exclusive", "Share", "Inclusive"]
-    told = any(phase.get("attribution") for phase in summary["phases"])
+    told = any(map(how_told, summary["phases"]))
     table = _table("Energy by phase", *columns, *(["Told"] if told else []), left=("Phase", "Told"))
     for phase in summary["phases"]:
         table.add_row(

@@ -32,7 +32,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -307,6 +307,8 @@ PER_WORK = ("green/tokens_per_j", "green/g_per_ktoken", "green/samples_per_j")
 """Metrics that are not made of work that was counted in two units."""
 
 
+EARLY_MARKS = 64
+"""Marks at which the training thread looks whether a device is used, a microsecond each; then the books look."""
 REPORT_S = 60.0
 """Longest wait for the report of a run that has ended (s): that of 512 ranks of 1 MB takes up to 40 s."""
 
@@ -605,8 +607,18 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     def _queue_marks_into(self, run: ActiveRun | None) -> None:
         """Queue marks from now on; None: drop them."""
-        self._enqueue = _ignore if run is None else run.marks.append
+        self._enqueue = _ignore if run is None else functools.partial(self._queue_early, run, itertools.count(1))
         self._counts = itertools.count(1)
+
+    def _queue_early(self, run: ActiveRun, number: Iterator[int], mark: tuple[Any, ...]) -> None:
+        """Queue one of the first marks: at these a device may come into use, of which marks are recorded from then."""
+        stamped = run.has_device_clock
+        queue = run.queue_stamped if stamped else run.marks.append
+        if stamped or next(number) >= EARLY_MARKS:
+            self._enqueue = queue
+            if stamped:
+                run.hurry()  # to begin with what the device's clock says now
+        queue(mark)
 
     # -- acting on the training --------------------------------------------------------------------------------
 
@@ -841,6 +853,8 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         return choose_run_id(self.config.run, place, self._clock.unix_s(), self._starts, carried)
 
     def _each_second(self, run: ActiveRun) -> None:
+        if run is self._run and run.has_device_clock:
+            self._enqueue = run.queue_stamped
         self._controller.each_second(run)
         self._viewers.update(run, self._controller.gpu_limits.power_cap)
 

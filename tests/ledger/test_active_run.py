@@ -28,9 +28,11 @@ from greentrain.ledger.active_run import ActiveRun, metrics_of
 from greentrain.ledger.journal import read_journal
 from greentrain.ledger.reader import OtherRanksTotals, RankRecord, read_run
 from greentrain.ledger.totals import Totals
+from greentrain.power import device_clock
 from greentrain.power.sampler import EnergyCurve, Sampler
 from greentrain.types import Device, DeviceKind, LedgerEntry, PowerSample, Provenance, Sensor, Topology
 from tests.helpers.child import in_a_child
+from tests.helpers.fake_accelerator import FakeGpu, fake_torch
 from tests.helpers.flat_meter import FlatMeter
 from tests.helpers.hand_clock import HandClock
 
@@ -324,7 +326,7 @@ class Bench:
     def run(self, meter: Meter | None = None, place: Topology | None = None, **more: Any) -> ActiveRun:
         section = {"dir": str(self.folder), "report": False, "live": False} | more.pop("config", {})
         run = ActiveRun(
-            config=GreenConfig.load({"run": section, "carbon": {"pue": 1.0}}),
+            config=GreenConfig.load({"run": section, "carbon": {"pue": 1.0}, **more.pop("sections", {})}),
             topology=place or Topology(host="here"),
             meter=meter or Meter(a=200.0, b=50.0),
             signal=ConstantSignal(360.0, zone="test", source="test"),
@@ -858,3 +860,114 @@ def test_a_fault_that_comes_again_and_again_is_one_warning_a_device_and_few_line
     assert len([one for one in said if issubclass(one.category, GreenTrainWarning)]) == 4
     names = [event["name"] for event in _rank(green).events]
     assert (names.count("gap"), names.count("checkpoint")) == (4 * active_run.MOST_ALIKE, 2 * active_run.MOST_ALIKE)
+
+
+class Accelerated:
+    """A run on a device that works behind the host, and draws what its kernels do."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, **power: Any) -> None:
+        gpu = self.gpu = FakeGpu(bench.hands)
+        self.bench, self.torch = bench, fake_torch([gpu], monkeypatch)
+
+        class Drawn(Readings):
+            def settle(self) -> None:
+                t_s = bench.hands.now_s
+                edges_s = [edge_s for edge_s in gpu.edges_s() if self._curves["a"].frontier_s < edge_s < t_s]
+                for at_s in [*edges_s, t_s]:
+                    sample = PowerSample(device_uid="a", t_s=at_s, energy_j=float(gpu.energy_j(at_s)))
+                    self._curves["a"].append(sample)
+
+            def stop(self, t1_s: float | None = None) -> bool:
+                self.settle()
+                return super().stop(t1_s)
+
+        def pass_time(seconds: float) -> None:
+            bench.hands.now_s += seconds
+
+        monkeypatch.setattr(active_run, "Sampler", Drawn)
+        monkeypatch.setattr(device_clock, "time", types.SimpleNamespace(sleep=pass_time))
+        self.meter = Meter(a=0.0)
+        self.meter.sensors = [dataclasses.replace(sensor, shared=True) for sensor in self.meter.sensors]
+        self.power = power
+
+    def started(self) -> ActiveRun:
+        run = self.bench.started(self.meter, sections={"power": self.power})
+        self.mark = run.queue_stamped if run.has_device_clock else run.marks.append
+        run._pass()
+        return run
+
+    def step(self, number: int, seconds: float = 0.1) -> None:
+        hands = self.bench.hands
+        self.mark((hands.now_s, "begin", "forward", number))
+        hands.now_s += 0.001
+        self.gpu.launch(seconds, 600.0)
+        self.mark((hands.now_s, "end", "forward", number))
+        self.mark((hands.now_s, "step", "", number, 1, 0))
+
+
+def test_work_that_is_queued_at_the_end_is_waited_for_and_booked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Accelerated(bench, monkeypatch)
+    run = fast.started()
+    began_j = float(fast.gpu.energy_j(run.t0_s))
+    for number in range(1, 21):
+        fast.step(number)  # 2 s of work, in 20 ms
+    run.close("finished")
+    totals = run.ledger.totals
+    assert totals.energy_j == pytest.approx(float(fast.gpu.energy_j(bench.hands.now_s)) - began_j, rel=1e-3)
+    assert totals.by_phase["forward"] == pytest.approx(1200.0, rel=1e-3)
+    assert totals.phase_s["forward"] == pytest.approx(0.02, abs=1e-3) and totals.steps == 20
+    groups = [group for entry in bench.records(run, "entry") for group in entry["step_groups"]]
+    assert sum(group[0] for group in groups) == 20 and sum(group[2] for group in groups) == pytest.approx(
+        1200, rel=0.01
+    )
+    (told,) = [event for event in bench.records(run, "event") if event["name"] == journal.CLOCKS]
+    assert told["phases"] == {"forward": "device"} and told["device"] == "a"
+
+
+def test_a_device_that_does_not_end_holds_up_the_end_for_seconds_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = Accelerated(bench, monkeypatch)
+    run = fast.started()
+    fast.step(1, 1000.0)
+    before_s = bench.hands.now_s
+    run.close("finished")
+    assert bench.hands.now_s - before_s == pytest.approx(active_run.QUEUED_S, abs=0.1)
+    totals = run.ledger.totals
+    assert totals.steps == 1 and totals.energy_j == pytest.approx(600.0 * active_run.QUEUED_S, rel=0.02)
+
+
+@pytest.mark.parametrize(("queued_s", "waited_s"), [(0.5, 0.5), (5.0, active_run.START_S)])
+def test_what_was_queued_before_the_start_is_waited_for_a_second(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, queued_s: float, waited_s: float
+) -> None:
+    fast = Accelerated(bench, monkeypatch)
+    fast.gpu.launch(queued_s, 600.0)
+    began_s = bench.hands.now_s
+    assert fast.started().t0_s - began_s == pytest.approx(waited_s, abs=0.01)
+
+
+def test_with_the_device_s_clock_off_nothing_is_recorded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = Accelerated(bench, monkeypatch, device_clock="off")
+    run = fast.started()
+    assert not run.has_device_clock
+    fast.step(1)
+    bench.passes(run, bench.hands.now_s + 5.0)
+    run.close("finished")
+    assert fast.gpu.made == 0 and run.ledger.totals.by_phase["forward"] < 0.05 * 60.0
+    assert not [event for event in bench.records(run, "event") if event["name"] == journal.CLOCKS]
+
+
+def test_of_too_many_marks_devices_count_the_steps_too(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(active_run, "MANY_MARKS", 20)
+    fast = Accelerated(bench, monkeypatch)
+    run = fast.started()
+    with pytest.warns(GreenTrainWarning, match="more than 20 marks"):
+        for number in range(1, 21):
+            fast.step(number, 0.01)
+        bench.passes(run, bench.hands.now_s + 2.0)
+    for number in range(21, 25):
+        fast.step(number, 0.01)
+    run.close("finished")
+    groups = [group for entry in bench.records(run, "entry") for group in entry["step_groups"]]
+    assert run.ledger.totals.steps == sum(group[0] for group in groups) == 24

@@ -94,10 +94,40 @@ def test_each_phase_says_how_it_was_told_from_the_others(tmp_path: Path) -> None
     assert (rows["forward"]["attribution"], rows["forward"]["relative_error"]) == ("regressed", pytest.approx(0.01))
     assert (rows["data"]["attribution"], rows["data"]["relative_error"]) == ("blurred", pytest.approx(0.26))
     assert rows["backward"]["attribution"] is None and rows["backward"]["relative_error"] is None
-    assert [how_told(rows[name]) for name in ("forward", "data", "backward")] == ["regressed, ± 2.0 %", "blurred", ""]
+    assert [how_told(rows[name]) for name in ("forward", "data", "backward")] == [
+        "regressed, ± 2.0 %, host time",
+        "blurred, host time",
+        "host time",
+    ]
     assert {row["uid"]: row["sees_s"] for row in s["devices"]} == {"GPU-0": 0.025, "GPU-1": 0.025, "cpu": None}
     page, text = RunReport.read(folder).page(), str(RunReport.read(folder))
     assert "regressed, ±" in page.replace("\N{NO-BREAK SPACE}", " ") and "blurred" in text
+
+
+def test_each_phase_says_by_whose_times_it_is_cut(tmp_path: Path) -> None:
+    def clocks(**more: Any) -> dict[str, Any]:
+        phases = {"forward": "device", "backward": "host"}
+        return {"name": "clocks", "t": T0_S, "text": "", "device": "GPU-0", "phases": phases} | more
+
+    def told(folder: Path, *events: dict[str, Any], **gpus: Any) -> dict[str, str | None]:
+        entries = [entry(T0_S, T0_S + 10.0, {"cpu": device(500.0), **gpus})]
+        sensors = [CPU, *(sensor(uid, "gpu", "H100") for uid in gpus)]
+        s = _summary(Folder(folder).rank(0, sensors, entries, events=events).path)
+        assert all(event["name"] != "clocks" for event in s["events"])
+        return {phase["name"]: phase["clock"] for phase in s["phases"]}
+
+    one, two = {"GPU-0": device(3000.0)}, {"GPU-0": device(3000.0), "GPU-1": device(3000.0)}
+    assert set(told(tmp_path / "cpu").values()) == {None}, "there is nothing that works behind the host"
+    assert set(told(tmp_path / "old", **one).values()) == {"host"}
+    wrong = [clocks(phases={"forward": "sundial"}), clocks(phases=7), clocks(device=[1])]
+    found = told(tmp_path / "one", clocks(phases={"forward": "mixed"}), clocks(), *wrong, **one)
+    assert (found["forward"], found["backward"], found["other"]) == ("device", "host", "mixed")
+    sound = clocks(phases={"forward": "device", "backward": "device"})
+    found = told(tmp_path / "sound", sound, **one)
+    assert set(found.values()) == {"device"}
+    found = told(tmp_path / "two", sound, **two)
+    assert set(found.values()) == {"mixed"}, "the other GPU's joules are cut by the host's times"
+    assert how_told({"clock": "mixed"}) == "partly host time" and how_told({"clock": "device"}) == ""
 
 
 def test_ranks_of_a_host_are_added_once(tmp_path: Path) -> None:

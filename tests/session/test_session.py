@@ -523,6 +523,7 @@ class Hands:
 class StandIn:
     """A run that notes what it is told."""
 
+    has_device_clock = False
     run_id, topology, folder, closed = "gpt-1", Topology(rank=2, world_size=4), Path("runs/gpt-1"), False
 
     def __init__(self) -> None:
