@@ -13,8 +13,10 @@ from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.hardware import project
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.relations import ZONES
-from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
-from greentrain.estimate.sweeps import (
+from greentrain.estimate.values import Assumption, Range
+from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
+from recipes.estimate.footprints import (
     FP8_PRODUCTS,
     GAMMA_WEIGHTS,
     PointFootprint,
@@ -23,9 +25,7 @@ from greentrain.estimate.sweeps import (
     footprint,
     in_few_bits,
 )
-from greentrain.estimate.values import Assumption, Range
-from greentrain.types import Gear
-from greentrain.utils.quantities import SourceKind
+from recipes.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
 
 LAWS: Final[tuple[tuple[str, ScalingLaw, str], ...]] = (
     ("dense", DENSE, DENSE.source),
