@@ -581,7 +581,15 @@ def test_a_notice_is_told_the_other_ranks_seldom_enough_not_to_cost_a_look_a_ste
         for _ in range(600):
             rank.s += 0.1
             asked.stepped()
-    assert 5 <= len(looks) <= 80, "every ten seconds, and half way there"
+        assert 5 <= len(looks) <= 80, "every ten seconds, and half way there"
+        for _ in range(200):  # then longer sequences, as a curriculum has them
+            rank.s += 1.0
+            asked.stepped()
+        late = len(looks)
+        for _ in range(100):
+            rank.s += 1.0
+            asked.stepped()
+    assert len(looks) - late >= 10, "as often where steps become slow: a notice leaves a minute"
 
 
 def test_it_leaves_alone_where_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -624,3 +632,23 @@ def test_what_is_told_last_is_written_before_the_end() -> None:
             asked.progress(n, float(n))
     assert [word.steps for word in launcher.words if isinstance(word, Progress)] == list(range(20))
     asked.close()
+
+
+def test_how_far_a_checkpoint_is_is_written_at_once() -> None:
+    """Not at the next word or the end, which a crash does not reach: the next attempt would think it has none."""
+    written = threading.Event()
+
+    class Told(FakeLauncher):
+        def mark(self, what: str, attempt: int, **more: Any) -> None:
+            written.set()
+
+        def write(self, word: Request | Progress) -> None:
+            super().write(word)
+            written.set()
+
+    launcher = Told()
+    with Rank(launcher) as asked:
+        assert written.wait(240.0)  # that it is ready: its thread has nothing left to do
+        written.clear()
+        asked.progress(3, 7.0)
+        assert written.wait(240.0) and launcher.words == [Progress(attempt=1, steps=3, tokens=7.0, unix_s=1000.0)]

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import FrameType
@@ -195,10 +195,8 @@ class PlanFacts:
         """Return what :meth:`to_dict` wrote; what cannot be read is measured again."""
         tables = {}
         for ranks, data in (state.get("tables") or {}).items():
-            try:
+            with suppress(ValueError):
                 tables[int(ranks)] = ActionTable.from_dict(data)
-            except ValueError:
-                continue
         idle_w = state.get("idle_w")
         return cls(idle_w=None if idle_w is None else float(idle_w), tables=tables)
 

@@ -65,6 +65,27 @@ def test_a_signal_wakes_it_and_the_users_handler_is_called_and_put_back() -> Non
         signal.signal(signal.SIGCONT, before)
 
 
+@pytest.mark.parametrize(
+    ("free_cache", "initialized", "freed"), [(True, True, 1), (True, False, 0), (False, True, 0)]
+)
+def test_the_gpus_reserve_is_given_back_where_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, free_cache: bool, initialized: bool, freed: int
+) -> None:
+    """Once a pause, before it; and a GPU that this process does not use gets no context for it."""
+    calls: list[int] = []
+
+    def empty_cache() -> None:
+        calls.append(1)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")  # of an earlier kernel
+
+    cuda = SimpleNamespace(is_initialized=lambda: initialized, empty_cache=empty_cache)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(schedule, "time", SimpleNamespace(sleep=lambda seconds: None))
+    looks = iter([False, False, True])
+    assert Pause(free_cache=free_cache).hold(lambda: next(looks)) is False
+    assert len(calls) == freed
+
+
 def test_a_wake_of_an_earlier_pause_does_not_end_the_next() -> None:
     pause = Pause()
     pause.wake()

@@ -351,6 +351,17 @@ def test_without_a_table_there_is_no_plan_and_that_is_said_once(clock: Clock) ->
     assert not planning.run.warnings and planning.plan.planner is not None, "one that has a table needs no other"
 
 
+def test_where_there_is_no_plan_no_rank_waits_for_its_word(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(coordination, "job_store", lambda: store)
+    jobs = [Job(clock, declared=None, run=Run(rank, 2)) for rank in range(2)]
+    for job in jobs:
+        job.step()
+    jobs[0].plan.give_up()
+    jobs[1].step(10)
+    assert jobs[1].run.warnings == [], "it has heard the end, and does not miss rank 0 after ten minutes"
+
+
 # -- what a resting rank draws ---------------------------------------------------------------------------------
 
 
