@@ -65,9 +65,7 @@ def test_a_signal_wakes_it_and_the_users_handler_is_called_and_put_back() -> Non
         signal.signal(signal.SIGCONT, before)
 
 
-@pytest.mark.parametrize(
-    ("free_cache", "initialized", "freed"), [(True, True, 1), (True, False, 0), (False, True, 0)]
-)
+@pytest.mark.parametrize(("free_cache", "initialized", "freed"), [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_the_gpus_reserve_is_given_back_where_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, free_cache: bool, initialized: bool, freed: int
 ) -> None:
