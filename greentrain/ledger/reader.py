@@ -217,7 +217,7 @@ class RankBooks:
                 for phase in record["phases"].values():
                     figures += phase["error"], phase["w"]
                     _ = Attribution(phase["how"])
-                if all(map(math.isfinite, figures)):
+                if all(map(math.isfinite, figures)) and record["tick_s"] > 0:
                     self.told[record["device"]] = {"text": "", **record}
 
 

@@ -56,16 +56,12 @@ Place = tuple[str, str]
 class Interval:
     """Where a quantity lies in 90 of 100 cases; None where nothing is known that bounds it."""
 
-    low: float | None
-    mid: float | None
+    low: float | None = None
+    mid: float | None = None
     """As likely too low as too high. What may have been used in missing time is in it; the books' figure lacks that."""
-    high: float | None
+    high: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     """Share of the variance by source, the largest first: what widens it most."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a plain dict for JSON."""
-        return {"low": self.low, "mid": self.mid, "high": self.high, "parts": dict(self.parts)}
 
 
 @dataclass(slots=True)
@@ -127,13 +123,14 @@ class RunIntervals:
     """Why bounds are not known, in whole sentences."""
 
 
-def intervals(ranks: Sequence[RankBooks | RankRecord]) -> RunIntervals:
+def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) -> RunIntervals:
     """Return the intervals of a run.
 
     What earlier parts of it used whose journals are not here is taken to be as uncertain as the rest.
 
     Args:
         ranks: The books of its ranks.
+        parts: False leaves out devices and phases.
     """
     sums, notes = EntrySums(), list[str]()
     known: dict[Place, tuple[Mapping[str, Any], Mapping[str, Any], int]] = {}
@@ -147,7 +144,8 @@ def intervals(ranks: Sequence[RankBooks | RankRecord]) -> RunIntervals:
         sensor, told, starts = known.get(place, ({}, {}, 1))
         devices[place] = _device(place, device, sensor, told, 2 * starts, sums.phase_s, notes)
         whole.plus(devices[place])
-        for name, part in _phases(place, device, devices[place], told, sums.phase_s).items():
+        split = _phases(place, device, devices[place], told, sums.phase_s) if parts else {}
+        for name, part in split.items():
             phases.setdefault(name, _Figure()).plus(part)
     if whole.value <= 0:
         return RunIntervals(notes=notes)
@@ -155,41 +153,37 @@ def intervals(ranks: Sequence[RankBooks | RankRecord]) -> RunIntervals:
         whole.no_high = True
         notes.append("No upper bound: readings of an earlier part of the run are missing.")
     factors = _factors(sums)
-    unstated = sums.unstated_g > 0
-    if unstated and sums.priced:
+    if sums.unstated_g > 0:
         notes.append("No interval of grams: nobody states how far the grid's intensity may be off.")
 
-    def pair(figure: _Figure, energy_j: float, operational_g: float, some: bool) -> tuple[_Figure, _Figure | None]:
-        energy = figure.times(energy_j / figure.value, {}) if figure.value > 0 else figure
-        if not (operational_g > 0 and energy.value > 0):
-            return energy, None
-        grams = energy.times(operational_g / energy.value, factors)
-        grams.no_low, grams.no_high = grams.no_low or unstated, grams.no_high or unstated or some
-        return energy, grams
+    def priced(figure: _Figure, operational_g: float) -> _Figure | None:
+        if operational_g <= 0 or figure.value <= 0:
+            return None
+        grams = figure.times(operational_g / figure.value, factors)
+        grams.no_low = grams.no_low or sums.unstated_g > 0
+        grams.no_high = grams.no_high or sums.unstated_g > 0 or sums.unpriced_j > 0
+        return grams
 
-    def done(figures: tuple[_Figure, _Figure | None]) -> Pair:
-        return figures[0].interval(), None if figures[1] is None else figures[1].interval()
+    def pair(figure: _Figure, operational_g: float) -> Pair:
+        grams = priced(figure, operational_g)
+        return figure.interval(), None if grams is None else grams.interval()
 
-    before_j, before_g = (sum(getattr(r.carried, name) for r in ranks) for name in ("energy_j", "operational_g"))
-    some = sums.unpriced_j > 0
-    total = pair(whole, whole.value + before_j, sums.operational_g + before_g, some)
-    both = total[1]
-    if both is not None and sums.embodied_g > 0:
-        both = _Figure()
-        both.plus(total[1] or both)
-        both.plus(_embodied(sums, {place: sensor for place, (sensor, _, _) in known.items()}, ranks))
-    by_device = {}
-    for place, device in sums.devices.items():
-        if device.known:
-            grams = sum(part.operational_g for part in device.known.values())
-            by_device[place] = done(pair(devices[place], devices[place].value, grams, some))
-    by_phase = {name: done(pair(f, f.value, sums.phase_g.get(name, 0.0), some)) for name, f in phases.items()}
-    emissions = None if both is None else both.interval()
+    before = {name: sum(getattr(r.carried, name) for r in ranks) for name in ("energy_j", "operational_g")}
+    total = whole.times(1 + before["energy_j"] / whole.value, {})
+    emissions = operational = priced(total, sums.operational_g + before["operational_g"])
+    if operational is not None and sums.embodied_g > 0:
+        emissions = _embodied(sums, {place: sensor for place, (sensor, _, _) in known.items()}, ranks)
+        emissions.plus(operational)
+    by_device = {
+        place: pair(devices[place], sum(part.operational_g for part in device.known.values()))
+        for place, device in (sums.devices.items() if parts else ())
+        if device.known
+    }
     return RunIntervals(
-        total=done(total),
-        emissions_g=emissions,
+        total=(total.interval(), None if operational is None else operational.interval()),
+        emissions_g=None if emissions is None else emissions.interval(),
         devices=by_device,
-        phases=by_phase,
+        phases={name: pair(figure, sums.phase_g.get(name, 0.0)) for name, figure in phases.items()},
         notes=list(dict.fromkeys(notes)),
     )
 
@@ -206,7 +200,7 @@ def _device(
     """Return the energy of a device (J)."""
     energy_j, missing_s = device.energy_j or 0.0, max(device.missing_s or 0.0, 0.0)
     figure, where, name = _Figure(value=energy_j), "/".join(place), sensor.get("name") or place[1]
-    stated, limit_w = sensor.get("uncertainty"), float(sensor.get("limit_w") or 0.0)
+    stated, limit_w = _number(sensor, "uncertainty"), _number(sensor, "limit_w") or 0.0
     modelled = sensor.get("provenance") == "modelled"
     if energy_j > 0 and (stated is None or len(device.known) > 1):
         figure.no_low = figure.no_high = True
@@ -217,11 +211,11 @@ def _device(
     if energy_j > 0 and device.known_s > 0 and not modelled:
         mean_w = energy_j / device.known_s
         peak_w = max(device.peak_w or 0.0, mean_w)
-        tick_s, average_s = float(sensor.get("tick_s") or 0.0), float(sensor.get("averaging_s") or 0.0)
+        tick_s, average_s, period_s = (_number(sensor, key) or 0.0 for key in ("tick_s", "averaging_s", "period_s"))
         at_ends = np.sum([_even(f"{where} {n}") for n in range(ends)], axis=0)
         figure.add("ends of the run", peak_w * max(tick_s, average_s) / 2 * at_ends)
-        seen = told["sees_s"] / told["tick_s"] if told else sensor.get("seen_share") or 1.0
-        unseen_s = tick_s * (1 - min(seen, 1.0)) if tick_s or average_s else sensor.get("period_s") or 0.0
+        seen = told["sees_s"] / told["tick_s"] if told else _number(sensor, "seen_share") or 1.0
+        unseen_s = tick_s * (1 - min(seen, 1.0)) if tick_s or average_s else period_s
         spread_w = _spread_w(mean_w, max(limit_w, peak_w), told, phase_s)
         figure.add("between readings", spread_w * (unseen_s * device.known_s) ** 0.5 * _normal(f"{where} between"))
     if missing_s > 0 and limit_w:
@@ -230,6 +224,12 @@ def _device(
         figure.no_high = True
         notes.append(f"No upper bound: {name} was not read for {missing_s:.4g} s, and its power limit is not known.")
     return figure
+
+
+def _number(sensor: Mapping[str, Any], key: str) -> float | None:
+    """Return a figure of a sensor; None where its record has none that makes sense."""
+    value = sensor.get(key)
+    return float(value) if isinstance(value, int | float) and 0 <= value < np.inf else None
 
 
 def _spread_w(mean_w: float, most_w: float, told: Mapping[str, Any], phase_s: Mapping[str, float]) -> float:

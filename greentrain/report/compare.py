@@ -1,7 +1,7 @@
 """Two or more runs side by side: what each used relative to the first, and what makes that unfair."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -27,6 +27,11 @@ _FIGURES = (
     ("time", "time", "wall_s", quantities.duration),
     ("mean power", "power", "mean_w", quantities.power),
 )
+_INTERVALS: Final = {
+    "energy": ("energy", "interval_j", quantities.ENERGY),
+    "emissions": ("carbon", "emissions_interval_g", quantities.MASS),
+    "electricity's emissions": ("carbon", "operational_interval_g", quantities.MASS),
+}
 _HEADS = {"gear": "energy per token by gear"}
 _FAR = 0.02
 """Relative difference from which a share or factor is worth a caveat."""
@@ -48,7 +53,7 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
     Returns:
         ``names``; ``sentences``, the relation of each later run to the first in words; ``rows``, of name, section
         (total, phase, device kind, or gear, whose values are J/token), values, texts and ratios to the first (null
-        where unknown); ``caveats``, why a ratio may not mean what it seems to.
+        where unknown), and of some the 90 % ``intervals``; ``caveats``, why a ratio may not mean what it seems to.
 
     Raises:
         GreenTrainError: Fewer than two runs.
@@ -58,6 +63,12 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
     rows = [
         _row("total", name, [summary[group][key] for summary in summaries], text) for name, group, key, text in _FIGURES
     ]
+    for row in rows:
+        if row["name"] in _INTERVALS:
+            group, key, units = _INTERVALS[row["name"]]
+            row["intervals"] = [summary[group].get(key) for summary in summaries]
+            shown = zip(row["values"], row["intervals"], strict=True)
+            row["texts"] = [quantities.between(value, interval, units) for value, interval in shown]
     rows += _by(summaries, "phase", "phases", "name")
     rows += _by(summaries, "device kind", "devices", "kind")
     rows += _by_gear(summaries)
@@ -194,6 +205,13 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
         out.append(
             f"{quantities.percent(b)} of {name}'s energy is modelled, {quantities.percent(a)} of A's: a model's error"
             " is in the ratio"
+        )
+    mine, theirs = (summary["energy"].get("interval_j") or {"low": None, "high": None} for summary in (first, other))
+    known = None not in (mine["low"], mine["high"], theirs["low"], theirs["high"])
+    if known and mine["low"] <= theirs["high"] and theirs["low"] <= mine["high"]:
+        out.append(
+            f"the intervals of A's and {name}'s energy overlap: the difference is sure only where the same sensors read"
+            " both, as an error that they share is not in a ratio"
         )
     ways = [_ways(first), _ways(other)]
     if ways[0] != ways[1]:

@@ -297,7 +297,7 @@ def _device(
 
 
 def _bounds(interval: Interval | None) -> dict[str, Any] | None:
-    return None if interval is None else interval.to_dict()
+    return None if interval is None else dataclasses.asdict(interval)
 
 
 def _pair(found: tuple[Interval | None, Interval | None] | None) -> dict[str, Any]:

@@ -137,6 +137,9 @@ def _provenance(total: FleetTotal) -> str:
     measured, modelled = ((part or 0.0) / total.energy_j for part in (total.measured_j, total.modelled_j))
     text = f"Joules: {quantities.percent(measured)} measured, {quantities.percent(modelled)} modelled;"
     text += f" missing: {quantities.percent(total.missing_share)} of the device time has no reading."
+    if total.energy_low_j is not None or total.energy_high_j is not None:
+        interval = {"low": total.energy_low_j, "high": total.energy_high_j}
+        text += f" With its errors it is {quantities.between(total.energy_j, interval, quantities.ENERGY)}."
     if total.unpriced_j:
         text += f" {quantities.energy(total.unpriced_j)} have no carbon intensity and are in no gram."
     return text

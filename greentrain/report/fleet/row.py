@@ -8,6 +8,7 @@ from typing import Any, Final
 from greentrain.errors import RunFolderError
 from greentrain.ledger.reader import RankBooks
 from greentrain.ledger.totals import MISSING, EnergyPart, Totals
+from greentrain.ledger.uncertainty import Interval, intervals
 from greentrain.report import RunReport
 from greentrain.report.estimated import estimated
 from greentrain.report.summary import ALIVE_S
@@ -51,6 +52,9 @@ class RunRow:
     samples: int | None = None
     energy_j: float | None = None
     """Known IT energy of all devices (J), without PUE: measured_j + modelled_j."""
+    energy_low_j: float | None = None
+    """Bounds of its 90 % interval (J); None where nothing is known that bounds it."""
+    energy_high_j: float | None = None
     measured_j: float | None = None
     modelled_j: float | None = None
     missing_s: float | None = None
@@ -69,6 +73,9 @@ class RunRow:
     """Mid estimate (g)."""
     total_g: float | None = None
     """operational_g plus what is known of embodied_g (g)."""
+    total_low_g: float | None = None
+    """Bounds of its 90 % interval (g)."""
+    total_high_g: float | None = None
     saved_g: float | None = None
     """Against the usual training, as the plan's report says (g); None without a plan. Below 0: it cost more."""
     g_per_token: float | None = None
@@ -146,6 +153,8 @@ def make_row(
     embodied_g = whole.embodied_g if whole.embodied else None
     run_id = clean(run.get("run_id") or ranks[0].opens[0]["run_id"])
     tags = {clean(key): clean(value) for key, value in dict(run.get("tags") or {}).items()}
+    within = intervals(ranks, parts=False)
+    energy, emissions = within.total[0] or Interval(), within.emissions_g or Interval()
     tokens = sum(totals.tokens for totals in by_rank) or None
     samples = sum(totals.samples for totals in by_rank) or None
     wall_s = max(totals.duration_s for totals in by_rank) or None
@@ -181,6 +190,8 @@ def make_row(
         tokens=tokens,
         samples=samples,
         energy_j=energy_j,
+        energy_low_j=energy.low,
+        energy_high_j=energy.high,
         measured_j=measured_j,
         modelled_j=modelled_j,
         missing_s=max(whole.missing_s, 0.0),
@@ -191,6 +202,8 @@ def make_row(
         market_g=market_g_per_kwh * kwh_from_j(known.facility_j) if market_g_per_kwh is not None and is_known else None,
         embodied_g=embodied_g,
         total_g=total_g,
+        total_low_g=emissions.low,
+        total_high_g=emissions.high,
         saved_g=_saved_g(folder) if run.get("plan") else None,
         g_per_token=_ratio(total_g, tokens),
         j_per_token=_ratio(energy_j, tokens),

@@ -188,7 +188,7 @@ def _decoder(name: str, root: Path) -> Callable[[Any], Any]:
     return (lambda value: tuple(json.loads(value))) if name in _LISTS else lambda value: value
 
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the tables; another one is read again from the runs."""
 _MAGIC: Final = b"DUCK"
 _MAGIC_AT: Final = 8

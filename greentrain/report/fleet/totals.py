@@ -55,6 +55,12 @@ class FleetTotal:
     """Wall time, summed over ranks (s); None by device or provenance, as tokens and samples."""
     tokens: int | None = None
     samples: int | None = None
+    energy_low_j: float | None = None
+    """What it is at least if the errors of all runs lie the same way, as those of the same sensors do: sum of the lower
+    bounds. None as saved_g, and where a run has no such bound."""
+    energy_high_j: float | None = None
+    total_low_g: float | None = None
+    total_high_g: float | None = None
     saved_g: float | None = None
     """Of the runs that had a plan; None by zone, month, device or provenance: a plan is judged as a whole."""
 
@@ -154,8 +160,8 @@ def totals(connection: "DuckDBPyConnection", by: Sequence[str], only: RunSelecti
     of_device = bool(asked & set(_OF_DEVICE))
     in_parts = of_device or bool(asked & {"zone", "month"}) or only.days != (None, None)
     work = {} if of_device else _by_key(query.run(connection, _WORK, "work"), len(by))
-    saved = {} if in_parts else _by_key(query.run(connection, "fsum(r.saved_g)", None), len(by))
-    out = [_total(by, line, work, saved) for line in found]
+    of_runs = {} if in_parts else _by_key(query.run(connection, _PER_RUN, None), len(by))
+    out = [_total(by, line, work, of_runs) for line in found]
     return sorted(out, key=_place)
 
 
@@ -174,6 +180,14 @@ def run_condition(only: RunSelection) -> tuple[str, list[Any]]:
 
 
 _WORK: Final = "fsum(c.rank_s), sum(c.tokens)::BIGINT, sum(c.samples)::BIGINT"
+
+
+_BOUNDS: Final = ("energy_low_j", "energy_high_j", "total_low_g", "total_high_g")
+_WHOLE: Final = ("energy_j", "energy_j", "total_g", "total_g")
+_PER_RUN: Final = "fsum(r.saved_g), " + ", ".join(
+    f"CASE WHEN count(r.{bound}) = count(r.{whole}) THEN fsum(r.{bound}) END"
+    for bound, whole in zip(_BOUNDS, _WHOLE, strict=True)
+)
 
 
 class _Query:
@@ -220,7 +234,7 @@ class _Query:
         return _MONTH_OF_DAY if key == "month" else f"c.{key}"
 
 
-def _total(by: Sequence[str], line: tuple[Any, ...], work: Mapping[Any, Any], saved: Mapping[Any, Any]) -> FleetTotal:
+def _total(by: Sequence[str], line: tuple[Any, ...], work: Mapping[Any, Any], of_runs: Mapping[Any, Any]) -> FleetTotal:
     key, (runs, *figures) = line[: len(by)], line[len(by) :]
     *sums, measured_j, modelled_j = figures
     values = dict(zip(_SUMS, sums, strict=True))
@@ -236,7 +250,7 @@ def _total(by: Sequence[str], line: tuple[Any, ...], work: Mapping[Any, Any], sa
         rank_s=rank_s,
         tokens=tokens or None,
         samples=samples or None,
-        saved_g=saved.get(key, (None,))[0],
+        **dict(zip(("saved_g", *_BOUNDS), of_runs.get(key, ()), strict=False)),
     )
 
 
