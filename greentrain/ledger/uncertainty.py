@@ -50,6 +50,8 @@ MISSING: Final = "missing time"
 Draws = npt.NDArray[np.float64]
 Place = tuple[str, str]
 """Host and uid of a device."""
+_Facts = tuple[Mapping[str, Any], Mapping[str, Any], int]
+"""Of a device: its sensor, its last attribution, and how many processes booked it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
         parts: False leaves out devices and phases.
     """
     sums, notes = EntrySums(), list[str]()
-    known: dict[Place, tuple[Mapping[str, Any], Mapping[str, Any], int]] = {}
+    known: dict[Place, _Facts] = {}
     for rank in ranks:
         host = str(rank.opens[0]["host"])
         sums.merge(rank.sums, host)
@@ -141,10 +143,10 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
             known[host, uid] = sensor, rank.told.get(uid, {}), len(rank.opens)
     whole, devices, phases = _Figure(), dict[Place, _Figure](), dict[str, _Figure]()
     for place, device in sums.devices.items():
-        sensor, told, starts = known.get(place, ({}, {}, 1))
-        devices[place] = _device(place, device, sensor, told, 2 * starts, sums.phase_s, notes)
+        facts = known.get(place, ({}, {}, 1))
+        devices[place] = _device(place, device, facts, sums.phase_s, notes)
         whole.plus(devices[place])
-        split = _phases(place, device, devices[place], told, sums.phase_s) if parts else {}
+        split = _phases(place, device, devices[place], facts[1], sums.phase_s) if parts else {}
         for name, part in split.items():
             phases.setdefault(name, _Figure()).plus(part)
     if whole.value <= 0:
@@ -188,16 +190,9 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
     )
 
 
-def _device(
-    place: Place,
-    device: DeviceSums,
-    sensor: Mapping[str, Any],
-    told: Mapping[str, Any],
-    ends: int,
-    phase_s: Mapping[str, float],
-    notes: list[str],
-) -> _Figure:
+def _device(place: Place, device: DeviceSums, facts: _Facts, phase_s: Mapping[str, float], notes: list[str]) -> _Figure:
     """Return the energy of a device (J)."""
+    sensor, told, starts = facts
     energy_j, missing_s = device.energy_j or 0.0, max(device.missing_s or 0.0, 0.0)
     figure, where, name = _Figure(value=energy_j), "/".join(place), sensor.get("name") or place[1]
     stated, limit_w = _number(sensor, "uncertainty"), _number(sensor, "limit_w") or 0.0
@@ -212,7 +207,7 @@ def _device(
         mean_w = energy_j / device.known_s
         peak_w = max(device.peak_w or 0.0, mean_w)
         tick_s, average_s, period_s = (_number(sensor, key) or 0.0 for key in ("tick_s", "averaging_s", "period_s"))
-        at_ends = np.sum([_even(f"{where} {n}") for n in range(ends)], axis=0)
+        at_ends = np.sum([_even(f"{where} {n}") for n in range(2 * starts)], axis=0)
         figure.add("ends of the run", peak_w * max(tick_s, average_s) / 2 * at_ends)
         seen = told["sees_s"] / told["tick_s"] if told else _number(sensor, "seen_share") or 1.0
         unseen_s = tick_s * (1 - min(seen, 1.0)) if tick_s or average_s else period_s

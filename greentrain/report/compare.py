@@ -208,11 +208,9 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
         )
     mine, theirs = (summary["energy"].get("interval_j") or {"low": None, "high": None} for summary in (first, other))
     known = None not in (mine["low"], mine["high"], theirs["low"], theirs["high"])
-    if known and mine["low"] <= theirs["high"] and theirs["low"] <= mine["high"]:
-        out.append(
-            f"the intervals of A's and {name}'s energy overlap: the difference is sure only where the same sensors read"
-            " both, as an error that they share is not in a ratio"
-        )
+    sensors = [{(device["host"], device["uid"]) for device in summary["devices"]} for summary in (first, other)]
+    if known and sensors[0] != sensors[1] and mine["low"] <= theirs["high"] and theirs["low"] <= mine["high"]:
+        out.append(f"intervals of A's and {name}'s energy overlap, and other sensors read them: no difference is sure")
     ways = [_ways(first), _ways(other)]
     if ways[0] != ways[1]:
         out.append(f"A and {name} do not read the same devices in the same way: {ways[0]} against {ways[1]}")

@@ -141,7 +141,7 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
         "power": power_figures(wall_s, energy, series),
         "devices": devices,
         "phases": phases,
-        "completeness": completeness(record, devices, energy),
+        "completeness": completeness(devices, energy),
         "hosts": _hosts(record, sums),
         "ranks": [_rank(rank, part, now_s) for rank, part in zip(record.ranks, by_rank, strict=True)],
         "carbon": carbon,
@@ -314,11 +314,10 @@ _PARTS: Final = {
 2026-11-23). A node that is metered as a whole has all but the network."""
 
 
-def completeness(record: RunRecord, devices: Sequence[Mapping[str, Any]], energy: Mapping[str, Any]) -> dict[str, Any]:
+def completeness(devices: Sequence[Mapping[str, Any]], energy: Mapping[str, Any]) -> dict[str, Any]:
     """Return which parts of the machines were metered, modelled, not read, or are in no figure, and that in words.
 
     Args:
-        record: The run.
         devices: Rows of the devices.
         energy: Figures of the energy.
     """

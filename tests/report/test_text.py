@@ -113,6 +113,46 @@ def test_the_relation_comes_first(tmp_path: Path) -> None:
     json.dumps(result, allow_nan=False)
 
 
+def test_intervals_stand_beside_their_figures_and_such_as_overlap_are_said_to(tmp_path: Path) -> None:
+    def run(name: str, uid: str, joules: float) -> dict[str, Any]:
+        one = {**GPU, "uid": uid, "tick_s": None, "period_s": 0.0}
+        booked = entry(T0_S, T0_S + 3600, {uid: device(joules)}, relative_error=0.1)
+        return _summary(Folder(tmp_path / name).rank(0, [one], [booked]).path)
+
+    a, b, c = run("a", "GPU-0", 3.6e6), run("b", "GPU-1", 3.7e6), run("c", "GPU-1", 5e6)
+    assert "3.60 MJ (3.44 to 3.76)" in _text(table.render(a))
+    compared = compare.compare([a, b, c])
+    texts = {row["name"]: row["texts"] for row in compared["rows"]}
+    assert texts["energy"][0] == "1.00 kWh (0.955 to 1.04)" and "to" in texts["emissions"][0]
+    assert [text for text in compared["caveats"] if "overlap" in text] == [
+        "intervals of A's and B's energy overlap, and other sensors read them: no difference is sure"
+    ]
+    assert not compare.compare([b, run("d", "GPU-1", 3.71e6)])["caveats"], "one sensor's error is in no ratio"
+
+
+def test_what_has_no_bound_shows_none() -> None:
+    assert quantities.between(1234.0, {"low": 1100.0, "high": None}, quantities.JOULE) == "1.23 kJ (at least 1.10)"
+    assert quantities.between(1234.0, {"low": None, "high": None}, quantities.JOULE) == "1.23 kJ"
+    assert quantities.between(1234.0, None, quantities.JOULE) == "1.23 kJ"
+    assert quantities.between(None, None, quantities.JOULE) == "unknown"
+
+
+def test_what_no_figure_contains_is_said(tmp_path: Path) -> None:
+    unread = {**GPU, "uid": "GPU-1", "provenance": "missing", "uncertainty": None}
+    devices = {
+        "GPU-0": device(1e6),
+        "GPU-1": device(0.0, Provenance.MISSING, 3600.0),
+        "cpu": device(9.0, Provenance.MODELLED),
+    }
+    ranks = Folder(tmp_path).rank(0, [GPU, unread, CPU], [entry(T0_S, T0_S + 3600, devices, pue=1.0)])
+    summary = _summary(ranks.path)
+    found = summary["completeness"]
+    assert found["metered"] == found["not_read"] == ["accelerators"] and found["modelled"] == ["processors"]
+    assert {"memory", "fans", "mainboard", "power supply", "network between machines"} <= set(found["in_no_figure"])
+    shown = " ".join(_text(table.render(summary)).split())
+    assert "In no figure: memory, disks, mainboard, fans" in shown and "(PUE 1)" in shown and "No upper bound" in shown
+
+
 def test_what_makes_a_ratio_unfair_is_said(tmp_path: Path) -> None:
     a = _summary(one_rank(tmp_path / "a"))
     other = entry(T0_S, T0_S + 10, {"cpu": device(500.0, Provenance.MODELLED)}, zone="DEU", pue=1.5, tokens=10)
