@@ -17,10 +17,8 @@ def test_intervals_hold_about_as_often_as_they_say() -> None:
     held = [yes for outcome in outcomes for name in outcome.held for yes in outcome.held[name]]
     assert len(held) > 100 and 0.75 <= np.mean(held) <= 0.99, "figures of one run share its errors"
     table = intervals.tables(outcomes)[0]
-    assert [row[0] for row in table.rows if row[1] == "all"][:2] == [
-        "energy of the run",
-        "operational grams of the run",
-    ]
+    figures = [row[0] for row in table.rows if row[1] == "all"]
+    assert figures[:2] == ["energy of the run", "operational grams of the run"]
 
 
 def test_an_interval_that_is_too_narrow_is_found_out() -> None:
