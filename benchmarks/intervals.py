@@ -155,8 +155,9 @@ def gpu(chance: np.random.Generator, load: Load, number: int, fault: tuple[float
         limit_w=limit_w,
     )
     read_s = np.arange(0.097 * chance.random(), t_s[-1], 0.097)
+    said: list[tuple[float | None, float | None]]
     if way == 2:
-        said = [{"power_w": float(off * power_w[int(at_s / FINE_S)])} for at_s in read_s]
+        said = [(None, float(off * power_w[int(at_s / FINE_S)])) for at_s in read_s]
     else:
         seen_s, late_s = 0.1 * (0.25 if way == 1 else 1.0), chance.uniform(0.0, 0.02)
         ticks_s = np.arange(-0.1 * chance.random(), t_s[-1] + 0.1, 0.1)
@@ -164,9 +165,9 @@ def gpu(chance: np.random.Generator, load: Load, number: int, fault: tuple[float
         ends_j, starts_j = (np.interp(ticks_s - late_s - back_s, fine_s, true_j) for back_s in (0.0, seen_s))
         counter_j = 1e5 + off * np.cumsum((ends_j - starts_j) / seen_s * 0.1)
         at = np.searchsorted(ticks_s, read_s, side="right") - 1
-        said = [{"energy_j": float(counter_j[i])} for i in at]
+        said = [(float(counter_j[i]), None) for i in at]
     samples = [
-        PowerSample(uid, float(at_s), **({} if fault[0] <= at_s < fault[1] else row))
+        PowerSample(uid, float(at_s)) if fault[0] <= at_s < fault[1] else PowerSample(uid, float(at_s), *row)
         for at_s, row in zip(read_s, said, strict=True)
     ]
     return Metered(sensor=sensor, true_j=true_j, samples=samples)
