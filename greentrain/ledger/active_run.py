@@ -645,9 +645,9 @@ class ActiveRun:
             if self._sensors_new:
                 self._sensors_new = False
                 self._write_sensors()
+        self._take_marks()
         while self._windows:
             self._windows.popleft()()
-        self._take_marks()
         crowded = self._books.timeline.waiting > MANY_MARKS // 2 and now_s - self._books.t_s >= FIRST_BOOK_S
         if self._asked or crowded or now_s >= self._next_book_s:
             self._asked = False

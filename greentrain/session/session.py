@@ -747,13 +747,18 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         return None if found is None or found.missing_s else {uid: d.energy_j for uid, d in found.devices.items()}
 
     def _window(self, t0_s: float, t1_s: float, wait_s: float) -> WindowEnergy | None:
-        left_s, deadline_s = SAVE_S, time.monotonic() + wait_s
+        left_s, deadline_s, asked = SAVE_S, time.monotonic() + wait_s, False
         while self._last is not None:
             found = self._last.window(t0_s, t1_s, wait_s=left_s)
-            left_s = deadline_s - time.monotonic()
-            if found is not None or left_s <= 0 or self._run is None:
+            if found is not None or self._run is None:
                 return found
-            self._last.read_now()  # or the sensor of a CPU would be waited for, which is read every few seconds
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                self._last.changes(self._now_s())
+                return None
+            if not asked:  # a CPU's load is read every few seconds, and would be waited for
+                asked = True
+                self._last.read_now()
             time.sleep(0.02)
         return None
 

@@ -595,6 +595,17 @@ def test_a_window_waits_once_and_not_for_each_thing_that_hangs(bench: Bench, mon
         assert training.submit(run.window, 1000.0, 1000.1).result() is not None
 
 
+def test_a_window_is_cut_by_all_marks_that_came_before_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or its phases below a counter's tick would be those of the second before."""
+    run, waiting = bench.started(), list[int]()
+    bench.passes(run, 1003.0)
+    run.marks.append((1003.0, "begin", "forward", 1))
+    monkeypatch.setattr(run, "_window", lambda *window: waiting.append(len(run.marks)))
+    with ThreadPoolExecutor(1) as training:
+        training.submit(run.window, 1000.0, 1002.0).result()
+    assert waiting == [0]
+
+
 def test_an_interrupt_of_who_waits_for_a_window_leaves_no_lock_behind(bench: Bench) -> None:
     """A Ctrl-C may come between any two lines: right after a lock was taken, nobody would give it back."""
 

@@ -685,11 +685,13 @@ def test_a_window_with_a_gap_is_unknown_and_one_that_is_not_over_is_waited_for(
     played.run.windows = [_used(5.0, missing_s=0.5)]
     assert played.energy(1.0, 2.0, wait_s=1.0) is None and not naps
     played.run.windows = [None] * 3 + [_used(5.0)]
-    assert played.energy(1.0, 2.0, wait_s=1.0) == {"a": 5.0} and len(naps) == played.run.reads == 3
+    assert played.energy(1.0, 2.0, wait_s=1.0) == {"a": 5.0} and len(naps) == 3
+    assert played.run.reads == 1 and not played.run.changes_s, "sensors are read at once for who waits, and once"
     played.run.windows = [None] * 1000
     assert played.energy(1.0, 2.0, wait_s=1.0) is None and 1.0 <= sum(naps[3:]) <= 1.1
     before = len(naps)
     assert played.energy(1.0, 2.0) is None and len(naps) == before
+    assert len(played.run.changes_s) == 2, "and soon for who asks again later, but not at each of many looks"
     played._run = None
     played.run.windows = [None, None]
     assert played.energy(1.0, 2.0, wait_s=1.0) is None and len(naps) == before, "a run that is over gets no readings"
