@@ -58,7 +58,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from greentrain.errors import RunFolderError
-from greentrain.ledger.bookkeeper import BLURRED
+from greentrain.ledger.bookkeeper import BLURRED, RESOLVED
 from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, WRONG_DATA
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
@@ -69,7 +69,7 @@ from greentrain.policy.action_table import ActionTable
 from greentrain.report.estimated import estimated
 from greentrain.report.plan import DECISION, plan_figures
 from greentrain.report.series import RunSeries, build_series
-from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR, Attribution, PueSource, kwh_from_j
+from greentrain.types import G_PER_KG, IDLE_PHASES, J_PER_KWH, S_PER_HOUR, Attribution, PueSource, kwh_from_j
 from greentrain.utils import quantities
 from greentrain.utils.files import write_atomic
 from greentrain.utils.version import __version__
@@ -128,6 +128,12 @@ def summarize(record: RunRecord, *, series: RunSeries | None = None, now_unix_s:
     gpus = [clocks.get((row["rank"], row["uid"]), {}) for row in devices if row["kind"] == "gpu" and row["energy_j"]]
     phases = _phases(totals, sums, energy["energy_j"], told, gpus)
     phases = [row | _pair(within.phases.get(row["name"])) for row in phases]
+    average_s = max((float(sensor.get("averaging_s") or 0.0) for sensor in sensors.values()), default=0.0)
+    most_s = RESOLVED * average_s * sum(part.steps for part in by_rank)
+    for row in phases if average_s else ():
+        # A mean over a second cannot be undone below it: phases that come with each step are in those around them.
+        if row["name"] not in IDLE_PHASES and 0 < (row["rank_seconds"] or 0.0) < most_s:
+            row["attribution"] = Attribution.BLURRED
     events = _events(record)
     shifts, decisions = events["gear"], events[DECISION]
     state = _state(record, now_s)

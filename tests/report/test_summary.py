@@ -70,6 +70,17 @@ def test_phases_sum_to_the_whole_and_inclusive_ones_do_not_hide(tmp_path: Path) 
     assert epoch["inclusive_j"] == pytest.approx(63_000)
 
 
+@pytest.mark.parametrize(("steps", "how"), [(100, "blurred"), (1, None)])
+def test_phases_of_a_step_are_blurred_by_a_sensor_that_offers_a_mean_over_a_second(
+    tmp_path: Path, steps: int, how: str | None
+) -> None:
+    card = sensor("GPU-0", "gpu", "RTX", averaging_s=1.0, tick_s=None)
+    entries = [entry(T0_S, T0_S + 100.0, {"GPU-0": device(3000.0)}, steps=steps)]
+    s = _summary(Folder(tmp_path).rank(0, [card], entries).path)
+    row = next(phase for phase in s["phases"] if phase["name"] == "backward")
+    assert row["rank_seconds"] > 3 and row["attribution"] == how and row["relative_error"] is None
+
+
 def test_each_phase_says_how_it_was_told_from_the_others(tmp_path: Path) -> None:
     def told(how: str, error: float, **more: Any) -> dict[str, Any]:
         forward = {"how": "regressed", "error": 0.01, "w": 300.0}
