@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from greentrain.control import coordination
@@ -285,6 +286,25 @@ def test_a_value_of_every_rank_is_known_to_all_or_said_to_be_missing() -> None:
         **{rank: [[0, "x"], [1, "x"], [2, "x"]] for rank in range(3)},
         **{rank: "not every one of 3 ranks came within 0.1 s" for rank in (10, 11)},
     }
+
+
+def test_what_all_ranks_say_takes_no_collective_so_nccl_needs_no_device_of_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("all_gather", "all_gather_object", "all_reduce", "barrier", "broadcast", "broadcast_object_list"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: pytest.fail(f"{name} would want a device"))
+    store, received = HashStore(), dict[int, Any]()
+
+    def run(rank: int) -> None:
+        channel = RankZeroChannel("a-run", place(rank), store)
+        received[rank] = channel.everybody(rank, 5.0), channel.broadcast({"gear": "fp8"}, 5.0)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert received == dict.fromkeys(range(3), ([0, 1, 2], {"gear": "fp8"}))
 
 
 def test_what_ranks_hand_in_is_whole_or_not_there() -> None:
