@@ -218,6 +218,13 @@ def test_what_it_says_of_a_budget_that_is_nearly_spent() -> None:
     assert said(50.0, None, Gear.FP32)[1].startswith("fp8 needs least energy a token of the gears whose cost is known:")
 
 
+def test_a_job_of_less_than_a_sample_a_second_has_a_cheapest_gear_too() -> None:
+    rows = [{"gear": gear, "tokens_per_s": rate, "power_w": 500} for gear, rate in (("bf16", 0.4), ("fp8", 0.5))]
+    menu = Menu.of(ActionTable.declare(rows, device="declared"))
+    told = CarbonBudget(1000.0, "warn", menu).look(800.0, 50.0, None, Gear.BF16).events[1].text
+    assert told.startswith("fp8 needs 20% less energy a token than bf16:")
+
+
 def test_what_it_says_of_a_budget_that_is_spent() -> None:
     def said(tokens_done: float, tokens: float | None, action: str = "stop") -> str:
         return CarbonBudget(1000.0, action, MENU).look(1200.0, tokens_done, tokens, Gear.FP8).events[-1].text
