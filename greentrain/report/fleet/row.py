@@ -138,7 +138,8 @@ def make_row(
     Raises:
         RunFolderError: A count is absurdly large.
     """
-    by_rank = [rank.carried + rank.sums.totals() for rank in ranks]
+    sums = [rank.sums for rank in ranks]  # each time anew, of as many groups as a run has days and zones
+    by_rank = [rank.carried + one.totals() for rank, one in zip(ranks, sums, strict=True)]
     whole, known = EnergyPart(), EnergyPart()
     for provenance, part in parts.items():
         whole.merge(part)
@@ -165,7 +166,7 @@ def make_row(
     packages, world_size = dict(run.get("packages") or {}), run.get("world_size") or ranks[0].opens[0].get("world_size")
     config = run.get("config") or {}
     names = [str(sensor["name"]) for rank in ranks for sensor in rank.sensors.values()]
-    ends = [rank.sums.span_s[1] for rank in ranks if rank.sums.span_s is not None]
+    ends = [one.span_s[1] for one in sums if one.span_s is not None]
     reasons = [None if rank.close is None else str(rank.close.get("reason") or "finished") for rank in ranks]
     starts = [float(opened["t"]) for rank in ranks for opened in rank.opens[:1] if "t" in opened]
     created_s = run.get("created_unix_s")
