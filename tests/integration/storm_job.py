@@ -133,8 +133,8 @@ def live(witness: Witness, order: dict[str, Any], state: Path) -> int:
         try:
             if program != "leaves it open":
                 green.close("exception" if sys.exc_info()[0] else "finished")
-            atexit._run_exitfuncs()  # what the interpreter would do at its end
         finally:
+            atexit._run_exitfuncs()  # what the interpreter would do at its end, also where close() was interrupted
             witness.close_s = time.monotonic() - begun_s
     witness.state = CLOSED
     return 0
