@@ -14,8 +14,6 @@ MOVED: Final[Mapping[str, str]] = {
     "greentrain.config_values": "greentrain.utils.validation",
     "greentrain.elastic": "greentrain.control.elastic",
     "greentrain.estimate.projection": "greentrain.estimate.hardware",
-    "greentrain.estimate.scaling_laws": "recipes.estimate.scaling_laws",
-    "greentrain.estimate.sweeps": "recipes.estimate.footprints",
     "greentrain.fleet": "greentrain.report.fleet",
     "greentrain.fpga_backend.csim.documents": "tools.kernel_documents",
     "greentrain.fpga_backend.devices.unmetered": "greentrain.fpga_backend.devices.base",

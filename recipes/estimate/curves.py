@@ -13,10 +13,8 @@ from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.hardware import project
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.relations import ZONES
-from greentrain.estimate.values import Assumption, Range
-from greentrain.types import Gear
-from greentrain.utils.quantities import SourceKind
-from recipes.estimate.footprints import (
+from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
+from greentrain.estimate.sweeps import (
     FP8_PRODUCTS,
     GAMMA_WEIGHTS,
     PointFootprint,
@@ -25,7 +23,9 @@ from recipes.estimate.footprints import (
     footprint,
     in_few_bits,
 )
-from recipes.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
+from greentrain.estimate.values import Assumption, Range
+from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
 
 LAWS: Final[tuple[tuple[str, ScalingLaw, str], ...]] = (
     ("dense", DENSE, DENSE.source),
