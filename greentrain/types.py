@@ -197,15 +197,12 @@ class PowerMeter(Protocol):
     @property
     def sensors(self) -> Sequence[Sensor]:
         """The devices and how each is read. Constant after construction but for probed figures."""
-        ...
 
     def read(self) -> Sequence[PowerSample]:
         """Read every device once, in the order of ``sensors``."""
-        ...
 
     def close(self) -> None:
         """Release the driver. Idempotent."""
-        ...
 
 
 class CarbonKind(StrEnum):
@@ -273,11 +270,9 @@ class CarbonSignal(Protocol):
             t0_unix_s: Start of the interval (s since the epoch, UTC).
             t1_unix_s: End of the interval; equal to the start for the value at an instant.
         """
-        ...
 
     def describe(self) -> Mapping[str, str]:
         """Return zone, source, kind, basis, accounting and terms for the report."""
-        ...
 
 
 FORMAT_VERSION: Final = 1
@@ -473,4 +468,3 @@ class Policy(Protocol):
 
     def decide(self, seen: Observation) -> Decision:
         """Return the decision for the step after ``seen.step`` steps. The same observation gives the same decision."""
-        ...

@@ -72,12 +72,10 @@ class GridSource(Protocol):
     @property
     def facts(self) -> SourceFacts:
         """What it is."""
-        ...
 
     @property
     def key(self) -> Key:
         """What signs its requests."""
-        ...
 
     def asks(self, now_unix_s: float) -> Sequence[Ask]:
         """Return what to ask for, the most urgent first.
@@ -85,7 +83,6 @@ class GridSource(Protocol):
         Args:
             now_unix_s: The machine's time (s since the epoch, UTC), used for the bounds of what is asked.
         """
-        ...
 
     def read(self, ask: Ask, answer: Any) -> Sequence[GridRow]:
         """Return the values in an answer.
@@ -98,7 +95,6 @@ class GridSource(Protocol):
             WrongAnswer: It is of another zone, unit or accounting.
             LookupError, TypeError, ValueError, AttributeError: It is not of the documented shape.
         """
-        ...
 
 
 def intensity(value: Any) -> float | None:

@@ -43,23 +43,18 @@ class Launcher(Protocol):
     @property
     def exits(self) -> bool:
         """True: the training has to end itself. False: the launcher ends it."""
-        ...
 
     def offer(self) -> Offer | None:
         """Return what is possible; None where nobody says."""
-        ...
 
     def notice(self) -> Notice | None:
         """Return the newest demand to leave."""
-        ...
 
     def write(self, message: Request | Progress) -> None:
         """Tell it something; may raise OSError."""
-        ...
 
     def mark(self, what: str, attempt: int, **more: Any) -> None:
         """Note a moment. Never raises."""
-        ...
 
 
 class PreemptionHandler:

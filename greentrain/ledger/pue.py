@@ -74,7 +74,6 @@ class Facility(Protocol):
             t0_unix_s: Start of the interval (s since the epoch, UTC).
             t1_unix_s: End of the interval; equal to the start for the value at an instant.
         """
-        ...
 
     def covers(self, t0_unix_s: float, t1_unix_s: float) -> bool:
         """Return True if records say what the PUE is throughout an interval, its future part too."""

@@ -65,11 +65,9 @@ class ProcSource(Protocol):
 
     def pids(self) -> Iterable[int]:
         """Return all process ids."""
-        ...
 
     def stat(self, pid: int) -> ProcStat | None:
         """Return one process, or None if it is gone."""
-        ...
 
 
 class LinuxProc:

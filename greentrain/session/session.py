@@ -72,15 +72,12 @@ class Marks(Protocol):
 
     def begin(self, name: str) -> int:
         """Enter a phase."""
-        ...
 
     def end(self, name: str, token: int = 0) -> None:
         """Leave a phase."""
-        ...
 
     def step(self, tokens: int = 0, samples: int = 0) -> None:
         """Mark the end of a step."""
-        ...
 
 
 class PhaseHooks:

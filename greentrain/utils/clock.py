@@ -9,11 +9,9 @@ class Clock(Protocol):
 
     def monotonic_s(self) -> float:
         """Return seconds of a clock that never jumps."""
-        ...
 
     def unix_s(self) -> float:
         """Return seconds since the epoch, UTC."""
-        ...
 
 
 class SystemClock:

@@ -142,11 +142,9 @@ class GridForecast(Protocol):
     @property
     def step_s(self) -> float:
         """Spacing of past and forecast (s)."""
-        ...
 
     def at(self, grid_s: float, ahead_s: float) -> tuple[Array, Array]:
         """Return the past and what lies ahead (g/kWh)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

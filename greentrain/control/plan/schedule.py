@@ -128,33 +128,26 @@ class Actors(Protocol):
 
     def follow(self, action: Action, reason: str) -> None:
         """Use gear and power limit of an action from now on."""
-        ...
 
     def can(self, action: Action) -> bool:
         """Return whether this process can use gear and power limit of an action."""
-        ...
 
     @property
     def offer(self) -> Offer | None:
         """What the launcher can do; None: nothing."""
-        ...
 
     def leave(self, ranks: int, not_before_unix_s: float | None, reason: str) -> None:
         """Ask for a checkpoint after this step, and leave when it is written."""
-        ...
 
     def vetoes(self) -> Mapping[Gear, str]:
         """Return the gears that must not be used now, and why."""
-        ...
 
     def measure(self, steps: float) -> None:
         """Measure what every action costs in the coming ones of the job's steps; ``Schedule.use`` gets the table."""
-        ...
 
     @property
     def measuring(self) -> bool:
         """Whether that goes on in this step."""
-        ...
 
 
 class Host(Protocol):
@@ -162,23 +155,18 @@ class Host(Protocol):
 
     def active(self) -> ActiveRun | None:
         """Return the run, None where there is none in this process."""
-        ...
 
     def mark(self, name: str, *what: Any) -> float:
         """Queue a mark of this moment and return its time (s)."""
-        ...
 
     def begin(self, name: str) -> int:
         """Enter a phase."""
-        ...
 
     def end(self, name: str, token: int = 0) -> None:
         """Leave a phase."""
-        ...
 
     def energy(self, t0_s: float, t1_s: float, wait_s: float = 0.0) -> Mapping[str, float] | None:
         """Return joules by device between two times."""
-        ...
 
 
 @dataclass(slots=True)

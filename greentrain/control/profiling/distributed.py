@@ -52,12 +52,10 @@ class Caps(Protocol):
     @property
     def fractions(self) -> tuple[float, ...]:
         """What the devices can do, as fractions of the limits found, from 1.0 down."""
-        ...
 
     @property
     def fraction(self) -> float:
         """What they are set to."""
-        ...
 
     def apply(self, fraction: float, *, at_once: bool = False) -> bool:
         """Set them and return True if they are set; never raises.
@@ -66,7 +64,6 @@ class Caps(Protocol):
             fraction: One of ``fractions``.
             at_once: However short ago the last change was.
         """
-        ...
 
 
 class ProfilingRun:

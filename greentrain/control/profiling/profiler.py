@@ -414,15 +414,12 @@ class MeasurementOrder(Protocol):
 
     def ended(self, block: Ended) -> None:
         """Note a block that is over."""
-        ...
 
     def next(self, left: int) -> Turn | None:
         """Return what is measured with so many steps left; None: nothing more."""
-        ...
 
     def drop(self, cap: float) -> None:
         """A cap cannot be set: measure no more at it."""
-        ...
 
 
 class GearTurns:

@@ -22,11 +22,9 @@ class Exporter(Protocol):
 
     def update(self, snapshot: Snapshot) -> None:
         """Show these figures from now on."""
-        ...
 
     def close(self) -> None:
         """Show nothing any more. Idempotent."""
-        ...
 
 
 SAVED_S: Final = 60.0

@@ -17,17 +17,14 @@ class PowerLimits(Protocol):
     @property
     def uuids(self) -> Sequence[str]:
         """The GPUs."""
-        ...
 
     @property
     def fraction(self) -> float:
         """What is set, as a share of the limit found; 1 where nothing is."""
-        ...
 
     @property
     def limit_w(self) -> float:
         """The limits found, of all of them together (W)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
