@@ -205,7 +205,7 @@ class ProfilingSession:
 
     def closed(self) -> None:
         """The run is over: a table that is being kept is waited for, at most a second."""
-        if not self._cache.wait():
+        if self._cache.saving is not None and not self._cache.wait():
             warn("the action table may not be kept, as the disk hangs: then the next run measures it again")
 
     def want(

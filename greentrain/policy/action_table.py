@@ -511,7 +511,8 @@ class ActionCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._saving: BackgroundCall[Path | None] | None = None
+        self.saving: BackgroundCall[Path | None] | None = None
+        """The writing of what :meth:`save_soon` was given."""
 
     def path(self, key: str) -> Path:
         """Return where the table of a key is kept.
@@ -548,13 +549,13 @@ class ActionCache:
 
     def save_soon(self, key: str, table: ActionTable) -> None:
         """Write the table of a key in a thread of its own, as the disk may hang. Never raises."""
-        self._saving = BackgroundCall("greentrain-cache", functools.partial(self.save, key, table))
+        self.saving = BackgroundCall("greentrain-cache", functools.partial(self.save, key, table))
 
     def wait(self, wait_s: float = 1.0) -> bool:
         """Return True if what :meth:`save_soon` was given is written, or refused, within so long (s)."""
         try:
-            if self._saving is not None:
-                self._saving.result(wait_s)
+            if self.saving is not None:
+                self.saving.result(wait_s)
         except TimeoutError:
             return False
         return True

@@ -59,6 +59,7 @@ def total_json(total: FleetTotal) -> dict[str, Any]:
     figures = (
         "energy_j", "measured_j", "modelled_j", "facility_j", "unpriced_j", "device_s", "missing_s", "operational_g",
         "market_g", "embodied_g", "total_g", "rank_s", "saved_g", "missing_share",
+        "energy_low_j", "energy_high_j", "total_low_g", "total_high_g",
     )  # fmt: skip
     return {
         "key": dict(total.key),

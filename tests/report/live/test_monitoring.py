@@ -35,7 +35,9 @@ FULL = Snapshot(
     run_id="full", name="full", rank=0, world_size=2, host="h", t_unix_s=1.0, booked_unix_s=1.0, duration_s=1.0,
     devices=(
         DeviceNow(uid="g", name="G", kind="gpu", provenance="measured", energy_j=1.0, power_w=1.0, limit_share=0.8,
-                  limit_w=560.0),
+                  limit_w=560.0,
+                  told={"tick_s": 0.1, "sees_s": 0.025, "late_s": 0.003,
+                        "phases": {"forward": {"how": "regressed", "error": 0.01, "w": 300.0}}}),
     ),
     operational_g=1.0, market_g=1.0, embodied_g=1.0, steps=1, tokens=1, samples=1, g_per_kwh=1.0, zone="z",
     kind="actual", basis="average", pue=1.1, pue_source="constant", gear="bf16", gears=("bf16",), budget_g=1.0,
@@ -78,6 +80,10 @@ def test_the_dashboard_and_the_alerts_name_what_is_exported() -> None:
         "greentrain_samples_total",
         "greentrain_booked_seconds_total",
         "greentrain_unpriced_energy_joules_total",
+        "greentrain_sensor_tick_seconds",
+        "greentrain_sensor_seen_seconds",
+        "greentrain_sensor_late_seconds",
+        "greentrain_phase_error_ratio",
     }
 
 

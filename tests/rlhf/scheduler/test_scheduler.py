@@ -1,7 +1,9 @@
 """The scheduler decides right from what it measures, on a training of sleeps in known joules."""
 
 import logging
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch.distributed
 
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.batch import Batch
+from greentrain.fpga_backend.batch import Batch, Result
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.policy.offload.stages import Hardware, Stage, Where, label
 from greentrain.rlhf.engine import OffloadEngine
@@ -193,11 +195,19 @@ def test_a_stream_and_a_ticket_work_through_it_as_through_the_engine() -> None:
 
 
 def test_its_end_is_the_engines() -> None:
-    device = Flaky(Emulator(), {0: Fault.HANGS})
+    begun = threading.Event()
+
+    class Hangs(Flaky):
+        def deliver(self, number: int, batch: Batch, inner: "Future[Result]") -> Result:
+            begun.set()
+            return super().deliver(number, batch, inner)
+
+    device = Hangs(Emulator(), {0: Fault.HANGS})
     try:
         engine = OffloadEngine([place(PassKind.REWARD, encoder(), device)])
         scheduler = StageScheduler(engine, settings=SchedulerSettings(profile_steps=1))
         runs, waits = (scheduler.submit(PassKind.REWARD, Batch.of([[1, 2, 3]])) for _ in range(2))
+        assert begun.wait(240)
         scheduler.close()
         with pytest.raises(PassCancelledError):
             waits.result(240)
