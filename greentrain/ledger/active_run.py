@@ -553,7 +553,7 @@ class ActiveRun:
     @property
     def has_device_clock(self) -> bool:
         """True where marks are to be queued with an event of each device; costs a microsecond where none is used."""
-        return self._device_clock.look()
+        return bool(self._device_clock.uids) and self._device_clock.look()
 
     def queue_stamped(self, mark: tuple[Any, ...]) -> None:
         """Queue a mark, and let the devices that are used record that they get to it."""

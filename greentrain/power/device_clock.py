@@ -71,7 +71,9 @@ class DeviceClock(Generic[T]):
     ) -> None:
         self.devices: dict[str, _Device[T]] = {}
         """By uid, those that are used, as far as is known."""
-        self._uids, self._clock, self._on_event = uids, clock, on_event
+        self.uids = uids
+        """Of these, those that may be used: none once torch is loaded and was built for no device."""
+        self._clock, self._on_event = clock, on_event
         self._numbered = numbered
         self._next_look_s = -float("inf")
         self._looking = threading.Lock()
@@ -80,9 +82,11 @@ class DeviceClock(Generic[T]):
     def look(self) -> bool:
         """Look which devices are used; return True if any is. Costs a microsecond where torch has none."""
         now_s = self._clock.monotonic_s()
-        if self._uids and now_s >= self._next_look_s and self._looking.acquire(blocking=False):
+        if self.uids and now_s >= self._next_look_s and self._looking.acquire(blocking=False):
             try:
-                for uid, torch, device, index in _in_use(self._uids, numbered=self._numbered):
+                if "torch" in sys.modules and sys.modules["torch"].accelerator.current_accelerator() is None:
+                    self.uids = ()
+                for uid, torch, device, index in _in_use(self.uids, numbered=self._numbered):
                     if uid not in self.devices:
                         self.devices = {**self.devices, uid: _Device(uid, torch, device, index, self)}
                 if self.devices:
