@@ -240,9 +240,14 @@ class ShutdownHook:
         # close() would meet files half written and locks held by the very code that it interrupts.
         self._held = True
 
-    def remove(self) -> None:
-        """Stop listening and put the previous handler back, unless somebody replaced ours meanwhile."""
-        atexit.unregister(self._at_exit)
+    def remove(self, *, closed: bool = True) -> None:
+        """Stop listening and put the previous handler back, unless somebody replaced ours meanwhile.
+
+        Args:
+            closed: All is done; otherwise whoever closed was interrupted, and the interpreter's exit does the rest.
+        """
+        if closed:
+            atexit.unregister(self._at_exit)
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed = False
             # Somebody who installed a handler after us has ours as "previous" and may call it, so theirs stays; ours
@@ -498,6 +503,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             return
         if self._hook is not None:
             self._hook.hold()
+        closed = False
         try:
             self._run = None
             self._queue_marks_into(None)
@@ -508,9 +514,10 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             _at_most(run, "last figures", CLOSE_S, lambda: self._viewers.close(run))
             if self._own_signal:
                 _call_if_present(self._signal, "close")
+            closed = True
         finally:
             if self._hook is not None:
-                self._hook.remove()
+                self._hook.remove(closed=closed)
         if run.topology.rank == 0 and self.config.run.report and reason != "left":
             self._report(run, reason)
 

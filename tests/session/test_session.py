@@ -888,10 +888,31 @@ def test_what_cannot_be_watched_gets_no_gears(played: Played, monkeypatch: pytes
 
 def test_a_sigterm_waits_while_a_session_closes_and_comes_after_it(played: Played) -> None:
     heard = played.run.heard
-    hook: Any = types.SimpleNamespace(hold=lambda: heard.append("hold"), remove=lambda: heard.append("remove"))
+    hook: Any = types.SimpleNamespace(hold=lambda: heard.append("hold"), remove=lambda closed: heard.append(("remove", closed)))
     played._hook = hook
     played.close()
-    assert heard == ["hold", ("know", {"parameters": None}), ("close", "finished"), "remove"]
+    assert heard == ["hold", ("know", {"parameters": None}), ("close", "finished"), ("remove", True)]
+
+
+def test_the_interpreters_exit_closes_what_an_interrupt_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the middle of close(): threads of the books end with the interpreter, so it has to wait for them."""
+    exits: list[Any] = []
+    monkeypatch.setattr(session, "atexit", types.SimpleNamespace(register=exits.append, unregister=exits.remove))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    green = _session(tmp_path).start()
+    green.step()
+    monkeypatch.setattr(green._controller, "closed", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        green.close()
+    (at_exit,) = exits
+    at_exit()
+    assert green.folder is not None and green.totals().steps == 1
+    assert [record["kind"] for record in read_journal(green.folder / "rank-00000.jsonl")][-1] == "close"
 
 
 def test_runs_of_a_process_are_counted_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
