@@ -23,6 +23,7 @@ speaks of what is counted; parts of the machines that no figure contains are tol
 """
 
 import functools
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,8 @@ class _Figure:
         low, mid, high = np.quantile(self.draws, QUANTILES).tolist()
         parts = {source: float(np.var(error)) for source, error in self.errors.items()}
         whole = sum(parts.values())
+        if not math.isfinite(whole):  # of books that were damaged: no figure is better than a wrong one
+            return Interval(low=None, mid=None, high=None)
         return Interval(
             low=None if self.no_low else max(low, 0.0),
             mid=None if self.no_low or self.no_high else mid,
@@ -125,6 +128,7 @@ class RunIntervals:
     """Why bounds are not known, in whole sentences."""
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) -> RunIntervals:
     """Return the intervals of a run.
 

@@ -101,3 +101,12 @@ def test_the_same_books_have_the_same_interval(tmp_path: Path) -> None:
     first = run(tmp_path / "a", [gpu(limit_w=700.0)], {"GPU-0": 1e6}, missing_s={"GPU-0": 60.0})
     again = run(tmp_path / "b", [gpu(limit_w=700.0)], {"GPU-0": 1e6}, missing_s={"GPU-0": 60.0})
     assert first == again
+
+
+@pytest.mark.filterwarnings("error")
+def test_books_that_were_damaged_have_no_interval_and_break_no_report(tmp_path: Path) -> None:
+    for name in ("uncertainty", "limit_w"):
+        broken = run(tmp_path / name, [gpu("GPU-0", **{name: 1e308})], {"GPU-0": 1e6}, missing_s={"GPU-0": 60.0}).total[
+            0
+        ]
+        assert broken is not None and (broken.low, broken.mid, broken.high) == (None, None, None)

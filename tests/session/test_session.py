@@ -888,7 +888,9 @@ def test_what_cannot_be_watched_gets_no_gears(played: Played, monkeypatch: pytes
 
 def test_a_sigterm_waits_while_a_session_closes_and_comes_after_it(played: Played) -> None:
     heard = played.run.heard
-    hook: Any = types.SimpleNamespace(hold=lambda: heard.append("hold"), remove=lambda closed: heard.append(("remove", closed)))
+    hook: Any = types.SimpleNamespace(
+        hold=lambda: heard.append("hold"), remove=lambda closed: heard.append(("remove", closed))
+    )
     played._hook = hook
     played.close()
     assert heard == ["hold", ("know", {"parameters": None}), ("close", "finished"), ("remove", True)]
