@@ -202,7 +202,7 @@ def test_watttime_logs_in_again_where_the_token_has_run_out(tmp_path: Path) -> N
     with serving(answer) as server, following(wt_source(server.url), tmp_path) as signal:
         until(lambda: len(signal.history(0.0, now())) > 21 * 24 * 12)
         assert len(server.paths("/login")) == 2
-        assert signal.problem == ""
+        until(lambda: signal.problem == "")  # a connection that broke off on a busy machine is asked again
 
 
 def test_great_britain_takes_what_was_measured_and_else_the_forecast(tmp_path: Path) -> None:

@@ -115,8 +115,9 @@ def _in_a_terminal(code: str, cwd: Path, columns: int = 90, term: str = "xterm-2
             break
         out += data
     os.close(ours)
-    assert process.wait(timeout=240) == 0, out.decode()
-    return out.decode()
+    told = out.decode(variables.get("PYTHONIOENCODING", "utf-8"))
+    assert process.wait(timeout=240) == 0, told
+    return told
 
 
 SCRIPT = """
