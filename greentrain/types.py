@@ -334,9 +334,15 @@ class WindowEnergy:
     """Device-seconds whose energy is not known."""
 
     @property
+    def by_device_j(self) -> dict[str, float] | None:
+        """Energy by device uid (J); None where it is not known of one for a part of the time."""
+        return None if self.missing_s else {uid: device.energy_j for uid, device in self.devices.items()}
+
+    @property
     def energy_j(self) -> float | None:
         """Energy of all devices (J); None where it is not known of one, for a part of the time, or there is none."""
-        return sum(d.energy_j for d in self.devices.values()) if self.devices and not self.missing_s else None
+        known_j = self.by_device_j
+        return sum(known_j.values()) if known_j else None
 
     @property
     def interval_j(self) -> tuple[float, float] | None:

@@ -175,14 +175,14 @@ class SyncSchedule:
 
     Args:
         channel: Channel of the ranks.
-        unix_s: Time (s): of the epoch, or of any clock by which ``is_due`` is asked.
+        clock_s: Time (s): of any clock, by which ``is_due`` and ``steps_until`` are asked.
         warn: Called once with a sentence where the ranks cannot agree.
     """
 
     def __init__(
-        self, channel: RankZeroChannel, unix_s: Callable[[], float], warn: Callable[[str], None] = lambda text: None
+        self, channel: RankZeroChannel, clock_s: Callable[[], float], warn: Callable[[str], None] = lambda text: None
     ) -> None:
-        self._channel, self._unix_s, self._warn = channel, unix_s, warn
+        self._channel, self._clock_s, self._warn = channel, clock_s, warn
         self.steps = 0
         """Optimizer steps counted."""
         self.over = not channel.possible
@@ -192,7 +192,7 @@ class SyncSchedule:
                 f"{channel.place.world_size} ranks have no process group, so they cannot agree: each is measured, and"
                 " there is no plan, no profile of gears, no end by a budget or a launcher's notice"
             )
-        self._from = (0, unix_s())
+        self._from = (0, clock_s())
         self._step_s = 0.0
         self._look = 0  # no message before this step
         self._nth = self._kept = 1  # of the next message, and the oldest in the store
@@ -260,26 +260,26 @@ class SyncSchedule:
     def restart(self) -> None:
         """Measure step times from here on: what was before was no training."""
         self._step_s = self.step_s
-        self._from = (self.steps, self._unix_s())
+        self._from = (self.steps, self._clock_s())
 
     @property
     def step_s(self) -> float:
         """How long a step takes (s); 0 where nobody knows yet."""
         steps, since_s = self._from
         done = self.steps - steps
-        return (self._unix_s() - since_s) / done if done > 0 else self._step_s
+        return (self._clock_s() - since_s) / done if done > 0 else self._step_s
 
-    def is_due(self, unix_s: float) -> bool:
+    def is_due(self, t_s: float) -> bool:
         """Return whether a time has come, to the nearest step."""
-        return self._unix_s() >= unix_s - self.step_s / 2
+        return self._clock_s() >= t_s - self.step_s / 2
 
-    def steps_until(self, unix_s: float) -> int:
+    def steps_until(self, t_s: float) -> int:
         """Return after how many steps to look again whether a time has come."""
         # Ranks can only agree on a step, as their clocks differ, and step times change: so they look again half way,
         # and what rank 0 estimates from its own clock all ranks take over as a number of steps.
         if not self.step_s:
             return 1
-        left = (unix_s - self._unix_s()) / self.step_s
+        left = (t_s - self._clock_s()) / self.step_s
         seen = 1 + 2 * (self.steps - self._from[0])  # a time from a few steps is not trusted for many
         return max(1, min(seen, math.ceil(left) if left < 4 else int(left * HALFWAY)))
 
@@ -310,8 +310,8 @@ class SyncSchedule:
         while self.steps >= self._look and self._pending is None and not self.over:
             message = self._channel.heard(self._nth)
             if message is None or ("do" not in message and int(message["look"]) <= self._look):
-                self._since_s = self._unix_s() if self._since_s is None else self._since_s
-                if self._unix_s() - self._since_s > SILENT_S:
+                self._since_s = self._clock_s() if self._since_s is None else self._since_s
+                if self._clock_s() - self._since_s > SILENT_S:
                     self._end(f"rank 0 has said nothing for {SILENT_S:g} s")
                 return
             self._take(message)

@@ -84,9 +84,11 @@ class DeviceClock(Generic[T]):
         now_s = self._clock.monotonic_s()
         if self.uids and now_s >= self._next_look_s and self._looking.acquire(blocking=False):
             try:
-                if "torch" in sys.modules and sys.modules["torch"].accelerator.current_accelerator() is None:
+                torch = sys.modules.get("torch")
+                kind = None if torch is None else torch.accelerator.current_accelerator()
+                if torch is not None and kind is None:
                     self.uids = ()
-                for uid, torch, device, index in _in_use(self.uids, numbered=self._numbered):
+                for uid, device, index in _in_use(torch, kind, self.uids, numbered=self._numbered):
                     if uid not in self.devices:
                         self.devices = {**self.devices, uid: _Device(uid, torch, device, index, self)}
                 if self.devices:
@@ -280,10 +282,8 @@ class _Device(Generic[T]):
             self._owner.lose(f"the clock of {self._uid} is lost ({why})")
 
 
-def _in_use(uids: Sequence[str], *, numbered: bool) -> Iterable[tuple[str, Any, str, int]]:
-    """Yield uid, torch, its name of the device and its number, of the devices on which torch holds memory."""
-    torch = sys.modules.get("torch")
-    kind = None if torch is None else torch.accelerator.current_accelerator()
+def _in_use(torch: Any, kind: Any, uids: Sequence[str], *, numbered: bool) -> Iterable[tuple[str, str, int]]:
+    """Yield uid, torch's name and its number, of the devices of a kind on which torch holds memory."""
     module: Any = None if kind is None else getattr(torch, kind.type)
     if kind is None or not module.is_initialized():  # asking whether it is available breaks CUDA for forks
         return
@@ -293,7 +293,7 @@ def _in_use(uids: Sequence[str], *, numbered: bool) -> Iterable[tuple[str, Any, 
         if uid not in uids and numbered and count == len(uids):
             uid = uids[index]
         if uid in uids and module.memory_reserved(index) > 0:
-            yield uid, torch, f"{kind.type}:{index}", index
+            yield uid, f"{kind.type}:{index}", index
 
 
 def _relax_capture(hip: str | None) -> None:

@@ -748,7 +748,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             None if the window is not (or no longer) known, or holds a gap.
         """
         found = self._window(t0_s, t1_s, wait_s)
-        return None if found is None or found.missing_s else {uid: d.energy_j for uid, d in found.devices.items()}
+        return None if found is None else found.by_device_j
 
     def _window(self, t0_s: float, t1_s: float, wait_s: float) -> WindowEnergy | None:
         left_s, deadline_s, asked = SAVE_S, time.monotonic() + wait_s, False

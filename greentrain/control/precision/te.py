@@ -55,9 +55,7 @@ class TeBackend:
         else:
             rows = x.reshape(-1, x.shape[-1])
             padded = F.pad(rows, (0, 0, 0, -len(rows) % ROWS))
-            here = (
-                x.device if x.is_cuda else -1
-            )  # its kernels run, and what it quantises is allocated, on the current one
+            here = x.device if x.is_cuda else -1  # kernels run, and memory is had, on the current device
             with torch.cuda.device(here), self._te.autocast(enabled=True, recipe=self._recipe):
                 y = self._helper(layer)(padded)
             y = y[: len(rows)].reshape(*x.shape[:-1], layer.out_features)

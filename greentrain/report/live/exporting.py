@@ -152,9 +152,7 @@ def _power_w(run: ActiveRun) -> Mapping[str, float] | None:
         return None
     end_s = time.monotonic() - late_s
     found = run.window(end_s - 1.0, end_s, exact=False)  # each second, of up to eight GPUs
-    if found is None or found.missing_s > 0:
-        return None
-    return {uid: device.energy_j for uid, device in found.devices.items()}
+    return None if found is None else found.by_device_j
 
 
 def _harmlessly(run: ActiveRun, update: Callable[[Snapshot], None], snapshot: Snapshot) -> None:
