@@ -268,8 +268,8 @@ def test_the_table_is_measured_where_none_is_declared(tmp_path: Path, grid: Trac
     green = session(tmp_path, grid, hours_of_work=8, actions=None, idle_w=None, tokens=1e5, deadline_h=240.0)
     with green:
         Loop(green).run(lambda: len(events(green)) > 0)
-        assert green.action_table is not None
-        facts = json.loads((green.folder / "run.json").read_text())["plan"]  # type: ignore[operator]
+    assert green.action_table is not None and green.folder is not None
+    facts = json.loads((green.folder / "run.json").read_text())["plan"]
     assert facts["held"] and facts["provenance"] == "mixed"
     rows = {row["name"]: row for row in facts["rows"]}
     assert rows["off"]["power_w"] * SPEED == pytest.approx(250.0, rel=0.1), "the meter is flat, at rest too"
