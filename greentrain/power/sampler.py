@@ -118,6 +118,8 @@ AHEAD_S: Final = 0.1
 """How far ahead of the clock a reading's time may lie (s)."""
 MAX_DEVICE_W: Final = 1e6
 """A counter that rises faster has jumped: a thousand times the power limit of a B200 (utils/devices.toml)."""
+TIMES_LIMIT: Final = 10.0
+"""The same, in power limits of a device that states one: far above it also where a lowered one is raised later."""
 STRAY_S: Final = 1.0
 """Time that a counter's rise may be off (s): a tick, and a read that was held up."""
 LEAD_S = 1.0
@@ -216,7 +218,7 @@ class EnergyCurve:
         """
         value: Any = sample.energy_j if sample.energy_j is not None else sample.power_w
         try:
-            bad = not math.isfinite(value) or (sample.power_w is not None and value < 0)
+            bad = not math.isfinite(value) or (sample.power_w is not None and not 0 <= value <= self._most_w)
             bad = bad or not -math.inf < sample.t_s <= now_s + AHEAD_S
         except TypeError:
             bad = True
@@ -303,6 +305,10 @@ class EnergyCurve:
     def _name(self) -> str:
         return f"{self.sensor.device.name} ({self.sensor.device.uid})"
 
+    @property
+    def _most_w(self) -> float:
+        return TIMES_LIMIT * self.sensor.limit_w if self.sensor.limit_w else MAX_DEVICE_W
+
     def _last_power_w(self) -> float | None:
         """Return the mean power of what is known of the last quarter of a second (W); None where nothing is."""
         i = self._n - 1
@@ -313,7 +319,7 @@ class EnergyCurve:
     def _append_counter(self, t_s: float, value_j: float) -> None:
         last_j, self._counter_j = self._counter_j, value_j
         rise_j = 0.0 if last_j is None else value_j - last_j
-        jumped = not 0 <= rise_j <= MAX_DEVICE_W * (t_s - self._last_read_s + STRAY_S)
+        jumped = not 0 <= rise_j <= self._most_w * (t_s - self._last_read_s + STRAY_S)
         edge_s = self._ticks.observe(t_s, None if jumped else last_j is None or rise_j != 0) if self._ticks else t_s
         if last_j is None:
             return

@@ -8,7 +8,6 @@ up or become read-only, files are torn, the facility's server and the GPUs' driv
 
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import pytest
 from greentrain.control.actuators.driver import repair
 from greentrain.control.launcher_protocol import EXIT_REQUEUE
 from greentrain.ledger.reader import RankRecord, RunRecord, read_run
+from tests.helpers.chaos_seed import chaos_seed
 from tests.integration.chaos_faults import LONGEST_S, Faults
 from tests.integration.chaos_server import PUE
 from tests.integration.chaos_world import ADMIN_W, ASSUMED_PUE, BOOK_S, G_PER_KWH, GPUS, JOB, World
@@ -30,7 +30,7 @@ from tests.integration.chaos_world import ADMIN_W, ASSUMED_PUE, BOOK_S, G_PER_KW
 pytest.importorskip("httpx", reason="the extra 'prometheus' is not installed")
 
 SECONDS = float(os.environ.get("GREENTRAIN_CHAOS_S", "60"))
-SEED = int(os.environ.get("GREENTRAIN_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+SEED = chaos_seed()
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(SECONDS + 600.0)]
 FINISH_S = 180.0
 """Longest wait for a job that nobody disturbs any more (s): far more than it needs on a machine with other work."""

@@ -18,13 +18,14 @@ import pytest
 
 from greentrain.ledger.reader import RunRecord, read_run
 from greentrain.testing.fake_nvml import FakeGpu, Wave
+from tests.helpers.chaos_seed import chaos_seed
 from tests.helpers.ports import free_port
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Lab, Script
 
 SECONDS = float(os.environ.get("GREENTRAIN_RANK_CHAOS_S", "60"))
-SEED = int(os.environ.get("GREENTRAIN_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+SEED = chaos_seed()
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(SECONDS + 600.0)]
 STEPS = 60
 HELD_UP_S = 10.0

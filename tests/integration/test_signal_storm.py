@@ -9,7 +9,6 @@ before a release); ``GREENTRAIN_CHAOS_SEED`` gives a seed that failed.
 import itertools
 import json
 import os
-import random
 import signal
 import time
 from dataclasses import dataclass
@@ -21,13 +20,14 @@ import pytest
 from greentrain.ledger.journal import rank_path, read_journal
 from greentrain.ledger.reader import read_run
 from greentrain.testing.fake_nvml import FakeDriver, FakeGpu, Wave
+from tests.helpers.chaos_seed import chaos_seed
 from tests.integration.chaos_disk import ChaosDisk
 from tests.integration.storm_job import FATAL, STEP_S, TOKENS
 
 if TYPE_CHECKING:
     from tests.integration.conftest import Lab
 
-SEED = int(os.environ.get("GREENTRAIN_CHAOS_SEED", str(random.SystemRandom().randrange(10**6))))
+SEED = chaos_seed()
 EVENTS = int(os.environ.get("GREENTRAIN_STORM_EVENTS", "250"))
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,5 +1,6 @@
 """The energy curve: exact on what it knows, labelled on what it does not."""
 
+import dataclasses
 import math
 import random
 
@@ -339,6 +340,20 @@ def test_a_counter_that_rises_by_megawatts_has_jumped() -> None:
     curve, events = _curve(t0_s=1e6)  # of a machine that has been up for long
     _counter(curve, (1e6, 0.0), (1e6 + 1.0, 5e6))
     assert curve.between(1e6, 1e6 + 1.0) == pytest.approx((0.0, 1.0)) and "jumped" in events[0][1]
+
+
+@pytest.mark.parametrize(("rise_j", "believed"), [(2 * 7000.0, True), (2.1 * 7000.0, False)])
+def test_a_counter_that_rises_by_more_than_ten_limits_has_jumped(rise_j: float, believed: bool) -> None:
+    curve, _ = _curve()
+    curve.sensor = dataclasses.replace(curve.sensor, limit_w=700.0)
+    _counter(curve, (0.0, 0.0), (1.0, rise_j))  # a second more may have been counted: the read was held up
+    assert curve.between(0.0, 1.0) == pytest.approx((rise_j, 0.0) if believed else (0.0, 1.0))
+
+
+def test_power_that_no_device_draws_is_no_reading() -> None:
+    curve, events = _curve()
+    _power(curve, (0.0, 100.0), (1.0, 1e9), (2.0, 100.0))
+    assert curve.between(0.0, 2.0) == pytest.approx((0.0, 2.0)) and "1000000000.0" in events[0][1]
 
 
 def test_two_readings_of_one_time_are_both_right() -> None:
