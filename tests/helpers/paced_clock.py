@@ -19,12 +19,17 @@ class PacedClock:
 
     def __init__(self) -> None:
         self.now_s = time.time()
+        self.set_by_s = 0.0
+        """By how much somebody has set the time of the day (s)."""
         self.held = threading.Event()
         """Set as soon as a training is held between two steps."""
         self.held_in: list[str] = []
         """Names of the threads that slept in a pause."""
 
     def unix_s(self) -> float:
+        return self.now_s + self.set_by_s
+
+    def elapsed_s(self) -> float:
         return self.now_s
 
     time = unix_s
@@ -44,5 +49,5 @@ class PacedClock:
     def rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have every session and plan of a test live in this time."""
         monkeypatch.setattr("greentrain.session.session.SystemClock", lambda: self)
-        monkeypatch.setattr(schedule, "Schedule", functools.partial(schedule.Schedule, unix_s=self.unix_s))
+        monkeypatch.setattr(schedule, "Schedule", functools.partial(schedule.Schedule, unix_s=self.unix_s, elapsed_s=self.elapsed_s))
         monkeypatch.setattr(schedule, "time", self)

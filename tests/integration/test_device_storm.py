@@ -288,12 +288,12 @@ def _cause(text: str) -> str:
     return f"GPU {uid[1] if uid else ''}: {re.sub(r'[-+0-9.e]*[0-9]', '#', re.sub('GPU-[0-9-]*', '', text))}"
 
 
-def _read_last_s(faults: Sequence[Fault], t_s: float) -> float:
+def _read_last_s(held_up: Sequence[tuple[float, float]], t_s: float) -> float:
     """Return when a GPU was read last before a time, at the earliest (s): what hangs anywhere holds its readings up."""
     read_s = t_s
-    for fault in sorted(faults, key=lambda fault: fault.until_s, reverse=True):
-        if fault.start_s < t_s and fault.until_s + 0.5 > read_s:
-            read_s = min(read_s, fault.start_s)
+    for start_s, until_s in sorted(held_up, key=lambda one: one[1], reverse=True):
+        if start_s < t_s and until_s + 0.5 > read_s:
+            read_s = min(read_s, start_s)
     return read_s
 
 
@@ -315,8 +315,12 @@ def _untrue(
     # is sometimes dated to the one beside it, which a fault after it makes final.
     off_s = TICK_S * (2.2 + 0.25 * sum(fault.kind not in HEALED for fault in faults)) + 2 * held_up_s
     final_s = [fault.start_s for fault in faults if fault.kind not in HEALED or fault.end_s >= last_s] + [end_s]
-    for fault in faults:
-        if any(fault.start_s < t_s and _read_last_s([*hung, *faults], t_s) < fault.until_s + 1.0 for t_s in final_s):
+    # A GPU that was slow as it was probed is read rarely, up to the next probe.
+    rarely_s = [fault.until_s + 20 * fault.call_s for fault in faults]
+    held_up = [(other.start_s, other.until_s) for other in hung]
+    held_up += [(fault.start_s, until_s) for fault, until_s in zip(faults, rarely_s, strict=True)]
+    for fault, until_s in zip(faults, rarely_s, strict=True):
+        if any(fault.start_s < t_s and _read_last_s(held_up, t_s) < until_s + 1.0 for t_s in final_s):
             off_s += fault.off_s
     if booked_j != pytest.approx(truth_j, rel=0.01, abs=off_s * power_w):
         found.append(
@@ -327,7 +331,7 @@ def _untrue(
         meanwhile = sum(other.start_s < fault.end_s and fault.start_s - LEFT_S < other.end_s for other in hung)
         blind_s += NEXT_S * max(0, meanwhile - 1)
     if all(fault.kind in HEALED and fault.end_s < last_s for fault in faults):
-        blind_s = 0.3 + 2 * held_up_s + end_s - _read_last_s([*hung, *faults], end_s)
+        blind_s = 0.3 + 2 * held_up_s + end_s - _read_last_s(held_up, end_s)
     if not -1e-4 <= missing_s <= blind_s:
         found.append(f"{missing_s:.5f} s are missing, {blind_s:.2f} s at most could not be read")
     for fault in faults:

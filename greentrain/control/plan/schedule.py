@@ -303,7 +303,8 @@ class Schedule:
         host: The session.
         actors: Actors that the plan acts through: the controller.
         declared: A table that was declared; None: measure one.
-        unix_s: Time.
+        unix_s: Time of the day, by which the grid is dated (s).
+        elapsed_s: Time that never jumps, by which training is measured (s).
         state: State of an earlier part of the run.
         tokens: Tokens that all ranks have trained in it.
     """
@@ -319,11 +320,13 @@ class Schedule:
         actors: Actors,
         declared: ActionTable | None,
         unix_s: Callable[[], float] = time.time,
+        elapsed_s: Callable[[], float] = time.monotonic,
         state: Mapping[str, Any] | None = None,
         tokens: float = 0.0,
     ) -> None:
         assert config.policy.tokens is not None and config.policy.deadline_h is not None
-        self._config, self._run, self._host, self._actors, self._unix_s = config, run, host, actors, unix_s
+        self._config, self._run, self._host, self._actors = config, run, host, actors
+        self._unix_s, self._elapsed_s = unix_s, elapsed_s
         self._time = grid_time
         self._ranks = run.topology.world_size
         self._first = run.topology.rank == 0
@@ -343,13 +346,13 @@ class Schedule:
         self.planner: Planner | None = None
         """Who decides; on rank 0, once there is a table."""
         self._message: PlanMessage | None = None
-        self._sync = SyncSchedule(channel, unix_s, run.warn)
+        self._sync = SyncSchedule(channel, elapsed_s, run.warn)
         self._table: ActionTable | None = None
         self._rested: tuple[float, float] | None = None
         self._heard: Mapping[str, Any] | None = None
         self._pausing = self._closed = False
         self._pausable, self._weigh_s = True, 0.0
-        self._at = (0, self.tokens, unix_s())
+        self._at = (0, self.tokens, elapsed_s())
         self._past: list[float | None] = []
         self._over = self._sync.over
         self._known = PlanFacts.from_dict(state or {})
@@ -402,7 +405,7 @@ class Schedule:
         if self.planner is not None and self._due():
             message = self._decide()
         newest = message or self._message
-        steps = 1 if newest is None else self._sync.steps_until(self._time.real(newest.next_s))
+        steps = 1 if newest is None else self._sync.steps_until(self._elapsed_at(newest.next_s))
         return None if message is None else {"message": message.to_dict()}, steps
 
     @property
@@ -501,7 +504,11 @@ class Schedule:
 
     def _due(self) -> bool:
         """Return whether it is time to decide; rank 0's answer counts."""
-        return self._message is None or self._sync.is_due(self._time.real(self._message.next_s))
+        return self._message is None or self._sync.is_due(self._elapsed_at(self._message.next_s))
+
+    def _elapsed_at(self, grid_s: float) -> float:
+        """Return when a time of the grid comes, as things are now, in the time that never jumps (s)."""
+        return self._elapsed_s() + self._time.real(grid_s) - self._unix_s()
 
     def _decide(self, awake: bool = False) -> PlanMessage | None:
         """Return the decision of rank 0; None on the others."""
@@ -518,12 +525,12 @@ class Schedule:
         """Tell the planner what was trained since the last time."""
         steps, tokens, since_s = self._at
         if self.planner is not None and self._sync.steps > steps:
-            self.planner.observe(self.tokens - tokens, self._unix_s() - since_s)
+            self.planner.observe(self.tokens - tokens, self._elapsed_s() - since_s)
         self._mark_time()
 
     def _mark_time(self) -> None:
         self._sync.restart()
-        self._at = (self._sync.steps, self.tokens, self._unix_s())
+        self._at = (self._sync.steps, self.tokens, self._elapsed_s())
 
     def _do(self, said: Mapping[str, Any]) -> None:
         """Do what rank 0 has said, on every rank after the same step."""
@@ -598,7 +605,7 @@ class Schedule:
                 self._report(before, message)
             return None
         said = {"message": message.to_dict()}
-        self._sync.say(said, self._sync.steps_until(self._time.real(message.next_s)))
+        self._sync.say(said, self._sync.steps_until(self._elapsed_at(message.next_s)))
         return said
 
     def _report(self, before: PlanMessage | None, message: PlanMessage) -> None:

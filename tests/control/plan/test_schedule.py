@@ -229,6 +229,21 @@ def test_a_pause_ends_when_somebody_says_so(tmp_path: Path, grid: TraceSignal, c
     assert "woken by hand" in [event["reason"] for event in events(green)]
 
 
+def test_a_clock_that_is_set_is_no_time_that_training_took(
+    tmp_path: Path, grid: TraceSignal, clock: PacedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed_s: list[float] = []
+    monkeypatch.setattr(Planner, "observe", lambda planner, tokens, real_s: observed_s.append(real_s))
+    green = session(tmp_path, grid, hours_of_work=8, actuators={"pause": False}, deadline_h=240.0)
+    with green:
+        loop = Loop(green)
+        loop.run(lambda: len(observed_s) >= 2)
+        before_s, before = clock.now_s, len(observed_s)
+        clock.set_by_s = 5.0  # twenty hours of the grid: a decision is due at once
+        loop.run(lambda: len(observed_s) >= before + 2)
+    assert sum(observed_s[before:]) <= clock.now_s - before_s + 0.25
+
+
 def test_a_program_that_is_told_to_end_gets_out_of_its_pause(
     tmp_path: Path, grid: TraceSignal, clock: PacedClock
 ) -> None:
