@@ -187,6 +187,7 @@ class Job:
             actors=self.world,
             declared=declared,
             unix_s=clock,
+            elapsed_s=clock,
             state=state,
         )
 
