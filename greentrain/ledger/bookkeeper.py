@@ -509,7 +509,7 @@ class _Track:
         """Return by phase the share of a label's time in which it was open."""
         if not self.label_s[label] > 0:
             return {}
-        return {name: s[label] / self.label_s[label] for name, s in self._inside_s.items() if label < len(s)}
+        return {name: float(s[label] / self.label_s[label]) for name, s in self._inside_s.items() if label < len(s)}
 
     def spend(self, used: Callable[[Floats], Floats], energy_j: float, before_j: float) -> None:
         """Add what a device has used in the interval."""

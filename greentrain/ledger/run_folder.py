@@ -280,7 +280,7 @@ def _odd_figure(figures: Mapping[str, Any], name: str = "") -> str | None:
             odd = _odd_figure(value, f"{name}{key}.")
             if odd is not None:
                 return odd
-        elif type(value) not in (int, float) or not math.isfinite(value):
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             return f"{name}{key} = {shown(value)}"
     return None
 

@@ -36,7 +36,7 @@ def train(folder: Path, config: dict[str, Any], saved: str, steps: int, every: i
     green, step, history = GreenSession(config), 0, torch.full((steps, GLOBAL_BATCH), -1, dtype=torch.int32)
     checkpoint = os.environ.get(ENV_CHECKPOINT)
     if checkpoint is not None:
-        state = torch.load(checkpoint, weights_only=False)
+        state = torch.load(checkpoint, weights_only=True)
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         green.load_state_dict(state["green"])

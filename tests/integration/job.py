@@ -37,7 +37,7 @@ def train(
     green, step = GreenSession(config), 0
     checkpoint = newest(folder)
     if checkpoint is not None:
-        state = torch.load(checkpoint, weights_only=False)
+        state = torch.load(checkpoint, weights_only=True)
         net.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         green.load_state_dict(state["green"])

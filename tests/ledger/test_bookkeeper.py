@@ -1,11 +1,13 @@
 """Curves, marks and grid become one entry; the figures here are computed by hand."""
 
 import dataclasses
+import io
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from greentrain.carbon.constant import ConstantSignal
 from greentrain.ledger.bookkeeper import STEP_GROUPS, Bookkeeper, Mark, folded
@@ -269,6 +271,15 @@ def test_what_was_booked_before_phases_were_known_is_moved_with_a_later_entry() 
         "less than it has drawn, for what it had too much"
     )
     assert all(sum(e.devices["gpu"].phases.values()) == pytest.approx(e.energy_j) for e in entries)
+
+
+def test_what_is_booked_can_be_in_a_checkpoint_that_holds_plain_numbers_alone() -> None:
+    shifts = [Mark(10.0 * i, "gear", ("fp32", "bf16")[i % 2]) for i in range(4)]
+    _, entries = _booked(PhasedDevice(sees=0.25, length_s=40.0), book_s=2.0, gears=shifts)
+    totals, file = sum(map(Totals.of, entries), Totals()).to_dict(), io.BytesIO()
+    torch.save(totals, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == totals
 
 
 def test_gears_get_what_their_phases_have_drawn() -> None:

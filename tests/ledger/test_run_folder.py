@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
@@ -298,6 +299,8 @@ def test_a_checkpoint_carries_the_totals_of_the_rank_that_wrote_it() -> None:
     of_anybody = ResumeState.of({**STATE, "rank": None})
     assert of_anybody is not None and of_anybody.carried(Topology()) == Totals(energy_j=5.0, steps=2)
     assert ResumeState.of({}) is None and ResumeState.of({**STATE, "run_id": None}) is None
+    of_numpy = ResumeState.of({**STATE, "totals": {"energy_j": np.float64(5.0), "steps": 2}})
+    assert of_numpy is not None and of_numpy.carried(Topology(rank=1)) == Totals(energy_j=5.0, steps=2)
 
 
 @pytest.mark.parametrize(
