@@ -42,7 +42,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyReading:
-    """Energy of a device since it was opened."""
+    """Energy of a device: since it was opened, or in a window of time."""
 
     energy_j: float | None
     """None where nobody knows."""

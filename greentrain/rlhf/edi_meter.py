@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from greentrain.fpga_backend.device import OffloadDevice
+from greentrain.fpga_backend.device import EnergyReading, OffloadDevice
 from greentrain.policy.offload.edi import EdiMatrix, EdiReading
 from greentrain.policy.offload.stages import Hardware, Stage, worst
 from greentrain.session.session import GreenSession
@@ -24,21 +24,14 @@ PATIENCE_S: Final = 10.0
 _READINGS: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joules:
-    """Energy of one hardware in a window."""
-
-    energy_j: float | None
-    provenance: Provenance
-
-
-UNKNOWN: Final = Joules(energy_j=None, provenance=Provenance.MISSING)
+UNKNOWN: Final = EnergyReading(energy_j=None, provenance=Provenance.MISSING)
+NOTHING: Final = EnergyReading(energy_j=0.0, provenance=Provenance.MEASURED)
 
 
 class EnergySource(Protocol):
     """Where the joules of a window come from."""
 
-    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, Joules] | None:
+    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, EnergyReading] | None:
         """Return the joules between two ``time.monotonic()`` times; None where they will be known later."""
 
     def read(self) -> None:
@@ -70,7 +63,7 @@ class SessionEnergy:
                 self._origins[uid] = reading.provenance
                 self._curves[uid].append((time.monotonic(), reading.energy_j))
 
-    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, Joules] | None:
+    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, EnergyReading] | None:
         """Return joules by hardware; None while the sensors have not reported so far."""
         known = self._sensors()
         found: Mapping[str, float] | None = {}
@@ -82,13 +75,13 @@ class SessionEnergy:
         origins = [known[uid] for uid in gpu if uid in known]
         away = [self._of_device(uid, found, known, t0_s, t1_s) for uid in self._devices]
         return {
-            Hardware.GPU: Joules(energy_j=sum(gpu.values()), provenance=worst(*origins)) if gpu else UNKNOWN,
+            Hardware.GPU: EnergyReading(energy_j=sum(gpu.values()), provenance=worst(*origins)) if gpu else UNKNOWN,
             Hardware.OFFLOAD: _sum(away),
         }
 
     def _of_device(
         self, uid: str, found: Mapping[str, float] | None, known: Mapping[str, Provenance], t0_s: float, t1_s: float
-    ) -> Joules:
+    ) -> EnergyReading:
         if uid in known:
             return UNKNOWN if found is None or uid not in found else _joules(found[uid], known[uid])
         curve = self._curves[uid]
@@ -144,8 +137,7 @@ class EdiMeter:
         self._cards = cards
         self._source = source
         self._pending: deque[StepRecord] = deque(maxlen=1024)
-        self._gpu_idle = _MeanPower()
-        self._card_idle = _MeanPower()
+        self._gpu_idle = self._card_idle = _PassSpan()
 
     def add(self, record: StepRecord) -> None:
         """Take a step, and book those whose joules are known by now."""
@@ -161,18 +153,18 @@ class EdiMeter:
     @property
     def gpu_idle(self) -> tuple[float | None, Provenance]:
         """Draw of the GPU's side while it stands still (W), and where that is from."""
-        return self._gpu_idle.value
+        return self._gpu_idle.mean_w
 
     @property
     def card_idle(self) -> tuple[float | None, Provenance]:
         """Draw of the offload devices together in steps without a pass (W), and where that is from."""
-        return self._card_idle.value
+        return self._card_idle.mean_w
 
     def _book(self, record: StepRecord) -> bool:
         whole = self._source.between(record.t0_s, record.t1_s)
         if whole is None:
             return False
-        spans = _exclusive(record, lambda t0_s, t1_s: self._source.between(t0_s, t1_s))
+        spans = _exclusive(record, self._source.between)
         if spans is None:
             return False
         self._note_idle(record, whole[Hardware.OFFLOAD], spans)
@@ -184,16 +176,16 @@ class EdiMeter:
                 self._book_away(record, stage, own_s, busy_s, whole[Hardware.OFFLOAD], spans)
         return True
 
-    def _note_idle(self, record: StepRecord, card: Joules, spans: "_Spans") -> None:
+    def _note_idle(self, record: StepRecord, card: EnergyReading, spans: "_Spans") -> None:
         seconds = sum(span.seconds for span in spans.waited.values())
         joules = _sum([span.joules for span in spans.waited.values()])
         if seconds > 0 and joules.energy_j is not None:
-            self._gpu_idle.add(joules.energy_j, seconds, joules.provenance)
+            self._gpu_idle = self._gpu_idle.plus(seconds, joules)
         if not any(record.offload_s.values()) and card.energy_j is not None:
-            self._card_idle.add(card.energy_j, record.t1_s - record.t0_s, card.provenance)
+            self._card_idle = self._card_idle.plus(record.t1_s - record.t0_s, card)
 
     def _book_away(
-        self, record: StepRecord, stage: Stage, own_s: float, busy_s: float, card: Joules, spans: "_Spans"
+        self, record: StepRecord, stage: Stage, own_s: float, busy_s: float, card: EnergyReading, spans: "_Spans"
     ) -> None:
         idle_w, idle_from = self.card_idle
         wait = spans.waited.get(stage, _PassSpan())
@@ -205,11 +197,17 @@ class EdiMeter:
             wait_j = gpu_idle_w * wait.seconds if gpu_idle_w is not None else (None if wait.seconds > 0 else 0.0)
             idle_j = None if wait_j is None else kept_j * own_s / busy_s + wait_j
         origins = worst(card.provenance, idle_from, gpu_from if wait.seconds > 0 else Provenance.MEASURED)
-        joules = Joules(energy_j=active_j, provenance=origins)
+        joules = EnergyReading(energy_j=active_j, provenance=origins)
         self._update(stage, Hardware.OFFLOAD, record.tokens, own_s, joules, idle_j)
 
     def _update(
-        self, stage: Stage, hardware: Hardware, tokens: float, busy_s: float, active: Joules, idle_j: float | None
+        self,
+        stage: Stage,
+        hardware: Hardware,
+        tokens: float,
+        busy_s: float,
+        active: EnergyReading,
+        idle_j: float | None,
     ) -> None:
         self.matrix.update(
             EdiReading(
@@ -227,16 +225,23 @@ class EdiMeter:
 @dataclass(slots=True)
 class _PassSpan:
     seconds: float = 0.0
-    joules: Joules = Joules(energy_j=0.0, provenance=Provenance.MEASURED)
+    joules: EnergyReading = NOTHING
 
-    def plus(self, seconds: float, joules: Joules) -> "_PassSpan":
+    @property
+    def mean_w(self) -> tuple[float | None, Provenance]:
+        """Mean power (W) and where it is from; None of no time."""
+        if self.seconds <= 0 or self.joules.energy_j is None:
+            return None, Provenance.MISSING
+        return self.joules.energy_j / self.seconds, self.joules.provenance
+
+    def plus(self, seconds: float, joules: EnergyReading) -> "_PassSpan":
         return _PassSpan(self.seconds + seconds, _sum([self.joules, joules]))
 
     def less(self, other: "_PassSpan") -> "_PassSpan":
         mine, theirs = self.joules.energy_j, other.joules.energy_j
         left = None if mine is None or theirs is None else max(0.0, mine - theirs)
         origin = worst(self.joules.provenance, other.joules.provenance)
-        return _PassSpan(max(0.0, self.seconds - other.seconds), Joules(energy_j=left, provenance=origin))
+        return _PassSpan(max(0.0, self.seconds - other.seconds), EnergyReading(energy_j=left, provenance=origin))
 
 
 @dataclass(slots=True)
@@ -246,7 +251,7 @@ class _Spans:
 
 
 def _exclusive(
-    record: StepRecord, between: Callable[[float, float], Mapping[Hardware, Joules] | None]
+    record: StepRecord, between: Callable[[float, float], Mapping[Hardware, EnergyReading] | None]
 ) -> _Spans | None:
     """Return time and GPU joules of each stage without what lies within its windows; None if not known yet."""
     whole = StepWindow(stage=Stage.GENERATE, t0_s=record.t0_s, t1_s=record.t1_s)
@@ -266,33 +271,12 @@ def _exclusive(
     return spans
 
 
-class _MeanPower:
-    """Mean power over all the time that was seen."""
-
-    def __init__(self) -> None:
-        self._joules = self._seconds = 0.0
-        self._origin = Provenance.MEASURED
-
-    def add(self, joules: float, seconds: float, origin: Provenance) -> None:
-        self._joules += joules
-        self._seconds += seconds
-        self._origin = worst(self._origin, origin)
-
-    @property
-    def value(self) -> tuple[float | None, Provenance]:
-        if self._seconds <= 0:
-            return None, Provenance.MISSING
-        return self._joules / self._seconds, self._origin
+def _joules(energy_j: float, origin: Provenance) -> EnergyReading:
+    return UNKNOWN if origin is Provenance.MISSING else EnergyReading(energy_j=max(0.0, energy_j), provenance=origin)
 
 
-def _joules(energy_j: float, origin: Provenance) -> Joules:
-    return UNKNOWN if origin is Provenance.MISSING else Joules(energy_j=max(0.0, energy_j), provenance=origin)
-
-
-def _sum(parts: Sequence[Joules]) -> Joules:
-    total = 0.0
-    for part in parts:
-        if part.energy_j is None:
-            return UNKNOWN
-        total += part.energy_j
-    return Joules(energy_j=total, provenance=worst(*(part.provenance for part in parts)))
+def _sum(parts: Sequence[EnergyReading]) -> EnergyReading:
+    known = [part.energy_j for part in parts if part.energy_j is not None]
+    if len(known) < len(parts):
+        return UNKNOWN
+    return EnergyReading(energy_j=sum(known), provenance=worst(*(part.provenance for part in parts)))

@@ -10,13 +10,13 @@ import itertools
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact
@@ -45,16 +45,12 @@ class DeviceHealth:
     def __init__(self, device: OffloadDevice) -> None:
         self._device = device
         self.info = device.probe()
+        self.lost = False
+        """True if nothing more comes from it."""
         self._lock = threading.Lock()
-        self._lost = False
         self._hanging = 0
         self._failures = 0
         self._rest = 0
-
-    @property
-    def lost(self) -> bool:
-        """True if nothing more comes from it."""
-        return self._lost
 
     @property
     def hanging(self) -> bool:
@@ -64,7 +60,7 @@ class DeviceHealth:
     def asked(self) -> bool:
         """Return True if the next part may go to the device; of a rest, that is one part."""
         with self._lock:
-            if self._lost or self._hanging:
+            if self.lost or self._hanging:
                 return False
             if self._rest:
                 self._rest -= 1
@@ -80,7 +76,7 @@ class DeviceHealth:
         """Note a failure."""
         gone = isinstance(error, DeviceLostError) and not self._available()
         with self._lock:
-            self._lost = self._lost or gone
+            self.lost = self.lost or gone
             self._another()
 
     def hangs(self, late: "Future[Result]") -> None:
@@ -109,7 +105,7 @@ class DeviceHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassStats:
-    """Sums of one kind of pass. ``a + b`` adds two parts."""
+    """Sums of one kind of pass. ``a + b`` adds two parts, ``now - then`` is what came between."""
 
     calls: int = 0
     """Tickets."""
@@ -127,6 +123,9 @@ class PassStats:
     def __add__(self, other: "PassStats") -> "PassStats":
         return PassStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
+    def __sub__(self, other: "PassStats") -> "PassStats":
+        return PassStats(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
+
     @property
     def hidden_s(self) -> float:
         """Computing time for which nobody waited (s)."""
@@ -142,38 +141,35 @@ class PassCounts:
     """Adds up, from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sums: dict[PassKind, PassStats] = {}
-        self._standing: dict[PassKind, int] = {}
+        self._standing: Counter[PassKind] = Counter()
         self._since_s: dict[PassKind, float] = {}
 
     def add(self, kind: PassKind, what: PassStats) -> None:
         """Add to one kind."""
         with self._lock:
-            self._add(kind, what)
+            self._sums[kind] = self._sums.get(kind, PassStats()) + what
 
     @contextmanager
     def waiting(self, kind: PassKind) -> Iterator[None]:
         """Count the time inside as waited; a second one at the same time adds nothing to it."""
         with self._lock:
-            if not self._standing.get(kind):
+            if not self._standing[kind]:
                 self._since_s[kind] = time.perf_counter()
-            self._standing[kind] = self._standing.get(kind, 0) + 1
+            self._standing[kind] += 1
         try:
             yield
         finally:
             with self._lock:
                 self._standing[kind] -= 1
                 if not self._standing[kind]:
-                    self._add(kind, PassStats(wait_s=time.perf_counter() - self._since_s[kind]))
+                    self.add(kind, PassStats(wait_s=time.perf_counter() - self._since_s[kind]))
 
     def all(self) -> dict[PassKind, PassStats]:
         """Return the sums so far."""
         with self._lock:
             return dict(self._sums)
-
-    def _add(self, kind: PassKind, what: PassStats) -> None:
-        self._sums[kind] = self._sums.get(kind, PassStats()) + what
 
 
 class BackgroundQueue:
@@ -242,7 +238,8 @@ class EngineState:
         self._health: dict[int, DeviceHealth] = {}
         self._told: set[str] = set()
         self._here = threading.local()
-        self._handover = BackgroundQueue()
+        self.handover = BackgroundQueue()
+        """Runs jobs in a thread that may wait."""
         for one in passes.values():
             for placement in (one.device, *([one.home] if one.home else [])):
                 self._health.setdefault(id(placement.device), DeviceHealth(placement.device))
@@ -280,16 +277,15 @@ class EngineState:
 
     # Where
 
-    def health(self, device: OffloadDevice) -> DeviceHealth:
-        """Return what is known of a device of a pass."""
-        return self._health[id(device)]
+    def health(self, kind: PassKind, place: Place) -> DeviceHealth:
+        """Return what is known of the device that a pass has at a place."""
+        return self._health[id(self.of(kind).at(place).device)]
 
     def may(self, kind: PassKind, place: Place, *, waits: bool = False) -> bool:
         """Return True if a part may be given to a place: where it ``waits``, also behind what takes too long there."""
-        what = self.of(kind)
-        if self._closed or (place is Place.HOME and what.home is None) or (kind, place) in self.stale:
+        if self._closed or (place is Place.HOME and self.of(kind).home is None) or (kind, place) in self.stale:
             return False
-        health = self.health(what.at(place).device)
+        health = self.health(kind, place)
         return not health.lost and (waits or not health.hanging)
 
     def chosen(self, kind: PassKind, at: Place) -> Place:
@@ -297,7 +293,7 @@ class EngineState:
         other = Place.HOME if at is Place.DEVICE else Place.DEVICE
         if not self.may(kind, other):
             return at
-        usable = (kind, at) not in self.stale and self.health(self.of(kind).at(at).device).asked()
+        usable = (kind, at) not in self.stale and self.health(kind, at).asked()
         return at if usable else other
 
     # Room
@@ -349,7 +345,7 @@ class EngineState:
         with self._lock:
             others = list(self._under_way)
         for part in others:
-            if self.health(self.of(part.kind).at(part.at).device).hanging:
+            if self.health(part.kind, part.at).hanging:
                 part.late(why)
         return any(moved)
 
@@ -370,30 +366,24 @@ class EngineState:
         """True in a thread that delivers a result just now."""
         return getattr(self._here, "delivering", False)
 
-    def later(self, job: Callable[[], None]) -> None:
-        """Run a job in a thread that may wait."""
-        self._handover.add(job)
-
     def worked(self, kind: PassKind, place: Place, sequences: int, tokens: int, result: Result) -> None:
         """Count a result."""
-        what = self.of(kind)
         self.counts.add(kind, PassStats(busy_s=result.run_s, at_home=int(place is Place.HOME)))
-        self.health(what.at(place).device).worked()
-        if place is Place.DEVICE and what.part_size is not None:
-            self._harmless(partial(what.part_size.ran, sequences, tokens, result.run_s))
+        self.health(kind, place).worked()
+        if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
+            self._harmless(partial(size.ran, sequences, tokens, result.run_s))
 
     def failed(self, kind: PassKind, place: Place, other: Place | None, error: Exception, sequences: int) -> None:
         """Count a failure, remember a device that is lost, and warn once of each kind of trouble."""
-        what = self.of(kind)
-        health = self.health(what.at(place).device)
+        health = self.health(kind, place)
         if not isinstance(error, PassTimeoutError):  # which its health knows of already
             health.failed(error)
-        if place is Place.DEVICE and what.part_size is not None:
-            self._harmless(partial(what.part_size.failed, sequences))
+        if place is Place.DEVICE and (size := self.of(kind).part_size) is not None:
+            self._harmless(partial(size.failed, sequences))
         if other is None:
             return
         self.counts.add(kind, PassStats(redone=1))
-        there = self.health(what.at(other).device)
+        there = self.health(kind, other)
         alike = "with the same bits" if health.info.exact and there.info.exact else "whose numbers differ by rounding"
         trouble = "is lost" if health.lost else "failed"
         further = ", and so is what comes" if health.lost else ""
@@ -439,8 +429,9 @@ class PassTask:
         self.begun_s = time.monotonic()
         self._desk = desk
         self._batch: Batch | None = batch
+        self.at = at
+        """Where it was given to last."""
         self._lock = threading.Lock()
-        self._at = at
         self._tried = {at}
         self._inner: Future[Result] | None = None
         self._given_up: tuple[Place, Future[Result]] | None = None  # took too long there, and may yet end
@@ -448,11 +439,6 @@ class PassTask:
         self._cancelling = False
         self._cancelled = False
         self._settled = False
-
-    @property
-    def at(self) -> Place:
-        """Where it was given to last."""
-        return self._at
 
     def start(self, patience_s: float | None) -> None:
         """Give it to its place, or at once to the other.
@@ -466,20 +452,19 @@ class PassTask:
             OffloadError: The device failed at once, and so did the other place, or there is none.
         """
         with self._lock:
-            self._at = place = self._desk.chosen(self.kind, self._at)
+            self.at = place = self._desk.chosen(self.kind, self.at)
             self._tried = {place}
         try:
             self._hand_in(place, patience_s)
-        except (BatchError, QueueFullError) as error:
-            if isinstance(error, BatchError) or patience_s == 0:
+            return
+        except BaseException as error:
+            no_room = isinstance(error, QueueFullError) and patience_s == 0
+            if no_room or isinstance(error, BatchError) or not isinstance(error, Exception):
                 self._settle(error=error)
                 raise
-            self._at_once(place, error, patience_s)
-        except Exception as error:
-            self._at_once(place, error, patience_s)
-        except BaseException as error:
-            self._settle(error=error)
-            raise
+            self._next(place, error, patience_s)
+        if self.outer.done() and (failure := self.outer.exception()) is not None:
+            raise failure
 
     def settled(self, limit_s: float | None) -> None:
         """Wait until it is done; one that takes longer than ``limit_s`` at a place is given to the other, or left."""
@@ -491,14 +476,14 @@ class PassTask:
         with self._lock:
             if self._settled:
                 return True
-            place, inner = self._at, self._inner
+            place, inner = self.at, self._inner
             other = self._other()
             if inner is None or other is None:
                 return False
             self._moved(other)
         if not inner.cancel():
             self._given_up = place, inner
-            self._desk.health(self._desk.of(self.kind).at(place).device).hangs(inner)
+            self._desk.health(self.kind, place).hangs(inner)
         self._again(place, other, PassTimeoutError(why), 0.0)
         return True
 
@@ -521,7 +506,7 @@ class PassTask:
             return
         what = self._desk.of(self.kind)
         if (self.kind, place) in self._desk.stale:
-            name = self._desk.health(what.at(place).device).info.name
+            name = self._desk.health(self.kind, place).info.name
             raise DeviceError(f"{name} did not take the last weights of the {self.kind} pass: replace them again")
         try:
             inner = _submitted(what.at(place), batch, patience_s)
@@ -531,7 +516,7 @@ class PassTask:
                 raise
             inner = _submitted(what.at(place), batch, patience_s)  # its weights were replaced in this moment
         with self._lock:
-            wanted = not self._settled and self._at is place
+            wanted = not self._settled and self.at is place
             if wanted:
                 self._inner = inner
         if not wanted:
@@ -546,14 +531,9 @@ class PassTask:
             except BaseException as error:  # who waits must hear of it
                 self._settle(error=error)
 
-    def _at_once(self, place: Place, error: Exception, patience_s: float | None) -> None:
-        self._next(place, error, patience_s)
-        if self.outer.done() and (failure := self.outer.exception()) is not None:
-            raise failure
-
     def _take(self, place: Place, what: FrozenPass, inner: "Future[Result]") -> None:
         batch = self._batch
-        current = self._at is place
+        current = self.at is place
         if batch is None or (inner.cancelled() and (self._cancelling or not current)):
             return
         error = DeviceError("the device dropped the batch") if inner.cancelled() else inner.exception()
@@ -577,13 +557,13 @@ class PassTask:
     def _next(self, place: Place, error: Exception, patience_s: float | None) -> None:
         """After a failure: give it to the other place, go back to the one that took too long, or settle it."""
         with self._lock:
-            if self._settled or self._at is not place:
+            if self._settled or self.at is not place:
                 return
             other, given_up = self._other(waits=True), self._given_up
             if other is not None:
                 self._moved(other)
             elif given_up is not None:
-                (self._at, self._inner), self._given_up = given_up, None
+                (self.at, self._inner), self._given_up = given_up, None
         if other is not None:
             self._again(place, other, error, patience_s)
             return
@@ -602,7 +582,7 @@ class PassTask:
             except QueueFullError:
                 if patience_s != 0:
                     raise
-                self._desk.later(lambda: self._forced(other))
+                self._desk.handover.add(partial(self._forced, other))
         except Exception as error:
             self._next(other, error, 0.0)
 
@@ -610,16 +590,16 @@ class PassTask:
         try:
             self._hand_in(place, self._desk.timeout_s)
         except QueueFullError:
-            self._desk.later(partial(self._forced, place))  # behind the others that wait; cancel() ends it
+            self._desk.handover.add(partial(self._forced, place))  # behind the others that wait; cancel() ends it
         except BaseException as error:
             self._settle(error=error)
 
     def _other(self, *, waits: bool = False) -> Place | None:
-        other = Place.HOME if self._at is Place.DEVICE else Place.DEVICE
+        other = Place.HOME if self.at is Place.DEVICE else Place.DEVICE
         return other if other not in self._tried and self._desk.may(self.kind, other, waits=waits) else None
 
     def _moved(self, other: Place) -> None:
-        self._at, self._inner = other, None
+        self.at, self._inner = other, None
         self._tried.add(other)
 
     def _settle(
@@ -886,9 +866,9 @@ class OffloadEngine:
         places = [Place.DEVICE] if self.of(kind).home is None else [Place.DEVICE, Place.HOME]
         done: list[Place] = []
         for place in places:
+            old = self.of(kind).at(place)
             try:
-                self._replaced(kind, place, artifact)
-                done.append(place)
+                new = LoadedPass(device=old.device, handle=old.device.load(artifact, replacing=old.handle))
             except ArtifactError:
                 if done:  # two places with different weights
                     desk.stale.add((kind, place))
@@ -897,8 +877,13 @@ class OffloadEngine:
                 desk.stale.add((kind, place))
                 if place is places[-1] and not done:
                     raise
-                name = desk.health(self.of(kind).at(place).device).info.name
+                name = desk.health(kind, place).info.name
                 desk.tell(f"{name} {kind}", f"{name} did not take new weights of the {kind} pass ({error})")
+            else:
+                changed: dict[str, Any] = {"program": artifact.program, place.value: new}
+                desk.passes[kind] = replace(self.of(kind), **changed)
+                desk.stale.discard((kind, place))
+                done.append(place)
 
     def close(self) -> None:
         """Cancel what has not begun; what fails from now on is not redone. The devices stay open. Idempotent."""
@@ -907,13 +892,3 @@ class OffloadEngine:
     def stats(self) -> Mapping[PassKind, PassStats]:
         """Return sums by kind since the engine was made."""
         return self._desk.counts.all()
-
-    def _replaced(self, kind: PassKind, place: Place, artifact: Artifact) -> None:
-        desk, what = self._desk, self._desk.of(kind)
-        old = what.at(place)
-        new = LoadedPass(device=old.device, handle=old.device.load(artifact, replacing=old.handle))
-        if place is Place.DEVICE:
-            desk.passes[kind] = replace(what, program=artifact.program, device=new)
-        else:
-            desk.passes[kind] = replace(what, program=artifact.program, home=new)
-        desk.stale.discard((kind, place))

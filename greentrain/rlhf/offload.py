@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from greentrain.errors import ConfigError
@@ -213,9 +212,7 @@ class Offload:
     def __enter__(self) -> "Offload":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _placed(self, kind: PassKind) -> FrozenPass:

@@ -19,10 +19,11 @@ by the length of its sequences, for attention makes long ones cost more a token.
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Final
 
 from greentrain.control.coordination import RankZeroChannel
 from greentrain.errors import ConfigError
@@ -127,23 +128,6 @@ class Placement:
     limits: Mapping[Stage, float] = field(default_factory=dict)
     """The longest that a stage may take on the offload device, in seconds an output token: the latency budget."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it in plain types, for the other ranks."""
-        return {
-            "plan": {str(stage): str(where) for stage, where in self.plan.items()},
-            "reason": self.reason,
-            "limits": {str(stage): limit for stage, limit in self.limits.items()},
-        }
-
-    @classmethod
-    def from_json(cls, word: Mapping[str, Any]) -> "Placement":
-        """Return what :meth:`to_json` wrote."""
-        return cls(
-            plan={Stage(stage): Where(where) for stage, where in word["plan"].items()},
-            reason=str(word["reason"]),
-            limits={Stage(stage): float(limit) for stage, limit in word["limits"].items()},
-        )
-
 
 class Placements:
     """Which placement each step tries, and what is decided from what was measured.
@@ -162,12 +146,9 @@ class Placements:
         self.matrix = EdiMatrix(settings.alpha)
         self._movable = tuple(stage for stage in MOVABLE if stage in movable)
         self._policy = policy
-        gpu: Plan = dict.fromkeys(self._movable, Where.GPU)
-        self.gpu = gpu
-        self.trials: list[Plan] = [
-            gpu,
-            *({**gpu, s: where} for s in self._movable for where in settings.wheres if where is not Where.GPU),
-        ]
+        self.gpu: Plan = dict.fromkeys(self._movable, Where.GPU)
+        away = [where for where in settings.wheres if where is not Where.GPU]
+        self.trials: list[Plan] = [self.gpu, *({**self.gpu, s: where} for s in self._movable for where in away)]
         if settings.profile_steps < len(self.trials):
             raise ConfigError(
                 f"profile_steps={settings.profile_steps}: {len(self.trials)} placements are to be tried, give at least "
@@ -225,14 +206,12 @@ class Placements:
                 plan=self.gpu,
                 reason=f"all on gpu: {label(plan)} was chosen, but its steps were measured to take {slower:.0%} longer",
             )
+        whole = {**all_gpu(view.table), **plan}
+        limits = {stage: longest(view, whole, stage) for stage, where in plan.items() if where is not Where.GPU}
         return Placement(
             plan=plan,
-            reason=f"{self._policy.name}: {self._policy.reason(view, {**all_gpu(view.table), **plan})}",
-            limits={
-                stage: limit
-                for stage, where in plan.items()
-                if where is not Where.GPU and (limit := longest(view, {**all_gpu(view.table), **plan}, stage))
-            },
+            reason=f"{self._policy.name}: {self._policy.reason(view, whole)}",
+            limits={stage: limit for stage, limit in limits.items() if limit},
         )
 
     def view(self, current: Plan, tokens: float, meter: EdiMeter) -> OffloadView | None:
@@ -358,16 +337,20 @@ class StageScheduler(OffloadEngine):
         self._placements = Placements(movable, policy or EdiRule(), self.settings)
         devices = {id(what.device.device): what.device.device for what in engine.passes.values()}
         source = energy if energy is not None else SessionEnergy(session, list(devices.values()))
-        self._meter = EdiMeter(source, self._placements.matrix, self.settings.shape.cards)
+        self.edi = self._placements.matrix
+        """The Energy Density Index so far."""
+        self.meter = EdiMeter(source, self.edi, self.settings.shape.cards)
+        """Where it is measured."""
         source.read()
         place = current_topology()
         self._first = place.rank == 0
         self._meetings = meetings or RankZeroChannel("rlhf/offload", place)
         self._tell = once(warn)
         self._times = {(kind, place): LengthTimes() for kind in engine.passes for place in Place}
-        self._placement = Placement(plan=self._placements.gpu, reason="nothing was measured yet")
+        self.placement = Placement(plan=self._placements.gpu, reason="nothing was measured yet")
+        """The last decision, with its reason."""
         self._steps = 0
-        self._plan = self._placements.trial(0) or self._placement.plan
+        self._plan = self._placements.trial(0) or self.placement.plan
         self._windows: list[StepWindow] = []
         self.restart()
         self._sent_home: set[PassKind] = set()
@@ -439,7 +422,7 @@ class StageScheduler(OffloadEngine):
         self._steps += 1
         if self._placements.due(self._steps):
             self._agree()
-        self._plan = self._placements.trial(self._steps) or self._placement.plan
+        self._plan = self._placements.trial(self._steps) or self.placement.plan
         self.restart()
 
     def restart(self) -> None:
@@ -456,24 +439,9 @@ class StageScheduler(OffloadEngine):
         return dict(self._plan)
 
     @property
-    def placement(self) -> Placement:
-        """The last decision, with its reason."""
-        return self._placement
-
-    @property
     def profiling(self) -> bool:
         """True while this step tries a placement."""
         return self._placements.trial(self._steps) is not None
-
-    @property
-    def edi(self) -> EdiMatrix:
-        """The Energy Density Index so far."""
-        return self._placements.matrix
-
-    @property
-    def meter(self) -> EdiMeter:
-        """Where it is measured."""
-        return self._meter
 
     # Inside
 
@@ -486,38 +454,37 @@ class StageScheduler(OffloadEngine):
         self._tokens = tokens if not self._tokens else self._tokens + self.settings.alpha * (tokens - self._tokens)
         if self._steps < self.settings.warmup_steps:
             return
-        self._take_tokens(tokens)
-        offload_s = self._offload_s()
+        stats = self._engine.stats()
+        ran = {kind: now - self._before.get(kind, PassStats()) for kind, now in stats.items()}
+        self._take_tokens(ran, tokens)
+        offload_s = self._offload_s(ran)
         if offload_s is None:
             return
         self._placements.ran(self._plan, now_s - self._begun_s, tokens)
         if not any(window.stage is Stage.TRAIN for window in self._windows):
             self._windows.append(StepWindow(stage=Stage.TRAIN, t0_s=now_s, t1_s=now_s))
-        self._meter.add(
+        self.meter.add(
             StepRecord(t0_s=self._begun_s, t1_s=now_s, tokens=tokens, windows=tuple(self._windows), offload_s=offload_s)
         )
 
-    def _take_tokens(self, tokens: float) -> None:
-        taken: dict[Stage, float] = {}
-        for kind, stats in self._engine.stats().items():
-            more = stats.tokens - self._before.get(kind, PassStats()).tokens
-            taken[STAGE_OF[kind]] = taken.get(STAGE_OF[kind], 0.0) + more / tokens
+    def _take_tokens(self, ran: Mapping[PassKind, PassStats], tokens: float) -> None:
+        taken: defaultdict[Stage, float] = defaultdict(float)
+        for kind, stats in ran.items():
+            taken[STAGE_OF[kind]] += stats.tokens / tokens
         for stage, ratio in taken.items():
             old = self._taken.get(stage, ratio)
             self._taken[stage] = old + self.settings.alpha * (ratio - old)
 
-    def _offload_s(self) -> dict[Stage, float] | None:
+    def _offload_s(self, ran: Mapping[PassKind, PassStats]) -> Mapping[Stage, float] | None:
         """Return how long devices computed in this step; None if something ran elsewhere than planned."""
-        found: dict[Stage, float] = {}
-        for kind, stats in self._engine.stats().items():
-            before = self._before.get(kind, PassStats())
-            if self._engine.of(kind).home is None or stats.calls == before.calls:
+        found: defaultdict[Stage, float] = defaultdict(float)
+        for kind, stats in ran.items():
+            if self._engine.of(kind).home is None or not stats.calls:
                 continue
-            at_home = stats.at_home - before.at_home
-            if (at_home > 0) is not (self.where(kind) is Where.GPU):
+            if (stats.at_home > 0) is not (self.where(kind) is Where.GPU):
                 return None
-            if not at_home:
-                found[STAGE_OF[kind]] = found.get(STAGE_OF[kind], 0.0) + stats.busy_s - before.busy_s
+            if not stats.at_home:
+                found[STAGE_OF[kind]] += stats.busy_s
         return found
 
     def _agree(self) -> None:
@@ -526,30 +493,32 @@ class StageScheduler(OffloadEngine):
             self._tell("several ranks without torch.distributed cannot agree on where passes run: all stay on the gpu")
             return
         own = self._decided() if self._first else None
-        word = self._meetings.broadcast(None if own is None else own.to_json())
+        word = self._meetings.broadcast(None if own is None else asdict(own))
         if word is None:
             self._tell("there was no decision on where passes run: the last one stays")
             return
-        self._take(Placement.from_json(word))
+        plan = {Stage(stage): Where(where) for stage, where in word["plan"].items()}
+        limits = {Stage(stage): float(limit) for stage, limit in word["limits"].items()}
+        self._take(Placement(plan=plan, reason=str(word["reason"]), limits=limits))
 
     @never_raises
     def _decided(self) -> Placement | None:
-        self._meter.settle()
-        return self._placements.decide(self._placement.plan, self._tokens, self._meter)
+        self.meter.settle()
+        return self._placements.decide(self.placement.plan, self._tokens, self.meter)
 
     def _take(self, new: Placement) -> None:
-        moved = label(new.plan) != label(self._placement.plan)
-        self._placement = new
+        moved = label(new.plan) != label(self.placement.plan)
+        self.placement = new
         self._sent_home.clear()
         log.log(logging.INFO if moved else logging.DEBUG, "step %d: %s", self._steps, new.reason)
         run = None if self._session is None else self._session.active()
         if run is not None and moved:
-            run.event("offload", new.reason, step=self._steps, plan=new.to_json()["plan"])
+            run.event("offload", new.reason, step=self._steps, plan=dict(new.plan))
 
     @never_raises
     def _too_long(self, kind: PassKind, batch: Batch) -> bool:
         """Return True if the sequences are too long for the window of the plan."""
-        limit = self._placement.limits.get(STAGE_OF[kind])
+        limit = self.placement.limits.get(STAGE_OF[kind])
         if limit is None or self.profiling:
             return False
         expected, each = self._times[kind, Place.DEVICE].s_per_token(batch), self._taken.get(STAGE_OF[kind])

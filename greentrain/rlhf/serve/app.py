@@ -10,7 +10,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Security
@@ -205,33 +205,20 @@ class Metrics:
     def __init__(self, engine: OffloadEngine) -> None:
         self.registry = CollectorRegistry()
         self.routes: frozenset[str] = frozenset()
-        self._requests = Counter("greentrain_serve_requests", "Requests.", ["route", "status"], registry=self.registry)
+        own, by_pass = self.registry, ["offload_pass"]
+        self._requests = Counter("greentrain_serve_requests", "Requests.", ["route", "status"], registry=own)
         self._seconds = Histogram(
-            "greentrain_serve_request_seconds", "Time of a request.", ["route"], buckets=SECONDS, registry=self.registry
+            "greentrain_serve_request_seconds", "Time of a request.", ["route"], buckets=SECONDS, registry=own
         )
         self._batches = Histogram(
-            "greentrain_serve_batch_sequences",
-            "Sequences of a device batch.",
-            ["offload_pass"],
-            buckets=SEQUENCES,
-            registry=self.registry,
+            "greentrain_serve_batch_sequences", "Sequences of a device batch.", by_pass, buckets=SEQUENCES, registry=own
         )
         self._waiting = Gauge(
-            "greentrain_serve_waiting_sequences",
-            "Sequences whose batch has not begun.",
-            ["offload_pass"],
-            registry=self.registry,
+            "greentrain_serve_waiting_sequences", "Sequences whose batch has not begun.", by_pass, registry=own
         )
-        self._running = Gauge(
-            "greentrain_serve_running_batches",
-            "Batches that the engine has.",
-            ["offload_pass"],
-            registry=self.registry,
-        )
-        self._truncated = Counter(
-            "greentrain_serve_truncated_texts", "Texts that lost tokens.", ["offload_pass"], registry=self.registry
-        )
-        self.registry.register(_Sums(engine))
+        self._running = Gauge("greentrain_serve_running_batches", "Batches that the engine has.", by_pass, registry=own)
+        self._truncated = Counter("greentrain_serve_truncated_texts", "Texts that lost tokens.", by_pass, registry=own)
+        own.register(_Sums(engine))
 
     def request(self, path: str, status: str, seconds: float) -> None:
         """Count a request."""
@@ -247,8 +234,9 @@ class Metrics:
         """Count texts that were cut."""
         self._truncated.labels(kind).inc(texts)
 
-    def watch(self, kind: str, coalescer: Coalescer) -> None:
+    def watch(self, coalescer: Coalescer) -> None:
         """Show a queue."""
+        kind = str(coalescer.kind)
         self._waiting.labels(kind).set_function(lambda: coalescer.waiting)
         self._running.labels(kind).set_function(lambda: coalescer.running)
 
@@ -340,8 +328,7 @@ class Application:
     """Without the guard: for its OpenAPI document."""
     metrics: Metrics
     coalescers: Mapping[PassKind, Coalescer]
-    threads: list[ThreadPoolExecutor] = field(default_factory=list)
-
+    threads: list[ThreadPoolExecutor]
     loop: asyncio.AbstractEventLoop | None = None
     """That it runs in."""
 
@@ -386,26 +373,19 @@ def application(
     """
     metrics = Metrics(engine)
     aside = [ThreadPoolExecutor(1, thread_name_prefix=f"greentrain-serve-{name}") for name in ("text", "asking")]
-    coalescers = {
-        kind: Coalescer(engine, kind, limits, functools.partial(metrics.batch, str(kind)))
-        for kind in (PassKind.REWARD, PassKind.REFERENCE)
-        if kind in engine.passes
-    }
-    scorers = {
-        kind: Scorer(
-            engine,
-            kind,
+    scorers: dict[PassKind, Scorer] = {}
+    for kind in (PassKind.REWARD, PassKind.REFERENCE):
+        if kind not in engine.passes:
+            continue
+        coalescer = Coalescer(engine, kind, limits, functools.partial(metrics.batch, str(kind)))
+        metrics.watch(coalescer)
+        scorers[kind] = Scorer(
             coalescer,
             encoder=text.get(kind),
             tokenizing=aside[0],
-            most=limits.request_sequences,
             too_long=too_long,
             truncated=functools.partial(metrics.truncated, str(kind)),
         )
-        for kind, coalescer in coalescers.items()
-    }
-    for kind, coalescer in coalescers.items():
-        metrics.watch(str(kind), coalescer)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -442,7 +422,9 @@ def application(
     async def models() -> JSONResponse:
         """The passes, as OpenAI lists models."""
         same = {"object": "model", "created": 0, "owned_by": "greentrain"}
-        data = [{"id": str(kind), **same, "max_model_len": one.program.max_tokens} for kind, one in scorers.items()]
+        data = [
+            {"id": str(kind), **same, "max_model_len": one.frozen.program.max_tokens} for kind, one in scorers.items()
+        ]
         return JSONResponse({"object": "list", "data": data})
 
     @routes.get(
@@ -465,6 +447,7 @@ def application(
 
     metrics.routes = frozenset(routes.openapi()["paths"])
     guarded = ServeGuard(routes, access=access, limits=limits, seen=metrics.request)
+    coalescers = {kind: one.coalescer for kind, one in scorers.items()}
     made = Application(guarded=guarded, routes=routes, metrics=metrics, coalescers=coalescers, threads=aside)
     return made
 

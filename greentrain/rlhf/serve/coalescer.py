@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend.batch import Batch, Ids
 from greentrain.fpga_backend.errors import BatchError, DeviceError
-from greentrain.fpga_backend.program import Program
 from greentrain.rlhf.engine import OffloadEngine
+from greentrain.rlhf.frozen_pass import FrozenPass
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.serve.limits import ServeLimits
 from greentrain.rlhf.serve.requests import Refusal, busy, refusal_of
@@ -52,19 +52,23 @@ class Coalescer:
     def __init__(
         self, engine: OffloadEngine, kind: PassKind, limits: ServeLimits, seen: Callable[[int], None] = lambda _: None
     ) -> None:
+        self.kind = kind
+        self.limits = limits
         self._engine = engine
-        self._kind = kind
-        self._limits = limits
         self._seen = seen
         self._pool = ThreadPoolExecutor(limits.in_flight, thread_name_prefix=f"greentrain-serve-{kind}")
-        self._queue: dict[int, _QueuedSequences] = {}
-        self._numbers = itertools.count()
+        self._queue: dict[_QueuedSequences, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
         self.waiting = 0
         """Sequences that wait for their batch to begin."""
+
+    @property
+    def frozen(self) -> FrozenPass:
+        """The pass, as it is now."""
+        return self._engine.of(self.kind)
 
     @property
     def running(self) -> int:
@@ -82,9 +86,9 @@ class Coalescer:
         """
         if self._closed:
             raise busy("the server is being closed")
-        if self.waiting + len(rows) > self._limits.waiting:
+        if self.waiting + len(rows) > self.limits.waiting:
             raise busy(
-                f"{self.waiting} sequences wait already and at most {self._limits.waiting} may: come again later, "
+                f"{self.waiting} sequences wait already and at most {self.limits.waiting} may: come again later, "
                 "or start the server with a larger queue"
             )
         loop = asyncio.get_running_loop()
@@ -94,7 +98,8 @@ class Coalescer:
         ]
         for entry in entries:
             self._add(entry)
-        self._kick_soon(loop)
+        if self._soon is None:  # after the requests that this turn of the loop still brings
+            self._soon = loop.call_soon(self._kick)
         try:
             return [row for part in await asyncio.gather(*(entry.future for entry in entries)) for row in part]
         except BaseException:
@@ -105,7 +110,7 @@ class Coalescer:
     def close(self) -> None:
         """Refuse what waits and what comes. Batches that run are not waited for. Idempotent."""
         self._closed = True
-        _fail(self._queue.values(), busy("the server is being closed"))
+        _fail(self._queue, busy("the server is being closed"))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def fail_running(self) -> None:
@@ -117,7 +122,7 @@ class Coalescer:
         part: list[Ids] = []
         tokens = 0
         for row in rows:
-            full = len(part) >= self._limits.batch_sequences or tokens + len(row) > self._limits.batch_tokens
+            full = len(part) >= self.limits.batch_sequences or tokens + len(row) > self.limits.batch_tokens
             if part and full:
                 yield tuple(part)
                 part, tokens = [], 0
@@ -127,22 +132,15 @@ class Coalescer:
             yield tuple(part)
 
     def _add(self, entry: _QueuedSequences) -> None:
-        number = next(self._numbers)
-        self._queue[number] = entry
+        self._queue[entry] = None
         self.waiting += len(entry.rows)
-        entry.future.add_done_callback(lambda _: self._taken(number))
+        entry.future.add_done_callback(lambda _: self._take(entry))
 
-    def _taken(self, number: int) -> _QueuedSequences | None:
-        """Take an entry out of the queue; None where it is not there any more."""
-        entry = self._queue.pop(number, None)
-        if entry is not None:
+    def _take(self, entry: _QueuedSequences) -> None:
+        """Take an entry out of the queue, if it is still there."""
+        if entry in self._queue:
+            del self._queue[entry]
             self.waiting -= len(entry.rows)
-        return entry
-
-    def _kick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look after the requests that this turn of the loop still brings."""
-        if self._soon is None:
-            self._soon = loop.call_soon(self._kick)
 
     def _kick(self) -> None:
         self._soon = None
@@ -150,10 +148,9 @@ class Coalescer:
             self._later.cancel()
             self._later = None
         loop = asyncio.get_running_loop()
-        while self._queue and self.running < self._limits.in_flight and not self._closed:
-            first = next(iter(self._queue.values()))
-            left_s = first.since_s + self._limits.window_s - loop.time()
-            if left_s > 0 and self.waiting < self._limits.batch_sequences:
+        while self._queue and self.running < self.limits.in_flight and not self._closed:
+            left_s = next(iter(self._queue)).since_s + self.limits.window_s - loop.time()
+            if left_s > 0 and self.waiting < self.limits.batch_sequences:
                 self._later = loop.call_later(left_s, self._kick)
                 return
             task = loop.create_task(self._compute(list(self._next())))
@@ -166,13 +163,13 @@ class Coalescer:
 
     def _next(self) -> Iterator[_QueuedSequences]:
         sequences = tokens = 0
-        for number, entry in list(self._queue.items()):
+        for entry in list(self._queue):
             sequences += len(entry.rows)
             tokens += entry.tokens
-            full = sequences > self._limits.batch_sequences or tokens > self._limits.batch_tokens
+            full = sequences > self.limits.batch_sequences or tokens > self.limits.batch_tokens
             if full and sequences > len(entry.rows):
                 return
-            self._taken(number)
+            self._take(entry)
             if not entry.future.done():
                 yield entry
 
@@ -189,7 +186,7 @@ class Coalescer:
         except Exception as error:
             why = refusal_of(error)
             if why.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-                _logger.exception("the %s pass failed", self._kind)
+                _logger.exception("the %s pass failed", self.kind)
             _fail(entries, why)
         else:
             for entry in entries:
@@ -198,9 +195,9 @@ class Coalescer:
                     entry.future.set_result(part)
 
     def _ask(self, rows: tuple[Ids, ...]) -> list[Row]:
-        home = self._engine.of(self._kind).home
-        limit_s = self._limits.request_s if home is None else self._limits.request_s / 2  # home needs time as well
-        result: Any = self._engine.submit(self._kind, Batch(ids=rows)).result(limit_s)
+        home = self.frozen.home
+        limit_s = self.limits.request_s if home is None else self.limits.request_s / 2  # home needs time as well
+        result: Any = self._engine.submit(self.kind, Batch(ids=rows)).result(limit_s)
         found = list(result.scores if result.logprobs is None else result.logprobs)
         if len(found) != len(rows):
             raise DeviceError(f"the device returned {len(found)} rows for {len(rows)} sequences")
@@ -221,46 +218,33 @@ class Scorer:
     """Checks, tokenizes and coalesces. All calls from one event loop.
 
     Args:
-        engine: Runs the pass.
-        kind: Kind of the pass.
-        coalescer: Queue of this pass.
+        coalescer: Queue of the pass.
         encoder: Reads texts; None: only token ids are taken.
         tokenizing: One thread, as tokenizers are not safe in several.
-        most: Largest number of sequences in a request.
         too_long: Says what is done with texts of more tokens than the model takes.
         truncated: Told how many texts were cut.
     """
 
     def __init__(
         self,
-        engine: OffloadEngine,
-        kind: PassKind,
         coalescer: Coalescer,
         *,
         encoder: TextEncoder | None,
         tokenizing: Executor,
-        most: int,
         too_long: TooLong = "refuse",
         truncated: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.kind = kind
+        self.kind = coalescer.kind
         self.coalescer = coalescer
-        self._engine = engine
         self._encoder = encoder
         self._tokenizing = tokenizing
-        self._most = most
         self._too_long = too_long
         self._truncated = truncated
 
     @property
-    def program(self) -> Program:
-        """What sequences must fit."""
-        return self._engine.of(self.kind).program
-
-    @property
-    def temperature(self) -> float:
-        """With which the pass was compiled."""
-        return self._engine.of(self.kind).temperature
+    def frozen(self) -> FrozenPass:
+        """The pass, as it is now."""
+        return self.coalescer.frozen
 
     async def ids(self, given: Sequence[str] | Sequence[list[int]]) -> list[Ids]:
         """Return texts or lists of token ids as sequences that fit the model.
@@ -268,13 +252,14 @@ class Scorer:
         Raises:
             Refusal: One does not fit, there are too many, or there is no tokenizer for texts.
         """
-        if len(given) > self._most:
-            raise Refusal(400, f"{len(given)} sequences in a request, at most {self._most}: send them in several")
+        most = self.coalescer.limits.request_sequences
+        if len(given) > most:
+            raise Refusal(400, f"{len(given)} sequences in a request, at most {most}: send them in several")
         texts = [one for one in given if isinstance(one, str)]
         rows: Any = await self._tokenized(texts) if texts else given
         try:
             batch = Batch.of(rows)
-            batch.check(self.program)
+            batch.check(self.frozen.program)
         except (BatchError, OverflowError) as error:
             raise Refusal(400, str(error)) from error
         return list(batch.ids)
@@ -286,7 +271,8 @@ class Scorer:
             Refusal: As :meth:`Coalescer.run`; or a score is no number, which JSON cannot say.
         """
         found = await self.coalescer.run(ids)
-        if any(np.isnan(row).any() for row in found) or (self.program.labels and not all(map(_finite, found))):
+        is_number = np.isfinite if self.frozen.program.labels else _is_log
+        if not all(is_number(row).all() for row in found):
             raise Refusal(500, f"the {self.kind} pass gave a value that is no finite number: its weights overflow")
         return found
 
@@ -296,7 +282,7 @@ class Scorer:
             raise Refusal(400, f"the {self.kind} model's folder holds no tokenizer: send token ids")
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._tokenizing, _uncut, encoder, texts)
-        limit = min(encoder.max_tokens, self.program.max_tokens)
+        limit = min(encoder.max_tokens, self.frozen.program.max_tokens)
         long = [i for i, row in enumerate(rows) if len(row) > limit]
         if long and self._too_long == "refuse":
             raise Refusal(
@@ -318,5 +304,6 @@ def _uncut(encoder: TextEncoder, texts: Sequence[str]) -> list[list[int]]:
     return [row or encoder.ids([text])[0] for row, text in zip(rows, texts, strict=True)]
 
 
-def _finite(row: Row) -> bool:
-    return bool(np.isfinite(row).all())
+def _is_log(row: Row) -> npt.NDArray[np.bool_]:
+    """Return which are numbers, or minus infinity."""
+    return ~np.isnan(row)

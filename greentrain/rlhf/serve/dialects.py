@@ -112,8 +112,10 @@ def reward_routes(reward: Scorer) -> APIRouter:
     async def get_reward(request: Request) -> JSONResponse:
         """OpenRLHF's remote reward model."""
         asked = await body_of(RewardRequest, request)
-        if reward.program.labels != 1:
-            raise Refusal(400, f"the model gives {reward.program.labels} scores a text, not one reward: ask /classify")
+        if reward.frozen.program.labels != 1:
+            raise Refusal(
+                400, f"the model gives {reward.frozen.program.labels} scores a text, not one reward: ask /classify"
+            )
         found = [float(row[0]) for row in await reward.rows(await reward.ids(asked.query))]
         return JSONResponse({"rewards": found, "scores": found, "extra_logs": {}})
 
@@ -164,12 +166,9 @@ def usage(ids: Sequence[Ids]) -> dict[str, int]:
 def _activated(row: Row) -> Row:
     """Return the sigmoid of one score, or the softmax of several."""
     wide = row.astype(np.float64)
-    if len(wide) == 1:
-        shown: Row = np.exp(-np.logaddexp(0.0, -wide)).astype(np.float32)
-        return shown
     shifted = np.exp(wide - wide.max())
-    shown = (shifted / shifted.sum()).astype(np.float32)
-    return shown
+    shown: Row = shifted / shifted.sum() if len(wide) > 1 else np.exp(-np.logaddexp(0.0, -wide))
+    return shown.astype(np.float32)
 
 
 LOWEST = -9999.0
@@ -232,7 +231,7 @@ def reference_routes(reference: Scorer) -> APIRouter:
     async def completions(request: Request) -> Response:
         """Log-probabilities of the tokens of prompts, as of vLLM."""
         asked = await body_of(CompletionRequest, request)
-        _check(asked, reference.temperature)
+        _check(asked, reference.frozen.temperature)
         ids = await reference.ids(listed(asked.prompt))
         found = await reference.rows(ids)
         few = sum(map(len, ids)) < MANY_TOKENS

@@ -1,7 +1,6 @@
 """The server in a thread of this process."""
 
 from collections.abc import Mapping
-from types import TracebackType
 
 from greentrain.errors import ConfigError
 from greentrain.rlhf.engine import OffloadEngine
@@ -84,9 +83,7 @@ class Server:
     def __enter__(self) -> "Server":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

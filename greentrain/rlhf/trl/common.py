@@ -19,7 +19,7 @@ from greentrain.rlhf.engine import OffloadEngine, PassStats
 from greentrain.rlhf.kinds import PassKind
 from greentrain.rlhf.stream import Stream
 from greentrain.rlhf.trl.attach import check_reference, known_prompts, refuse_sync
-from greentrain.rlhf.trl.reference import IGNORED, PendingLogprobs, key_of
+from greentrain.rlhf.trl.reference import IGNORED, key_of
 from greentrain.rlhf.trl.reward import WHEN_TOLD, OffloadedReward
 from greentrain.rlhf.trl.versions import check_contract
 from greentrain.types import Phase
@@ -63,15 +63,11 @@ class OffloadMetrics:
         steps, now = step - self._step, self._engine.stats()
         out: dict[str, float] = {}
         for kind in self._kinds:
-            then, here = self._seen.get(kind, PassStats()), now.get(kind, PassStats())
-            busy_s, wait_s = here.busy_s - then.busy_s, here.wait_s - then.wait_s
-            if here.calls == then.calls:
-                continue
-            out[f"offload/{kind}/busy_s"] = busy_s / steps
-            out[f"offload/{kind}/wait_s"] = wait_s / steps
-            out[f"offload/{kind}/redone"] = (here.redone - then.redone) / steps
-            if busy_s > 0:
-                out[f"offload/{kind}/hidden"] = max(0.0, busy_s - wait_s) / busy_s
+            ran = now.get(kind, PassStats()) - self._seen.get(kind, PassStats())
+            if ran.calls:
+                out |= {f"offload/{kind}/{name}": getattr(ran, name) / steps for name in ("busy_s", "wait_s", "redone")}
+            if ran.calls and ran.hidden_fraction is not None:
+                out[f"offload/{kind}/hidden"] = ran.hidden_fraction
         self._seen, self._step = dict(now), step
         return out
 
@@ -267,30 +263,25 @@ class Offloading:
         trainer: Any = self
         return self.offload_mode is not OffloadMode.EAGER and bool(trainer.model.training)
 
-    def _begin(self, prompts: Any, completions: Any) -> Callable[[], torch.Tensor]:
-        """Hand in the reference pass of padded prompts and completions.
+    def _begin(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> Callable[[], torch.Tensor]:
+        """Hand in the reference pass of padded rollouts [sequences, tokens].
 
         Args:
-            prompts: Token ids and mask, each [sequences, tokens].
-            completions: Token ids and mask, each [sequences, tokens].
+            ids: Token ids of prompts and completions.
+            mask: Matrix of the same shape, 0 at padding.
+            keep: Tokens of the padded completions.
 
         Returns:
-            Waits for the log-probabilities of the completions [sequences, tokens].
+            Waits for the log-probabilities of the completions [sequences, keep].
         """
-        assert self.ref_model is not None
-        ids = torch.cat([prompts[0], completions[0]], dim=1)
-        mask = torch.cat([prompts[1], completions[1]], dim=1)
-        return self._begin_padded(ids, mask, completions[0].size(1))
-
-    def _begin_padded(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> Callable[[], torch.Tensor]:
         assert self.ref_model is not None
         labels = ids.masked_fill(mask == 0, IGNORED)
         labels[:, :-keep] = IGNORED
-        pending: PendingLogprobs = self.ref_model.submit(ids, mask, labels, stream=self._stream)
+        pending = self.ref_model.submit(ids, mask, labels, stream=self._stream)
 
         def wait() -> torch.Tensor:
             with self._phase(Phase.REFERENCE):
-                every = pending.result()
+                every: torch.Tensor = pending()
             return every[:, -keep:]
 
         return wait

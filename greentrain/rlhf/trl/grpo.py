@@ -56,7 +56,5 @@ class OffloadGRPOTrainer(Offloading, GRPOTrainer):
         return batches[first]
 
     def _late_reference(self, batch: dict[str, Any]) -> LateBatch:
-        wait = self._begin(
-            (batch["prompt_ids"], batch["prompt_mask"]), (batch["completion_ids"], batch["completion_mask"])
-        )
-        return LateBatch(batch, {_KEY: wait})
+        ids, mask = (torch.cat([batch[f"prompt_{x}"], batch[f"completion_{x}"]], dim=1) for x in ("ids", "mask"))
+        return LateBatch(batch, {_KEY: self._begin(ids, mask, batch["completion_ids"].size(1))})

@@ -4,6 +4,7 @@ What is handed in before its numbers are needed: a device that refuses it then m
 """
 
 import contextlib
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from greentrain.fpga_backend.errors import BatchError, OffloadError
 from greentrain.utils.never_raise import once, warn
 
 
-class LateBatch(dict[str, Any]):
+class LateBatch(UserDict[str, Any]):
     """A batch some of whose entries come later: reading one is the barrier, and then it stays.
 
     TRL reads ``ref_per_token_logps`` behind the policy's forward, so the wait falls between forward and loss. Copies,
@@ -26,60 +27,33 @@ class LateBatch(dict[str, Any]):
     """
 
     def __init__(self, entries: Mapping[str, Any], late: Mapping[str, Callable[[], Any]]) -> None:
+        self._late: dict[str, Callable[[], Any]] = {}
         super().__init__(entries)
-        self._late = dict(late)
+        self._late |= late
 
     def __getitem__(self, key: str) -> Any:
         if key in self._late:
-            value = self._late[key]()
-            super().__setitem__(key, value)
-            del self._late[key]
-        return super().__getitem__(key)
+            self[key] = self._late[key]()
+        return self.data[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._late.pop(key, None)
         super().__setitem__(key, value)
 
-    def __iter__(self) -> Iterator[str]:
-        return super().__iter__()  # a dict that defines this is copied through __getitem__, not behind its back
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return an entry, or the default."""
-        return self[key] if key in self else default  # noqa: SIM401 (this is that get)
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """Remove and return an entry."""
-        if key in self:
-            self[key]
-        return super().pop(key, *default)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return an entry, or set it to the default."""
-        return self[key] if key in self else super().setdefault(key, default)
+    def __delitem__(self, key: str) -> None:
+        self._late.pop(key, None)
+        super().__delitem__(key)
 
     def popitem(self) -> tuple[str, Any]:
-        """Remove and return the last entry."""
-        self._all()
-        return super().popitem()
+        """Remove and return the last entry, as a dict does."""
+        self.copy()  # waits
+        return self.data.popitem()
 
-    def items(self) -> Any:
-        """Return what ``dict.items`` does."""
-        self._all()
-        return super().items()
-
-    def values(self) -> Any:
-        """Return what ``dict.values`` does."""
-        self._all()
-        return super().values()
-
-    def copy(self) -> dict[str, Any]:
+    def copy(self) -> dict[str, Any]:  # type: ignore[override]  # waits, as whoever reads a copy cannot
         """Return a plain dict."""
-        self._all()
         return dict(self)
 
-    def _all(self) -> None:
-        for key in list(self._late):
-            self[key]
+    __copy__ = copy  # type: ignore[assignment]
 
 
 class DeferredTensor:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.batch import Batch, Result
+from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.errors import BatchError
 from greentrain.rlhf.engine import OffloadEngine, Ticket
 from greentrain.rlhf.kinds import PassKind
@@ -112,25 +112,6 @@ class ReferenceOutput:
     aux_loss: None = None
 
 
-class PendingLogprobs:
-    """Log-probabilities that are under way."""
-
-    def __init__(
-        self, rows: LabelledRows, get: Callable[[], Sequence[npt.NDArray[np.float32]]], device: torch.device
-    ) -> None:
-        self._rows = rows
-        self._get = get
-        self._device = device
-
-    def result(self) -> torch.Tensor:
-        """Wait for them: float32 [sequences, tokens - 1] on the trainer's device, 0 where the label is ignored.
-
-        Raises:
-            OffloadError: The device failed and there is no other.
-        """
-        return self._rows.spread(self._get()).to(self._device)
-
-
 class OffloadedReference(torch.nn.Module):
     """Stands where TRL keeps its ``ref_model``; has no parameters.
 
@@ -169,7 +150,7 @@ class OffloadedReference(torch.nn.Module):
         labels: torch.Tensor,
         *,
         stream: Stream | None = None,
-    ) -> PendingLogprobs:
+    ) -> Callable[[], torch.Tensor]:
         """Hand in a padded batch.
 
         Args:
@@ -177,6 +158,10 @@ class OffloadedReference(torch.nn.Module):
             attention_mask: Matrix of the same shape, 0 at padding.
             labels: Matrix of the same shape, -100 where no log-probability is wanted.
             stream: Stream in which some sequences may be under way already, by :func:`key_of`.
+
+        Returns:
+            Waits for the log-probabilities: float32 [sequences, tokens - 1] on the trainer's device, 0 where the label
+            is ignored. It raises OffloadError where the device failed and there is no other.
 
         Raises:
             BatchError: A sequence does not fit the model.
@@ -186,21 +171,23 @@ class OffloadedReference(torch.nn.Module):
         known = [i for i, key in enumerate(keys) if stream is not None and key in stream]
         fresh = sorted(set(range(len(keys))) - set(known))
 
-        def hand_in() -> Ticket | None:
-            return self.engine.submit(PassKind.REFERENCE, rows.batch(fresh)) if fresh else None
+        def hand_in() -> Ticket:
+            return self.engine.submit(PassKind.REFERENCE, rows.batch(fresh))
 
         ticket: Ticket | None = None
-        with submit_ahead("a reference pass"):
-            ticket = hand_in()
+        if fresh:
+            with submit_ahead("a reference pass"):
+                ticket = hand_in()
 
-        def get() -> list[npt.NDArray[np.float32]]:
-            streamed = stream.result([keys[i] for i in known]) if stream is not None and known else None
-            found = dict(zip(known, _logprobs(streamed), strict=True)) | dict(
-                zip(fresh, _logprobs(_result(ticket or hand_in())), strict=True)
-            )
-            return [found[i] for i in range(len(keys))]
+        def wait() -> torch.Tensor:
+            found: dict[int, npt.NDArray[np.float32]] = {}
+            if stream is not None and known:
+                found |= zip(known, stream.result([keys[i] for i in known]).logprobs or (), strict=True)
+            if fresh:
+                found |= zip(fresh, (ticket or hand_in()).result().logprobs or (), strict=True)
+            return rows.spread([found[i] for i in range(len(keys))]).to(input_ids.device)
 
-        return PendingLogprobs(rows, get, input_ids.device)
+        return wait
 
     def forward(
         self,
@@ -222,12 +209,4 @@ class OffloadedReference(torch.nn.Module):
                 f"the offloaded reference was called {given}: it reads padded token ids alone, so images, packed "
                 "sequences and other inputs need a reference in the trainer"
             )
-        return ReferenceOutput(log_probs=self.submit(input_ids, attention_mask, labels).result())
-
-
-def _result(ticket: Ticket | None) -> Result | None:
-    return None if ticket is None else ticket.result()
-
-
-def _logprobs(result: Result | None) -> Sequence[npt.NDArray[np.float32]]:
-    return () if result is None or result.logprobs is None else result.logprobs
+        return ReferenceOutput(log_probs=self.submit(input_ids, attention_mask, labels)())

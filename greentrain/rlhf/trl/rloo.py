@@ -38,4 +38,4 @@ class OffloadRLOOTrainer(Offloading, RLOOTrainer):
         return made
 
     def _later(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int) -> DeferredTensor:
-        return DeferredTensor(self._begin_padded(input_ids, attention_mask, logits_to_keep))
+        return DeferredTensor(self._begin(input_ids, attention_mask, logits_to_keep))

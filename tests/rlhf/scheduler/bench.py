@@ -10,13 +10,12 @@ import numpy as np
 
 from benchmarks.paced_device import Wrapped
 from greentrain.fpga_backend.batch import Batch, Result
-from greentrain.fpga_backend.device import Handle
+from greentrain.fpga_backend.device import EnergyReading, Handle
 from greentrain.fpga_backend.devices.null_device import NullDevice
 from greentrain.fpga_backend.program import Score
 from greentrain.policy.offload.stages import Hardware, Stage
 from greentrain.policy.offload.timeline import StepShape
 from greentrain.policy.offload.view import Objective
-from greentrain.rlhf.edi_meter import Joules
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import place
 from greentrain.rlhf.kinds import PassKind
@@ -96,10 +95,10 @@ class Known:
     def __init__(self, gpu: Power, card: Power) -> None:
         self.gpu, self.card = gpu, card
 
-    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, Joules]:
+    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, EnergyReading]:
         return {
-            Hardware.GPU: Joules(energy_j=self.gpu.between(t0_s, t1_s), provenance=Provenance.MEASURED),
-            Hardware.OFFLOAD: Joules(energy_j=self.card.between(t0_s, t1_s), provenance=Provenance.MODELLED),
+            Hardware.GPU: EnergyReading(energy_j=self.gpu.between(t0_s, t1_s), provenance=Provenance.MEASURED),
+            Hardware.OFFLOAD: EnergyReading(energy_j=self.card.between(t0_s, t1_s), provenance=Provenance.MODELLED),
         }
 
     def read(self) -> None:

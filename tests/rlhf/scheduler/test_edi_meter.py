@@ -8,11 +8,12 @@ import pytest
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
+from greentrain.fpga_backend.device import EnergyReading
 from greentrain.fpga_backend.emulator.device import Emulator
 from greentrain.fpga_backend.roofline.cards import U55C, assume
 from greentrain.policy.offload.edi import Basis, EdiMatrix
 from greentrain.policy.offload.stages import Hardware, Stage
-from greentrain.rlhf.edi_meter import UNKNOWN, EdiMeter, Joules, SessionEnergy, StepRecord, StepWindow
+from greentrain.rlhf.edi_meter import UNKNOWN, EdiMeter, SessionEnergy, StepRecord, StepWindow
 from greentrain.types import Provenance
 from tests.helpers.flat_meter import FlatMeter
 
@@ -23,12 +24,12 @@ class Ramp:
     def __init__(self, known_s: float = 1e9, card: bool = True) -> None:
         self.known_s, self.card = known_s, card
 
-    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, Joules] | None:
+    def between(self, t0_s: float, t1_s: float) -> Mapping[Hardware, EnergyReading] | None:
         if t1_s > self.known_s:
             return None
-        card = Joules(energy_j=10.0 * (t1_s - t0_s), provenance=Provenance.MODELLED) if self.card else UNKNOWN
+        card = EnergyReading(energy_j=10.0 * (t1_s - t0_s), provenance=Provenance.MODELLED) if self.card else UNKNOWN
         return {
-            Hardware.GPU: Joules(energy_j=100.0 * (t1_s - t0_s), provenance=Provenance.MEASURED),
+            Hardware.GPU: EnergyReading(energy_j=100.0 * (t1_s - t0_s), provenance=Provenance.MEASURED),
             Hardware.OFFLOAD: card,
         }
 

@@ -1,10 +1,11 @@
 """The scheduler decides right from what it measures, on a training of sleeps in known joules."""
 
+import json
 import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ def test_all_ranks_do_what_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
     said = Placement(plan={Stage.REWARD: Where.SEQUENTIAL}, reason="rank 0 says so", limits={Stage.REWARD: 1.0})
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    meetings = Heard(said.to_json())
+    meetings = Heard(json.loads(json.dumps(asdict(said))))
     device, home = Emulator(), Emulator()
     try:
         engine = OffloadEngine([place(PassKind.REWARD, encoder(), device, home=home)])
