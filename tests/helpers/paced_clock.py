@@ -49,5 +49,7 @@ class PacedClock:
     def rules(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have every session and plan of a test live in this time."""
         monkeypatch.setattr("greentrain.session.session.SystemClock", lambda: self)
-        monkeypatch.setattr(schedule, "Schedule", functools.partial(schedule.Schedule, unix_s=self.unix_s, elapsed_s=self.elapsed_s))
+        monkeypatch.setattr(
+            schedule, "Schedule", functools.partial(schedule.Schedule, unix_s=self.unix_s, elapsed_s=self.elapsed_s)
+        )
         monkeypatch.setattr(schedule, "time", self)
