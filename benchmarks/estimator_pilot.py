@@ -22,12 +22,12 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.estimator_pilot_clock import SIGNAL, StepS, noisy_steps, stepped_run
+from benchmarks.estimator_pilot_clock import SIGNAL, StepS, given_pilot, noisy_steps, stepped_run
 from benchmarks.estimator_runs import Run
 from benchmarks.marks import facts
 from benchmarks.metering import machine
 from greentrain import GreenSession
-from greentrain.estimate.pilot import forecast, given, read_pilot
+from greentrain.estimate.pilot import forecast, read_pilot
 from greentrain.estimate.values import Range
 from greentrain.types import J_PER_KWH, S_PER_HOUR, Gear
 
@@ -257,7 +257,7 @@ def published(runs: Sequence[Run]) -> list[tuple[Run, str, float]]:
     for run in runs:
         told = PUBLISHED.get(run.name)
         if told is not None:
-            speed = given(told.tokens_per_s(run) * run.count, devices=run.count)
+            speed = given_pilot(told.tokens_per_s(run) * run.count, devices=run.count)
             hours = forecast(speed, run.workload.tokens, good=Range.exactly(1.0)).gpu_hours.mid
             found.append((run, told.speed, hours / run.hours - 1))
     return found

@@ -7,7 +7,10 @@ from typing import Final
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
+from greentrain.estimate.pilot import Pilot
+from greentrain.estimate.values import Range
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor, Topology
+from greentrain.utils.validation import bound
 
 TOKENS: Final = 4096
 SIGNAL: Final = ConstantSignal(360.0, zone="test", source="test")
@@ -105,3 +108,26 @@ def noisy_steps(seed: int, *, compile_s: float = 0.0, noise: float = 0.0) -> Ste
         return warm + 0.5 * (1 + noise * (2 * dice.random() - 1))
 
     return step_s
+
+
+def given_pilot(tokens_per_s: float, *, devices: int, watts: float | None = None) -> Pilot:
+    """Return a pilot that somebody measured elsewhere.
+
+    Args:
+        tokens_per_s: Speed of the whole job (tokens/s).
+        devices: Number of accelerators in the job.
+        watts: Power of the whole job (W), without PUE; None: not known.
+    """
+    bound("tokens_per_s", tokens_per_s, 1e-6, 1e15)
+    bound("devices", devices, 1, 1e7)
+    if watts is not None:
+        bound("watts", watts, 1e-3, 1e12)
+    return Pilot(
+        tokens_per_s=Range.exactly(tokens_per_s),
+        joules_per_token=None if watts is None else Range.exactly(watts / tokens_per_s),
+        devices=devices,
+        steps=0,
+        warmup_steps=0,
+        source="given",
+        warnings=("tokens/s were given as one number: their own scatter is in no interval",),
+    )

@@ -25,9 +25,10 @@ import numpy as np
 from benchmarks.marks import facts, put
 from benchmarks.metering import machine
 from greentrain.policy.offload.ppo import CHOICES
-from greentrain.policy.offload.rule import NAMES, OffloadOracle, open_offload_policy
+from greentrain.policy.offload.rule import OffloadOracle
 from greentrain.policy.offload.stages import MOVABLE, Plan, Where, all_gpu, label
 from greentrain.policy.offload.view import OffloadView
+from tools.offload_policies import NAMES, open_offload_policy
 from tools.placement_env import DECISIONS, NOISE, PlacementEnv
 from tools.placement_tasks import TASKS, Task
 

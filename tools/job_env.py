@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from greentrain.carbon.forecast import profile_forecast
 from greentrain.errors import ConfigError
-from greentrain.policy.carbongear import TrailingDual
 from greentrain.policy.chain import TRAILING_H, trailing_mean
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import Menu
@@ -23,6 +22,7 @@ from greentrain.simulator.jobs import HISTORY_H, Jobs
 from greentrain.simulator.world import JobsUnderway, World
 from greentrain.types import J_PER_KWH, S_PER_HOUR
 from greentrain.utils.imports import try_import
+from tools.trailing_dual import TrailingDual
 
 with try_import("rl") as _imports:
     import gymnasium

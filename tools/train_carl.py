@@ -22,6 +22,7 @@ from greentrain.policy.menu import Menu
 from greentrain.simulator.grid_trace import GridTrace
 from greentrain.utils.imports import try_import
 from tools.job_env import CarbonTrainEnv, Observed
+from tools.networks import save
 
 SLACK: Final = (1.0, 2.2)
 """Deadline / time of the usual training of the jobs that it is trained on."""
@@ -156,7 +157,7 @@ def main() -> None:
     traces = [GridTrace.read(arguments.traces_dir / f"{name}.csv") for name in TRACES]
     agent = train(traces, steps=arguments.steps, seed=arguments.seed)
     told = about(arguments.traces_dir, steps=arguments.steps, seed=arguments.seed)
-    network_of(agent, told).save(arguments.output)
+    save(network_of(agent, told), arguments.output)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 from greentrain.policy.carl import Network
 from greentrain.policy.offload.ppo import HIDDEN, SHIPPED
 from greentrain.utils.imports import try_import
+from tools.networks import save
 from tools.placement_env import DECISIONS, DRIFT, NOISE, PlacementEnv
 from tools.placement_tasks import TASKS
 from tools.train_carl import network_of
@@ -102,7 +103,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     arguments = parser.parse_args()
     agent = train(steps=arguments.steps, seed=arguments.seed)
-    shrunk(network_of(agent, about(steps=arguments.steps, seed=arguments.seed))).save(arguments.output)
+    network = network_of(agent, about(steps=arguments.steps, seed=arguments.seed))
+    save(shrunk(network), arguments.output)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,7 @@ _FAMILIES: Final[Mapping[str, _Family]] = {
     "glm4": _Family(defaults={"num_key_value_heads": 2, "head_dim": 128}),
     "gemma": _Family(tied=True, kv_heads_needed=True, defaults={"head_dim": 256}),
     "gemma2": _Family(tied=True, kv_heads_needed=True, defaults={"head_dim": 256}),
-    "gemma3_text": _Family(
-        tied=True,
-        defaults=_GEMMA3,
-    ),
+    "gemma3_text": _Family(tied=True, defaults=_GEMMA3),
     "smollm3": _Family(tied=True, kv_heads_needed=True),
     "granite": _Family(),
     "starcoder2": _Family(gated=False, tied=True, kv_heads_needed=True),
@@ -101,23 +98,11 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 PRESETS: Final = "or the name of a preset, such as llama-3-8b"
 
 
-def shape_of(source: Path | str | Mapping[str, Any]) -> ModelShape:
-    """Return the shape of a model.
-
-    Args:
-        source: A ``config.json``, the folder that it is in, or what it contains.
-
-    Raises:
-        ConfigError: It cannot be read, its type is unknown, or a size is missing.
-    """
-    return read(source).shape
-
-
 def read(source: Path | str | Mapping[str, Any], flags: Flags | None = None) -> ConfigShape:
     """Return the shape of a model and what the shape leaves out.
 
     Args:
-        source: Configuration, given as in :func:`shape_of`.
+        source: A ``config.json``, the folder that it is in, or what it contains.
         flags: Sizes that the configuration lacks, or in place of its own.
 
     Raises:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import ConfigError
+from greentrain.estimate.mfu import one_over
 from greentrain.estimate.values import Assumption, Range, product
 from greentrain.ledger.reader import RankRecord, read_run
 from greentrain.types import J_PER_KWH, S_PER_HOUR, DeviceKind, LedgerEntry, Provenance
@@ -112,29 +113,6 @@ class _StepSpan:
     joules: float
 
 
-def given(tokens_per_s: float, *, devices: int, watts: float | None = None) -> Pilot:
-    """Return a pilot that somebody measured elsewhere.
-
-    Args:
-        tokens_per_s: Speed of the whole job (tokens/s).
-        devices: Number of accelerators in the job.
-        watts: Power of the whole job (W), without PUE; None: not known.
-    """
-    bound("tokens_per_s", tokens_per_s, 1e-6, 1e15)
-    bound("devices", devices, 1, 1e7)
-    if watts is not None:
-        bound("watts", watts, 1e-3, 1e12)
-    return Pilot(
-        tokens_per_s=Range.exactly(tokens_per_s),
-        joules_per_token=None if watts is None else Range.exactly(watts / tokens_per_s),
-        devices=devices,
-        steps=0,
-        warmup_steps=0,
-        source="given",
-        warnings=("tokens/s were given as one number: their own scatter is in no interval",),
-    )
-
-
 def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: int | None = None) -> Pilot:
     """Return what a run folder says of its steady state.
 
@@ -204,10 +182,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
 
 def goodput(devices: int) -> Range:
     """Return the share of the time that makes progress, between failures of single devices."""
-    rate_h = devices / FAILURE_DEVICE_H
-    return Range(
-        low=1 / (1 + rate_h * LOST_H.high), mid=1 / (1 + rate_h * LOST_H.mid), high=1 / (1 + rate_h * LOST_H.low)
-    )
+    return one_over(LOST_H.times(devices / FAILURE_DEVICE_H).plus(Range.exactly(1.0)))
 
 
 def forecast(pilot: Pilot, tokens: float, *, count: int | None = None, good: Range | None = None) -> PilotForecast:
@@ -225,9 +200,8 @@ def forecast(pilot: Pilot, tokens: float, *, count: int | None = None, good: Ran
     share = good or goodput(devices)
     if not 0 < share.low <= share.high <= 1:
         raise ConfigError(f"a goodput of {share.low} to {share.high}: it is a share of the time, above 0 and at most 1")
-    slower = Range(low=1 / share.high, mid=1 / share.mid, high=1 / share.low)
-    speed = pilot.tokens_per_s.times(devices / pilot.devices)
-    steady = Range(low=tokens / speed.high, mid=tokens / speed.mid, high=tokens / speed.low)
+    slower = one_over(share)
+    steady = one_over(pilot.tokens_per_s.times(devices / pilot.devices)).times(tokens)
     seconds = product([steady, slower]).plus(Range.exactly(pilot.warmup_s))
     energy = None
     if pilot.joules_per_token is not None:

@@ -1,9 +1,9 @@
 """CarbonGearRL, corrected: soft values of a width, a Gibbs policy over exact costs, and a price from a dual.
 
-Two time scales: the price of a token follows the job slowly (:class:`ForecastDual`, :class:`TrailingDual`); at a price
-the policy acts at once, on the exact cost of the coming epoch and the learned soft value of what comes after it
-(:class:`SoftValues`). Where a change of width costs nothing there is nothing to learn, and this is ``mpc``: given the
-price, the best row is then that of the hour.
+Two time scales: the price of a token follows the job slowly (:class:`ForecastDual`); at a price the policy acts at
+once, on the exact cost of the coming epoch and the learned soft value of what comes after it (:class:`SoftValues`).
+Where a change of width costs nothing there is nothing to learn, and this is ``mpc``: given the price, the best row is
+then that of the hour.
 
 Why it is not the algorithm as printed: ``carbongear_printed``. The published dual rises with B - b, the tokens left,
 which is above zero until the last epoch: the price only ever climbs, and in units of tokens one step takes it to its
@@ -67,36 +67,6 @@ class ForecastDual:
     def price(self, seen: Outlook) -> Array:
         """Return the price at which the rest of the job is done just in time, if the forecast is right."""
         return price(seen.forecast_g_per_kwh, seen.weights_s(), seen.tokens_left, self._menu)
-
-
-class TrailingDual:
-    """The price at which the last 14 days would have brought tokens at the pace that is needed now: no forecast at all.
-
-    Args:
-        menu: Menu of the choices of a job.
-    """
-
-    past_s = TRAILING_H * S_PER_HOUR
-
-    def __init__(self, menu: Menu) -> None:
-        self._menu = menu
-
-    def price(self, seen: Outlook) -> Array:
-        """Return that price."""
-        return self.at_pace(seen, seen.tokens_left / np.maximum(seen.left_s, 1e-9))
-
-    def at_pace(self, seen: Outlook, pace: Array) -> Array:
-        """Return the price that would have brought a pace.
-
-        Args:
-            seen: The jobs.
-            pace: (n,) tokens/s.
-        """
-        steps = min(seen.past_g_per_kwh.shape[1], round(self.past_s / seen.step_s) - 1)
-        past = seen.past_g_per_kwh[:, seen.past_g_per_kwh.shape[1] - steps :]
-        known = np.concatenate([past, seen.forecast_g_per_kwh[:, :1]], axis=1)
-        weights_s = np.full(known.shape, seen.step_s)
-        return price(known, weights_s, pace * weights_s.sum(axis=1), self._menu)
 
 
 TEMPERATURE: Final = 0.004

@@ -86,7 +86,7 @@ class Network:
 
     @classmethod
     def load(cls, path: Path) -> "Network":
-        """Read what :meth:`save` wrote."""
+        """Read what ``tools.train_carl`` wrote."""
         with np.load(path, allow_pickle=False) as file:
             about = json.loads(str(file["about"]))
             layers = range(int(about["layers"]))
@@ -95,13 +95,6 @@ class Network:
                 biases=tuple(file[f"bias_{i}"].astype(np.float64) for i in layers),
                 about=about,
             )
-
-    def save(self, path: Path) -> None:
-        """Write it in float32, as it was trained."""
-        arrays = {f"weight_{i}": w.astype(np.float32) for i, w in enumerate(self.weights)}
-        arrays |= {f"bias_{i}": b.astype(np.float32) for i, b in enumerate(self.biases)}
-        about = json.dumps({**self.about, "layers": len(self.weights)}, sort_keys=True)
-        np.savez_compressed(path, about=np.array(about), **arrays)  # type: ignore[arg-type]
 
     def __call__(self, inputs: Array) -> Array:
         """Return (n, actions) logits of (n, FEATURES) inputs."""

@@ -86,15 +86,6 @@ def windows(trace: GridTrace, count: int, *, length_s: float, history_h: float =
     return np.array([trace.start_unix_s + first_s + i * distance_s for i in range(count)])
 
 
-def moments(texts: Sequence[str], key: str = "start") -> Array:
-    """Return points in time (s since the epoch, UTC) written in ISO 8601 with their offset.
-
-    Raises:
-        ConfigError: One is malformed or has no time zone.
-    """
-    return np.array([moment(key, text).timestamp() for text in texts])
-
-
 MOST_H: Final = 24.0 * 366
 """Longest deadline (h), as of ``policy.deadline_h``."""
 

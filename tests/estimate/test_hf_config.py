@@ -72,7 +72,7 @@ def test_a_configuration_gives_the_parameters_of_the_real_model(
     kind: str, sizes: dict[str, Any], within: float
 ) -> None:
     real, config = real_parameters(kind, sizes)
-    assert hf_config.shape_of(config).total_parameters == pytest.approx(real, rel=within)
+    assert hf_config.read(config).shape.total_parameters == pytest.approx(real, rel=within)
 
 
 def test_every_type_is_held_to_a_real_model() -> None:
@@ -97,7 +97,7 @@ def test_latent_attention_is_counted_exactly_and_said_to_be_approximated() -> No
 
 
 def test_experts_of_a_configuration() -> None:
-    shape = hf_config.shape_of(DEEPSEEK_V3)
+    shape = hf_config.read(DEEPSEEK_V3).shape
     assert (shape.experts, shape.experts_per_token, shape.expert_layers, shape.d_shared) == (256, 8, 58, 2048)
     assert shape.active_parameters == pytest.approx(37e9, rel=0.02)
 
@@ -112,11 +112,11 @@ def test_a_folder_a_file_and_a_mapping_are_read_alike(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    shape = hf_config.shape_of(folder)
-    assert shape == hf_config.shape_of(folder / "config.json")
+    shape = hf_config.read(folder).shape
+    assert shape == hf_config.read(folder / "config.json").shape
     assert shape.name == "mine"
     assert shape.total_parameters == shapes.find("llama-3-8b").total_parameters
-    assert hf_config.shape_of(LLAMA).name == "llama"
+    assert hf_config.read(LLAMA).shape.name == "llama"
 
 
 def test_the_text_of_a_model_that_also_sees_is_read_and_said() -> None:
@@ -142,12 +142,12 @@ def test_the_text_of_a_model_that_also_sees_is_read_and_said() -> None:
 )
 def test_a_wrong_configuration_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        hf_config.shape_of({**LLAMA, **change})
+        hf_config.read({**LLAMA, **change})
 
 
 def test_a_size_without_a_flag_is_to_be_added_to_the_file() -> None:
     with pytest.raises(ConfigError, match=r"kv_lora_rank is missing.*add it to the file"):
-        hf_config.shape_of({**DEEPSEEK_V3, "kv_lora_rank": None})
+        hf_config.read({**DEEPSEEK_V3, "kv_lora_rank": None})
 
 
 @pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[]", "holds a list")])
@@ -155,6 +155,6 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str, s
     path = tmp_path / "config.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=rf"config\.json {says}.*name a config\.json"):
-        hf_config.shape_of(path)
+        hf_config.read(path)
     with pytest.raises(ConfigError, match=r"none\.json cannot be read: No such file.*name of a preset"):
-        hf_config.shape_of(tmp_path / "none.json")
+        hf_config.read(tmp_path / "none.json")

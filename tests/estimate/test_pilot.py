@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.estimator_pilot_clock import SIGNAL, TOKENS, SteppedClock, SteppedMeter, noisy_steps, stepped_run
+from benchmarks.estimator_pilot_clock import (
+    SIGNAL,
+    TOKENS,
+    SteppedClock,
+    SteppedMeter,
+    given_pilot,
+    noisy_steps,
+    stepped_run,
+)
 from greentrain import GreenSession
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.estimate import hardware, hours, pilot
@@ -142,7 +150,7 @@ def test_failures_grow_with_the_cluster() -> None:
 
 
 def test_given_rates_scale_with_devices_and_say_so() -> None:
-    told = pilot.given(1e6, devices=512, watts=512 * 700.0)
+    told = given_pilot(1e6, devices=512, watts=512 * 700.0)
     same = pilot.forecast(told, 1e12, good=Range.exactly(1.0))
     assert same.gpu_hours.mid == pytest.approx(1e12 / 1e6 / 3600 * 512)
     assert same.energy_kwh is not None
@@ -163,9 +171,9 @@ def test_what_is_no_pilot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="better 50"):
         pilot.read_pilot(stepped_run(tmp_path, 5, noisy_steps(1)).folder or "")
     with pytest.raises(ConfigError, match="share of the time"):
-        pilot.forecast(pilot.given(1e6, devices=8), 1e9, good=Range.exactly(1.2))
+        pilot.forecast(given_pilot(1e6, devices=8), 1e9, good=Range.exactly(1.2))
     with pytest.raises(ConfigError, match="tokens_per_s"):
-        pilot.given(0.0, devices=8)
+        given_pilot(0.0, devices=8)
 
 
 def test_a_run_brought_back_on_another_gpu_had_one_at_a_time(tmp_path: Path) -> None:
@@ -251,7 +259,7 @@ def test_a_trace_long_enough_for_the_pilot_need_not_reach_the_tables_hours(tmp_p
 
 @given(devices=st.integers(1, 4096), count=st.integers(1, 10**6), tokens=st.floats(1e6, 1e15))
 def test_another_device_never_lengthens_a_pilots_forecast(devices: int, count: int, tokens: float) -> None:
-    given_it = pilot.given(5000.0 * devices, devices=devices, watts=900.0 * devices)
+    given_it = given_pilot(5000.0 * devices, devices=devices, watts=900.0 * devices)
     few, many = (pilot.forecast(given_it, tokens, count=each) for each in (count, count + 1))
     assert many.duration_h.mid <= few.duration_h.mid
     assert many.gpu_hours.mid >= few.gpu_hours.mid

@@ -83,7 +83,7 @@ def test_a_flag_gives_what_a_configuration_lacks(tmp_path: Path, key: str, flag:
     with pytest.raises(ConfigError, match=f"{key} is missing.*give --{flag.replace('_', '-')}$"):
         model_of(config=path)
     found = model_of(config=path, flags=Flags(**{flag: LLAMA[key]}))
-    whole = hf_config.shape_of(LLAMA)
+    whole = hf_config.read(LLAMA).shape
     assert found.shape.total_parameters == whole.total_parameters and found.notes == ()
 
 
@@ -98,7 +98,7 @@ def test_a_flag_gives_what_a_configuration_lacks(tmp_path: Path, key: str, flag:
 def test_flags_give_the_experts_that_a_configuration_lacks(key: str, flag: str) -> None:
     flags = Flags(**{flag: DEEPSEEK_V3[key]})
     found = hf_config.read(_without(DEEPSEEK_V3, key), flags).shape
-    whole = hf_config.shape_of(DEEPSEEK_V3)
+    whole = hf_config.read(DEEPSEEK_V3).shape
     assert (found.total_parameters, found.active_parameters) == (whole.total_parameters, whole.active_parameters)
 
 
@@ -113,7 +113,7 @@ def test_a_flag_that_takes_the_place_of_a_size_is_noted() -> None:
 
 def test_one_key_value_head_of_a_type_may_be_corrected() -> None:
     falcon = {**_without(LLAMA, "num_key_value_heads"), "model_type": "falcon"}
-    assert hf_config.shape_of(falcon).kv_heads == 1
+    assert hf_config.read(falcon).shape.kv_heads == 1
     assert hf_config.read(falcon, Flags(kv_heads=4)).shape.kv_heads == 4
 
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from greentrain.policy.carbongear import CarbonGear, ForecastDual, TrailingDual, draw
+from greentrain.policy.carbongear import CarbonGear, ForecastDual, draw
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.mpc import Mpc
 from greentrain.policy.outlook import Array, Outlook
 from greentrain.policy.waterfill import row_at
 from tests.policy.cases import action_table, grid
+from tools.trailing_dual import TrailingDual
 
 MENU = Menu.of(action_table())
 DAY_S = 86400.0

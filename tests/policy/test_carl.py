@@ -24,6 +24,7 @@ from greentrain.policy.outlook import Outlook
 from greentrain.types import Gear
 from tests.policy.cases import action_table, grid
 from tests.policy.drive import outlook
+from tools.networks import save
 
 MENU = Menu.of(action_table())
 HOUR = 3600.0
@@ -132,7 +133,7 @@ def test_the_shipped_network_says_who_trained_it_on_what() -> None:
 def test_it_survives_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "carl.npz"
     network = Network.shipped()
-    network.save(path)
+    save(network, path)
     monkeypatch.setattr("greentrain.policy.carl.SHIPPED", path)
     again = Network.shipped()
     assert all((a == b).all() for a, b in zip(network.weights, again.weights, strict=True))

@@ -1,9 +1,12 @@
 """Made-up grids for tests."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from greentrain.simulator.grid_trace import Array, GridTrace
 from greentrain.types import CarbonBasis
+from greentrain.utils.validation import moment
 
 START = 1_640_995_200.0
 """2022-01-01T00:00Z."""
@@ -16,6 +19,11 @@ def trace(
     return GridTrace(
         name=name, zone="XX", source="made up", start_unix_s=START, step_s=step_s, g_per_kwh=g_per_kwh, basis=basis
     )
+
+
+def moments(texts: Sequence[str], key: str = "start") -> Array:
+    """Return points in time (s since the epoch, UTC) written in ISO 8601 with their offset."""
+    return np.array([moment(key, text).timestamp() for text in texts])
 
 
 def wandering(hours: int, seed: int = 0) -> Array:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from greentrain.errors import ConfigError, TraceError
-from greentrain.simulator.jobs import Jobs, moments, terms_of, windows
-from tests.simulator.grids import HOUR, START, trace
+from greentrain.simulator.jobs import Jobs, terms_of, windows
+from tests.simulator.grids import HOUR, START, moments, trace
 
 YEAR = trace(np.full(8760, 300.0))
 

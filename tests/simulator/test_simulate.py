@@ -9,10 +9,10 @@ from greentrain.config.schema import SCHEDULERS, GreenConfig
 from greentrain.errors import ConfigError, TraceError
 from greentrain.policy.action_sources import reference_table
 from greentrain.simulator.grid_trace import GridTrace
-from greentrain.simulator.jobs import HISTORY_H, moments
+from greentrain.simulator.jobs import HISTORY_H
 from greentrain.simulator.simulate import SimulationResult, simulate
 from greentrain.types import CarbonBasis
-from tests.simulator.grids import HOUR, START, daily, trace, wandering
+from tests.simulator.grids import HOUR, START, daily, moments, trace, wandering
 
 TABLE = reference_table()
 TOKENS = 0.7e6 * 36 * HOUR

@@ -1,4 +1,4 @@
-"""Policies that say which stages leave the GPU, and the way from a name to one of them.
+"""Policies that say which stages leave the GPU.
 
 ``edi-rule``: the stages with the lowest measured Energy Density Index leave, as far as latency and idle power allow.
 
@@ -19,8 +19,7 @@ from typing import Final
 from greentrain.errors import ConfigError
 from greentrain.policy.offload.edi import Basis
 from greentrain.policy.offload.stages import Hardware, Plan, Stage, Where, all_gpu, label, plans
-from greentrain.policy.offload.view import OffloadPolicy, OffloadView, compared
-from greentrain.utils.validation import choice
+from greentrain.policy.offload.view import OffloadView, compared
 
 MARGIN: Final = 0.02
 """Share by which a new plan must be cheaper: measured joules of a step scatter by about as much."""
@@ -147,16 +146,6 @@ class OffloadOracle:
         return f"{label(plan)}, the best of {len(plans(view.table, view.wheres))}: {compared(view, plan)}"
 
 
-def regret(view: OffloadView, plan: Plan) -> float | None:
-    """Return how much more a plan costs than the oracle's, as a share; None where joules are not known.
-
-    A plan whose step is too long costs nothing less for it: the caller looks at ``objective.allows`` beside it.
-    """
-    cost_j = view.objective.cost_j(view.step(plan))
-    best_j = view.objective.cost_j(view.step(OffloadOracle().choose(view)))
-    return None if cost_j is None or not best_j else cost_j / best_j - 1
-
-
 class StaticPlan:
     """Moves everything that can be moved, or nothing.
 
@@ -180,27 +169,3 @@ class StaticPlan:
     def reason(self, view: OffloadView, plan: Plan) -> str:
         """Return what it costs."""
         return f"always {self._where}: {compared(view, plan)}"
-
-
-NAMES: Final = ("edi-rule", "oracle", "ppo", "edi-published", "all-gpu", "all-sequential", "all-concurrent")
-
-
-def open_offload_policy(name: str) -> OffloadPolicy:
-    """Return the policy of a name.
-
-    Raises:
-        ConfigError: There is none of it.
-    """
-    choice("offload policy", name, NAMES)
-    match name:
-        case "edi-rule":
-            return EdiRule()
-        case "oracle":
-            return OffloadOracle()
-        case "ppo":
-            from greentrain.policy.offload.ppo import PpoPolicy
-
-            return PpoPolicy()
-        case "edi-published":
-            return EdiPublished()
-    return StaticPlan(Where(name.removeprefix("all-")))

@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from greentrain.errors import ConfigError
 from greentrain.policy.carl import Network
 from greentrain.policy.offload.ppo import FEATURES, HIDDEN, SHIPPED, features
-from greentrain.policy.offload.rule import (
-    NAMES,
-    EdiPublished,
-    EdiRule,
-    OffloadOracle,
-    candidates,
-    open_offload_policy,
-    regret,
-)
+from greentrain.policy.offload.rule import EdiPublished, EdiRule, OffloadOracle, candidates
 from greentrain.policy.offload.stages import (
     CostTable,
     Hardware,
@@ -34,6 +26,7 @@ from greentrain.policy.offload.timeline import Late, StepShape
 from greentrain.policy.offload.view import Objective, OffloadPolicy, OffloadView
 from greentrain.testing.offload_policy_contract import OffloadPolicyContract
 from greentrain.types import Provenance
+from tools.offload_policies import NAMES, open_offload_policy, regret
 from tools.placement_tasks import TASKS
 
 
