@@ -28,7 +28,7 @@ from greentrain.errors import ConfigError
 from greentrain.estimate.values import Assumption, Range
 from greentrain.ledger.embodied import DEVICES
 from greentrain.types import Gear
-from greentrain.utils.devices import check_keys, device_rows, number, sourced
+from greentrain.utils.devices import check_keys, device_rows, sourced, three
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound, nearest
 
@@ -212,8 +212,8 @@ def _embodied(row: Mapping[str, Any], where: str) -> tuple[Range | None, Range |
         if "embodied_as" in row:
             raise ConfigError(f"{where}: give embodied_kg or embodied_as, not both")
         source = str(row.get("embodied_source", row.get("source", where)))
-        server = _range(row["server_kg"], f"{where}.server_kg") if "server_kg" in row else None
-        return _range(row["embodied_kg"], f"{where}.embodied_kg"), server, source
+        server = Range.of(*three(row["server_kg"], f"{where}.server_kg")) if "server_kg" in row else None
+        return Range.of(*three(row["embodied_kg"], f"{where}.embodied_kg")), server, source
     if "embodied_as" not in row:
         return None, None, _NO_FOOTPRINT
     found = next((device for device in DEVICES if device.matches(str(row["embodied_as"]))), None)
@@ -222,16 +222,6 @@ def _embodied(row: Mapping[str, Any], where: str) -> tuple[Range | None, Range |
     note = f"; {row['embodied_note']}" if "embodied_note" in row else ""
     card = Range(low=found.low_kg, mid=found.mid_kg, high=found.high_kg)
     return card, Range.exactly(found.server_kg), found.source + note
-
-
-def _range(given: Any, where: str) -> Range:
-    values = given if isinstance(given, (list, tuple)) else [given] * 3
-    if len(values) != 3:
-        raise ConfigError(f"{where} is {given!r}; give one number, or low, mid and high (kg)")
-    low, mid, high = (number(value, where, least=0.0) for value in values)
-    if not low <= mid <= high:
-        raise ConfigError(f"{where} is {given!r}; give low, mid and high in this order (kg)")
-    return Range(low=low, mid=mid, high=high)
 
 
 def _run_in(name: str) -> str:
@@ -360,10 +350,6 @@ _MEGATRON: Final = "eight step times of Megatron-LM on A100-80GB, 22B to 1T (arX
 _OURS: Final = "no published measurement; benchmarks/estimator_steps.py shows what follows from it"
 
 
-def _fitted(value: float, source: str) -> SourcedNumber:
-    return SourcedNumber(value=value, unit="1", kind=SourceKind.FITTED, source=source)
-
-
 def _assumed(value: float, source: str = _OURS, unit: str = "1") -> SourcedNumber:
     return SourcedNumber(value=value, unit=unit, kind=SourceKind.ASSUMED, source=source)
 
@@ -404,7 +390,7 @@ class Practice:
 
 ETA: Final = {
     "v100": _assumed(0.66, "as H100"),
-    "a100": _fitted(0.71, _MEGATRON),
+    "a100": SourcedNumber(value=0.71, unit="1", kind=SourceKind.FITTED, source=_MEGATRON),
     "h100": _assumed(0.66, "set so that GPT-3 175B reaches the 47 % at 96 devices of Megatron-LM's README; recalled"),
     "b200": _assumed(0.66, "as H100"),
     "tpu": _assumed(0.85, "systolic arrays without waves; never compared with a step time"),
@@ -412,15 +398,14 @@ ETA: Final = {
 ETA_OTHER: Final = _assumed(0.60, "a family without any step time to compare with")
 ETA_FP8: Final = _assumed(0.85, "of the 16-bit share: scaling and casting of FP8; recalled from Transformer Engine")
 UNITS: Final = {
-    "v100": SourcedNumber(value=80, unit="units", kind=SourceKind.DATASHEET, source="V100: 80 multiprocessors"),
-    "a100": SourcedNumber(value=108, unit="units", kind=SourceKind.DATASHEET, source="A100: 108 multiprocessors"),
-    "h100": SourcedNumber(
-        value=132, unit="units", kind=SourceKind.DATASHEET, source="H100 SXM: 132 multiprocessors; PCIe has 114"
-    ),
-    "b200": SourcedNumber(value=148, unit="units", kind=SourceKind.DATASHEET, source="B200: 148 multiprocessors"),
-    "tpu": SourcedNumber(
-        value=8, unit="units", kind=SourceKind.DATASHEET, source="TPU v4: 2 cores of 4 matrix units; recalled"
-    ),
+    family: SourcedNumber(value=units, unit="units", kind=SourceKind.DATASHEET, source=source)
+    for family, units, source in (
+        ("v100", 80, "V100: 80 multiprocessors"),
+        ("a100", 108, "A100: 108 multiprocessors"),
+        ("h100", 132, "H100 SXM: 132 multiprocessors; PCIe has 114"),
+        ("b200", 148, "B200: 148 multiprocessors"),
+        ("tpu", 8, "TPU v4: 2 cores of 4 matrix units; recalled"),
+    )
 }
 UNITS_OTHER: Final = _assumed(100, "a family without an entry", "units")
 

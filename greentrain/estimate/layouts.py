@@ -197,7 +197,7 @@ LOGIT_BYTES: Final = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Bytes of the fullest device, by term; arrays of one length, or numbers of one layout."""
+    """Bytes of the fullest device, by term; arrays of one length."""
 
     weights: Floats
     gradients: Floats
@@ -212,19 +212,9 @@ class MemoryUse:
         """Their sum."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.reserve
 
-    def take(self, index: int) -> "MemoryUse":
-        """Return one layout's terms."""
-        return MemoryUse(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
-
-    def bytes_by_term(self) -> dict[str, float]:
+    def bytes_by_term(self, index: int) -> dict[str, float]:
         """Return the terms of one layout by name."""
-        return {field.name: float(getattr(self, field.name)) for field in fields(self)}
-
-    @property
-    def largest(self) -> str:
-        """The name of one layout's largest term."""
-        terms = self.bytes_by_term()
-        return max(terms, key=lambda name: terms[name])
+        return {field.name: float(getattr(self, field.name)[index]) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,14 +323,16 @@ def capacity_bytes(accelerator: Accelerator, practice: Practice) -> float:
     return accelerator.memory_bytes.value * practice.memory_share.value
 
 
-def refusal(layout: ParallelLayout, needed: MemoryUse, accelerator: Accelerator, practice: Practice) -> ConfigError:
-    """Return the error that says what does not fit, and why."""
-    terms = needed.bytes_by_term()
+def refusal(
+    layout: ParallelLayout, terms: Mapping[str, float], accelerator: Accelerator, practice: Practice
+) -> ConfigError:
+    """Return the error that says what does not fit, and why, by the bytes of each term."""
+    largest = max(terms, key=lambda name: terms[name])
     named = ", ".join(f"{name} {value / 1e9:.1f}" for name, value in terms.items())
     return ConfigError(
         f"{layout.count} x {accelerator.name}: the leanest layout ({layout}) needs {sum(terms.values()) / 1e9:.1f} GB "
-        f"of {capacity_bytes(accelerator, practice) / 1e9:.1f} GB a device. The largest term is {needed.largest} "
-        f"(GB: {named}). {_REMEDY[needed.largest]}"
+        f"of {capacity_bytes(accelerator, practice) / 1e9:.1f} GB a device. The largest term is {largest} "
+        f"(GB: {named}). {_REMEDY[largest]}"
     )
 
 

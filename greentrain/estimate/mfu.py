@@ -133,23 +133,15 @@ def table(data: Mapping[str, Any]) -> MfuTable:
     try:
         rows = {
             (family, kind == "moe"): MfuRow(
-                mfu=Range(low=row["mfu"][0], mid=row["mfu"][1], high=row["mfu"][2]),
+                mfu=Range.of(*row["mfu"]),
                 runs=row["runs"],
                 families=row["families"],
             )
             for family, kinds in data["class"].items()
             for kind, row in kinds.items()
         }
-        found = MfuTable(
-            made=str(data["made"]),
-            runs=data["runs"],
-            families=data["families"],
-            per_decade=data["per_decade"],
-            old_software=data["old_software"],
-            smallest=data["smallest"],
-            largest=data["largest"],
-            rows=rows,
-        )
+        numbers = ("runs", "families", "per_decade", "old_software", "smallest", "largest")
+        found = MfuTable(made=str(data["made"]), rows=rows, **{name: data[name] for name in numbers})
     except KeyError as error:
         raise ConfigError(f"the table of utilisations lacks {error}: make it with benchmarks/estimator.py") from error
     if not {(OTHER, False), (OTHER, True)} <= rows.keys():

@@ -6,7 +6,7 @@ in no row: the tables do not say what they cost.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
@@ -132,11 +132,12 @@ def render(found: Estimate) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(title(found), style="bold"), _figures(found)]
+    parts: list[RenderableType] = [Text(title(found), style="bold"), _table(rows(found))]
     if found.relations:
-        parts += [Text("\nThe same run otherwise, in grams of this one", style="bold"), _relations(found)]
+        others = [(_escaped(name), ratio, _escaped(basis)) for name, ratio, basis in relation_rows(found)]
+        parts += [Text("\nThe same run otherwise, in grams of this one", style="bold"), _table(others)]
     parts += [Text(f"Note: {warning}.", style="yellow") for warning in found.warnings]
-    parts += [Text("\nAssumptions", style="bold"), _assumptions(found)]
+    parts += [Text("\nAssumptions", style="bold"), _table(_assumption_rows(found), columns=4)]
     parts.append(Text(footing(found), style="dim"))
     return Group(*parts)
 
@@ -204,17 +205,9 @@ def memory(found: Estimate) -> str:
 def relation_rows(found: Estimate) -> list[tuple[str, str, str]]:
     """Return what, ratio and basis of each relation."""
     return [
-        (
-            f"{_WHAT[relation.what]} {relation.name}",
-            _times(relation.times),
-            relation.basis,
-        )
-        for relation in found.relations
+        (f"{_WHAT[one.what]} {one.name}", f"{quantities.two_digits(one.times)} \N{MULTIPLICATION SIGN}", one.basis)
+        for one in found.relations
     ]
-
-
-def _times(ratio: float) -> str:
-    return f"{quantities.two_digits(ratio)} \N{MULTIPLICATION SIGN}"
 
 
 def footing(found: Estimate) -> str:
@@ -236,41 +229,22 @@ def _per(score: SciRange) -> str:
     return f"per {_SCI[score.unit][1]}" + ("" if score.complete else ", without embodied")
 
 
-def _figures(found: Estimate) -> "RichTable":
-    table = _table()
-    for name, figure, remark in rows(found):
-        table.add_row(name, figure, remark)
-    return table
-
-
-def _relations(found: Estimate) -> "RichTable":
-    table = _table()
-    for name, ratio, basis in relation_rows(found):
-        table.add_row(_escaped(name), ratio, _escaped(basis))
-    return table
-
-
-def _assumptions(found: Estimate) -> "RichTable":
-    table = _table()
-    table.add_column()
+def _assumption_rows(found: Estimate) -> Iterator[tuple[str, ...]]:
     for said in found.assumptions:
         style = _STYLE.get(said.kind, "")
-        table.add_row(
-            _escaped(said.name),
-            _escaped(said.value),
-            f"[{style}]{said.kind}[/]" if style else said.kind,
-            _escaped(said.source),
-        )
-    return table
+        kind = f"[{style}]{said.kind}[/]" if style else said.kind
+        yield _escaped(said.name), _escaped(said.value), kind, _escaped(said.source)
 
 
-def _table() -> "RichTable":
+def _table(rows: Iterable[Sequence[str]], columns: int = 3) -> "RichTable":
     from rich.table import Table as RichTable
 
     table = RichTable(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
+    for _ in range(columns - 1):
+        table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

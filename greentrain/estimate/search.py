@@ -198,7 +198,7 @@ class _Task:
         fits = total <= memory.capacity_bytes(self.accelerator, self.practice)
         if not fits.any():
             leanest = int(np.argmin(total))
-            raise memory.refusal(every.at(leanest), needed.take(leanest), self.accelerator, self.practice)
+            raise memory.refusal(every.at(leanest), needed.bytes_by_term(leanest), self.accelerator, self.practice)
         where = np.flatnonzero(fits)
         parts = step_parts(self.shape, self.workload, self.accelerator, every.take(where), self.practice)
         index = int(np.argmin(parts.step_s))
@@ -210,7 +210,7 @@ class _Task:
             layout=layout,
             step_s=step_s,
             parts_s=by_part,
-            memory_bytes=needed.take(int(where[index])).bytes_by_term(),
+            memory_bytes=needed.bytes_by_term(int(where[index])),
             mfu=ideal / step_s,
             ideal_step_s=ideal,
             run_s=step_s * self.workload.steps,

@@ -22,6 +22,11 @@ class Range:
             raise ConfigError(f"a range of {self.low} to {self.high} around {self.mid}: give finite low <= mid <= high")
 
     @classmethod
+    def of(cls, low: float, mid: float, high: float) -> "Range":
+        """Return a range of its three figures."""
+        return cls(low=low, mid=mid, high=high)
+
+    @classmethod
     def exactly(cls, value: float) -> "Range":
         """Return a range without width."""
         return cls(low=value, mid=value, high=value)

@@ -27,9 +27,10 @@ from greentrain.config.schema import OBJECTIVES
 from greentrain.errors import ConfigError
 from greentrain.types import J_PER_KWH, Gear
 from greentrain.utils.background import BackgroundCall
+from greentrain.utils.devices import check_keys, number
 from greentrain.utils.files import ENV_DIR, cache_folder, write_json
 from greentrain.utils.never_raise import warn
-from greentrain.utils.validation import bound, choice, nearest
+from greentrain.utils.validation import bound, choice
 
 FORMAT: Final = 1
 """Version of :meth:`ActionTable.to_dict`; raised when a reader of the old one would go wrong."""
@@ -161,7 +162,7 @@ class ActionTable:
         """
         costs: list[ActionCost] = []
         for i, row in enumerate(rows, start=1):
-            cost = _declared_cost(row, f"{where}, row {i}: ")
+            cost = _declared_cost(row, f"{where}, row {i}")
             twin = next((k for k, other in enumerate(costs, start=1) if other.action == cost.action), None)
             if twin is not None:
                 raise ConfigError(f"{where}, row {i}: {cost.action} is row {twin} already: keep one of them")
@@ -256,23 +257,17 @@ def declared(path: Path | str) -> ActionTable:
 
 
 def _declared_cost(row: Any, where: str) -> ActionCost:
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{where}it is {row!r}; an action has the keys {', '.join(_DECLARED)}")
-    for key in row:
-        if key not in _DECLARED:
-            raise ConfigError(f"{where}unknown key {key!r}; known: {', '.join(_DECLARED)}{nearest(key, _DECLARED)}")
+    check_keys(row, where, _DECLARED)
     missing = [key for key in ("gear", "tokens_per_s", "power_w") if row.get(key) is None]
     if missing:
-        raise ConfigError(f"{where}{missing[0]} is missing: an action needs gear, tokens_per_s and power_w")
-    choice(f"{where}gear", str(row["gear"]), tuple(gear.value for gear in Gear))
+        raise ConfigError(f"{where}: {missing[0]} is missing: an action needs gear, tokens_per_s and power_w")
+    choice(f"{where}: gear", str(row["gear"]), tuple(gear.value for gear in Gear))
     numbers: dict[str, float] = {}
     for key, low, high in (("cap", 0.01, 1.0), ("tokens_per_s", 1e-9, 1e15), ("power_w", 1e-3, 1e12)):
-        value = row.get(key, 1.0)
-        numbers[key] = _number(value, where + key)
-        bound(where + key, numbers[key], low, high)
+        numbers[key] = float(number(row.get(key, 1.0), f"{where}: {key}", least=low, most=high))
     ranks = row.get("ranks")
     if ranks is not None and (type(ranks) is not int or ranks < 1):
-        raise ConfigError(f"{where}ranks is {ranks!r}; it must be a whole number from 1 on")
+        raise ConfigError(f"{where}: ranks is {ranks!r}; it must be a whole number from 1 on")
     return ActionCost(
         action=Action(gear=Gear(row["gear"]), cap=numbers["cap"], ranks=ranks),
         steps_per_s=None,
@@ -281,15 +276,6 @@ def _declared_cost(row: Any, where: str) -> ActionCost:
         j_per_token=MeanWithCI(mean=numbers["power_w"] / numbers["tokens_per_s"]),
         provenance="assumed",
     )
-
-
-def _number(value: Any, key: str) -> float:
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value)  # YAML reads 5e5 as text: it wants a point and a sign
-    except (TypeError, ValueError):
-        raise ConfigError(f"{key} is {value!r}; it must be a number") from None
 
 
 _DECLARED: Final = ("gear", "ranks", "cap", "tokens_per_s", "power_w")

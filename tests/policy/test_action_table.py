@@ -313,7 +313,7 @@ def test_a_declared_table_may_name_its_device(tmp_path: Path) -> None:
         ("- [a", "not valid YAML"),
         ("- {gear: bf16, tokens_per_s: 1, power_w: 1, power_w: 2}", "line 1.* 'power_w' is there twice"),
         ("device: 2024-13-45", "holds a NoneType"),
-        ("- bf16", "row 1: it is 'bf16'"),
+        ("- bf16", "row 1 is 'bf16'; it must be a section with keys: gear"),
         ("- {gear: bf16, tokens_per_s: 1}", "row 1: power_w is missing"),
         (
             "- {gear: bf16, tokens_per_s: 1, power_w: 1}\n- {gear: bf17, tokens_per_s: 1, power_w: 1}",
@@ -321,11 +321,14 @@ def test_a_declared_table_may_name_its_device(tmp_path: Path) -> None:
         ),
         ("- {gear: bf16, tokens_per_s: 0, power_w: 1}", "row 1: tokens_per_s is 0.0; it must be between"),
         ("- {gear: bf16, tokens_per_s: 1, power_w: .nan}", "row 1: power_w is nan"),
-        ("- {gear: bf16, tokens_per_s: fast, power_w: 1}", "row 1: tokens_per_s is 'fast'; it must be a number"),
+        ("- {gear: bf16, tokens_per_s: fast, power_w: 1}", "row 1: tokens_per_s is 'fast'; expected a number"),
         ("- {gear: bf16, tokens_per_s: 1, power_w: true}", "row 1: power_w is True"),
         ("- {gear: bf16, cap: 1.5, tokens_per_s: 1, power_w: 1}", "row 1: cap is 1.5; it must be between 0.01 and 1"),
         ("- {gear: bf16, ranks: 0, tokens_per_s: 1, power_w: 1}", "row 1: ranks is 0"),
-        ("- {gear: bf16, rank: 1, tokens_per_s: 1, power_w: 1}", "unknown key 'rank'; known: .*Did you mean 'ranks'"),
+        (
+            "- {gear: bf16, rank: 1, tokens_per_s: 1, power_w: 1}",
+            "unknown key rank; known here: .*Did you mean 'ranks'",
+        ),
         ("- &a {gear: bf16, tokens_per_s: 1, power_w: 1}\n- *a", "row 2: bf16 is row 1 already"),
     ],
 )

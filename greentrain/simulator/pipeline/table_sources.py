@@ -22,7 +22,7 @@ Tables of what was measured come from the ledger of a run with phases, and from 
 import csv
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,8 +34,9 @@ from greentrain.policy.offload.stages import MOVABLE, Stage
 from greentrain.policy.offload.timeline import MOST_PARTS
 from greentrain.simulator.pipeline.table import FIGURE_KINDS, FORWARD_SHARE, NONE, PipelineTable, StageRow
 from greentrain.types import DeviceKind, Phase, Provenance
+from greentrain.utils.devices import check_keys, number, sourced, three
 from greentrain.utils.quantities import SourcedNumber, SourceKind
-from greentrain.utils.validation import bound, choice, nearest
+from greentrain.utils.validation import bound, choice
 
 _TOP: Final = (
     "name", "kind", "source", "tokens", "sequences", "micro_batches", "forward_share", "old_share", "gpu", "card",
@@ -44,11 +45,9 @@ _TOP: Final = (
 _GPU: Final = ("name", "count", "idle_w")
 _CARD: Final = ("name", "idle_w", "embodied_kg", "embodied_source")
 _STAGE: Final = ("gpu_s", "gpu_w", "card_s", "card_w")
-_FIGURE: Final = ("value", "kind", "source")
 _COLUMNS: Final = ("stage", "where", "seconds", "watts")
 _MORE: Final = ("kind", "source")
 _IDLE: Final = "idle"
-_KINDS: Final = FIGURE_KINDS
 MOST: Final = 1e9
 
 
@@ -62,19 +61,15 @@ def read_table(path: Path, *, tokens: float | None = None) -> PipelineTable:
     Raises:
         ConfigError: It cannot be read, or something in it is wrong; the message names key, value and bound.
     """
+    if path.suffix.lower() != ".csv":
+        from greentrain.utils import yaml_file  # loads yaml
+
+        return from_mapping(yaml_file.read(path, "table of stages"), str(path), tokens=tokens)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if path.suffix.lower() == ".csv":
-        return from_csv(text, str(path), tokens=tokens)
-    import yaml
-
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
-    return from_mapping(data, str(path), tokens=tokens)
+    return from_csv(text, str(path), tokens=tokens)
 
 
 def from_mapping(data: Any, where: str, *, tokens: float | None = None) -> PipelineTable:
@@ -88,30 +83,45 @@ def from_mapping(data: Any, where: str, *, tokens: float | None = None) -> Pipel
     Raises:
         ConfigError: Something in it is wrong.
     """
-    top = _section(data, _TOP, where)
-    reader = _TableReader(where, kind=str(top.get("kind") or ""), source=str(top.get("source") or ""))
-    gpu = _section(top.get("gpu") or {}, _GPU, f"{where}: gpu")
-    card = _section(top.get("card") or {}, _CARD, f"{where}: card")
-    stages = _section(top.get("stages") or {}, tuple(Stage), f"{where}: stages")
-    rows = {Stage(name): _row(reader, name, stages[name], where) for name in Stage if name in stages}
+    top = check_keys(data, where, _TOP)
+    row = {"kind": top.get("kind"), "source": top.get("source") or f"declared in {where}"}
+    if row["kind"]:
+        choice(f"{where}: kind", str(row["kind"]), FIGURE_KINDS)
+
+    def figure(given: Any, key: str, most: float = MOST) -> SourcedNumber | None:
+        if given is None:
+            return None
+        unit = {"s": "s", "w": "W"}.get(key.rpartition("_")[2], "1")
+        return sourced(given, unit, f"{where}: {key}", row, FIGURE_KINDS, least=0.0, most=most)
+
+    gpu = check_keys(top.get("gpu") or {}, f"{where}: gpu", _GPU)
+    card = check_keys(top.get("card") or {}, f"{where}: card", _CARD)
+    stages = check_keys(top.get("stages") or {}, f"{where}: stages", tuple(Stage))
+    rows = {}
+    for name in (name for name in Stage if name in stages):
+        told = check_keys(stages[name], f"{where}: stages.{name}", _STAGE)
+        figures = {key: figure(told.get(key), f"stages.{name}.{key}") for key in _STAGE}
+        gpu_s = figures.pop("gpu_s")
+        if gpu_s is None:
+            raise ConfigError(f"{where}: stages.{name} has no gpu_s: what does it take where it runs without a card?")
+        rows[name] = StageRow(gpu_s=gpu_s, **figures)
     embodied = card.get("embodied_kg")
-    found = PipelineTable(
+    return PipelineTable(
         name=str(top.get("name") or Path(where).stem),
         rows=rows,
         tokens=_tokens(top.get("tokens") if tokens is None else tokens, where),
         sequences=_integer(top.get("sequences"), f"{where}: sequences"),
         micro_batches=_integer(top.get("micro_batches"), f"{where}: micro_batches", MOST_PARTS) or 8,
-        forward_share=reader.share(top.get("forward_share"), "forward_share") or FORWARD_SHARE,
-        old_share=reader.share(top.get("old_share"), "old_share") or NONE,
+        forward_share=figure(top.get("forward_share"), "forward_share", 1) or FORWARD_SHARE,
+        old_share=figure(top.get("old_share"), "old_share", 1) or NONE,
         gpu=str(gpu.get("name", "GPU")),
         gpus=_integer(gpu.get("count"), f"{where}: gpu.count") or 1,
-        gpu_idle_w=reader.figure(gpu.get("idle_w"), "gpu.idle_w"),
+        gpu_idle_w=figure(gpu.get("idle_w"), "gpu.idle_w"),
         card=str(card.get("name", "card")),
-        card_idle_w=reader.figure(card.get("idle_w"), "card.idle_w"),
-        embodied_kg=None if embodied is None else _three(embodied, f"{where}: card.embodied_kg"),
+        card_idle_w=figure(card.get("idle_w"), "card.idle_w"),
+        embodied_kg=None if embodied is None else three(embodied, f"{where}: card.embodied_kg"),
         embodied_source=str(card.get("embodied_source", f"declared in {where}")),
     )
-    return found
 
 
 def from_csv(text: str, where: str, *, tokens: float | None = None) -> PipelineTable:
@@ -128,13 +138,13 @@ def from_csv(text: str, where: str, *, tokens: float | None = None) -> PipelineT
     stages: dict[str, dict[str, Any]] = {}
     idle: dict[str, Any] = {}
     seen: set[tuple[str, str]] = set()
-    for number, line in enumerate(reader, start=2):
-        place = f"{where}, line {number}"
+    for at, line in enumerate(reader, start=2):
+        place = f"{where}, line {at}"
         stage, side = (line["stage"] or "").strip(), (line["where"] or "").strip()
         choice(f"{place}: where", side, ("gpu", "card"))
         told = {key: value.strip() for key in _MORE if (value := line.get(key))}
         figures = {
-            key: {"value": _number(value, f"{place}: {column}"), **told}
+            key: {"value": number(value, f"{place}: {column}", least=0.0), **told}
             for key, column in (("s", "seconds"), ("w", "watts"))
             if (value := (line[column] or "").strip())
         }
@@ -153,67 +163,6 @@ def from_csv(text: str, where: str, *, tokens: float | None = None) -> PipelineT
     return from_mapping(data, where)
 
 
-class _TableReader:
-    """Reads figures, with what the file says of all of them."""
-
-    def __init__(self, where: str, *, kind: str, source: str) -> None:
-        self._where = where
-        if kind:
-            choice(f"{where}: kind", kind, _KINDS)
-        self._kind = kind
-        self._source = source or f"declared in {where}"
-
-    def figure(self, given: Any, key: str) -> SourcedNumber | None:
-        if given is None:
-            return None
-        place = f"{self._where}: {key}"
-        told = _section(given, _FIGURE, place) if isinstance(given, Mapping) else {"value": given}
-        kind = str(told.get("kind") or self._kind)
-        if not kind:
-            raise ConfigError(
-                f"{place} does not say where it is from: add kind to it, or once for the file: {', '.join(_KINDS)}"
-            )
-        choice(f"{place}: kind", kind, _KINDS)
-        value = _number(told.get("value"), place)
-        bound(place, value, 0, MOST)
-        unit = {"s": "s", "w": "W"}.get(key.rpartition("_")[2], "1")
-        source = str(told.get("source") or self._source)
-        return SourcedNumber(value=value, unit=unit, kind=SourceKind(kind), source=source)
-
-    def share(self, given: Any, key: str) -> SourcedNumber | None:
-        found = self.figure(given, key)
-        if found is not None:
-            bound(f"{self._where}: {key}", found.value, 0, 1)
-        return found
-
-
-def _row(reader: _TableReader, name: str, given: Any, where: str) -> StageRow:
-    told = _section(given, _STAGE, f"{where}: stages.{name}")
-    figures = {key: reader.figure(told.get(key), f"stages.{name}.{key}") for key in _STAGE}
-    gpu_s = figures["gpu_s"]
-    if gpu_s is None:
-        raise ConfigError(f"{where}: stages.{name} has no gpu_s: what does it take where it runs without a card?")
-    return StageRow(gpu_s=gpu_s, gpu_w=figures["gpu_w"], card_s=figures["card_s"], card_w=figures["card_w"])
-
-
-def _section(given: Any, known: Sequence[str], where: str) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} is {given!r}; it must be a section with keys: {', '.join(known)}")
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"{where}: unknown key {key}; known here: {', '.join(known)}{nearest(str(key), known)}")
-    return given
-
-
-def _number(given: Any, where: str) -> float:
-    try:
-        if isinstance(given, bool):
-            raise ValueError
-        return float(given)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where} is {given!r}; it is a number") from None
-
-
 def _integer(given: Any, where: str, most: int = 10**9) -> int | None:
     if given is None:
         return None
@@ -225,20 +174,7 @@ def _integer(given: Any, where: str, most: int = 10**9) -> int | None:
 def _tokens(given: Any, where: str) -> float:
     if given is None:
         raise ConfigError(f"{where}: nobody says how many tokens a step puts out: give tokens, or --tokens")
-    found = _number(given, f"{where}: tokens")
-    bound(f"{where}: tokens", found, 1e-9, 1e15)
-    return found
-
-
-def _three(given: Any, where: str) -> tuple[float, float, float]:
-    values = [_number(value, where) for value in (given if isinstance(given, list) else [given])]
-    if len(values) == 1:
-        values = values * 3
-    if len(values) != 3 or not values[0] <= values[1] <= values[2]:
-        raise ConfigError(f"{where} is {given!r}; give one figure, or low, mid and high in this order (kg)")
-    for value in values:
-        bound(where, value, 0, 1e6)
-    return values[0], values[1], values[2]
+    return number(given, f"{where}: tokens", most=1e15)
 
 
 _TRAIN: Final = ("train", Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)

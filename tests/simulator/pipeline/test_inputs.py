@@ -93,7 +93,7 @@ def test_a_csv_file_says_the_same() -> None:
         ({"card": {"embodied_kg": [3, 2, 1]}}, "low, mid and high in this order"),
         ({"stages": {"generate": {"gpu_s": 1}}}, "no stage train"),
         ({"stages": {"generate": {"gpu_w": 1}}}, "stages.generate has no gpu_s"),
-        ({"stages": {"generate": {"gpu_s": "x"}}}, "stages.generate.gpu_s is 'x'; it is a number"),
+        ({"stages": {"generate": {"gpu_s": "x"}}}, "stages.generate.gpu_s is 'x'; expected a number"),
         ({"stages": {"generate": {"gpu_s": -1}}}, "stages.generate.gpu_s is -1.0; it must be between 0"),
         ({"stages": {"generate": {"gpu_s": 0}, "train": {"gpu_s": 0}}}, "take 0 s together; a step takes time"),
         ({"stages": {"generate": 3}}, "stages.generate is 3; it must be a section"),
@@ -112,9 +112,9 @@ def test_a_wrong_table_is_named(change: dict[str, Any], message: str) -> None:
 def test_a_file_that_is_none(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("a: [")
-    with pytest.raises(ConfigError, match="is no YAML"):
+    with pytest.raises(ConfigError, match="is not valid YAML"):
         read_table(bad)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"cannot read the table of stages .*none\.yaml"):
         read_table(tmp_path / "none.yaml")
 
 
