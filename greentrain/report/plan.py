@@ -25,7 +25,7 @@ from greentrain.carbon.replayed import GridTime
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.totals import Totals
 from greentrain.policy.menu import menu_of
-from greentrain.types import J_PER_KWH, S_PER_HOUR
+from greentrain.types import J_PER_KWH, S_PER_HOUR, LedgerEntry
 from greentrain.utils import quantities
 
 DECISION: Final = "decision"
@@ -195,6 +195,19 @@ class PlanRecord:
             total += power_w * seconds * (value or 0.0) / J_PER_KWH
         return total
 
+    def decided_g(self) -> float | None:
+        """Return what the table says of what was decided, before it the usual training (g); None: not known."""
+        rows = self.facts["rows"]
+        parts = [(int(self.facts["static"]), self.start_s, self.stretches[0].t0_s)]
+        parts += [(stretch.row, stretch.t0_s, stretch.t1_s) for stretch in self.stretches]
+        total_g = 0.0
+        for row, t0_s, t1_s in parts:
+            part_g = self.grams(float(rows[row]["power_w"]), t0_s, t1_s)
+            if part_g is None:
+                return None
+            total_g += part_g
+        return total_g
+
 
 def _decisions(first: RankRecord) -> Iterator[PlanDecision]:
     for event in first.events:
@@ -282,18 +295,34 @@ def _hours(facts: Mapping[str, Any], horizon_s: float, time: GridTime, first: Ra
     hours: list[float | None] = [*known, *[None] * (count - len(known))]
     if None not in hours:
         return hours
+    booked = mean_by_hour(first.entries, time, start_s, horizon_s, with_pue=bool(facts.get("with_pue")))
+    return [seen if value is None else value for value, seen in zip(hours, booked, strict=True)]
+
+
+def mean_by_hour(
+    entries: Sequence[LedgerEntry], time: GridTime, start_s: float, end_s: float, *, with_pue: bool = False
+) -> list[float | None]:
+    """Return the mean intensity of each hour between two times; None where the books have less than half of it.
+
+    Args:
+        entries: Entries of one rank.
+        time: Time of the grid.
+        start_s: Start (s since the epoch, UTC, grid time).
+        end_s: End, which cuts off the last hour (s since the epoch, UTC, grid time).
+        with_pue: Multiply by the PUE of each entry.
+    """
     seconds: dict[int, float] = defaultdict(float)
     weighted: dict[int, float] = defaultdict(float)
-    for entry in first.entries:
+    for entry in entries:
         if entry.carbon.g_per_kwh is not None:
             for hour, length_s in _overlaps(time.at(entry.t0_unix_s) - start_s, time.at(entry.t1_unix_s) - start_s):
                 seconds[hour] += length_s
-                weighted[hour] += length_s * entry.carbon.g_per_kwh * (entry.pue if facts.get("with_pue") else 1.0)
-    for hour, value in enumerate(hours):
-        needed_s = _ENOUGH * min(S_PER_HOUR, horizon_s - start_s - hour * S_PER_HOUR)
-        if value is None and seconds[hour] >= needed_s:
-            hours[hour] = weighted[hour] / seconds[hour]
-    return hours
+                weighted[hour] += length_s * entry.carbon.g_per_kwh * (entry.pue if with_pue else 1.0)
+    found: list[float | None] = []
+    for hour in range(max(1, math.ceil((end_s - start_s - _EDGE_S) / S_PER_HOUR))):
+        needed_s = _ENOUGH * min(S_PER_HOUR, end_s - start_s - hour * S_PER_HOUR)
+        found.append(weighted[hour] / seconds[hour] if 0 < seconds[hour] >= needed_s else None)
+    return found
 
 
 def _overlaps(t0_s: float, t1_s: float) -> Iterator[tuple[int, float]]:
@@ -507,16 +536,8 @@ def _decided_grams(plan: PlanRecord, record: RunRecord) -> KnownGrams:
         return KnownGrams(reason="nothing was decided")
     if any(rank.carried.duration_s > 0 for rank in record.ranks):
         return KnownGrams(reason="what was decided in earlier parts of the run is not in this folder")
-    rows = plan.facts["rows"]
-    parts = [(int(plan.facts["static"]), plan.start_s, plan.stretches[0].t0_s)]
-    parts += [(stretch.row, stretch.t0_s, stretch.t1_s) for stretch in plan.stretches]
-    total = 0.0
-    for row, t0_s, t1_s in parts:
-        grams = plan.grams(float(rows[row]["power_w"]), t0_s, t1_s)
-        if grams is None:
-            return KnownGrams(reason=plan.unknown(plan.end_s))
-        total += grams
-    return KnownGrams(grams=total)
+    grams = plan.decided_g()
+    return KnownGrams(reason=plan.unknown(plan.end_s)) if grams is None else KnownGrams(grams=grams)
 
 
 def _run_grams(
@@ -688,7 +709,7 @@ def facts(plan: Mapping[str, Any]) -> str:
 
 def changes(plan: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     """Return the first changes to list, the last ones, and how many are left out between them."""
-    rows = [{**row, "when": _when(row["grid_s"])} for row in plan["changed"]]
+    rows = [{**row, "when": quantities.clock(row["grid_s"])} for row in plan["changed"]]
     if len(rows) <= 2 * MAX_ROWS:
         return rows, [], 0
     total = plan["changes"] + 1 + sum(row["name"] == END for row in rows)
@@ -698,13 +719,9 @@ def changes(plan: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[st
 def span(plan: Mapping[str, Any]) -> str:
     """Return from when to when the plan goes, in the grid's time."""
     start = datetime.fromtimestamp(plan["start_s"], UTC).strftime("%d %b %Y %H:%M")
-    text = f"{start} to {_when(plan['deadline_s'])} UTC"
+    text = f"{start} to {quantities.clock(plan['deadline_s'])} UTC"
     speed = plan["grid"]["speed"]
     return text + (f", replayed {speed:g} times as fast" if speed != 1 else ", replayed" if plan["replayed"] else "")
-
-
-def _when(grid_s: float) -> str:
-    return datetime.fromtimestamp(grid_s, UTC).strftime("%d %b %H:%M")
 
 
 def _count(number: int, what: str) -> str:

@@ -50,7 +50,7 @@ import dataclasses
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -647,11 +647,11 @@ def carbon_figures(record: RunRecord, totals: Totals, sums: EntrySums, energy: M
     operational_g = totals.operational_g if energy_j is not None and (priced_j > 0 or energy_j == 0) else None
     carried = any(rank.carried.embodied_g > 0 for rank in record.ranks)
     mid = totals.embodied_g if sums.embodied or carried else None
-    ratio = _embodied_ratio(record, sums)
+    spread = _embodied_ratio(record, sums)
     embodied = {
-        "low": None if mid is None or ratio is None else mid * ratio[0],
+        "low": None if mid is None or spread is None else mid * spread[0],
         "mid": mid,
-        "high": None if mid is None or ratio is None else mid * ratio[1],
+        "high": None if mid is None or spread is None else mid * spread[1],
     }
     market = ((record.run.get("config") or {}).get("carbon") or {}).get("market_g_per_kwh")
     facility_kwh = energy["facility_energy_kwh"]
@@ -701,15 +701,15 @@ def work_figures(wall_s: float, totals: Totals, energy: Mapping[str, Any], carbo
         "steps": totals.steps or None,
         "tokens": tokens,
         "samples": samples,
-        "tokens_per_j": _ratio(tokens, energy_j),
-        "samples_per_j": _ratio(samples, energy_j),
-        "j_per_token": _ratio(energy_j, tokens),
-        "j_per_sample": _ratio(energy_j, samples),
-        "j_per_step": _ratio(energy_j, totals.steps or None),
-        "g_per_ktoken": _ratio(emissions_g, tokens / 1000 if tokens else None),
-        "g_per_ksample": _ratio(emissions_g, samples / 1000 if samples else None),
-        "tokens_per_s": _ratio(tokens, wall_s),
-        "samples_per_s": _ratio(samples, wall_s),
+        "tokens_per_j": ratio(tokens, energy_j),
+        "samples_per_j": ratio(samples, energy_j),
+        "j_per_token": ratio(energy_j, tokens),
+        "j_per_sample": ratio(energy_j, samples),
+        "j_per_step": ratio(energy_j, totals.steps or None),
+        "g_per_ktoken": ratio(emissions_g, tokens / 1000 if tokens else None),
+        "g_per_ksample": ratio(emissions_g, samples / 1000 if samples else None),
+        "tokens_per_s": ratio(tokens, wall_s),
+        "samples_per_s": ratio(samples, wall_s),
     }
 
 
@@ -718,7 +718,8 @@ def _is_mixed(record: RunRecord, by_rank: Sequence[Totals]) -> bool:
     return len(units) > 1 or any(event.get("mixed") for rank in record.ranks for event in rank.events)
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
+def ratio(a: float | None, b: float | None) -> float | None:
+    """Return a quotient; None where either is not known, or there is nothing to divide by."""
     return None if a is None or not b else a / b
 
 
@@ -753,23 +754,23 @@ def gear_rows(
         row: dict[str, Any] = {
             "gear": gear,
             "energy_j": energy_j,
-            "share": _ratio(energy_j, total_j),
-            "modelled_share": _ratio(use.modelled_j, energy_j),
+            "share": ratio(energy_j, total_j),
+            "modelled_share": ratio(use.modelled_j, energy_j),
             "seconds": seconds,
             "steps": use.steps or None,
             "tokens": use.tokens or None,
             "samples": use.samples or None,
-            "mean_power_w": _ratio(told_j, seconds),
+            "mean_power_w": ratio(told_j, seconds),
             "attribution": Attribution.BLURRED if blurred else Attribution.RESOLVED,
             "operational_g": grams["operational_g"] if grams else None,
-            "g_per_ktoken": _ratio(1000 * grams["emissions_g"], grams["tokens"]) if grams else None,
+            "g_per_ktoken": ratio(1000 * grams["emissions_g"], grams["tokens"]) if grams else None,
             "device_s": use.device_s,
             "missing_device_s": use.missing_s,
             "coverage": 0.0 if energy_j is None else max(1.0 - max(use.missing_s, 0.0) / (use.device_s or 1.0), 0.0),
         }
         for one, done in (("token", use.tokens), ("sample", use.samples), ("step", use.steps)):
-            row[f"j_per_{one}"] = _ratio(told_j, done)
-            row[f"{one}s_per_s"] = _ratio(done or None, seconds)
+            row[f"j_per_{one}"] = ratio(told_j, done)
+            row[f"{one}s_per_s"] = ratio(done or None, seconds)
         rows.append(row)
     return sorted(rows, key=lambda row: -(row["energy_j"] or 0.0))
 
@@ -792,13 +793,13 @@ def gear_table(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     base = max(rows, key=lambda row: float(row[f"j_per_{one}"] or 0.0))  # the dearest: the others show what they save
     shown = []
     for row in rows:
-        ratio = _ratio(row[f"j_per_{one}"], base[f"j_per_{one}"]) if row is not base else None
+        relative = ratio(row[f"j_per_{one}"], base[f"j_per_{one}"]) if row is not base else None
         shown.append(
             {
                 **row,
                 "rate_per_s": row[f"{one}s_per_s"],
                 "j_per_one": row[f"j_per_{one}"],
-                "relative": "" if ratio is None else f"{quantities.significant(ratio)}x {base['gear']}",
+                "relative": "" if relative is None else f"{quantities.significant(relative)}x {base['gear']}",
                 "provenance": _provenance(row),
                 "source": _source(row),
             }
@@ -857,7 +858,7 @@ def layer_figures(run: Mapping[str, Any]) -> dict[str, Any] | None:
         "backend": run.get("gear_backend") or None,
         "count": len(layers),
         "chosen": sum(group["count"] for group in ordered if group["chosen"]),
-        "weight_share": _ratio(chosen_weights, sum(group["weights"] for group in ordered)),
+        "weight_share": ratio(chosen_weights, sum(group["weights"] for group in ordered)),
         "groups": ordered,
     }
 
@@ -871,48 +872,31 @@ def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict
     """
     config = run.get("config") or {}
     carbon_config = config.get("carbon") or {}
-    rows = [_row(*row) for row in facility_rows(summary, carbon_config)]
-    rows += _intensity(summary["carbon"])
-    if carbon_config.get("market_g_per_kwh") is not None:
-        rows.append(
-            _row(
-                "Contracted carbon intensity",
-                f"{carbon_config['market_g_per_kwh']:g} g/kWh",
-                "carbon.market_g_per_kwh in the configuration; GHG Protocol scope 2, market-based",
-            )
-        )
+    rows = [*facility_rows(summary, carbon_config), *_intensity(summary["carbon"])]
+    market = carbon_config.get("market_g_per_kwh")
+    if market is not None:
+        source = "carbon.market_g_per_kwh in the configuration; GHG Protocol scope 2, market-based"
+        rows.append(("Contracted carbon intensity", f"{market:g} g/kWh", source))
     if summary["carbon"]["embodied_g"]["mid"] is not None and "lifetime_years" in carbon_config:
-        rows.append(
-            _row(
-                "Life of a device",
-                f"{carbon_config['lifetime_years']:g} years",
-                "carbon.lifetime_years; low and high estimates use 6 and 3 years",
-            )
-        )
-    rows += _devices(summary)
-    rows += _plan(summary["plan"])
-    for rank in summary["ranks"]:
-        for item in rank["excluded"]:
-            rows.append(_row(f"Left out: {item['name']}", "not counted", item["reason"]))
-    return _unique(rows)
+        source = "carbon.lifetime_years; low and high estimates use 6 and 3 years"
+        rows.append(("Life of a device", f"{carbon_config['lifetime_years']:g} years", source))
+    rows += [*_devices(summary), *_plan(summary["plan"])]
+    left_out = [item for rank in summary["ranks"] for item in rank["excluded"]]
+    rows += [(f"Left out: {item['name']}", "not counted", item["reason"]) for item in left_out]
+    different = dict.fromkeys((str(name), str(value), str(source)) for name, value, source in rows)
+    return [{"name": name, "value": value, "source": source} for name, value, source in different]
 
 
-def _intensity(carbon: Mapping[str, Any]) -> list[dict[str, str]]:
-    rows = []
+def _intensity(carbon: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    value = _range(carbon) if len(carbon["sources"]) == 1 else "by interval"
     for source in carbon["sources"]:
-        rows.append(
-            _row(
-                f"Carbon intensity of {source['zone']}",
-                _range(carbon) if len(carbon["sources"]) == 1 else "by interval",
-                f"{source['source']} ({source['kind']}, {source['basis']}, {source['accounting']})",
-            )
-        )
+        who = f"{source['source']} ({source['kind']}, {source['basis']}, {source['accounting']})"
+        yield f"Carbon intensity of {source['zone']}", value, who
     signal = carbon["signal"]
     if signal.get("resolution"):
-        rows.append(_row("Time resolution of the intensity", signal["resolution"], signal.get("source", "")))
+        yield "Time resolution of the intensity", signal["resolution"], signal.get("source", "")
     if carbon["unpriced_j"]:
-        rows.append(_row("Energy without a carbon intensity", f"{carbon['unpriced_j']:.4g} J", "in no figure of grams"))
-    return rows
+        yield "Energy without a carbon intensity", f"{carbon['unpriced_j']:.4g} J", "in no figure of grams"
 
 
 def _range(carbon: Mapping[str, Any]) -> str:
@@ -922,53 +906,26 @@ def _range(carbon: Mapping[str, Any]) -> str:
     return f"{low:.4g} g/kWh" if high - low < 1e-3 * max(high, 1e-9) else f"{low:.4g} to {high:.4g} g/kWh"
 
 
-def _plan(plan: Mapping[str, Any] | None) -> list[dict[str, str]]:
-    rows = []
+def _plan(plan: Mapping[str, Any] | None) -> Iterator[tuple[str, str, str]]:
     if plan is not None and plan["provenance"] == "assumed":
         count = len(plan["rows"]) - 1
         source = "policy.actions in the configuration; nobody measured it on these devices"
-        rows.append(_row("Action table of the plan", f"speed and watts of {count} action{'s' * (count > 1)}", source))
+        yield "Action table of the plan", f"speed and watts of {count} action{'s' * (count > 1)}", source
     if plan is not None and plan["replayed"]:
         speed = plan["grid"]["speed"]
         value = f"from {plan['start_utc']} on" + ("" if speed == 1 else f", {speed:g} times as fast")
-        rows.append(_row("Time of the grid", value, "carbon.replay_start and carbon.speed in the configuration"))
-    return rows
+        yield "Time of the grid", value, "carbon.replay_start and carbon.speed in the configuration"
 
 
-def _devices(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    rows = []
+def _devices(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for device in summary["devices"]:
         if device["provenance"] in ("modelled", "mixed"):
-            rows.append(
-                _row(f"Power model of {device['name']}", device["method"] or "model", device["note"] or "not measured")
-            )
-        rate = device["embodied_g_per_h"]
+            yield f"Power model of {device['name']}", device["method"] or "model", device["note"] or "not measured"
+        rate, name = device["embodied_g_per_h"], f"Embodied carbon of {device['name']}"
         if rate:
-            rows.append(
-                _row(
-                    f"Embodied carbon of {device['name']}",
-                    f"{rate['mid']:.3g} g/h ({rate['low']:.3g} to {rate['high']:.3g})",
-                    rate.get("source", ""),
-                )
-            )
+            yield name, f"{rate['mid']:.3g} g/h ({rate['low']:.3g} to {rate['high']:.3g})", rate.get("source", "")
         elif device["embodied_note"]:
-            rows.append(_row(f"Embodied carbon of {device['name']}", "no figure of its own", device["embodied_note"]))
-    return rows
-
-
-def _row(name: str, value: object, source: object) -> dict[str, str]:
-    return {"name": name, "value": str(value), "source": str(source)}
-
-
-def _unique(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    seen: set[tuple[str, str, str]] = set()
-    out = []
-    for row in rows:
-        key = (row["name"], row["value"], row["source"])
-        if key not in seen:
-            seen.add(key)
-            out.append(row)
-    return out
+            yield name, "no figure of its own", device["embodied_note"]
 
 
 M_PER_MILE: Final = 1609.344
@@ -1013,35 +970,23 @@ def equivalents(*, emissions_g: float | None, energy_j: float) -> Sequence[Equiv
         emissions_g: Emissions (gCO2e); None leaves the car out.
         energy_j: Energy at the socket, facility overhead included (J).
     """
-    car = (
-        []
-        if emissions_g is None
-        else [
-            Equivalent(
-                amount=emissions_g / CAR_G_PER_KM,
-                unit="km in an average US petrol car",
-                source="US EPA equivalencies: 393 gCO2e per mile",
-            )
-        ]
-    )
-    return [
-        *car,
-        Equivalent(
-            amount=energy_j / PHONE_CHARGE_J,
-            unit="smartphone charges",
-            source="US DOE 2020, in US EPA equivalencies: 11.6 Wh each",
+    likes = [
+        (energy_j / PHONE_CHARGE_J, "smartphone charges", "US DOE 2020, in US EPA equivalencies: 11.6 Wh each"),
+        (
+            energy_j / KETTLE_CUP_J,
+            "cups of water boiled in a kettle",
+            "0.25 l from 15 C at 85 % efficiency: 105 kJ each",
         ),
-        Equivalent(
-            amount=energy_j / KETTLE_CUP_J,
-            unit="cups of water boiled in a kettle",
-            source="0.25 l from 15 C at 85 % efficiency: 105 kJ each",
-        ),
-        Equivalent(
-            amount=energy_j / (LAPTOP_W * S_PER_HOUR),
-            unit="hours of a laptop in use",
-            source="50 W, upper end of 20 to 50 W (smarterbusiness.co.uk)",
+        (
+            energy_j / (LAPTOP_W * S_PER_HOUR),
+            "hours of a laptop in use",
+            "50 W, upper end of 20 to 50 W (smarterbusiness.co.uk)",
         ),
     ]
+    if emissions_g is not None:
+        source = "US EPA equivalencies: 393 gCO2e per mile"
+        likes.insert(0, (emissions_g / CAR_G_PER_KM, "km in an average US petrol car", source))
+    return [Equivalent(amount=amount, unit=unit, source=source) for amount, unit, source in likes]
 
 
 PROCEDURE: Final = (

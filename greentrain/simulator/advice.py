@@ -6,7 +6,6 @@ The advice is a table with a sentence, and a picture: each zone's intensity, and
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -36,7 +35,7 @@ from greentrain.simulator.study import share_note
 from greentrain.simulator.world import World
 from greentrain.types import G_PER_KG, J_PER_KWH, S_PER_HOUR, iso
 from greentrain.utils import quantities
-from greentrain.utils.quantities import count, mass
+from greentrain.utils.quantities import clock, count, mass
 from greentrain.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -350,11 +349,6 @@ def sentence(advice: Advice) -> str:
     if other is not None:
         text += f" and {_than(best.plan_g, other.plan_g)} than the plan in {other.grid.zone}"
     return f"{text}; {_plainly(advice, best, static)}."
-
-
-def clock(unix_s: float) -> str:
-    """Return a time in UTC for people."""
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%d %b %H:%M")
 
 
 def _plainly(advice: Advice, zone: ZoneAdvice, static: str) -> str:

@@ -19,15 +19,13 @@ from greentrain.ledger.reader import RunRecord, read_run
 from greentrain.policy.action_sources import Actions, table_of_run
 from greentrain.policy.menu import Menu, menu_of
 from greentrain.policy.outlook import Array
-from greentrain.report.plan import PlanRecord
+from greentrain.report.plan import PlanRecord, mean_by_hour
 from greentrain.report.summary import summarize
 from greentrain.simulator.scene import NOTHING
 from greentrain.types import S_PER_HOUR, Gear, LedgerEntry
 
 _PARTS: Final = 200
 """Into so many parts a run is cut to be drawn, or into its hours where these are more."""
-_ENOUGH: Final = 0.5
-"""The books say what an hour's intensity was if they have this share of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -192,7 +190,7 @@ def _unplanned(record: RunRecord, summary: Mapping[str, Any], policy: PolicyConf
         unit=unit,
         menu=menu,
         menu_from="" if menu is None else f"{menu.provenance}: the action table of the run",
-        g_per_kwh=_hours(first.entries, time, start_s, end_s),
+        g_per_kwh=_floats(mean_by_hour(first.entries, time, start_s, end_s)),
         **_signal(record),
         grams=float(emitted[-1]) if complete else None,
         grams_of="run",
@@ -265,22 +263,6 @@ def _emitted(record: RunRecord, time: GridTime, edges_s: Array, *, with_pue: boo
 def _scaled(emitted_g: Array, total_g: float | None) -> Array:
     last = float(emitted_g[-1])
     return emitted_g if total_g is None or last <= 0 else emitted_g * (total_g / last)
-
-
-def _hours(entries: Sequence[LedgerEntry], time: GridTime, start_s: float, end_s: float) -> Array:
-    """Return the mean intensity of each hour from the start on, where the books have half of what ran in it."""
-    count = max(1, math.ceil((end_s - start_s) / S_PER_HOUR - 1e-6))
-    edges = start_s + np.arange(count + 1) * S_PER_HOUR
-    seconds, weighted = np.zeros(count), np.zeros(count)
-    for entry in entries:
-        if entry.carbon.g_per_kwh is not None:
-            inside = np.clip(np.minimum(edges[1:], time.at(entry.t1_unix_s)), edges[:-1], None)
-            inside -= np.clip(time.at(entry.t0_unix_s), edges[:-1], inside)
-            seconds += inside
-            weighted += inside * entry.carbon.g_per_kwh
-    needed = _ENOUGH * np.minimum(S_PER_HOUR, end_s - edges[:-1])
-    enough = (seconds > 0) & (seconds >= needed)
-    return np.asarray(np.divide(weighted, seconds, out=np.full(count, np.nan), where=enough))
 
 
 def _gear_rows(entries: Sequence[LedgerEntry], time: GridTime, edges_s: Array, menu: Menu | None) -> NDArray[np.int64]:

@@ -6,7 +6,6 @@ terminal and for other programs.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -293,8 +292,7 @@ def _compared(
     horizon_s = min(max(deadline_s, told.end_s), trace.end_unix_s) - start_s
     best = oracle_course(trace, start_s, horizon_s, told.tokens, menu)
     late = told.finished_s is None or told.finished_s > deadline_s
-    done_s = told.finished_s if told.finished_s is not None else None
-    lines = [Line(name=RAN, grams=told.grams, done_s=done_s, tokens_left=0.0, changes=told.changes)]
+    lines = [Line(name=RAN, grams=told.grams, done_s=told.finished_s, tokens_left=0.0, changes=told.changes)]
     courses = [Course(name=RAN, edges_unix_s=told.edges_s, rows=told.rows, grams=told.emitted_g, late=late)]
     for name in names:
         track = world.run(kernel_of(settings, named_policy(name, settings, menu), menu), jobs, history=True)
@@ -406,4 +404,4 @@ def _done(line: Line) -> str:
         return ""
     if line.done_s is None:
         return f"late, {quantities.count(line.tokens_left)} left" if line.tokens_left else "not all"
-    return datetime.fromtimestamp(line.done_s, UTC).strftime("%d %b %H:%M")
+    return quantities.clock(line.done_s)

@@ -74,56 +74,20 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRow:
-    """One line of the table: a policy, or the oracle, on one grid at one slack."""
-
-    trace: str
-    slack: float
-    policy: str
-    grams: float
-    """Of all jobs together, IT power."""
-    kwh: float | None
-    """None for the oracle, whose table is of grams."""
-    saving: float
-    """Share of static's grams."""
-    mean_saving: float
-    """Mean over the jobs of that share of each."""
-    over_blind: float
-    """Share of the grams of the constant pace of least energy."""
-    excess: float
-    """Over the oracle, as a share of its grams."""
-    jobs: int
-    misses: int
-    switches_per_day: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row in plain JSON types."""
-        return {
-            "trace": self.trace,
-            "slack": self.slack,
-            "policy": self.policy,
-            "kg": self.grams / G_PER_KG,
-            "kwh": self.kwh,
-            "saving_vs_static": self.saving,
-            "mean_saving_vs_static": self.mean_saving,
-            "saving_vs_blind": self.over_blind,
-            "excess_over_oracle": self.excess,
-            "jobs": self.jobs,
-            "misses": self.misses,
-            "switches_per_day": self.switches_per_day,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
     """What came out."""
 
     study: Study
     cases: Sequence[Case]
 
-    def rows(self) -> list[StudyRow]:
-        """Return the table: case by case, grid by grid, the oracle last."""
-        found: list[StudyRow] = []
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the table in plain JSON types: a policy on one grid at one slack, grid by grid, the oracle last.
+
+        ``kg`` and ``kwh`` are of all jobs together, IT power; kWh of the oracle are None, as its table is of grams.
+        Savings are shares of the grams of static and of the constant pace of least energy, ``mean_saving_vs_static``
+        the mean over the jobs, ``excess_over_oracle`` a share of the oracle's grams.
+        """
+        found: list[dict[str, Any]] = []
         for case in self.cases:
             for grid in self.study.grids:
                 outcomes = [o for o in case.result.outcomes if o.trace == grid.trace.name]
@@ -184,7 +148,7 @@ class StudyResult:
                 }
                 for grid in self.study.grids
             ],
-            "rows": [row.to_dict() for row in self.rows()],
+            "rows": self.rows(),
             "notes": self.notes(),
         }
 
@@ -271,40 +235,37 @@ def _jobs(study: Study) -> list[tuple[float, float, float]]:
     return [(deadline_h * per_h / tokens, tokens, deadline_h)]
 
 
-def _row(outcome: PolicyOutcome, slack: float) -> StudyRow:
-    return StudyRow(
-        trace=outcome.trace,
-        slack=slack,
-        policy=outcome.policy,
-        grams=outcome.grams,
-        kwh=outcome.kwh,
-        saving=outcome.saving,
-        mean_saving=outcome.mean_saving,
-        over_blind=outcome.saving_over_blind,
-        excess=outcome.excess,
-        jobs=len(outcome.track.grams),
-        misses=outcome.misses,
-        switches_per_day=outcome.switches_per_day,
-    )
+def _row(outcome: PolicyOutcome, slack: float) -> dict[str, Any]:
+    return {
+        "trace": outcome.trace,
+        "slack": slack,
+        "policy": outcome.policy,
+        "kg": outcome.grams / G_PER_KG,
+        "kwh": outcome.kwh,
+        "saving_vs_static": outcome.saving,
+        "mean_saving_vs_static": outcome.mean_saving,
+        "saving_vs_blind": outcome.saving_over_blind,
+        "excess_over_oracle": outcome.excess,
+        "jobs": len(outcome.track.grams),
+        "misses": outcome.misses,
+        "switches_per_day": outcome.switches_per_day,
+    }
 
 
-def _oracle_row(outcome: PolicyOutcome, slack: float) -> StudyRow:
+def _oracle_row(outcome: PolicyOutcome, slack: float) -> dict[str, Any]:
     known = outcome.references
     grams = float(known.oracle_g.sum())
-    return StudyRow(
-        trace=outcome.trace,
-        slack=slack,
-        policy=ORACLE,
-        grams=grams,
-        kwh=None,
-        saving=1.0 - grams / float(known.static_g.sum()),
-        mean_saving=float(np.mean(1.0 - known.oracle_g / known.static_g)),
-        over_blind=1.0 - grams / float(known.blind_g.sum()),
-        excess=0.0,
-        jobs=len(known.oracle_g),
-        misses=0,
-        switches_per_day=None,
-    )
+    return _row(outcome, slack) | {
+        "policy": ORACLE,
+        "kg": grams / G_PER_KG,
+        "kwh": None,
+        "saving_vs_static": 1.0 - grams / float(known.static_g.sum()),
+        "mean_saving_vs_static": float(np.mean(1.0 - known.oracle_g / known.static_g)),
+        "saving_vs_blind": 1.0 - grams / float(known.blind_g.sum()),
+        "excess_over_oracle": 0.0,
+        "misses": 0,
+        "switches_per_day": None,
+    }
 
 
 def _scene(result: StudyResult, case: Case, grid: Grid, i: int) -> Scene:
@@ -345,8 +306,9 @@ def render(result: StudyResult) -> "RenderableType":
     parts: list[RenderableType] = []
     for case in result.cases:
         for grid in result.study.grids:
-            mine = [row for row in rows if (row.trace, row.slack) == (grid.trace.name, case.slack)]
-            title = f"{grid.trace.name}, {_number_of_jobs(mine[0].jobs)} of {quantities.count(case.tokens)}"
+            mine = [row for row in rows if (row["trace"], row["slack"]) == (grid.trace.name, case.slack)]
+            jobs = mine[0]["jobs"]
+            title = f"{grid.trace.name}, {jobs} job{'' if jobs == 1 else 's'} of {quantities.count(case.tokens)}"
             title += f" {result.study.actions.unit} in {case.deadline_h:.4g} h (slack {case.slack:.3g})"
             parts.append(_table(title, mine))
     parts.append(Text("Saved: against static; vs blind: against the constant pace of least energy.", style="dim"))
@@ -356,7 +318,7 @@ def render(result: StudyResult) -> "RenderableType":
 
 def to_csv(result: StudyResult) -> str:
     """Return the rows as CSV text, shares as fractions; empty where nothing is known."""
-    return csv_text([row.to_dict() for row in result.rows()])
+    return csv_text(result.rows())
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -379,28 +341,24 @@ def plain_table(title: str, columns: Sequence[str]) -> "Table":
     return table
 
 
-def _table(title: str, rows: Sequence[StudyRow]) -> "Table":
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> "Table":
     from rich.markup import escape
 
     table = plain_table(title, _HEAD)
-    best = min((row for row in rows if row.policy != ORACLE), key=lambda row: (row.misses > 0, row.grams))
+    best = min((row for row in rows if row["policy"] != ORACLE), key=lambda row: (row["misses"] > 0, row["kg"]))
     for row in rows:
-        style = "bold" if row is best else "dim" if row.policy == ORACLE else ""
+        is_oracle, changes = row["policy"] == ORACLE, row["switches_per_day"]
         table.add_row(
-            escape(row.policy),
-            quantities.mass(row.grams),
-            "" if row.policy == STATIC else quantities.signed(row.saving),
-            quantities.signed(row.over_blind),
-            "" if row.policy == ORACLE else quantities.signed(row.excess),
-            "" if row.policy == ORACLE else f"[red]{row.misses}[/]" if row.misses else "0",
-            "" if row.switches_per_day is None else f"{row.switches_per_day:.1f}",
-            style=style,
+            escape(row["policy"]),
+            quantities.mass(row["kg"] * G_PER_KG),
+            "" if row["policy"] == STATIC else quantities.signed(row["saving_vs_static"]),
+            quantities.signed(row["saving_vs_blind"]),
+            "" if is_oracle else quantities.signed(row["excess_over_oracle"]),
+            "" if is_oracle else f"[red]{row['misses']}[/]" if row["misses"] else "0",
+            "" if changes is None else f"{changes:.1f}",
+            style="bold" if row is best else "dim" if is_oracle else "",
         )
     return table
-
-
-def _number_of_jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def write_results(

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
@@ -239,6 +240,11 @@ def duration(time_s: float | None) -> str:
             rest = total_s % size_s // small_s
             return f"{total_s // size_s} {unit}" + (f" {rest} {small}" if rest else "")
     return f"{total_s} s"
+
+
+def clock(unix_s: float) -> str:
+    """Return a time (s since the epoch) in UTC: ``05 Mar 14:00``."""
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%d %b %H:%M")
 
 
 def count(value: float | None) -> str:

@@ -401,7 +401,7 @@ class FindingKind(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AuditFinding:
     """One thing that was found."""
 
@@ -447,22 +447,20 @@ def verify(
             findings += _of_run(run, root / run["folder"])
         except OSError as error:
             text = f"a file cannot be read: {error.strerror or error}"
-            findings.append(AuditFinding(kind=FindingKind.DIFFERS, place=run["folder"], text=text))
+            findings.append(AuditFinding(FindingKind.DIFFERS, run["folder"], text))
         if progress is not None:
             progress(done)
     known = {run["folder"] for run in document["runs"]}
     for found in find_runs(root):
         folder = below(root, found.folder)
         if folder not in known:
-            findings.append(
-                AuditFinding(kind=FindingKind.NOTE, place=folder, text="a run that was not there at the audit")
-            )
+            findings.append(AuditFinding(FindingKind.NOTE, folder, "a run that was not there at the audit"))
     return AuditVerdict(runs=len(document["runs"]), files=files, findings=findings)
 
 
 def _of_document(document: Mapping[str, Any], key: bytes | None) -> Iterator[AuditFinding]:
     def differs(text: str) -> AuditFinding:
-        return AuditFinding(kind=FindingKind.DIFFERS, place="the document", text=text)
+        return AuditFinding(FindingKind.DIFFERS, "the document", text)
 
     if not hmac.compare_digest(checksum(document), document["checksum"]["value"]):
         yield differs("its checksum is of another text: it was edited after it was written")
@@ -472,16 +470,14 @@ def _of_document(document: Mapping[str, Any], key: bytes | None) -> Iterator[Aud
     elif key is not None and not hmac.compare_digest(signature(document, key), signed["value"]):
         yield differs("its signature is not of this key and this text: it was signed with another key, or edited")
     elif key is None and signed is not None:
-        yield AuditFinding(
-            kind=FindingKind.NOTE, place="the document", text="its signature was not checked: give --key-file"
-        )
+        yield AuditFinding(FindingKind.NOTE, "the document", "its signature was not checked: give --key-file")
     yield from _unequal("totals of all runs", document["totals"], add_up(document["runs"]), "its runs")
 
 
 def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[AuditFinding]:
     name = run["folder"]
     if not folder.is_dir():
-        yield AuditFinding(kind=FindingKind.DIFFERS, place=name, text="the folder is gone")
+        yield AuditFinding(FindingKind.DIFFERS, name, "the folder is gone")
         return
     sizes = {}
     for file in run["files"]:
@@ -492,24 +488,18 @@ def _of_run(run: Mapping[str, Any], folder: Path) -> Iterator[AuditFinding]:
         else:
             finding = _of_journal(file, folder / file["name"])
         if finding is not None:
-            yield AuditFinding(kind=finding[0], place=place, text=finding[1])
+            yield AuditFinding(finding[0], place, finding[1])
     for path in sorted(folder.iterdir()):
         if is_raw(path.name) and path.name not in sizes:
-            yield AuditFinding(
-                kind=FindingKind.GROWN, place=str(PurePosixPath(name) / clean(path.name)), text="a new file"
-            )
+            yield AuditFinding(FindingKind.GROWN, str(PurePosixPath(name) / clean(path.name)), "a new file")
     if run["error"] is not None:
-        yield AuditFinding(
-            kind=FindingKind.NOTE, place=name, text=f"no totals: at the audit it was broken: {run['error']}"
-        )
+        yield AuditFinding(FindingKind.NOTE, name, f"no totals: at the audit it was broken: {run['error']}")
         return
     if (folder / RUN_JSON).exists() and RUN_JSON in sizes:
         sizes[RUN_JSON] = (folder / RUN_JSON).stat().st_size
     row = HashedFiles(sizes).read(folder).row
     if row.error is not None:
-        yield AuditFinding(
-            kind=FindingKind.DIFFERS, place=name, text=f"its totals cannot be derived any more: {row.error}"
-        )
+        yield AuditFinding(FindingKind.DIFFERS, name, f"its totals cannot be derived any more: {row.error}")
     else:
         yield from _unequal(name, run["totals"], figures(row), "the files")
 
@@ -566,4 +556,4 @@ def _unequal(
         if not same:
             told, found = ("unknown" if value is None else f"{value!r}" for value in (a, b))
             text = f"{name} is {told} in the document and {found} from {source}"
-            yield AuditFinding(kind=FindingKind.DIFFERS, place=place, text=text)
+            yield AuditFinding(FindingKind.DIFFERS, place, text)

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -186,8 +186,8 @@ def _document(
         "since": asked.only.since,
         "until": asked.only.until,
         "where": dict(asked.only.where),
-        "totals": [_total(total) for total in totals],
-        "all": _total(whole[0]) if whole else None,
+        "totals": [total.to_dict() for total in totals],
+        "all": whole[0].to_dict() if whole else None,
         "states": dict(states),
         "unfinished": [_place(row, now_s) for row in rows if row.reason != _ENDED and row.error is None],
         "broken": [{**_place(row, now_s), "error": row.error} for row in others if row.error is not None],
@@ -202,7 +202,3 @@ def _document(
 
 def _place(row: RunRow, now_s: float) -> dict[str, Any]:
     return {"run_id": row.run_id, "folder": str(row.folder), "state": row.state(now_s)}
-
-
-def _total(total: FleetTotal) -> dict[str, Any]:
-    return {**asdict(total), "missing_share": total.missing_share}

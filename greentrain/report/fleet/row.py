@@ -11,7 +11,7 @@ from greentrain.ledger.totals import MISSING, EnergyPart, Totals
 from greentrain.ledger.uncertainty import Interval, intervals
 from greentrain.report import RunReport
 from greentrain.report.estimated import estimated
-from greentrain.report.summary import ALIVE_S
+from greentrain.report.summary import ALIVE_S, ratio
 from greentrain.types import kwh_from_j
 
 
@@ -206,9 +206,9 @@ def make_row(
         total_low_g=emissions.low,
         total_high_g=emissions.high,
         saved_g=_saved_g(folder) if run.get("plan") else None,
-        g_per_token=_ratio(total_g, tokens),
-        j_per_token=_ratio(energy_j, tokens),
-        tokens_per_s=_ratio(tokens, wall_s),
+        g_per_token=ratio(total_g, tokens),
+        j_per_token=ratio(energy_j, tokens),
+        tokens_per_s=ratio(tokens, wall_s),
         gears=_gear_shares(by_rank),
         policy=clean_or_none((config.get("policy") or {}).get("name")),
         estimate_ratio=_estimate_ratio(folder, tokens, wall_s, energy_j, operational_g),
@@ -256,10 +256,6 @@ def _estimate_ratio(
     )
     figure = None if found is None else found["figures"]["energy_j"]
     return None if figure is None else figure["ratio"]
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return None if a is None or not b else a / b
 
 
 def clean(value: object) -> str:

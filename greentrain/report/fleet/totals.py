@@ -1,9 +1,10 @@
 """Totals of many runs by project, user, zone, month, device, provenance or tag, added up from the cells of the runs."""
 
 import datetime
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from greentrain.errors import ConfigError
@@ -70,6 +71,15 @@ class FleetTotal:
         missing_s = max(self.missing_s or 0.0, 0.0)
         whole_s = (self.device_s or 0.0) + missing_s
         return missing_s / whole_s if whole_s > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON types; what is unknown is null."""
+        return {name: finite(value) for name, value in {**asdict(self), "missing_share": self.missing_share}.items()}
+
+
+def finite(value: Any) -> Any:
+    """Return a value that JSON can hold: None for a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

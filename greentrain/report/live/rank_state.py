@@ -220,19 +220,9 @@ def saved_so_far(run: Mapping[str, Any], rank: RankState) -> SavedGrams | None:
     plan = PlanRecord.of(RunRecord(folder=Path(), run=run, ranks=[replace(own, entries=entries)]))
     if plan is None or not plan.stretches:
         return None
-    rows, usual = plan.facts["rows"], int(plan.facts["static"])
-    parts = [(usual, plan.start_s, plan.stretches[0].t0_s)]
-    parts += [(stretch.row, stretch.t0_s, stretch.t1_s) for stretch in plan.stretches]
-    total_g = 0.0
-    for row, t0_s, t1_s in parts:
-        grams = plan.grams(float(rows[row]["power_w"]), t0_s, t1_s)
-        if grams is None:
-            return None
-        total_g += grams
-    speed = float(rows[usual]["tokens_per_s"]) * plan.speed_of_table
-    static_g = plan.grams(float(rows[usual]["power_w"]), plan.start_s, plan.start_s + plan.tokens_done / speed)
-    if static_g is None:
+    total_g, usual = plan.decided_g(), plan.facts["rows"][int(plan.facts["static"])]
+    speed = float(usual["tokens_per_s"]) * plan.speed_of_table
+    static_g = plan.grams(float(usual["power_w"]), plan.start_s, plan.start_s + plan.tokens_done / speed)
+    if total_g is None or static_g is None:
         return None
-    return SavedGrams(
-        grams=static_g - total_g, provenance=str(plan.facts["provenance"]), against=str(rows[usual]["name"])
-    )
+    return SavedGrams(grams=static_g - total_g, provenance=str(plan.facts["provenance"]), against=str(usual["name"]))

@@ -31,7 +31,7 @@ from greentrain.report import RunReport
 from greentrain.report.fleet.find import is_raw
 from greentrain.report.fleet.row import RunRow
 from greentrain.report.fleet.totals import RunSelection, parse_where
-from greentrain.report.ui.watching import Watching, row_json, total_json
+from greentrain.report.ui.watching import Watching, row_json
 from greentrain.utils.http_access import Access, HostNames
 from greentrain.utils.version import __version__
 
@@ -289,7 +289,7 @@ def application(watching: Watching, door: LinkAuth, names: HostNames) -> PageGua
         keys = [key.strip() for key in by.split(",") if key.strip()]
         only = RunSelection(since=since or None, until=until or None, where=parse_where(where or []))
         found = await run_in_threadpool(watching.totals, keys, only)
-        return _json({"format": FORMAT, "by": keys, "totals": [total_json(total) for total in found]})
+        return _json({"format": FORMAT, "by": keys, "totals": [total.to_dict() for total in found]})
 
     @app.get("/api/runs/{key}")
     async def run(key: str) -> Response:

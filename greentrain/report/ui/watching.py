@@ -2,11 +2,11 @@
 
 import contextlib
 import hashlib
-import math
 import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,17 +14,7 @@ from greentrain.errors import RunFolderError
 from greentrain.report.fleet.find import below
 from greentrain.report.fleet.index import Index
 from greentrain.report.fleet.row import RunRow
-from greentrain.report.fleet.totals import FleetTotal, RunSelection
-
-AS_THEY_ARE: Final = (
-    "run_id", "name", "project", "user", "zone", "signal", "world_size", "missing_ranks", "steps", "tokens", "samples",
-    "policy", "greentrain_version", "error",
-)  # fmt: skip
-FIGURES: Final = (
-    "created_unix_s", "end_unix_s", "wall_s", "energy_j", "measured_j", "modelled_j", "missing_s", "device_s",
-    "facility_j", "unpriced_j", "operational_g", "market_g", "embodied_g", "total_g", "saved_g", "g_per_token",
-    "j_per_token", "tokens_per_s", "estimate_ratio",
-)  # fmt: skip
+from greentrain.report.fleet.totals import FleetTotal, RunSelection, finite
 
 
 def key_of(row: RunRow, root: Path) -> str:
@@ -41,38 +31,13 @@ def row_json(row: RunRow, root: Path, now_unix_s: float) -> dict[str, Any]:
         now_unix_s: Present time (s since the epoch).
     """
     return {
+        **{item.name: finite(getattr(row, item.name)) for item in fields(row)},
         "id": key_of(row, root),
         "folder": below(root, row.folder),
         "state": row.state(now_unix_s),
         "duplicate_of": None if row.duplicate_of is None else below(root, row.duplicate_of),
-        **{name: getattr(row, name) for name in AS_THEY_ARE},
-        **{name: finite(getattr(row, name)) for name in FIGURES},
-        "tags": dict(row.tags),
-        "devices": list(row.devices),
-        "frameworks": list(row.frameworks),
         "gears": {gear: finite(share) for gear, share in row.gears.items()},
     }
-
-
-def total_json(total: FleetTotal) -> dict[str, Any]:
-    """Return a total for JSON."""
-    figures = (
-        "energy_j", "measured_j", "modelled_j", "facility_j", "unpriced_j", "device_s", "missing_s", "operational_g",
-        "market_g", "embodied_g", "total_g", "rank_s", "saved_g", "missing_share",
-        "energy_low_j", "energy_high_j", "total_low_g", "total_high_g",
-    )  # fmt: skip
-    return {
-        "key": dict(total.key),
-        "runs": total.runs,
-        "tokens": total.tokens,
-        "samples": total.samples,
-        **{name: finite(getattr(total, name)) for name in figures},
-    }
-
-
-def finite(value: float | None) -> float | None:
-    """Return a number that JSON can hold; None for the others."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 UNWATCHED: Final = 5
