@@ -34,6 +34,8 @@ class Column:
     """What to do with a value outside."""
     key: str
     """Key of the configuration that names the file."""
+    removed: str = "to leave a gap"
+    """What it means to remove a line."""
 
 
 INTENSITY: Final = Column(
@@ -125,11 +127,13 @@ def _value(text: str, where: str, column: Column) -> float:
     try:
         value = float(text)
     except ValueError as error:
-        raise TraceError(f"{where}: {column.name} is {text!r}, not a number; remove the line to leave a gap") from error
+        raise TraceError(
+            f"{where}: {column.name} is {text!r}, not a number; remove the line {column.removed}"
+        ) from error
     if not (math.isfinite(value) and column.low <= value <= column.high):
         raise TraceError(
             f"{where}: {column.name} is {text!r}; it must be between {column.low:g} and {column.high:g}{column.unit}."
-            f" Remove the line to leave a gap, or {column.remedy}"
+            f" Remove the line {column.removed}, or {column.remedy}"
         )
     return value
 

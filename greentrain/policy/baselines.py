@@ -12,22 +12,30 @@
   least energy.
 """
 
-import csv
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from greentrain.errors import ConfigError
+from greentrain.carbon.trace import Column, read_trace
+from greentrain.errors import ConfigError, TraceError
 from greentrain.policy.decision_kernel import ROUNDING
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
 from greentrain.types import S_PER_HOUR
-from greentrain.utils.validation import moment
 
-TIME: Final = "timestamp_utc"
-VALUE: Final = "price_per_h"
+PRICE: Final = Column(
+    name="price_per_h",
+    low=-1e6,
+    high=1e6,
+    unit="",
+    remedy="give the price of one rank and hour",
+    key="policy.prices_csv",
+    removed="to keep the price before",
+)
 
 
 @runtime_checkable
@@ -58,7 +66,11 @@ class PriceFile:
         path = Path(path)
         self.name = f"prices of {path.name}"
         self.currency = currency
-        self._t_s, self._price = _read(path)
+        try:
+            rows = read_trace(path, PRICE)
+        except TraceError as error:
+            raise ConfigError(str(error)) from error
+        self._t_s, self._price = np.array(rows.t_unix_s), np.array(rows.values)
 
     def at(self, t_unix_s: Array) -> Array:
         """Return the prices; NaN before the first row, and past the last one by more than the usual distance."""
@@ -103,45 +115,22 @@ class SyntheticPrices:
         return found
 
 
-def _read(path: Path) -> tuple[Array, Array]:
-    times: list[float] = []
-    prices: list[float] = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            if TIME not in (reader.fieldnames or ()) or VALUE not in (reader.fieldnames or ()):
-                raise ConfigError(f"{path}:1: the columns are {reader.fieldnames}; prices need {TIME!r} and {VALUE!r}")
-            for row in reader:
-                where = f"{path}:{reader.line_num}: "
-                times.append(moment(f"{where}{TIME}", str(row[TIME]).strip()).timestamp())
-                prices.append(_price(row[VALUE], where))
-                if len(times) > 1 and not times[-1] > times[-2]:
-                    raise ConfigError(f"{where}{TIME} {row[TIME]!r} is not after that of the row before; sort the rows")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read the prices {path}: {error.strerror or error}; check policy.prices_csv"
-        ) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path} is no CSV text in UTF-8: {error}") from error
-    if len(times) < 2:
-        raise ConfigError(f"{path} has {len(times)} rows of data; prices need two or more, to know their step")
-    return np.array(times), np.array(prices)
-
-
-def _price(text: str | None, where: str) -> float:
-    try:
-        value = float(text or "")
-    except ValueError:
-        raise ConfigError(
-            f"{where}{VALUE} is {text!r}, not a number; remove the line to keep the price before"
-        ) from None
-    if not (math.isfinite(value) and -1e6 <= value <= 1e6):
-        raise ConfigError(f"{where}{VALUE} is {text!r}; it must be between -1e6 and 1e6")
-    return value
-
-
 TRAILING_S = 7 * 24 * S_PER_HOUR
 """A week, so that working days and weekends are in it."""
+
+
+def _needed(seen: Outlook, speed: float) -> tuple[Array, NDArray[np.bool_]]:
+    """Return (n,) which share of the time left a speed (tokens/s) needs, and where there is no time to wait."""
+    need_s = seen.tokens_left / speed
+    return need_s / np.maximum(seen.left_s, 1e-9), need_s >= seen.left_s - seen.epoch_s
+
+
+def _run_or_wait(
+    row: int, run: NDArray[np.bool_], urgent: NDArray[np.bool_], reasons: Sequence[str], figures: Mapping[str, Array]
+) -> Choice:
+    """Return the row where it pays to run or there is no time to wait, else off; reasons: run, wait, urgent."""
+    rows = np.where(run | urgent, row, OFF)
+    return Choice(rows=rows, reasons=reasons, reason=np.where(urgent, 2, np.where(run, 0, 1)), figures=figures)
 
 
 class Threshold:
@@ -165,17 +154,9 @@ class Threshold:
         now = seen.now_g_per_kwh
         steps = min(seen.past_g_per_kwh.shape[1], round(TRAILING_S / seen.step_s))
         trailing = seen.past_g_per_kwh[:, seen.past_g_per_kwh.shape[1] - steps :]
-        need_s = seen.tokens_left / self._speed
-        duty = need_s / np.maximum(seen.left_s, 1e-9)
+        duty, urgent = _needed(seen, self._speed)
         rank = np.count_nonzero(trailing < now[:, None], axis=1) / max(1, steps)
-        urgent = need_s >= seen.left_s - seen.epoch_s
-        run = urgent | (rank <= duty)
-        return Choice(
-            rows=np.where(run, self._row, OFF),
-            reasons=_THRESHOLD_REASONS,
-            reason=np.where(urgent, 2, np.where(run, 0, 1)),
-            figures={"duty": duty, "rank": rank},
-        )
+        return _run_or_wait(self._row, rank <= duty, urgent, _THRESHOLD_REASONS, {"duty": duty, "rank": rank})
 
 
 _THRESHOLD_REASONS = (
@@ -218,16 +199,9 @@ class Spot:
         known = np.isfinite(trailing)
         cheaper = (trailing < paid[:, None]) & known
         rank = cheaper.sum(axis=1) / np.maximum(1, known.sum(axis=1))
-        need_s = seen.tokens_left / self._speed
-        duty = need_s / np.maximum(seen.left_s, 1e-9)
-        urgent = need_s >= seen.left_s - seen.epoch_s
-        run = urgent | (rank <= duty) | np.isnan(paid)
-        return Choice(
-            rows=np.where(run, self._row, OFF),
-            reasons=self._reasons,
-            reason=np.where(urgent, 2, np.where(run, 0, 1)),
-            figures={"paid": paid, "rank": rank, "duty": duty},
-        )
+        duty, urgent = _needed(seen, self._speed)
+        figures = {"paid": paid, "rank": rank, "duty": duty}
+        return _run_or_wait(self._row, (rank <= duty) | np.isnan(paid), urgent, self._reasons, figures)
 
 
 def _hours_before(t_unix_s: Array) -> Array:
@@ -260,23 +234,16 @@ class LowestWindow:
         ahead = seen.forecast_g_per_kwh[:, :steps]
         starts_s = np.arange(steps) * seen.step_s
         weight_s = np.clip(np.minimum(seen.left_s, self.ahead_s)[:, None] - starts_s, 0.0, seen.step_s)
-        need_s = seen.tokens_left / self._speed
-        duty = need_s / np.maximum(seen.left_s, 1e-9)
+        duty, urgent = _needed(seen, self._speed)
         cleaner_s = np.where(ahead < ahead[:, :1], weight_s, 0.0).sum(axis=1)
-        urgent = need_s >= seen.left_s - seen.epoch_s
         wanted_s = duty * weight_s.sum(axis=1)
-        run = urgent | (cleaner_s < wanted_s)
-        return Choice(
-            rows=np.where(run, self._row, OFF),
-            reasons=_REASONS,
-            reason=np.where(urgent, 2, np.where(run, 0, 1)),
-            figures={
-                "duty": duty,
-                "cleaner_h": cleaner_s / S_PER_HOUR,
-                "wanted_h": wanted_s / S_PER_HOUR,
-                "window_h": np.full(len(duty), self.ahead_s / S_PER_HOUR),
-            },
-        )
+        figures = {
+            "duty": duty,
+            "cleaner_h": cleaner_s / S_PER_HOUR,
+            "wanted_h": wanted_s / S_PER_HOUR,
+            "window_h": np.full(len(duty), self.ahead_s / S_PER_HOUR),
+        }
+        return _run_or_wait(self._row, cleaner_s < wanted_s, urgent, _REASONS, figures)
 
 
 _REASONS = (

@@ -149,14 +149,7 @@ def hull_rows(menu: Menu, allowed: Allowed | None) -> Rows:
     if allowed is None or bool(allowed.all()):
         return menu.hull
     rows = np.flatnonzero(allowed)
-    part = Menu(
-        actions=tuple(menu.actions[row] for row in rows),
-        tokens_per_s=menu.tokens_per_s[rows],
-        power_w=menu.power_w[rows],
-        width=menu.width[rows],
-        provenance=menu.provenance,
-    )
-    found: Rows = rows[part.hull] if len(rows) else np.array([OFF])
+    found: Rows = rows[menu.only(rows).hull] if len(rows) else np.array([OFF])
     return found
 
 

@@ -108,6 +108,16 @@ class Menu:
             power_w[row] = times @ [self.power_w[row], self.power_w[other]] / times.sum()
         return replace(self, tokens_per_s=speed, power_w=power_w)
 
+    def only(self, rows: NDArray[np.int64]) -> "Menu":
+        """Return some of the choices as a menu; its row 0 need not be off."""
+        return replace(
+            self,
+            actions=tuple(self.actions[row] for row in rows),
+            tokens_per_s=self.tokens_per_s[rows],
+            power_w=self.power_w[rows],
+            width=self.width[rows],
+        )
+
     def __len__(self) -> int:
         return len(self.actions)
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from greentrain.errors import ConfigError
 from greentrain.policy.menu import OFF, Menu
-from greentrain.policy.waterfill import Array, Rows, deadline_price, filled, only, steps_up
+from greentrain.policy.waterfill import Array, Rows, deadline_price, filled, steps_up
 from greentrain.types import J_PER_KWH
 
 
@@ -48,7 +48,7 @@ class Widths:
         """Return the widths of a menu."""
         widths = np.unique(menu.width)
         alike = [np.flatnonzero(menu.width == width) for width in widths]
-        kept = [some[steps_up(only(menu, some))[0]] for some in alike]
+        kept = [some[steps_up(menu.only(some))[0]] for some in alike]
         most = max(map(len, kept))
         rows = np.stack([np.pad(some, (0, most - len(some)), mode="edge") for some in kept])
         return cls(width=widths, rows=rows, speed=menu.tokens_per_s[rows], g_per_s=menu.power_w[rows] / J_PER_KWH)

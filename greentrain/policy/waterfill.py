@@ -415,7 +415,7 @@ class KnownGrid:
     def _gears(self) -> tuple[tuple[Rows, Menu], tuple[Rows, Menu]]:
         """Rows without and with FP8, each as a menu of its own."""
         rows = np.flatnonzero(~self.menu.fp8), np.flatnonzero(self.menu.fp8)
-        return (rows[0], only(self.menu, rows[0])), (rows[1], only(self.menu, rows[1]))
+        return (rows[0], self.menu.only(rows[0])), (rows[1], self.menu.only(rows[1]))
 
     def _rate(self, rows: Rows, price: float) -> Array:
         """Return (h,) what each column emits, less the worth of its tokens (g/s)."""
@@ -426,17 +426,6 @@ class KnownGrid:
         weighted = self.g_per_kwh * self.weights_s / J_PER_KWH
         grams = sum(share * float(self.power_w[rows] @ weighted) for share, rows in parts)
         return Mixture(tokens=tokens, grams=grams, parts=parts, fp8_price=fp8_price)
-
-
-def only(menu: Menu, rows: Rows) -> Menu:
-    """Return some rows of a menu as a menu; its row 0 need not be off."""
-    return replace(
-        menu,
-        actions=tuple(menu.actions[row] for row in rows),
-        tokens_per_s=menu.tokens_per_s[rows],
-        power_w=menu.power_w[rows],
-        width=menu.width[rows],
-    )
 
 
 def rounded(grid: KnownGrid, tokens: float, low: Rows, high: Rows) -> Rows:

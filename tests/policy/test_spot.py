@@ -91,12 +91,12 @@ def test_made_up_prices_say_so_and_stay_the_same() -> None:
         ("2022-01-01T00:00Z,1\n", "has 1 rows of data"),
         (
             "2022-01-01T00:00,1\n2022-01-01T01:00Z,2\n",
-            r"csv:2: timestamp_utc is '2022-01-01T00:00', without a time zone",
+            r"csv:2: timestamp_utc '2022-01-01T00:00' has no time zone",
         ),
         ("2022-01-01T00:00Z,1\n2022-01-01T00:00Z,2\n", "csv:3: .*is not after"),
         ("2022-01-01T00:00Z,cheap\n2022-01-01T01:00Z,2\n", "csv:2: price_per_h is 'cheap', not a number"),
         ("2022-01-01T00:00Z,1\n2022-01-01T01:00Z,inf\n", "csv:3: price_per_h is 'inf'; it must be between"),
-        ("yesterday,1\n", "csv:2: timestamp_utc is 'yesterday'; write it as ISO 8601"),
+        ("yesterday,1\n", "csv:2: timestamp_utc 'yesterday' is no ISO 8601 time; write it like"),
     ],
 )
 def test_a_malformed_file_is_told_with_its_line(tmp_path: Path, rows: str, said: str) -> None:
@@ -106,7 +106,7 @@ def test_a_malformed_file_is_told_with_its_line(tmp_path: Path, rows: str, said:
 
 def test_a_file_without_columns_or_without_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prices.csv"
-    with pytest.raises(ConfigError, match=r"cannot read the prices .*policy\.prices_csv"):
+    with pytest.raises(ConfigError, match=r"cannot read the trace .*prices\.csv.*policy\.prices_csv"):
         PriceFile(path)
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"csv:1: the columns are \['a', 'b'\]"):
