@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.terminal import WRONG_INPUT, input_checked
+from greentrain.cli.terminal import WRONG_INPUT, JsonOption
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def estimate(
         ),
     ] = None,
     devices: Annotated[Path | None, typer.Option(help="YAML of devices of your own.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
     html: Annotated[Path | None, typer.Option(help="Page to write.")] = None,
     actions: Annotated[
         Path | None, typer.Option(help="YAML to write: gears and widths for greentrain plan --actions.")
@@ -140,7 +140,7 @@ def estimate(
     ] = None,
 ) -> None:
     """Estimate hours, energy, carbon and money of a training run, as ranges, with every assumption."""
-    with input_checked(*WRONG_INPUT), _told_by_options():
+    with _told_by_options():
         from greentrain.estimate.api import Options
         from greentrain.estimate.api import estimate as estimate_of
         from greentrain.estimate.cluster import Cluster
@@ -213,7 +213,13 @@ def estimate(
         )
         _check_count(found)
         found = dataclasses.replace(found, warnings=(*model.notes, *notes, *found.warnings))
-        _show(found, as_json)
+        if as_json:
+            typer.echo(json.dumps(found.to_dict(), indent=1))
+        else:
+            from greentrain.cli.terminal import console
+            from greentrain.estimate.result import render
+
+            console().print(render(found))
         _write(found, html, actions, into, quiet=as_json)
 
 
@@ -257,16 +263,6 @@ def _gear(precision: str | None, device: str, devices: Path | None) -> "tuple[Ge
     found = hardware.catalogue(devices).find(device)
     gear = next((gear for gear in (Gear.BF16, Gear.FP16) if gear in found.peak_flop_s), Gear.BF16)
     return gear, () if gear is Gear.BF16 else (f"{found.name} has no bf16: {gear} is taken",)
-
-
-def _show(found: "Estimate", as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
-        return
-    from greentrain.cli.terminal import console
-    from greentrain.estimate.result import render
-
-    console().print(render(found))
 
 
 def _write(found: "Estimate", html: Path | None, actions: Path | None, into: Path | None, *, quiet: bool) -> None:

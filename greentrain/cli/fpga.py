@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.terminal import input_checked, progress, whole_numbers_of, words_of
+from greentrain.cli.terminal import Commands, JsonOption, console, progress, whole_numbers_of, words_of
 from greentrain.errors import ConfigError
-from greentrain.fpga_backend.errors import ArtifactError, BatchError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from greentrain.fpga_backend.discovery import Installed
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
     from greentrain.fpga_backend.explore.space import DesignPoint, Subject
     from greentrain.fpga_backend.roofline.cards import CardSpec
 
-WRONG_INPUT: Final = (ConfigError, ArtifactError, BatchError, UnsupportedModelError)
-
 app = typer.Typer(
-    name="fpga", help="FPGA cards: what a model would take on them, and which are here.", no_args_is_help=True
+    name="fpga",
+    cls=Commands,
+    help="FPGA cards: what a model would take on them, and which are here.",
+    no_args_is_help=True,
 )
 MAX_POINTS: Final = 5000
 """More are no table."""
@@ -74,57 +74,55 @@ def explore(
     mfu: Annotated[float | None, typer.Option(help="Share of its peak that a GPU reaches.")] = None,
     gpu_tokens_per_s: Annotated[float | None, typer.Option(help="Measured on your GPU.")] = None,
     gpu_power_w: Annotated[float | None, typer.Option(help="Measured on your GPU, mean of the same time.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: JsonOption = False,
     plot: Annotated[Path | None, typer.Option(help="Picture: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """Model tokens/s, watts and J/token of a model on cards, and say when a GPU is cheaper."""
-    with input_checked(*WRONG_INPUT):
-        from greentrain.fpga_backend.explore.report import check_plot, draw, verdicts
-        from greentrain.fpga_backend.explore.space import PRECISIONS, open_subject
-        from greentrain.fpga_backend.explore.space import explore as points_of
-        from greentrain.utils.validation import choice
+    from greentrain.fpga_backend.explore.report import check_plot, draw, verdicts
+    from greentrain.fpga_backend.explore.space import PRECISIONS, open_subject
+    from greentrain.fpga_backend.explore.space import explore as points_of
+    from greentrain.utils.validation import choice
 
-        choice("--head", head, ("score", "logprob"))
-        if plot is not None:
-            check_plot(plot)
-        precisions = words_of("--precision", precision, tuple(PRECISIONS))
-        batches, numbers = whole_numbers_of("--batch", batch), whole_numbers_of("--cards", cards)
-        specs = _cards(card, given or [], assume)
-        found = open_subject(model, head="logprob" if head == "logprob" else "score")
-        sequences = _lengths(sequence, found.program.max_tokens)
-        size = len(precisions) * len(sequences) * len(batches) * len(numbers) * len(specs)
-        if size > MAX_POINTS:
-            raise ConfigError(f"{size} points, at most {MAX_POINTS}: name fewer batches, sequences or cards")
-        gpus = _gpus(found, sequences, gpu, mfu, gpu_tokens_per_s, gpu_power_w)
-        with progress("measuring rank flips", quiet=as_json or texts is None):
-            flips = _flips(found, texts, precisions)
-        points = points_of(
-            found.program,
-            cards=specs,
-            precisions=precisions,
-            batches=batches,
-            sequences=sequences,
-            numbers=numbers,
-            flip_rates=flips,
-        )
-        said = verdicts(points, gpus)
-        if as_json:
-            typer.echo(json.dumps(_document(found, points, gpus, said, specs), indent=1))
-        else:
-            from greentrain.cli.terminal import console
-            from greentrain.fpga_backend.explore.report import table
+    choice("--head", head, ("score", "logprob"))
+    if plot is not None:
+        check_plot(plot)
+    precisions = words_of("--precision", precision, tuple(PRECISIONS))
+    batches, numbers = whole_numbers_of("--batch", batch), whole_numbers_of("--cards", cards)
+    specs = _cards(card, given or [], assume)
+    found = open_subject(model, head="logprob" if head == "logprob" else "score")
+    sequences = _lengths(sequence, found.program.max_tokens)
+    size = len(precisions) * len(sequences) * len(batches) * len(numbers) * len(specs)
+    if size > MAX_POINTS:
+        raise ConfigError(f"{size} points, at most {MAX_POINTS}: name fewer batches, sequences or cards")
+    gpus = _gpus(found, sequences, gpu, mfu, gpu_tokens_per_s, gpu_power_w)
+    with progress("measuring rank flips", quiet=as_json or texts is None):
+        flips = _flips(found, texts, precisions)
+    points = points_of(
+        found.program,
+        cards=specs,
+        precisions=precisions,
+        batches=batches,
+        sequences=sequences,
+        numbers=numbers,
+        flip_rates=flips,
+    )
+    said = verdicts(points, gpus)
+    if as_json:
+        typer.echo(json.dumps(_document(found, points, gpus, said, specs), indent=1))
+    else:
+        from greentrain.fpga_backend.explore.report import table
 
-            console().print(table(found, points, gpus, said, specs))
-        if plot is not None:
-            try:
-                draw(found, points, gpus).savefig(plot, dpi=130)
-            except OSError as error:
-                raise ConfigError(f"--plot {plot} cannot be written: {error}") from error
-            typer.echo(f"Picture: {plot}", err=as_json)
+        console().print(table(found, points, gpus, said, specs))
+    if plot is not None:
+        try:
+            draw(found, points, gpus).savefig(plot, dpi=130)
+        except OSError as error:
+            raise ConfigError(f"--plot {plot} cannot be written: {error}") from error
+        typer.echo(f"Picture: {plot}", err=as_json)
 
 
 @app.command()
-def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+def devices(as_json: JsonOption = False) -> None:
     """List the offload devices that are installed, why each can or cannot be used, and the cards on the PCI bus."""
     from greentrain.fpga_backend.discovery import devices as installed
     from greentrain.fpga_backend.xrt import pci
@@ -137,8 +135,6 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         return
     from rich.table import Table
 
-    from greentrain.cli.terminal import console as console_of
-
     shown = Table(title="Offload devices", title_justify="left")
     for column in ("name", "", "results", "what it is, or why not"):
         shown.add_column(column, overflow="fold")
@@ -146,12 +142,12 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON ins
         mark = "[green]usable[/]" if told["available"] else "[red]not now[/]"
         kind = {True: "exact", False: "rounded", None: ""}[told["exact"]]
         shown.add_row(name, mark, kind + (", modelled" if told["simulated"] else ""), _plain(told))
-    console = console_of()
-    console.print(shown)
+    out = console()
+    out.print(shown)
     for address, what, problem in cards:
-        console.print(f"{address}: {what}" + (f": {problem}" if problem else ""), highlight=False, markup=False)
+        out.print(f"{address}: {what}" + (f": {problem}" if problem else ""), highlight=False, markup=False)
     if not cards:
-        console.print("No card that is known is on the PCI bus.", highlight=False)
+        out.print("No card that is known is on the PCI bus.", highlight=False)
 
 
 def _asked(make: "Installed") -> dict[str, Any]:

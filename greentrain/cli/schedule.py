@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from greentrain.cli import completion as complete
-from greentrain.cli.terminal import WRONG_INPUT, console, input_checked, progress
+from greentrain.cli.terminal import JsonOption, console, progress
 from greentrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ TraceOption = Annotated[
     list[str] | None,
     typer.Option("--trace", help="Recorded grid (CSV), may be repeated; FILE@marginal says that it is marginal."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def simulate(
@@ -79,44 +78,43 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Compare policies on recorded grids, or with what a run did: table, CSV, JSON and pictures."""
-    with input_checked(*WRONG_INPUT):
-        if run is not None:
-            if slack or (windows, seeds, history_h) != (WINDOWS, 1, HISTORY_H):
-                raise ConfigError(
-                    "--slack, --windows, --seeds and --history-h are for jobs on a grid, but --run replays one job:"
-                    " drop them; policy.deadline_h of a CONFIG sets another deadline"
-                )
-            _replay(run, config, trace or [], actions, policy or [], out, pictures, as_json)
-            return
-        if config is None:
-            raise ConfigError("name a configuration (greentrain simulate green.yaml) or a run (--run runs/RUN_ID)")
-        from greentrain.config.schema import GreenConfig
-        from greentrain.simulator.grids import grids_of
-        from greentrain.simulator.study import Study, render, run_study, to_csv
+    if run is not None:
+        if slack or (windows, seeds, history_h) != (WINDOWS, 1, HISTORY_H):
+            raise ConfigError(
+                "--slack, --windows, --seeds and --history-h are for jobs on a grid, but --run replays one job:"
+                " drop them; policy.deadline_h of a CONFIG sets another deadline"
+            )
+        _replay(run, config, trace or [], actions, policy or [], out, pictures, as_json)
+        return
+    if config is None:
+        raise ConfigError("name a configuration (greentrain simulate green.yaml) or a run (--run runs/RUN_ID)")
+    from greentrain.config.schema import GreenConfig
+    from greentrain.simulator.grids import grids_of
+    from greentrain.simulator.study import Study, render, run_study, to_csv
 
-        settings = GreenConfig.load(config)
-        _check_pictures(pictures)
-        study = Study(
-            config=settings,
-            grids=grids_of(settings.carbon, trace or []),
-            actions=_actions(actions, settings),
-            policies=policy or (),
-            slacks=tuple(dict.fromkeys(slack or ())),
-            windows=windows,
-            seeds=seeds,
-            history_h=history_h,
-        )
-        with progress("simulating", quiet=as_json) as told:
-            result = run_study(study, told)
-        several = len(result.cases) > 1
-        scenes = [
-            (f"{scene.grid_name}-slack-{case.slack:g}" if several else scene.grid_name, scene)
-            for case, scene in ([] if pictures == NONE else result.scenes())
-        ]
-        folder = out or Path("simulations") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        _finish(folder, result.to_dict(), to_csv(result), scenes, pictures, as_json)
-        if not as_json:
-            _print(render(result), f"Written to {folder}")
+    settings = GreenConfig.load(config)
+    _check_pictures(pictures)
+    study = Study(
+        config=settings,
+        grids=grids_of(settings.carbon, trace or []),
+        actions=_actions(actions, settings),
+        policies=policy or (),
+        slacks=tuple(dict.fromkeys(slack or ())),
+        windows=windows,
+        seeds=seeds,
+        history_h=history_h,
+    )
+    with progress("simulating", quiet=as_json) as told:
+        result = run_study(study, told)
+    several = len(result.cases) > 1
+    scenes = [
+        (f"{scene.grid_name}-slack-{case.slack:g}" if several else scene.grid_name, scene)
+        for case, scene in ([] if pictures == NONE else result.scenes())
+    ]
+    folder = out or Path("simulations") / f"{config.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    _finish(folder, result.to_dict(), to_csv(result), scenes, pictures, as_json)
+    if not as_json:
+        _print(render(result), f"Written to {folder}")
 
 
 def plan(
@@ -137,38 +135,37 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Say when and where to start a job, what that saves, and draw it."""
-    with input_checked(*WRONG_INPUT):
-        from greentrain.config.schema import GreenConfig
-        from greentrain.policy.action_sources import REFERENCE
-        from greentrain.simulator.advice import advise, render
-        from greentrain.simulator.grids import recordings, zone_grids
-        from greentrain.simulator.jobs import terms_of
+    from greentrain.config.schema import GreenConfig
+    from greentrain.policy.action_sources import REFERENCE
+    from greentrain.simulator.advice import advise, render
+    from greentrain.simulator.grids import recordings, zone_grids
+    from greentrain.simulator.jobs import terms_of
 
-        settings = GreenConfig.load(config)
-        named = [zone.strip() for zone in zones.split(",") if zone.strip()]
-        file = None if picture == NONE or (picture is None and as_json) else Path(picture or "plan.png")
-        if file is not None:
-            _check_pictures(file.suffix.removeprefix("."))
-        recorded = recordings(settings.carbon, trace or [], named)
-        terms = terms_of(tokens, deadline, start, [grid.trace for grid in recorded])
-        advice = advise(
-            zone_grids(settings.carbon, named, recorded, terms.start_s, terms.deadline_s),
-            tokens=terms.tokens,
-            start_s=terms.start_s,
-            deadline_s=terms.deadline_s,
-            actions=_actions(actions, settings, REFERENCE),
-            policy=settings.policy,
-            precision=settings.precision,
-        )
-        if file is not None:
-            from greentrain.simulator.advice import draw_advice
-            from greentrain.simulator.picture import save
+    settings = GreenConfig.load(config)
+    named = [zone.strip() for zone in zones.split(",") if zone.strip()]
+    file = None if picture == NONE or (picture is None and as_json) else Path(picture or "plan.png")
+    if file is not None:
+        _check_pictures(file.suffix.removeprefix("."))
+    recorded = recordings(settings.carbon, trace or [], named)
+    terms = terms_of(tokens, deadline, start, [grid.trace for grid in recorded])
+    advice = advise(
+        zone_grids(settings.carbon, named, recorded, terms.start_s, terms.deadline_s),
+        tokens=terms.tokens,
+        start_s=terms.start_s,
+        deadline_s=terms.deadline_s,
+        actions=_actions(actions, settings, REFERENCE),
+        policy=settings.policy,
+        precision=settings.precision,
+    )
+    if file is not None:
+        from greentrain.simulator.advice import draw_advice
+        from greentrain.simulator.picture import save
 
-            save(draw_advice(advice), file)
-        if as_json:
-            typer.echo(json.dumps(advice.to_dict(), indent=1, allow_nan=False))
-        else:
-            _print(render(advice), "" if file is None else f"Picture: {file}")
+        save(draw_advice(advice), file)
+    if as_json:
+        typer.echo(json.dumps(advice.to_dict(), indent=1, allow_nan=False))
+    else:
+        _print(render(advice), "" if file is None else f"Picture: {file}")
 
 
 def _replay(

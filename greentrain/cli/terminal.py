@@ -40,20 +40,6 @@ OutOption = Annotated[Path | None, typer.Option("--out", help="Write to this fil
 
 
 @contextlib.contextmanager
-def input_checked(*wrong: type[Exception]) -> Iterator[None]:
-    """End with 2, and one line, where what was given is wrong.
-
-    Args:
-        wrong: Exceptions that wrong input raises.
-    """
-    try:
-        yield
-    except wrong as error:
-        say(f"greentrain: {error}")
-        raise typer.Exit(WRONG) from error
-
-
-@contextlib.contextmanager
 def handled(handlers: Mapping[int, Callable[[int, Any], object]]) -> Iterator[None]:
     """Handle signals in a block; what handled them before is put back."""
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

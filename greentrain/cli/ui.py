@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from greentrain.cli.terminal import ended_by_signal, input_checked
-from greentrain.errors import ConfigError, GreenTrainError, RunFolderError
+from greentrain.cli.terminal import ended_by_signal
+from greentrain.errors import GreenTrainError
 
 
 def ui(
@@ -35,16 +35,15 @@ def ui(
     as_json: Annotated[bool, typer.Option("--json", help="Print the link as JSON, and open no browser.")] = False,
 ) -> None:
     """Show many runs as a page until Ctrl-C, as in: greentrain ui runs."""
-    with input_checked(ConfigError, RunFolderError):
-        from greentrain.report.ui.server import Listening, PageServer
-        from greentrain.utils.http_access import token_of
+    from greentrain.report.ui.server import Listening, PageServer
+    from greentrain.utils.http_access import token_of
 
-        token = None if token_file is None else token_of(token_file)
-        at = Listening(host=host, port=port, token=token, names=name or [])
-        try:
-            server = PageServer(runs, at, cache=cache, every_s=every_s, used=_say_next)
-        except OSError as error:
-            raise GreenTrainError(str(error.strerror or error)) from error
+    token = None if token_file is None else token_of(token_file)
+    at = Listening(host=host, port=port, token=token, names=name or [])
+    try:
+        server = PageServer(runs, at, cache=cache, every_s=every_s, used=_say_next)
+    except OSError as error:
+        raise GreenTrainError(str(error.strerror or error)) from error
     with server, ended_by_signal() as ended:
         typer.echo(json.dumps({"url": server.link}) if as_json else f"Runs of {runs}: {server.link}")
         sys.stdout.flush()

@@ -2,12 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.cli.estimate import estimate
+from greentrain.cli.app import app
 from greentrain.estimate.hours import METHODS
 from greentrain.ledger.reader import read_run
 from greentrain.policy.action_table import Action, declared
@@ -19,12 +18,8 @@ from tests.report import run_folders
 RUN = ("--config", "llama-3-8b", "--tokens", "15e12", "--device", "h100", "--count", "1024", "--zone", "US-CAL-CISO")
 
 
-APP = typer.Typer()
-APP.command()(estimate)
-
-
 def _run(*words: str) -> Result:
-    return CliRunner().invoke(APP, words, env={"COLUMNS": "200", "TERM": "dumb"})
+    return CliRunner().invoke(app, ["estimate", *words], env={"COLUMNS": "200", "TERM": "dumb"})
 
 
 def _told(*words: str) -> dict[str, object]:

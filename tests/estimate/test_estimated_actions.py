@@ -16,6 +16,7 @@ from greentrain import GreenSession
 from greentrain.carbon.trace import TraceSignal
 from greentrain.cli.estimate import estimate
 from greentrain.cli.schedule import plan, simulate
+from greentrain.cli.terminal import Commands
 from greentrain.errors import GreenTrainWarning
 from greentrain.ledger.journal import read_journal
 from greentrain.policy.action_table import declared
@@ -25,7 +26,7 @@ START = "2022-06-01T00:00Z"
 HOUR_S = 0.15
 """An hour of the grid, replayed."""
 SPEED = 3600.0 / HOUR_S
-APP = typer.Typer()
+APP = typer.Typer(cls=Commands)
 for command in (estimate, plan, simulate):
     APP.command()(command)
 

@@ -5,20 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from greentrain import GreenSession
 from greentrain.carbon.constant import ConstantSignal
-from greentrain.cli.estimate import estimate
+from greentrain.cli.app import app
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.estimate import result
 from greentrain.report import estimated
 from greentrain.types import Topology
 from tests.helpers.flat_meter import FlatMeter
 
-APP = typer.Typer()
-APP.command()(estimate)
 TOKENS = 4000
 
 
@@ -26,7 +23,7 @@ TOKENS = 4000
 def file(tmp_path: Path) -> Path:
     """What ``greentrain estimate --json > estimate.json`` writes."""
     words = ("--parameters", "1e9", "--tokens", str(2 * TOKENS), "--device", "h100", "--count", "1")
-    result = CliRunner().invoke(APP, (*words, "--g-per-kwh", "360", "--json"))
+    result = CliRunner().invoke(app, ("estimate", *words, "--g-per-kwh", "360", "--json"))
     assert result.exit_code == 0, result.output
     path = tmp_path / "before" / "estimate.json"
     path.parent.mkdir()

@@ -12,15 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from greentrain.cli.ui import _say_next, ui
+from greentrain.cli.app import app
+from greentrain.cli.ui import _say_next
 from greentrain.report.ui.server import PageServer
 from tests.report.run_folders import one_rank
-
-APP = typer.Typer()
-APP.command()(ui)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -89,7 +86,7 @@ def test_a_link_opens_where_the_terminal_is_gone(tmp_path: Path, monkeypatch: py
 )
 def test_wrong_input_is_a_line(tmp_path: Path, options: list[str], words: str) -> None:
     (tmp_path / "runs").mkdir()
-    found = CliRunner().invoke(APP, [str(tmp_path / "runs"), "--no-open", *options])
+    found = CliRunner().invoke(app, ["ui", str(tmp_path / "runs"), "--no-open", *options])
     assert found.exit_code == 2 and words in found.output, found.output
 
 
@@ -97,10 +94,10 @@ def test_wrong_input_is_a_line(tmp_path: Path, options: list[str], words: str) -
 def test_a_host_that_is_none_is_a_line(tmp_path: Path, host: str) -> None:
     (tmp_path / "runs").mkdir()
     options = ["--host", host, "--token-file", str(tmp_path / "token"), "--cache", str(tmp_path / "c.duckdb")]
-    found = CliRunner().invoke(APP, [str(tmp_path / "runs"), "--no-open", *options])
+    found = CliRunner().invoke(app, ["ui", str(tmp_path / "runs"), "--no-open", *options])
     assert found.exit_code == 2 and "no address of this machine" in found.output, found.output
 
 
 def test_a_root_that_is_none_is_a_line(tmp_path: Path) -> None:
-    found = CliRunner().invoke(APP, [str(tmp_path / "nowhere")])
+    found = CliRunner().invoke(app, ["ui", str(tmp_path / "nowhere")])
     assert found.exit_code == 2 and "nowhere cannot be read" in found.output
