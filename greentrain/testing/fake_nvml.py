@@ -23,10 +23,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 MAGIC: Final = 0x47544E564D4C0001
@@ -311,9 +310,7 @@ class FakeDriver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -488,9 +485,8 @@ class FakeDriver:
         segment.base_j = energy_j(gpu, start_s) if gpu.segments else 0.0
         segment.start_s = start_s
         segment.waves = len(power)
-        for slot, wave in zip(segment.wave, power, strict=False):
-            slot.low_w, slot.high_w, slot.period_s = wave.low_w, wave.high_w, wave.period_s
-            slot.duty, slot.phase_s = wave.duty, wave.phase_s
+        for slot, wave in enumerate(power):
+            segment.wave[slot] = WaveState(**asdict(wave))
         gpu.segments += 1
 
     def _write_gpu(self, position: int, source: FakeGpu) -> None:
