@@ -216,8 +216,16 @@ def floats(artifact: Artifact) -> dict[str, torch.Tensor]:
         ArtifactError: A tensor is missing or of another shape.
     """
     checked(artifact)
+    held = artifact.tensors
     names = {name for op in artifact.program.ops for name, _ in _needs(op)}
-    return {name: _rows(artifact, name) if name.endswith(".w") else artifact.tensors[name] for name in sorted(names)}
+    return {name: weight_of(held, name[:-2]) if name.endswith(".w") else held[name] for name in sorted(names)}
+
+
+def weight_of(tensors: Mapping[str, torch.Tensor], stem: str) -> torch.Tensor:
+    """Return a stem's weight in binary32, whatever the precision."""
+    if (weight := tensors.get(f"{stem}.w")) is not None:
+        return weight
+    return tensors[f"{stem}.q"].to(torch.float32) * tensors[f"{stem}.s"][:, None]
 
 
 def checked(artifact: Artifact) -> None:
@@ -241,29 +249,14 @@ def _needs(op: Op) -> list[tuple[str, Shape]]:
     match op:
         case Embed():
             return [(f"{op.weight}.w", (None, op.width))]
-        case Linear():
-            return _affine(op.weight, op.outputs, op.x.width, op.bias)
-        case Score():
-            return _affine(op.weight, op.labels, op.x.width, op.bias)
-        case LogProb():
-            return _affine(op.weight, op.vocabulary, op.x.width, op.bias)
+        case Linear() | Score() | LogProb():
+            shapes: list[tuple[str, Shape]] = [(f"{op.weight}.w", (op.outputs, op.x.width))]
+            return [*shapes, (f"{op.weight}.b", (op.outputs,))] if op.bias else shapes
         case Norm():
             return [(f"{op.weight}.{part}", (op.x.width,)) for part in ("g", "b")[: 1 + op.bias]]
         case Rotary():
             return [(f"{op.weight}.{part}", (None, op.x.width // op.heads // 2)) for part in ("cos", "sin")]
     return []
-
-
-def _affine(stem: str, outputs: int, inputs: int, bias: bool) -> list[tuple[str, Shape]]:
-    rows: list[tuple[str, Shape]] = [(f"{stem}.w", (outputs, inputs))]
-    return [*rows, (f"{stem}.b", (outputs,))] if bias else rows
-
-
-def _rows(artifact: Artifact, name: str) -> torch.Tensor:
-    if artifact.program.precision != "w8a8":
-        return artifact.tensors[name]
-    stem = name.removesuffix(".w")
-    return artifact.tensors[f"{stem}.q"].to(torch.float32) * artifact.tensors[f"{stem}.s"][:, None]
 
 
 def _tensor(artifact: Artifact, name: str, shape: Shape) -> torch.Tensor:

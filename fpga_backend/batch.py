@@ -5,6 +5,7 @@ A :class:`Batch` is cut into parts (``some``, ``parts``), and the :class:`Result
 all of them. :func:`buckets` brings like lengths together, so that padding them costs little.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,6 +91,12 @@ class Batch:
     def tokens(self) -> int:
         """Tokens of all sequences, shared prompts counted each time."""
         return sum(len(row) for row in self.ids)
+
+    @property
+    def targets(self) -> list[int]:
+        """How many log-probabilities each sequence gets."""
+        prompts = self.prompt_tokens or (1,) * len(self.ids)
+        return [len(ids) - max(prompt, 1) if len(ids) else 0 for ids, prompt in zip(self.ids, prompts, strict=True)]
 
     def some(self, rows: Sequence[int]) -> "Batch":
         """Return the batch of some of the sequences, without copying their tokens.
@@ -243,8 +250,7 @@ class Result:
             if self.scores is None or shape != (len(batch.ids), program.labels):
                 return f"scores of shape {shape} instead of {(len(batch.ids), program.labels)}"
             return "" if np.isfinite(self.scores).all() else "scores that are not finite"
-        prompts = batch.prompt_tokens or (1,) * len(batch.ids)
-        wanted = [(len(ids) - max(prompt, 1),) for ids, prompt in zip(batch.ids, prompts, strict=True)]
+        wanted = [(count,) for count in batch.targets]
         if self.logprobs is None or [row.shape for row in self.logprobs] != wanted:
             return "log-probabilities of other numbers of tokens than the batch has"
         return "" if all(np.isfinite(row).all() for row in self.logprobs) else "log-probabilities that are not finite"
@@ -422,9 +428,7 @@ def _prompts(batch: Batch, causal: bool) -> Mapping[int, int]:
         (ids[:n].tobytes(), b"" if batch.types is None else batch.types[i][:n].tobytes())
         for i, (ids, n) in enumerate(zip(batch.ids, batch.prompt_tokens, strict=True))
     ]
-    counts: dict[tuple[bytes, bytes], int] = {}
-    for key in keys:
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter(keys)
     return {i: batch.prompt_tokens[i] if counts[key] > 1 and key[0] else 0 for i, key in enumerate(keys)}
 
 
@@ -450,9 +454,14 @@ class Bucket:
     """How many keys come from the parent [segments]."""
 
     @property
+    def real(self) -> npt.NDArray[np.bool_]:
+        """Which queries are no padding [segments, longest segment]."""
+        return np.arange(self.queries.shape[1]) < self.rows[:, None]
+
+    @property
     def ragged(self) -> bool:
         """True if there is padding."""
-        return bool((self.rows != self.queries.shape[1]).any())
+        return not self.real.all()
 
     @property
     def run(self) -> tuple[int, int] | None:
@@ -492,15 +501,12 @@ def _alike(order: Iterable[int], sizes: RowNumbers, before: RowNumbers) -> list[
     groups: list[list[int]] = []
     for i in map(int, order):
         first = groups[-1][0] if groups else -1
-        if first >= 0 and _near(sizes[first], sizes[i]) and before[first] == before[i]:
+        longest = max(sizes[first] * STRETCH, sizes[first] + SLACK)
+        if first >= 0 and sizes[i] <= longest and before[first] == before[i]:
             groups[-1].append(i)
         else:
             groups.append([i])
     return groups
-
-
-def _near(short: int, long: int) -> bool:
-    return long <= max(short * STRETCH, short + SLACK)
 
 
 def _bucket(packed: Packed, group: list[int]) -> Bucket:

@@ -140,6 +140,11 @@ class Score:
     labels: int
     bias: bool
 
+    @property
+    def outputs(self) -> int:
+        """As in :class:`Linear`."""
+        return self.labels
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogProb:
@@ -152,8 +157,14 @@ class LogProb:
     activation_bits: ActivationBits = 8
     """As in :class:`Linear`."""
 
+    @property
+    def outputs(self) -> int:
+        """As in :class:`Linear`."""
+        return self.vocabulary
 
-Op = Embed | Add | Norm | Linear | Gate | Rotary | Attention | Pool | Score | LogProb
+
+RegisterOp = Embed | Add | Norm | Linear | Gate | Rotary | Attention | Pool | Score
+Op = RegisterOp | LogProb
 _KINDS: Mapping[str, type[Any]] = {
     kind.__name__.lower(): kind for kind in (Embed, Add, Norm, Linear, Gate, Rotary, Attention, Pool, Score, LogProb)
 }
@@ -218,11 +229,7 @@ def read_by(op: Op) -> Iterator[Columns]:
 
 def widths(program: Program) -> dict[int, int]:
     """Return the width of every register."""
-    found: dict[int, int] = {}
-    for op in program.ops:
-        if not isinstance(op, LogProb):
-            found[op.out] = _width(op)
-    return found
+    return {op.out: width_of(op) for op in program.ops if not isinstance(op, LogProb)}
 
 
 def digits(op: Linear | LogProb) -> int:
@@ -239,6 +246,18 @@ def digits(op: Linear | LogProb) -> int:
     return op.activation_bits // 8
 
 
+GROUP = 128
+"""Inputs of one scale of 4-bit weights, the usual group (GPTQ, AWQ: arxiv.org/abs/2210.17323, 2306.00978)."""
+SMALL_GROUP = 32
+"""The group of layers with fewer inputs than SMALL_WIDTH, or not a multiple of GROUP."""
+SMALL_WIDTH = 1024
+
+
+def group_of(inputs: int) -> int:
+    """Return how many inputs of a layer share a scale of 4-bit weights."""
+    return GROUP if inputs >= SMALL_WIDTH and inputs % GROUP == 0 else SMALL_GROUP
+
+
 def with_activation_bits(program: Program, bits: ActivationBits) -> Program:
     """Return a program whose linear layers and vocabulary head quantise rows to so many bits."""
     ops = (replace(op, activation_bits=bits) if isinstance(op, Linear | LogProb) else op for op in program.ops)
@@ -253,19 +272,17 @@ def _fields(op: Op) -> dict[str, Any]:
     return fields
 
 
-def _width(op: Op) -> int:
+def width_of(op: RegisterOp) -> int:
+    """Return the width of the register that an operator writes."""
     match op:
         case Embed():
             return op.width
-        case Linear():
+        case Linear() | Score():
             return op.outputs
-        case Score():
-            return op.labels
         case Attention():
             return op.v.width // op.kv_heads * op.heads
         case Add() | Norm() | Gate() | Rotary() | Pool():
             return op.x.width
-    raise TypeError(f"{type(op).__name__} writes no register")
 
 
 def _op(item: dict[str, Any]) -> Op:

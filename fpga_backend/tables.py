@@ -47,22 +47,10 @@ def _tanh(x: Decimal) -> Decimal:
     return (grown - 1) / (grown + 1)
 
 
-def _gate_gelu(x: Decimal) -> Decimal:
-    return (1 + _erf(x / Decimal(2).sqrt())) / 2
-
-
-def _gate_gelu_tanh(x: Decimal) -> Decimal:
-    return (1 + _tanh((2 / PI).sqrt() * (x + Decimal("0.044715") * x**3))) / 2
-
-
-def _gate_silu(x: Decimal) -> Decimal:
-    return 1 / (1 + (-x).exp())
-
-
 FUNCTIONS: dict[str, Callable[[Decimal], Decimal]] = {
-    "gelu": _gate_gelu,
-    "gelu_tanh": _gate_gelu_tanh,
-    "silu": _gate_silu,
+    "gelu": lambda x: (1 + _erf(x / Decimal(2).sqrt())) / 2,
+    "gelu_tanh": lambda x: (1 + _tanh((2 / PI).sqrt() * (x + Decimal("0.044715") * x**3))) / 2,
+    "silu": lambda x: 1 / (1 + (-x).exp()),
     "tanh": _tanh,
 }
 

@@ -21,7 +21,7 @@ from greentrain.fpga_backend.compiler.values import (
     matrix,
     scalar,
 )
-from greentrain.fpga_backend.program import Add, Attention, Columns, Embed, Gate, Linear, Norm, Rotary
+from greentrain.fpga_backend.program import Add, Attention, Columns, Embed, Gate, Linear, Norm, Rotary, width_of
 
 Table = Literal["gelu", "gelu_tanh", "silu", "tanh", "relu"]
 
@@ -60,9 +60,8 @@ def linear(draft: Draft, x: Any, weight: Any, bias: Any, shape: tuple[int, ...],
     if inputs > contract.MAX_INNER:
         place.refuse(f"{inputs} inputs, the integer contract allows {contract.MAX_INNER}")
     stem = draft.entry("linear", Part(weight=weight.source, bias=bias.source if bias is not None else None))
-    out = draft.number()
-    op = Linear(out=out, x=read, weight=stem, outputs=outputs, bias=bias is not None)
-    return draft.add(op, out, outputs, shape, per_sequence=pooled)
+    op = Linear(out=draft.number(), x=read, weight=stem, outputs=outputs, bias=bias is not None)
+    return draft.add(op, shape, per_sequence=pooled)
 
 
 def norm(
@@ -84,9 +83,8 @@ def norm(
     if read.width > contract.MAX_WIDTH:
         place.refuse(f"a norm over {read.width} columns, the integer contract allows {contract.MAX_WIDTH}")
     stem = draft.entry("norm", Part(weight=gain.source, bias=bias.source if bias is not None else None))
-    out = draft.number()
-    op = Norm(out=out, x=read, weight=stem, kind=kind, eps=eps, bias=bias is not None)
-    return draft.add(op, out, read.width, shape, per_sequence=pooled)
+    op = Norm(out=draft.number(), x=read, weight=stem, kind=kind, eps=eps, bias=bias is not None)
+    return draft.add(op, shape, per_sequence=pooled)
 
 
 def embed(draft: Draft, weight: Any, index: Any, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
@@ -100,9 +98,8 @@ def embed(draft: Draft, weight: Any, index: Any, shape: tuple[int, ...], place: 
         which = index.kind
     else:
         which, offset = _constant_index(index, draft, entries, place)
-    out = draft.number()
     stem = draft.entry("embed", Part(weight=weight.source))
-    return draft.add(Embed(out=out, weight=stem, index=which, width=width, offset=offset), out, width, shape)
+    return draft.add(Embed(out=draft.number(), weight=stem, index=which, width=width, offset=offset), shape)
 
 
 def _constant_index(
@@ -132,13 +129,9 @@ def scaled(draft: Draft, rows: RowsValue, factor: float) -> RowsValue | None:
     if not isinstance(op, Embed | Linear) or rows.view.numel() != rows.tokens * rows.width:
         return None
     entry = draft.entries[op.weight]
-    parts = [
-        Part(weight=p.weight.then("multiply", factor), bias=p.bias and p.bias.then("multiply", factor))
-        for p in entry.parts
-    ]
-    out = draft.number()
-    made = replace(op, out=out, weight=draft.entry(entry.kind, *parts))
-    return draft.add(made, out, rows.width, rows.shape, per_sequence=draft.per_sequence(op.out))
+    stem = draft.entry(entry.kind, *(part.then("multiply", factor) for part in entry.parts))
+    made = replace(op, out=draft.number(), weight=stem)
+    return draft.add(made, rows.shape, per_sequence=draft.per_sequence(op.out))
 
 
 def settled(draft: Draft, value: Any) -> Any:
@@ -156,15 +149,13 @@ def add(draft: Draft, x: Any, y: Any, shape: tuple[int, ...], place: GraphNode) 
     (a, pooled), (b, also) = columns(draft, x, place), columns(draft, y, place)
     if pooled != also or a.width != b.width:
         place.refuse("a sum of registers of different shapes")
-    out = draft.number()
-    return draft.add(Add(out=out, x=a, y=b), out, a.width, shape, per_sequence=pooled)
+    return draft.add(Add(out=draft.number(), x=a, y=b), shape, per_sequence=pooled)
 
 
 def gate(draft: Draft, x: Any, table: Table, shape: tuple[int, ...], place: GraphNode) -> RowsValue:
     """An activation."""
     read, pooled = columns(draft, x, place)
-    out = draft.number()
-    return draft.add(Gate(out=out, x=read, table=table), out, read.width, shape, per_sequence=pooled)
+    return draft.add(Gate(out=draft.number(), x=read, table=table), shape, per_sequence=pooled)
 
 
 def gated(draft: Draft, x: RowsValue, y: RowsValue, shape: tuple[int, ...], place: GraphNode) -> RowsValue | None:
@@ -175,9 +166,7 @@ def gated(draft: Draft, x: RowsValue, y: RowsValue, shape: tuple[int, ...], plac
             continue
         (whole, pooled), (up, also) = columns(draft, one, place), columns(draft, other, place)
         if whole.width == op.x.width == up.width and pooled == also == draft.per_sequence(one.register):
-            out = draft.number()
-            made = Gate(out=out, x=op.x, table=op.table, up=up)
-            return draft.add(made, out, up.width, shape, per_sequence=pooled)
+            return draft.add(replace(op, out=draft.number(), up=up), shape, per_sequence=pooled)
     return None
 
 
@@ -200,9 +189,8 @@ def rotary(draft: Draft, x: RowsValue, high: Any, low: Any, cos: Any, sin: Any, 
         if not torch.equal(flat[:, :half], flat[:, half:]):
             place.refuse("rotary angles whose halves differ: pairs must be j and j + half a head (Llama's layout)")
         tables.append(flat[:, :half])
-    out = draft.number()
-    op = Rotary(out=out, x=found.columns, weight=draft.table(*tables), heads=found.heads)
-    rows = draft.add(op, out, found.columns.width, (1, draft.tokens, found.columns.width))
+    op = Rotary(out=draft.number(), x=found.columns, weight=draft.table(*tables), heads=found.heads)
+    rows = draft.add(op, (1, draft.tokens, found.columns.width))
     view = rows.view.view(draft.tokens, found.heads, width)
     if found.axis >= 0 and found.axis < found.token_axis:
         view = view.transpose(0, 1)
@@ -242,9 +230,8 @@ def attention(
             )
         causal = seen
     width = query.columns.width // query.heads
-    out = draft.number()
     op = Attention(
-        out=out,
+        out=draft.number(),
         q=query.columns,
         k=key.columns,
         v=value.columns,
@@ -253,13 +240,9 @@ def attention(
         scale=1.0 / math.sqrt(width) if scale is None else scale,
         causal=causal,
     )
-    value_width = value.columns.width // value.heads
-    total = value_width * query.heads
-    rows = draft.add(op, out, total, (1, draft.tokens, total))
-    view = rows.view.view(draft.tokens, query.heads, value_width).transpose(0, 1)
-    for _ in range(len(shape) - 3):
-        view = view[None]
-    return rows.seen_as(view)
+    rows = draft.add(op, (1, draft.tokens, width_of(op)))
+    view = rows.view.view(draft.tokens, query.heads, -1).transpose(0, 1)
+    return rows.seen_as(view[(None,) * (len(shape) - 3)])
 
 
 def _heads(value: Any, place: GraphNode, what: str) -> Any:

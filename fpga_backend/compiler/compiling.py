@@ -23,7 +23,7 @@ from greentrain.fpga_backend.compiler.draft import Draft
 from greentrain.fpga_backend.compiler.finish import Head, finish
 from greentrain.fpga_backend.compiler.lower import Lowering
 from greentrain.fpga_backend.compiler.quantize import tensors_of
-from greentrain.fpga_backend.compiler.recipe import ParameterSource, Part, Recipe, TensorRecipe
+from greentrain.fpga_backend.compiler.recipe import Recipe, TensorRecipe
 from greentrain.fpga_backend.compiler.smooth import SmoothQuant
 from greentrain.fpga_backend.compiler.trace import OperatorCall, Trace, trace
 from greentrain.fpga_backend.compiler.values import GraphNode
@@ -352,16 +352,9 @@ def _tempered(program: Program, recipe: Recipe, temperature: float) -> Recipe:
         raise ValueError(
             f"temperature={temperature:g}, but {recipe.model} is compiled to scores: it is of log-probabilities"
         )
-
-    def divided(source: ParameterSource) -> ParameterSource:
-        return source.then("multiply", 1.0 / temperature)
-
     entries = dict(recipe.entries)
     for stem in heads:
-        parts = tuple(
-            Part(weight=divided(part.weight), bias=None if part.bias is None else divided(part.bias))
-            for part in entries[stem].parts
-        )
+        parts = tuple(part.then("multiply", 1.0 / temperature) for part in entries[stem].parts)
         entries[stem] = replace(entries[stem], parts=parts)
     return replace(recipe, entries=entries)
 
@@ -385,7 +378,8 @@ def _lowered(
 
 def _program(ops: tuple[Op, ...], recipe: Recipe, max_tokens: int, *, types: bool) -> Program:
     embeds = [op for op in ops if isinstance(op, Embed)]
-    tables = {kind: [_entries(op, recipe) for op in embeds if op.index == kind] for kind in ("token", "type")}
+    rows = {op.weight: recipe.shapes[recipe.entries[op.weight].parts[0].weight.parameter][0] for op in embeds}
+    tables = {kind: [rows[op.weight] for op in embeds if op.index == kind] for kind in ("token", "type")}
     if not tables["token"]:
         raise UnsupportedModelError(f"{recipe.model} looks up no token: what it returns does not depend on its input")
     attentions = [op for op in ops if isinstance(op, Attention)]
@@ -403,10 +397,6 @@ def _program(ops: tuple[Op, ...], recipe: Recipe, max_tokens: int, *, types: boo
 def _used(tables: dict[str, torch.Tensor], ops: tuple[Op, ...]) -> dict[str, torch.Tensor]:
     used = {getattr(op, "weight", "") for op in ops}
     return {name: table for name, table in tables.items() if name.rpartition(".")[0] in used}
-
-
-def _entries(op: Embed, recipe: Recipe) -> int:
-    return recipe.shapes[recipe.entries[op.weight].parts[0].weight.parameter][0]
 
 
 def _read_by(entries: Iterable[TensorRecipe]) -> list[str]:

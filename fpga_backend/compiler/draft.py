@@ -6,7 +6,7 @@ import torch
 
 from greentrain.fpga_backend.compiler.recipe import Kind, Part, TensorRecipe
 from greentrain.fpga_backend.compiler.values import RowsValue
-from greentrain.fpga_backend.program import Columns, Op, Pool
+from greentrain.fpga_backend.program import Columns, Op, Pool, RegisterOp, width_of
 
 
 class Draft:
@@ -34,13 +34,13 @@ class Draft:
         self._next += 1
         return self._next - 1
 
-    def add(self, op: Op, out: int, width: int, shape: tuple[int, ...], *, per_sequence: bool = False) -> RowsValue:
+    def add(self, op: RegisterOp, shape: tuple[int, ...], *, per_sequence: bool = False) -> RowsValue:
         """Append an operator and return its register in the shape that the graph gives it."""
         self.ops.append(op)
-        self._producers[out] = op
+        self._producers[op.out] = op
         if per_sequence:
-            self._per_sequence.add(out)
-        rows = RowsValue.of(out, 1 if per_sequence else self.tokens, width)
+            self._per_sequence.add(op.out)
+        rows = RowsValue.of(op.out, 1 if per_sequence else self.tokens, width_of(op))
         return rows.seen_as(rows.view.view(shape))
 
     def producer(self, register: int) -> Op:
@@ -55,9 +55,8 @@ class Draft:
         """Return a register with one row a sequence; the same question has the same answer."""
         key = (x, how)
         if key not in self._pools:
-            out = self.number()
-            self.add(Pool(out=out, x=x, how=how), out, x.width, (1, x.width), per_sequence=True)
-            self._pools[key] = out
+            self._pools[key] = self.number()
+            self.add(Pool(out=self._pools[key], x=x, how=how), (1, x.width), per_sequence=True)
         return Columns(register=self._pools[key], start=0, width=x.width)
 
     def entry(self, kind: Kind, *parts: Part) -> str:

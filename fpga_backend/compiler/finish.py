@@ -35,7 +35,6 @@ def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int
         UnsupportedModelError: The model ends in something else.
     """
     entries = dict(draft.entries)
-    ops = list(draft.ops)
     if isinstance(output, Term):
         refuse_term(output)
     if not isinstance(output, RowsValue):
@@ -53,7 +52,7 @@ def finish(draft: Draft, output: Any, head: Head, shapes: Mapping[str, tuple[int
             )
         ops = _logprob(draft, ops, end, entries, shapes, place)
     ops, entries = _fused(_alive(ops), entries)
-    return Finished(ops=tuple(renumbered(ops)), entries={s: entries[s] for s in _stems(ops)})
+    return Finished(ops=tuple(renumbered(ops)), entries=_entries_of(ops, entries))
 
 
 def _score(draft: Draft, ops: list[Op], end: Columns, entries: dict[str, TensorRecipe], place: GraphNode) -> list[Op]:
@@ -144,10 +143,10 @@ def _fused(ops: Sequence[Op], entries: dict[str, TensorRecipe]) -> tuple[list[Op
         joined[first.out] = replace(first, weight=stem, outputs=start, bias=bias)
     made: list[Op] = []
     for op in ops:
-        if not isinstance(op, LogProb) and op.out in moved and op.out not in joined:
+        out = -1 if isinstance(op, LogProb) else op.out
+        if out in moved and out not in joined:
             continue
-        kept = joined[op.out] if not isinstance(op, LogProb) and op.out in joined else op
-        made.append(_reading(kept, lambda c: _shifted(c, moved)))
+        made.append(_reading(joined.get(out, op), lambda c: _shifted(c, moved)))
     return made, entries
 
 
@@ -185,6 +184,6 @@ def _reading(op: Op, change: Callable[[Columns], Columns]) -> Op:
     return replace(op, **changed)
 
 
-def _stems(ops: Sequence[Op]) -> list[str]:
-    """Return the stems that parameters enter, each once, in the order of the operators."""
-    return list(dict.fromkeys(op.weight for op in ops if isinstance(op, Embed | Norm | Linear | Score | LogProb)))
+def _entries_of(ops: Sequence[Op], entries: Mapping[str, TensorRecipe]) -> dict[str, TensorRecipe]:
+    """Return the entries of the operators that parameters enter, in the order of these."""
+    return {op.weight: entries[op.weight] for op in ops if isinstance(op, Embed | Norm | Linear | Score | LogProb)}

@@ -43,7 +43,7 @@ RMS_NORMS: tuple[Pattern, ...] = (
     ("mul", "gain", ("mul", "x", ("rsqrt", ("add", ("mean", ("square", "x")), "eps")))),
     ("mul", "gain", ("div", "x", ("sqrt", ("add", ("mean", ("square", "x")), "eps")))),
 )
-GATES: dict[str, tuple[Pattern, ...]] = {
+GATES: Mapping[blocks.Table, tuple[Pattern, ...]] = {
     "gelu_tanh": (
         (
             "mul",
@@ -70,7 +70,8 @@ def match(pattern: Pattern, value: Any, found: Found | None = None) -> Found | N
     if isinstance(pattern, str):
         if pattern not in found:
             return {**found, pattern: value}
-        return found if _same(found[pattern], value) else None
+        known = found[pattern]
+        return found if known is value or (isinstance(known, RowsValue) and known.same(value)) else None
     if isinstance(pattern, float):
         number = scalar(value)
         return found if number is not None and math.isclose(number, pattern, rel_tol=_TOLERANCE) else None
@@ -90,10 +91,6 @@ def _all(patterns: tuple[Pattern, ...], values: tuple[Any, ...], found: Found) -
             return None
         result = match(pattern, value, result)
     return result
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (isinstance(a, RowsValue) and a.same(b))
 
 
 _PLAIN = {"mul", "add", "div", "rsqrt", "sqrt", "neg", "erf", "sigmoid", "tanh"}
@@ -197,8 +194,7 @@ def _rms_norm(draft: Draft, term: Term) -> RowsValue | None:
 
 
 def _gate(draft: Draft, term: Term) -> RowsValue | None:
-    tables: Mapping[blocks.Table, Any] = {"gelu_tanh": GATES["gelu_tanh"], "gelu": GATES["gelu"], "silu": GATES["silu"]}
-    for table, patterns in tables.items():
+    for table, patterns in GATES.items():
         for pattern in patterns:
             found = match(pattern, term)
             if found and isinstance(found["x"], RowsValue):
@@ -248,18 +244,9 @@ def _scaled_embed(draft: Draft, term: Term) -> RowsValue | None:
 
 
 _SAME = {
-    "alias",
-    "clone",
-    "contiguous",
-    "detach",
-    "dropout",
-    "lift_fresh",
-    "to",
-    "_to_copy",
+    "_to_copy", "alias", "clone", "contiguous", "detach", "dropout", "float", "lift_fresh", "native_dropout", "to",
     "type_as",
-    "float",
-    "native_dropout",
-}
+}  # fmt: skip
 """Operators that leave numbers as they are (evaluation mode; types are settled by the program)."""
 _VIEWS = {
     "chunk", "expand", "expand_as", "flatten", "movedim", "narrow", "numpy_T", "permute", "reshape", "select", "slice",
@@ -328,7 +315,7 @@ class Lowering:
         inner = next((i for i, a in enumerate(args) if isinstance(a, GraphModule)), None)
         if inner is not None:
             return self.run(args[inner], args[inner + 1 :])
-        name = _name(target)
+        name = str(getattr(getattr(target, "overloadpacket", target), "__name__", target))
         if name in _ASSERTS:
             return None
         if not is_symbolic(args) and not is_symbolic(tuple(kwargs.values())):
@@ -463,10 +450,6 @@ class Lowering:
         if not isinstance(ids, Ids) or ids.kind != "token" or scalar(padding) is None:
             place.refuse("compares what the tokens became")
         return torch.full(shape, place.op.startswith("aten.ne"))  # a packed batch has no padding
-
-
-def _name(target: Any) -> str:
-    return str(getattr(getattr(target, "overloadpacket", target), "__name__", target))
 
 
 def _attribute(module: GraphModule, path: str) -> Any:

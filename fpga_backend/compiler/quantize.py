@@ -8,16 +8,10 @@ from greentrain.fpga_backend import contract
 from greentrain.fpga_backend.compiler.recipe import ParameterSource, Recipe, TensorRecipe
 from greentrain.fpga_backend.emulator.arithmetic import quantise
 from greentrain.fpga_backend.errors import ArtifactError
-from greentrain.fpga_backend.program import Precision
+from greentrain.fpga_backend.program import Precision, group_of
 
 Q4 = 7
 """Largest magnitude of a 4-bit weight (symmetric; -8 is never used)."""
-GROUP = 128
-"""Inputs of one scale of 4-bit weights, the usual group (GPTQ, AWQ: arxiv.org/abs/2210.17323, 2306.00978)."""
-SMALL_GROUP = 32
-"""The group of layers with fewer inputs than SMALL_WIDTH, or not a multiple of GROUP."""
-SMALL_WIDTH = 1024
-
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -50,13 +44,6 @@ def tensors_of(recipe: Recipe, parameters: Mapping[str, torch.Tensor], precision
     return made
 
 
-def weight_of(tensors: Mapping[str, torch.Tensor], stem: str) -> torch.Tensor:
-    """Return a stem's weight in binary32, whatever the precision."""
-    if (weight := tensors.get(f"{stem}.w")) is not None:
-        return weight
-    return tensors[f"{stem}.q"].to(torch.float32) * tensors[f"{stem}.s"][:, None]
-
-
 def _bias(entry: TensorRecipe, recipe: Recipe, parameters: Mapping[str, torch.Tensor]) -> torch.Tensor:
     rows = []
     for part in entry.parts:
@@ -83,10 +70,8 @@ def _approximated(weight: torch.Tensor, entry: TensorRecipe, precision: Precisio
 
 
 def _grouped(weight: torch.Tensor) -> torch.Tensor:
-    inputs = weight.shape[1]
-    group = GROUP if inputs >= SMALL_WIDTH and inputs % GROUP == 0 else SMALL_GROUP
     pieces = []
-    for piece in torch.split(weight, group, dim=1):
+    for piece in torch.split(weight, group_of(weight.shape[1]), dim=1):
         q, s = quantise(piece, Q4)
         pieces.append(q * s)
     return torch.cat(pieces, dim=1)

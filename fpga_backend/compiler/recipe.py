@@ -45,6 +45,10 @@ class Part:
     weight: ParameterSource
     bias: ParameterSource | None = None
 
+    def then(self, name: str, argument: float | str) -> "Part":
+        """Return the part with a further step of weight and bias."""
+        return Part(weight=self.weight.then(name, argument), bias=self.bias and self.bias.then(name, argument))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRecipe:
@@ -71,7 +75,10 @@ class Recipe:
 
     def to_json(self) -> str:
         """Return the recipe as JSON."""
-        vectors = {name: _text(vector) for name, vector in self.vectors.items()}
+        vectors = {
+            name: base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+            for name, vector in self.vectors.items()
+        }
         entries = {stem: dataclasses.asdict(entry) for stem, entry in self.entries.items()}
         fields = {"format": FORMAT, "model": self.model, "buffers": dict(self.buffers), "vectors": vectors}
         return json.dumps({**fields, "shapes": {k: list(v) for k, v in self.shapes.items()}, "entries": entries})
@@ -96,9 +103,9 @@ class Recipe:
                 buffers=fields["buffers"],
                 vectors={name: _vector(value) for name, value in fields["vectors"].items()},
             )
+        except ArtifactError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if isinstance(error, ArtifactError):
-                raise
             raise ArtifactError(f"the artifact's recipe cannot be read ({error!r}): compile the model again") from error
 
 
@@ -109,10 +116,6 @@ def _entry(item: dict[str, Any]) -> TensorRecipe:
 
 def _source(item: dict[str, Any]) -> ParameterSource:
     return ParameterSource(parameter=item["parameter"], steps=tuple((str(n), a) for n, a in item["steps"]))
-
-
-def _text(vector: torch.Tensor) -> str:
-    return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
 
 
 def _vector(text: str) -> torch.Tensor:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from greentrain.fpga_backend.artifact import weight_of
 from greentrain.fpga_backend.batch import Batch, pack
 from greentrain.fpga_backend.compiler.finish import renumbered
-from greentrain.fpga_backend.compiler.quantize import weight_of
 from greentrain.fpga_backend.compiler.recipe import Part, Recipe, TensorRecipe
 from greentrain.fpga_backend.devices.torch_device import in_floats
 from greentrain.fpga_backend.program import Columns, Gate, Linear, LogProb, Norm, Op, Program, read_by
@@ -104,10 +104,7 @@ class _SmoothingWork:
             return
         key = self._scales(products, peaks[whole], alpha)
         entry = self._entries[op.weight]
-        part = entry.parts[0]
-        divided = Part(
-            weight=part.weight.then("divide rows", key), bias=part.bias and part.bias.then("divide rows", key)
-        )
+        divided = entry.parts[0].then("divide rows", key)
         stem = self._fresh(op.weight, replace(entry, parts=(divided,)), copy=others)
         at = self.ops.index(op)
         if others:
@@ -132,10 +129,8 @@ class _SmoothingWork:
             rows = self._rows(part)
             if (start, rows) == (op.up.start, op.up.width):
                 key = self._scales(products, peaks[whole], alpha)
-                bias = part.bias and part.bias.then("divide rows", key)
-                parts = list(entry.parts)
-                parts[number] = Part(weight=part.weight.then("divide rows", key), bias=bias)
-                stem = self._fresh(maker.weight, replace(entry, parts=tuple(parts)), copy=False)
+                parts = (*entry.parts[:number], part.then("divide rows", key), *entry.parts[number + 1 :])
+                stem = self._fresh(maker.weight, replace(entry, parts=parts), copy=False)
                 self.ops[self.ops.index(maker)] = replace(maker, weight=stem)
                 self._multiply(products, key, whole)
                 return

@@ -117,7 +117,9 @@ def _read(exported: ExportedProgram, call: OperatorCall, arguments: dict[str, An
             shapes[target] = tuple(exported.state_dict[target].shape)
             inputs.append(Weight(source=ParameterSource(parameter=target), shape=shapes[target]))
         elif spec.kind is InputKind.USER_INPUT:
-            inputs.append(_argument(name, call, arguments))
+            shape = tuple(arguments[call.ids].shape)
+            ids = {"token_type_ids": Ids(kind="type", shape=shape), call.ids: Ids(kind="token", shape=shape)}
+            inputs.append(ids.get(name, arguments.get(name)))
         else:
             held = exported.state_dict.get(target)
             value = exported.constants[target] if held is None else held
@@ -125,15 +127,6 @@ def _read(exported: ExportedProgram, call: OperatorCall, arguments: dict[str, An
                 buffers[target] = checksum(value.detach().cpu())
             inputs.append(value)
     return Trace(exported=exported, inputs=tuple(inputs), shapes=shapes, buffers=buffers)
-
-
-def _argument(name: str, call: OperatorCall, arguments: dict[str, Any]) -> Any:
-    shape = tuple(arguments[call.ids].shape)
-    if name == call.ids:
-        return Ids(kind="token", shape=shape)
-    if name == "token_type_ids":
-        return Ids(kind="type", shape=shape)
-    return arguments.get(name)
 
 
 def _type_count(model: nn.Module) -> int:

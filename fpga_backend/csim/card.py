@@ -41,113 +41,70 @@ def extents(kernel: str, s: Mapping[str, int]) -> Bytes:
     Raises:
         KeyError: No such kernel.
     """
-    return {name: size for name, size in _EXTENTS[kernel](s).items() if size}
+    return {name: size for name, size in _reached(kernel, s).items() if size}
+
+
+def _reached(kernel: str, s: Mapping[str, int]) -> Bytes:
+    """Return the bytes that a launch can touch of each pointer whose reach its scalars say."""
+    rows, width = s.get("rows", 0), s.get("width", 0)
+    match kernel:
+        case "gt_embed":
+            return {"index": 4 * rows, "y": rows * padded(width, 4)}
+        case "gt_add":
+            return {"x": _slice(s, "x", rows, width), "z": _slice(s, "z", rows, width), "y": rows * padded(width, 4)}
+        case "gt_norm":
+            vector = padded(width, 4)
+            return {"x": _slice(s, "x", rows, width), "g": vector, "b": vector * s["biased"], "y": rows * vector}
+        case "gt_quantise":
+            return {
+                "x": 0 if s["indexed"] else _slice(s, "x", rows, width),
+                "index": 4 * (s["first"] + rows) * s["indexed"],
+                "q": rows * s["groups"] * s["digits"] * padded(width // s["groups"], 1),
+                "s": 4 * rows * s["groups"],
+            }
+        case "gt_gemm":
+            outputs = padded(s["outputs"], 4)
+            return {
+                "q": rows * s["digits"] * s["inner_beats"] * BEAT,
+                "qs": 4 * rows,
+                "w": s["outputs"] * s["inner_beats"] * BEAT,
+                "ws": outputs,
+                "b": outputs * s["biased"],
+                "y": rows * outputs,
+            }
+        case "gt_gate":
+            return {
+                "x": _slice(s, "x", rows, width),
+                "up": _slice(s, "up", rows, width) * s["gated"],
+                "table": 0 if s["kind"] == 2 else 8192 * 4,
+                "y": rows * padded(width, 4),
+            }
+        case "gt_rotary":
+            width = 2 * s["half"] * s["heads"]
+            return {"x": _slice(s, "x", rows, width), "positions": 4 * rows, "y": rows * padded(width, 4)}
+        case "gt_attention":
+            return {"exp2": 4 * 4096, "segments": 16 * s["segment_count"]}
+        case "gt_pool":
+            return {"segments": 16 * s["sequences"], "y": s["sequences"] * padded(width, 4)}
+        case "gt_score":
+            labels = s["labels"]
+            return {
+                "x": _slice(s, "x", rows, width),
+                "w": labels * padded(width, 2),
+                "ws": 4 * labels,
+                "b": 4 * labels * s["biased"],
+                "y": rows * padded(labels, 4),
+            }
+        case "gt_logprob":
+            ends = 4 * (s["first"] + rows)
+            logits = rows * padded(s["vocabulary"], 4)
+            return {"logits": logits, "ids": ends, "exp2": 4 * 4096, "ln": 8 * 4096, "y": ends}
+    raise KeyError(kernel)
 
 
 def _slice(s: Mapping[str, int], name: str, rows: int, width: int) -> int:
     stride, start = s[f"{name}_stride"], s[f"{name}_start"]
     return max(0, rows - 1) * stride * BEAT + padded(start + width, 4) if rows > 0 else 0
-
-
-def _embed(s: Mapping[str, int]) -> Bytes:
-    return {"index": 4 * s["rows"], "y": s["rows"] * padded(s["width"], 4)}
-
-
-def _add(s: Mapping[str, int]) -> Bytes:
-    rows, width = s["rows"], s["width"]
-    return {
-        "x": _slice(s, "x", rows, width),
-        "z": _slice(s, "z", rows, width),
-        "y": rows * padded(width, 4),
-    }
-
-
-def _norm(s: Mapping[str, int]) -> Bytes:
-    rows, width = s["rows"], s["width"]
-    vector = padded(width, 4)
-    return {"x": _slice(s, "x", rows, width), "g": vector, "b": vector * s["biased"], "y": rows * vector}
-
-
-def _quantise(s: Mapping[str, int]) -> Bytes:
-    rows, width, groups = s["rows"], s["width"], s["groups"]
-    return {
-        "x": 0 if s["indexed"] else _slice(s, "x", rows, width),
-        "index": 4 * (s["first"] + rows) * s["indexed"],
-        "q": rows * groups * s["digits"] * padded(width // groups, 1),
-        "s": 4 * rows * groups,
-    }
-
-
-def _gemm(s: Mapping[str, int]) -> Bytes:
-    rows, outputs = s["rows"], s["outputs"]
-    return {
-        "q": rows * s["digits"] * s["inner_beats"] * BEAT,
-        "qs": 4 * rows,
-        "w": outputs * s["inner_beats"] * BEAT,
-        "ws": padded(outputs, 4),
-        "b": padded(outputs, 4) * s["biased"],
-        "y": rows * padded(outputs, 4),
-    }
-
-
-def _gate(s: Mapping[str, int]) -> Bytes:
-    rows, width = s["rows"], s["width"]
-    return {
-        "x": _slice(s, "x", rows, width),
-        "up": _slice(s, "up", rows, width) * s["gated"],
-        "table": 0 if s["kind"] == 2 else 8192 * 4,
-        "y": rows * padded(width, 4),
-    }
-
-
-def _rotary(s: Mapping[str, int]) -> Bytes:
-    rows, width = s["rows"], 2 * s["half"] * s["heads"]
-    return {"x": _slice(s, "x", rows, width), "positions": 4 * rows, "y": rows * padded(width, 4)}
-
-
-def _attention(s: Mapping[str, int]) -> Bytes:
-    return {"exp2": 4 * 4096, "segments": 16 * s["segment_count"]}
-
-
-def _pool(s: Mapping[str, int]) -> Bytes:
-    return {"segments": 16 * s["sequences"], "y": s["sequences"] * padded(s["width"], 4)}
-
-
-def _score(s: Mapping[str, int]) -> Bytes:
-    rows, labels = s["rows"], s["labels"]
-    return {
-        "x": _slice(s, "x", rows, s["width"]),
-        "w": labels * padded(s["width"], 2),
-        "ws": 4 * labels,
-        "b": 4 * labels * s["biased"],
-        "y": rows * padded(labels, 4),
-    }
-
-
-def _logprob(s: Mapping[str, int]) -> Bytes:
-    end = s["first"] + s["rows"]
-    return {
-        "logits": s["rows"] * padded(s["vocabulary"], 4),
-        "ids": 4 * end,
-        "exp2": 4 * 4096,
-        "ln": 8 * 4096,
-        "y": 4 * end,
-    }
-
-
-_EXTENTS = {
-    "gt_embed": _embed,
-    "gt_add": _add,
-    "gt_norm": _norm,
-    "gt_quantise": _quantise,
-    "gt_gemm": _gemm,
-    "gt_gate": _gate,
-    "gt_rotary": _rotary,
-    "gt_attention": _attention,
-    "gt_pool": _pool,
-    "gt_score": _score,
-    "gt_logprob": _logprob,
-}
 
 
 def functions(path: Path) -> Mapping[str, Callable[..., Any]]:
@@ -192,8 +149,8 @@ class CsimCard:
         self._kernels = {kernel.name: kernel for kernel in KERNELS}
         self._poison = poison
         self._numbers = count()
-        self._memory: dict[int, Memory] = {}
-        self._banks: dict[int, int] = {}
+        self._memory: dict[int, tuple[Memory, int]] = {}
+        """Memory and bank of each buffer."""
         self._closed = False
 
     def allocate(self, nbytes: int, bank: int = 0) -> Buffer:
@@ -217,14 +174,12 @@ class CsimCard:
         memory = whole[skip : skip + nbytes]
         if self._poison:
             memory.fill(0xFF)
-        self._memory[buffer.number] = memory
-        self._banks[buffer.number] = bank
+        self._memory[buffer.number] = memory, bank
         return buffer
 
     def free(self, buffer: Buffer) -> None:
         """Give memory back."""
         self._memory.pop(buffer.number, None)
-        self._banks.pop(buffer.number, None)
 
     def write(self, buffer: Buffer, data: npt.NDArray[Any], offset: int = 0) -> None:
         """Copy a C-contiguous array into a buffer.
@@ -254,31 +209,28 @@ class CsimCard:
         spec = self._kernels.get(kernel)
         if spec is None:
             raise DeviceError(f"the card has no kernel {kernel}")
-        function: Callable[..., Any] = self._functions[kernel]
-        function(*self._checked(spec, arguments))
+        self._functions[kernel](*self._checked(spec, arguments))
 
     def close(self) -> None:
         """Give all memory back. Idempotent."""
         self._closed = True
         self._memory.clear()
-        self._banks.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(memory.nbytes for memory in self._memory.values())
+        return sum(memory.nbytes for memory, _ in self._memory.values())
 
     def _part(self, buffer: Buffer, offset: int, nbytes: int, verb: str) -> Memory:
-        memory = self._held(buffer)
+        memory, _ = self._held(buffer)
         if offset < 0 or offset + nbytes > memory.nbytes:
             raise DeviceError(f"{verb} of {nbytes} bytes at {offset}: buffer {buffer.number} has {memory.nbytes}")
         return memory[offset : offset + nbytes]
 
-    def _held(self, buffer: Buffer) -> Memory:
-        memory = self._memory.get(buffer.number)
-        if memory is None:
+    def _held(self, buffer: Buffer) -> tuple[Memory, int]:
+        if buffer.number not in self._memory:
             raise DeviceError(f"buffer {buffer.number} is not of this card, or was freed")
-        return memory
+        return self._memory[buffer.number]
 
     def _checked(self, spec: KernelSpec, arguments: Sequence[Buffer | int]) -> list[int]:
         if len(arguments) != len(spec.arguments):
@@ -289,11 +241,11 @@ class CsimCard:
             if isinstance(given, Buffer) != (argument.kind == "pointer"):
                 raise DeviceError(f"{spec.name}: argument {argument.name} is a {argument.kind}, not {given!r}")
             if isinstance(given, Buffer):
-                raw.append(self._held(given).ctypes.data)
-                if self._banks[given.number] != argument.bank:
+                memory, bank = self._held(given)
+                raw.append(memory.ctypes.data)
+                if bank != argument.bank:
                     raise DeviceError(
-                        f"{spec.name}: {argument.name} reaches bank {argument.bank}, its buffer lies in "
-                        f"{self._banks[given.number]}"
+                        f"{spec.name}: {argument.name} reaches bank {argument.bank}, its buffer lies in {bank}"
                     )
             elif given in _INT32:
                 raw.append(given)

@@ -8,11 +8,10 @@ from greentrain.fpga_backend.csim.build import build
 from greentrain.fpga_backend.csim.card import CsimCard, functions
 from greentrain.fpga_backend.csim.schedule import ACTIVATION_BYTES, BatchSchedule
 from greentrain.fpga_backend.device import DeviceInfo
-from greentrain.fpga_backend.devices.base import InProcess, own_uid
+from greentrain.fpga_backend.devices.base import ON_THE_CPU, InProcess, own_uid
 
 DEPTH: Final = 8
 """Batches that may wait."""
-ON_THE_CPU: Final = "computed on the CPU, whose joules the run's ledger has already"
 
 
 class Csim(InProcess):

@@ -9,6 +9,8 @@ value as 0 or 1. A kernel always gets every pointer; where one is not used (a bi
 the same region does.
 """
 
+import functools
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -84,137 +86,110 @@ class KernelSpec:
         raise KeyError(f"{self.name} has no argument {argument}")
 
 
-def _kernel(name: str, pointers: tuple[Argument, ...], scalars: str) -> KernelSpec:
+def _kernel(name: str, *pointers: tuple[Argument, ...], scalars: str) -> KernelSpec:
     ints = tuple(Argument(name=scalar, kind="scalar", dtype="int32") for scalar in scalars.split())
-    return KernelSpec(name=name, arguments=(*pointers, *ints))
+    return KernelSpec(name=name, arguments=(*itertools.chain(*pointers), *ints))
 
 
-def _in(name: str, dtype: DType, region: MemoryRegion, bundle: int) -> Argument:
-    return Argument(name=name, kind="pointer", dtype=dtype, region=region, bundle=f"gmem{bundle}")
+def _in(names: str, dtype: DType, region: MemoryRegion, bundle: int, *, written: bool = False) -> tuple[Argument, ...]:
+    """Return the pointers of these names, which share type, region and port."""
+    port = f"gmem{bundle}"
+    return tuple(
+        Argument(name=name, kind="pointer", dtype=dtype, region=region, bundle=port, written=written)
+        for name in names.split()
+    )
 
 
-def _out(name: str, dtype: DType, region: MemoryRegion, bundle: int) -> Argument:
-    return Argument(name=name, kind="pointer", dtype=dtype, region=region, bundle=f"gmem{bundle}", written=True)
-
+_out = functools.partial(_in, written=True)
 
 KERNELS = (
     _kernel(
         "gt_embed",
-        (
-            _in("q", "int16", WEIGHTS, 0),
-            _in("s", "float32", WEIGHTS, 0),
-            _in("index", "int32", TABLES, 1),
-            _out("y", "float32", ACTIVATIONS, 2),
-        ),
-        "rows width offset",
+        _in("q", "int16", WEIGHTS, 0),
+        _in("s", "float32", WEIGHTS, 0),
+        _in("index", "int32", TABLES, 1),
+        _out("y", "float32", ACTIVATIONS, 2),
+        scalars="rows width offset",
     ),
     _kernel(
         "gt_add",
-        (
-            _in("x", "float32", ACTIVATIONS, 0),
-            _in("z", "float32", ACTIVATIONS, 0),
-            _out("y", "float32", ACTIVATIONS, 0),
-        ),
-        "rows x_stride x_start z_stride z_start width",
+        _in("x z", "float32", ACTIVATIONS, 0),
+        _out("y", "float32", ACTIVATIONS, 0),
+        scalars="rows x_stride x_start z_stride z_start width",
     ),
     _kernel(
         "gt_norm",
-        (
-            _in("x", "float32", ACTIVATIONS, 0),
-            _in("g", "float32", WEIGHTS, 1),
-            _in("b", "float32", WEIGHTS, 1),
-            _out("y", "float32", ACTIVATIONS, 0),
-        ),
-        "rows x_stride x_start width layer biased eps",
+        _in("x", "float32", ACTIVATIONS, 0),
+        _in("g b", "float32", WEIGHTS, 1),
+        _out("y", "float32", ACTIVATIONS, 0),
+        scalars="rows x_stride x_start width layer biased eps",
     ),
     _kernel(
         "gt_quantise",
-        (
-            _in("x", "float32", ACTIVATIONS, 0),
-            _in("index", "int32", TABLES, 1),
-            _out("q", "int8", ROWS, 2),
-            _out("s", "float32", ROWS, 2),
-        ),
-        "rows x_stride x_start width groups indexed first digits",
+        _in("x", "float32", ACTIVATIONS, 0),
+        _in("index", "int32", TABLES, 1),
+        _out("q", "int8", ROWS, 2),
+        _out("s", "float32", ROWS, 2),
+        scalars="rows x_stride x_start width groups indexed first digits",
     ),
     _kernel(
         "gt_gemm",
-        (
-            _in("q", "int8", ROWS, 0),
-            _in("qs", "float32", ROWS, 1),
-            _in("w", "int8", WEIGHTS, 2),
-            _in("ws", "float32", WEIGHTS, 3),
-            _in("b", "float32", WEIGHTS, 3),
-            _out("y", "float32", ACTIVATIONS, 4),
-        ),
-        "rows inner_beats outputs biased digits",
+        _in("q", "int8", ROWS, 0),
+        _in("qs", "float32", ROWS, 1),
+        _in("w", "int8", WEIGHTS, 2),
+        _in("ws b", "float32", WEIGHTS, 3),
+        _out("y", "float32", ACTIVATIONS, 4),
+        scalars="rows inner_beats outputs biased digits",
     ),
     _kernel(
         "gt_gate",
-        (
-            _in("x", "float32", ACTIVATIONS, 0),
-            _in("up", "float32", ACTIVATIONS, 0),
-            _in("table", "int32", TABLES, 1),
-            _out("y", "float32", ACTIVATIONS, 0),
-        ),
-        "rows x_stride x_start up_stride up_start width kind gated",
+        _in("x up", "float32", ACTIVATIONS, 0),
+        _in("table", "int32", TABLES, 1),
+        _out("y", "float32", ACTIVATIONS, 0),
+        scalars="rows x_stride x_start up_stride up_start width kind gated",
     ),
     _kernel(
         "gt_rotary",
-        (
-            _in("x", "float32", ACTIVATIONS, 0),
-            _in("cos", "float32", WEIGHTS, 1),
-            _in("sin", "float32", WEIGHTS, 1),
-            _in("positions", "int32", TABLES, 2),
-            _out("y", "float32", ACTIVATIONS, 0),
-        ),
-        "rows x_stride x_start heads half",
+        _in("x", "float32", ACTIVATIONS, 0),
+        _in("cos sin", "float32", WEIGHTS, 1),
+        _in("positions", "int32", TABLES, 2),
+        _out("y", "float32", ACTIVATIONS, 0),
+        scalars="rows x_stride x_start heads half",
     ),
     _kernel(
         "gt_attention",
-        (
-            _in("q", "int8", ROWS, 0),
-            _in("qs", "float32", ROWS, 0),
-            _in("k", "int8", ROWS, 1),
-            _in("ks", "float32", ROWS, 1),
-            _in("v", "int8", ROWS, 2),
-            _in("vs", "float32", ROWS, 2),
-            _in("exp2", "int32", TABLES, 3),
-            _in("segments", "int32", TABLES, 3),
-            _out("y", "float32", ACTIVATIONS, 4),
-        ),
-        "segment_count heads kv_heads key_beats value_beats value_width scale causal",
+        _in("q", "int8", ROWS, 0),
+        _in("qs", "float32", ROWS, 0),
+        _in("k", "int8", ROWS, 1),
+        _in("ks", "float32", ROWS, 1),
+        _in("v", "int8", ROWS, 2),
+        _in("vs", "float32", ROWS, 2),
+        _in("exp2 segments", "int32", TABLES, 3),
+        _out("y", "float32", ACTIVATIONS, 4),
+        scalars="segment_count heads kv_heads key_beats value_beats value_width scale causal",
     ),
     _kernel(
         "gt_pool",
-        (
-            _in("x", "float32", ACTIVATIONS, 0),
-            _in("segments", "int32", TABLES, 1),
-            _out("y", "float32", ACTIVATIONS, 0),
-        ),
-        "sequences x_stride x_start width how",
+        _in("x", "float32", ACTIVATIONS, 0),
+        _in("segments", "int32", TABLES, 1),
+        _out("y", "float32", ACTIVATIONS, 0),
+        scalars="sequences x_stride x_start width how",
     ),
     _kernel(
         "gt_score",
-        (
-            _in("x", "float32", ACTIVATIONS, 0),
-            _in("w", "int16", WEIGHTS, 1),
-            _in("ws", "float32", WEIGHTS, 1),
-            _in("b", "float32", WEIGHTS, 1),
-            _out("y", "float32", ACTIVATIONS, 0),
-        ),
-        "rows x_stride x_start width labels biased",
+        _in("x", "float32", ACTIVATIONS, 0),
+        _in("w", "int16", WEIGHTS, 1),
+        _in("ws b", "float32", WEIGHTS, 1),
+        _out("y", "float32", ACTIVATIONS, 0),
+        scalars="rows x_stride x_start width labels biased",
     ),
     _kernel(
         "gt_logprob",
-        (
-            _in("logits", "float32", ACTIVATIONS, 0),
-            _in("ids", "int32", TABLES, 1),
-            _in("exp2", "int32", TABLES, 1),
-            _in("ln", "float64", TABLES, 1),
-            _out("y", "float32", ACTIVATIONS, 0),
-        ),
-        "rows vocabulary first",
+        _in("logits", "float32", ACTIVATIONS, 0),
+        _in("ids exp2", "int32", TABLES, 1),
+        _in("ln", "float64", TABLES, 1),
+        _out("y", "float32", ACTIVATIONS, 0),
+        scalars="rows vocabulary first",
     ),
 )
 """All kernels of the card, in the order in which a program first needs them."""

@@ -125,6 +125,8 @@ class _FitCheck:
 
     def _op(self, op: Op) -> None:
         by_row = all(columns.register not in self.pooled for columns in read_by(op))
+        if isinstance(op, Rotary | Attention | Pool | LogProb):
+            self._true(by_row, "reads a register behind pooling")
         match op:
             case Embed():
                 self._embed(op)
@@ -136,14 +138,12 @@ class _FitCheck:
                 if op.bias:
                     self._vector(f"{op.weight}.b", op.x.width)
             case Linear():
-                self._bits(op)
-                self._product(op.weight, np.int8, op.outputs, op.x.width, op.bias)
+                self._product(op, np.int8)
             case Gate():
                 self._true(op.table in ("gelu", "gelu_tanh", "silu", "tanh", "relu"), f"has no table {op.table}")
                 if op.up is not None:
                     self._pair(op.x, op.up)
             case Rotary():
-                self._true(by_row, "reads a register behind pooling")
                 self._most(op.x.width, MAX_ROW, "columns")
                 self._true(op.heads > 0 and op.x.width % (2 * op.heads) == 0, f"cannot cut {op.x.width} columns")
                 for part in ("cos", "sin"):
@@ -151,21 +151,17 @@ class _FitCheck:
                         f"{op.weight}.{part}", np.float32, (self.program.max_tokens, op.x.width // op.heads // 2)
                     )
             case Attention():
-                self._true(by_row, "reads a register behind pooling")
                 self._attention(op)
             case Pool():
-                self._true(by_row, "reads a register behind pooling")
                 self._true(op.how in ("first", "last", "mean"), f"has no {op.how!r}")
                 self._most(op.x.width, MAX_ROW, "columns")
             case Score():
                 self._true(not by_row, "reads rows of tokens: pool them first")
-                self._product(op.weight, np.int16, op.labels, op.x.width, op.bias)
+                self._product(op, np.int16)
             case LogProb():
-                self._true(by_row, "reads a register behind pooling")
                 self._most(op.vocabulary, contract.MAX_VOCABULARY, "tokens")
                 self._true(op.vocabulary >= self.program.vocabulary, "has fewer outputs than there are token ids")
-                self._bits(op)
-                self._product(op.weight, np.int8, op.vocabulary, op.x.width, op.bias)
+                self._product(op, np.int8)
 
     def _embed(self, op: Embed) -> None:
         program = self.program
@@ -188,15 +184,15 @@ class _FitCheck:
         self._most(max(wide, op.v.width // op.kv_heads), MAX_HEAD, "columns a head")
         self._most(op.v.width // op.kv_heads * op.heads, MAX_ROW, "columns")
 
-    def _product(self, stem: str, dtype: Any, outputs: int, inner: int, bias: bool) -> None:
-        self._most(inner, contract.MAX_INNER, "inputs")
-        self._tensor(f"{stem}.q", dtype, (outputs, inner))
-        self._vector(f"{stem}.s", outputs)
-        if bias:
-            self._vector(f"{stem}.b", outputs)
-
-    def _bits(self, op: Linear | LogProb) -> None:
-        self._true(op.activation_bits in (8, 16), f"has activations of {op.activation_bits} bits, the kernels 8 or 16")
+    def _product(self, op: Linear | Score | LogProb, dtype: Any) -> None:
+        if not isinstance(op, Score):
+            given = op.activation_bits
+            self._true(given in (8, 16), f"has activations of {given} bits, the kernels 8 or 16")
+        self._most(op.x.width, contract.MAX_INNER, "inputs")
+        self._tensor(f"{op.weight}.q", dtype, (op.outputs, op.x.width))
+        self._vector(f"{op.weight}.s", op.outputs)
+        if op.bias:
+            self._vector(f"{op.weight}.b", op.outputs)
 
     def _pair(self, x: Columns, y: Columns) -> None:
         self._true(x.width == y.width, f"pairs {x.width} columns with {y.width}")
@@ -282,170 +278,76 @@ class _LaunchMaker:
         self.pooled = by_sequence(program)
 
     def of(self, op: Op) -> Iterator[Launch]:
+        if isinstance(op, LogProb):
+            yield from self.logprob(op)
+            return
+        out = _register(op.out)
         match op:
             case Embed():
                 weights = (f"weights:{op.weight}.q", f"weights:{op.weight}.s")
-                yield Launch(
-                    "gt_embed", (*weights, _INDEX[op.index], _register(op.out), Count.ROWS, op.width, op.offset)
-                )
+                yield Launch("gt_embed", (*weights, _INDEX[op.index], out, Count.ROWS, op.width, op.offset))
             case Add():
                 x, z = self.where(op.x), self.where(op.y)
-                yield Launch("gt_add", (x[0], z[0], _register(op.out), self.rows(op.x), *x[1:], *z[1:], op.x.width))
+                yield Launch("gt_add", (x[0], z[0], out, self.rows(op.x), *x[1:], *z[1:], op.x.width))
             case Norm():
-                yield self.norm(op)
+                x, gain = self.where(op.x), f"weights:{op.weight}.g"
+                bias = f"weights:{op.weight}.b" if op.bias else gain
+                how = (int(op.kind == "layer"), int(op.bias), bits(op.eps))
+                yield Launch("gt_norm", (x[0], gain, bias, out, self.rows(op.x), *x[1:], op.x.width, *how))
             case Linear():
-                yield from self.linear(op)
+                yield self.quantise(op.x, digits=digits(op))
+                yield self.gemm(op, out, self.rows(op.x))
             case Gate():
-                yield self.gate(op)
-            case Rotary():
-                yield self.rotary(op)
-            case Attention():
-                yield from self.attention(op)
-            case Pool():
                 x = self.where(op.x)
-                how = _POOLS[op.how]
-                yield Launch(
-                    "gt_pool",
-                    (x[0], "index:sequences", _register(op.out), Count.SEQUENCES, *x[1:], op.x.width, how),
-                )
+                up = self.where(op.up) if op.up is not None else x
+                table = "table:exp2" if op.table == "relu" else f"table:{op.table}"
+                flags = (_KINDS.get(op.table, 0), int(op.up is not None))
+                slices = (*x[1:], *up[1:], op.x.width)
+                yield Launch("gt_gate", (x[0], up[0], table, out, self.rows(op.x), *slices, *flags))
+            case Rotary():
+                x, half = self.where(op.x), op.x.width // op.heads // 2
+                angles = (f"weights:{op.weight}.cos", f"weights:{op.weight}.sin", "index:positions")
+                yield Launch("gt_rotary", (x[0], *angles, out, Count.ROWS, *x[1:], op.heads, half))
+            case Attention():
+                yield from self.attention(op, out)
+            case Pool():
+                x, row = self.where(op.x), _POOLS[op.how]
+                yield Launch("gt_pool", (x[0], "index:sequences", out, Count.SEQUENCES, *x[1:], op.x.width, row))
             case Score():
-                yield self.score(op)
-            case LogProb():
-                yield from self.logprob(op)
+                x, product = self.where(op.x), _product(op.weight, op.bias)
+                sizes = (op.x.width, op.labels, int(op.bias))
+                yield Launch("gt_score", (x[0], *product, out, Count.SEQUENCES, *x[1:], *sizes))
 
-    def norm(self, op: Norm) -> Launch:
-        x = self.where(op.x)
-        gain = f"weights:{op.weight}.g"
-        bias = f"weights:{op.weight}.b" if op.bias else gain
-        flags = (int(op.kind == "layer"), int(op.bias), bits(op.eps))
-        return Launch("gt_norm", (x[0], gain, bias, _register(op.out), self.rows(op.x), *x[1:], op.x.width, *flags))
-
-    def linear(self, op: Linear) -> Iterator[Launch]:
-        yield self.quantise(op.x, 0, 1, digits(op))
-        yield Launch(
-            "gt_gemm",
-            (
-                *("q:0", "s:0"),
-                *_product(op.weight, op.bias),
-                _register(op.out),
-                self.rows(op.x),
-                beats(op.x.width, BYTES),
-                op.outputs,
-                int(op.bias),
-                digits(op),
-            ),
-        )
-
-    def gate(self, op: Gate) -> Launch:
-        x = self.where(op.x)
-        up = self.where(op.up) if op.up is not None else x
-        table = "table:exp2" if op.table == "relu" else f"table:{op.table}"
-        flags = (_KINDS.get(op.table, 0), int(op.up is not None))
-        return Launch(
-            "gt_gate",
-            (x[0], up[0], table, _register(op.out), self.rows(op.x), *x[1:], *up[1:], op.x.width, *flags),
-        )
-
-    def rotary(self, op: Rotary) -> Launch:
-        x = self.where(op.x)
-        angles = (f"weights:{op.weight}.cos", f"weights:{op.weight}.sin", "index:positions")
-        half = op.x.width // op.heads // 2
-        return Launch("gt_rotary", (x[0], *angles, _register(op.out), Count.ROWS, *x[1:], op.heads, half))
-
-    def attention(self, op: Attention) -> Iterator[Launch]:
+    def attention(self, op: Attention, out: str) -> Iterator[Launch]:
         for i, (columns, heads) in enumerate(((op.q, op.heads), (op.k, op.kv_heads), (op.v, op.kv_heads))):
             yield self.quantise(columns, i, heads)
-        value_width = op.v.width // op.kv_heads
-        scale = (op.scale * contract.LOG2E) * contract.ATTENTION_STEP
-        yield Launch(
-            "gt_attention",
-            (
-                *("q:0", "s:0", "q:1", "s:1", "q:2", "s:2", "table:exp2", "index:segments"),
-                _register(op.out),
-                Count.SEGMENTS,
-                op.heads,
-                op.kv_heads,
-                beats(op.q.width // op.heads, BYTES),
-                beats(value_width, BYTES),
-                value_width,
-                bits(scale),
-                int(op.causal),
-            ),
-        )
-
-    def score(self, op: Score) -> Launch:
-        x = self.where(op.x)
-        return Launch(
-            "gt_score",
-            (
-                x[0],
-                *_product(op.weight, op.bias),
-                _register(op.out),
-                Count.SEQUENCES,
-                *x[1:],
-                op.x.width,
-                op.labels,
-                int(op.bias),
-            ),
-        )
+        rows = ("q:0", "s:0", "q:1", "s:1", "q:2", "s:2")
+        width, value_width = op.q.width // op.heads, op.v.width // op.kv_heads
+        sizes = (op.heads, op.kv_heads, beats(width, BYTES), beats(value_width, BYTES), value_width)
+        scale = bits((op.scale * contract.LOG2E) * contract.ATTENTION_STEP)
+        tables = ("table:exp2", "index:segments")
+        yield Launch("gt_attention", (*rows, *tables, out, Count.SEGMENTS, *sizes, scale, int(op.causal)))
 
     def logprob(self, op: LogProb) -> Iterator[Launch]:
-        x = self.where(op.x)
-        yield Launch(
-            "gt_quantise",
-            (
-                *(x[0], "index:target_rows", "q:0", "s:0"),
-                Count.CHUNK,
-                *x[1:],
-                op.x.width,
-                *(1, 1, Count.FIRST),
-                digits(op),
-            ),
-            by_chunk=True,
-        )
-        yield Launch(
-            "gt_gemm",
-            (
-                *("q:0", "s:0"),
-                *_product(op.weight, op.bias),
-                "logits",
-                Count.CHUNK,
-                beats(op.x.width, BYTES),
-                op.vocabulary,
-                int(op.bias),
-                digits(op),
-            ),
-            by_chunk=True,
-        )
-        yield Launch(
-            "gt_logprob",
-            (
-                *("logits", "index:target_ids", "table:exp2", "table:ln", "logprobs"),
-                Count.CHUNK,
-                op.vocabulary,
-                Count.FIRST,
-            ),
-            by_chunk=True,
-        )
+        yield self.quantise(op.x, digits=digits(op), targets=True)
+        yield self.gemm(op, "logits", Count.CHUNK)
+        buffers = ("logits", "index:target_ids", "table:exp2", "table:ln", "logprobs")
+        yield Launch("gt_logprob", (*buffers, Count.CHUNK, op.vocabulary, Count.FIRST), by_chunk=True)
 
-    def quantise(self, columns: Columns, place: int, groups: int, digits: int = 1) -> Launch:
+    def gemm(self, op: Linear | LogProb, out: str, rows: Count) -> Launch:
+        weights = _product(op.weight, op.bias)
+        sizes = (beats(op.x.width, BYTES), op.outputs, int(op.bias), digits(op))
+        return Launch("gt_gemm", ("q:0", "s:0", *weights, out, rows, *sizes), by_chunk=isinstance(op, LogProb))
+
+    def quantise(
+        self, columns: Columns, place: int = 0, groups: int = 1, digits: int = 1, *, targets: bool = False
+    ) -> Launch:
+        """Return the launch that quantises all rows, or a chunk of those that targets name."""
         x = self.where(columns)
-        return Launch(
-            "gt_quantise",
-            (
-                x[0],
-                "index:ids",
-                f"q:{place}",
-                f"s:{place}",
-                self.rows(columns),
-                *x[1:],
-                columns.width,
-                groups,
-                0,
-                0,
-                digits,
-            ),
-        )
+        index, rows = ("index:target_rows", Count.CHUNK) if targets else ("index:ids", self.rows(columns))
+        chosen = (1, Count.FIRST) if targets else (0, 0)
+        sizes = (*x[1:], columns.width, groups, *chosen, digits)
+        return Launch("gt_quantise", (x[0], index, f"q:{place}", f"s:{place}", rows, *sizes), by_chunk=targets)
 
     def where(self, columns: Columns) -> tuple[str, int, int]:
         """Return a slice's buffer, the beats of a row, and its first column."""

@@ -24,6 +24,11 @@ INDEX_INTS = 7
 """Integers of a row in the index buffers: id, position, type, and a segment of four."""
 
 
+def logit_rows(vocabulary: int) -> int:
+    """Return how many rows of logits are held at a time; the vocabulary's weights are read again for the next."""
+    return max(1, min(MOST_CHUNK, LOGITS_BYTES // max(BYTES * beats(vocabulary), 1)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSize:
     """What a batch, or a buffer for batches, has room for."""
@@ -55,7 +60,7 @@ class CardLayout:
         self._slots, self.slot_of = _slots(program)
         self._vocabulary = max((op.vocabulary for op in program.ops if isinstance(op, LogProb)), default=0)
         self._rows_beats, self._groups = _quantised(program)
-        self.chunk = max(1, min(MOST_CHUNK, LOGITS_BYTES // max(BYTES * beats(self._vocabulary), 1)))
+        self.chunk = logit_rows(self._vocabulary)
 
     @property
     def row_bytes(self) -> int:
@@ -116,15 +121,14 @@ def _quantised(program: Program) -> tuple[list[int], list[int]]:
     """Return the beats and the scales of a row in each of the three places for 8-bit rows."""
     wide, groups = [0, 0, 0], [0, 0, 0]
     for op in program.ops:
-        parts: tuple[tuple[int, int], ...] = ()
+        parts: list[tuple[int, int]] = []
         if isinstance(op, Linear | LogProb):
-            wide[0] = max(wide[0], digits(op) * beats(op.x.width, BYTES))
-            groups[0] = max(groups[0], 1)
+            parts = [(digits(op) * beats(op.x.width, BYTES), 1)]
         elif isinstance(op, Attention):
-            parts = ((op.q.width, op.heads), (op.k.width, op.kv_heads), (op.v.width, op.kv_heads))
-        for i, (width, heads) in enumerate(parts):
-            wide[i] = max(wide[i], heads * beats(width // heads, BYTES))
-            groups[i] = max(groups[i], heads)
+            heads = ((op.q, op.heads), (op.k, op.kv_heads), (op.v, op.kv_heads))
+            parts = [(n * beats(columns.width // n, BYTES), n) for columns, n in heads]
+        for i, (beats_of_row, scales) in enumerate(parts):
+            wide[i], groups[i] = max(wide[i], beats_of_row), max(groups[i], scales)
     return wide, groups
 
 

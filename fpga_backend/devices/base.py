@@ -173,6 +173,7 @@ class Loaded(Generic[Model]):
 
 
 CLOSED = "the device is closed"
+ON_THE_CPU = "computed on the CPU, whose joules the run's ledger has already"
 
 
 def own_uid(name: str) -> str:

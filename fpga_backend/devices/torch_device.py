@@ -7,8 +7,9 @@ log-softmax are binary32 whatever the rest is.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -136,10 +137,9 @@ class TorchEngine:
                 return _read(registers, op.x) + _read(registers, op.y)
             case Norm():
                 return self._norm(op, _read(registers, op.x))
-            case Linear():
-                return functional.linear(
-                    _read(registers, op.x), self._weights[f"{op.weight}.w"], self._weights.get(f"{op.weight}.b")
-                )
+            case Linear() | Score():
+                x = _read(registers, op.x)
+                return self._product(op, x.float() if isinstance(op, Score) else x)
             case Gate():
                 return _gate(op, registers)
             case Rotary():
@@ -152,13 +152,10 @@ class TorchEngine:
                 return _attention(op, registers, plan)
             case Pool():
                 return _pool(op, _read(registers, op.x), plan)
-            case Score():
-                return functional.linear(
-                    _read(registers, op.x).float(),
-                    self._weights[f"{op.weight}.w"],
-                    self._weights.get(f"{op.weight}.b"),
-                )
         raise TypeError(f"{type(op).__name__} is no operator of a program")
+
+    def _product(self, op: Linear | Score | LogProb, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weights[f"{op.weight}.w"], self._weights.get(f"{op.weight}.b"))
 
     def _norm(self, op: Norm, x: torch.Tensor) -> torch.Tensor:
         weight, bias = self._weights[f"{op.weight}.g"], self._weights.get(f"{op.weight}.b")
@@ -169,22 +166,21 @@ class TorchEngine:
 
     def _logprobs(self, op: LogProb, registers: Registers, plan: _BatchPlan) -> torch.Tensor:
         rows = _read(registers, op.x)[plan.target_rows]
-        weight, bias = self._weights[f"{op.weight}.w"], self._weights.get(f"{op.weight}.b")
         parts = []
         step = max(1, LOGITS // op.vocabulary)
         for start in range(0, max(len(rows), 1), step):
-            logits = functional.linear(rows[start : start + step], weight, bias).float()
+            logits = self._product(op, rows[start : start + step]).float()
             wanted = plan.target_ids[start : start + step, None]
             parts.append(logits.gather(1, wanted)[:, 0] - logits.logsumexp(1))
         return torch.cat(parts).clamp(max=0.0)
 
     def _plan(self, packed: Packed) -> _BatchPlan:
         parts = buckets(packed)
-        flat = np.concatenate([bucket.queries[_real(bucket)] for bucket in parts])
-        places = np.concatenate([np.flatnonzero(_real(bucket)) + start for start, bucket in _starts(parts)])
+        queries = np.concatenate([bucket.queries.ravel() for bucket in parts])
+        places = np.flatnonzero(np.concatenate([bucket.real.ravel() for bucket in parts]))
         order = np.empty(packed.rows, dtype=np.int64)
-        order[flat] = places
-        padding = sum(bucket.queries.size for bucket in parts) - packed.rows
+        order[queries[places]] = places
+        padding = len(queries) - packed.rows
         by_sequence = [
             np.concatenate([np.arange(start, start + rows) for start, rows in packed.spans(segment)])
             for segment in packed.sequences
@@ -226,25 +222,20 @@ def in_floats(program: Program, tensors: Mapping[str, torch.Tensor]) -> TorchEng
 
 
 def _read(registers: Registers, columns: Columns) -> torch.Tensor:
-    held = registers[columns.register]
-    if columns.width == held.shape[1]:
-        return held
-    return held[:, columns.start : columns.start + columns.width]
+    return registers[columns.register][:, columns.start : columns.start + columns.width]
+
+
+_GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+}
 
 
 def _gate(op: Gate, registers: Registers) -> torch.Tensor:
-    x = _read(registers, op.x)
-    match op.table:
-        case "gelu":
-            y = functional.gelu(x)
-        case "gelu_tanh":
-            y = functional.gelu(x, approximate="tanh")
-        case "silu":
-            y = functional.silu(x)
-        case "tanh":
-            y = torch.tanh(x)
-        case "relu":
-            y = torch.relu(x)
+    y = _GATES[op.table](_read(registers, op.x))
     return y if op.up is None else y.mul_(_read(registers, op.up))
 
 
@@ -297,17 +288,6 @@ def _pool(op: Pool, x: torch.Tensor, plan: _BatchPlan) -> torch.Tensor:
             return torch.segment_reduce(rows, "mean", lengths=plan.lengths, axis=0).to(x.dtype)
 
 
-def _real(bucket: Bucket) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which queries are no padding [segments, longest]."""
-    mask: np.ndarray[Any, np.dtype[np.bool_]] = np.arange(bucket.queries.shape[1]) < bucket.rows[:, None]
-    return mask
-
-
-def _starts(parts: Sequence[Bucket]) -> list[tuple[int, Bucket]]:
-    starts = np.cumsum([0, *(bucket.queries.size for bucket in parts)])
-    return [(int(start), bucket) for start, bucket in zip(starts, parts, strict=False)]
-
-
 def _counts_up(rows: np.ndarray[Any, np.dtype[np.int64]], count: int) -> bool:
     return len(rows) == count and bool((rows == np.arange(count)).all())
 
@@ -338,10 +318,11 @@ class TorchDevice(InProcess):
         self._device = _opened(device)
         self._dtype = dtype
         cuda = self._device.type == "cuda"
+        model = torch.cuda.get_device_name(self._device) if cuda else "the CPU"
         uid = f"torch:{_name(self._device)}:{dtype}"
         info = DeviceInfo(
             uid=uid,
-            name=f"torch {torch.__version__} on {_model(self._device)}, {dtype}",
+            name=f"torch {torch.__version__} on {model}, {dtype}",
             available=True,
             exact=False,
             simulated=False,
@@ -439,7 +420,3 @@ def _name(device: torch.device) -> str:
         return "cpu"
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return f"GPU-{uuid}" if uuid else str(device)
-
-
-def _model(device: torch.device) -> str:
-    return "the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)

@@ -359,17 +359,14 @@ def score(x: torch.Tensor, q: torch.Tensor, weight_scale: torch.Tensor, bias: to
     return dequantise(acc, scale, weight_scale, bias)
 
 
+@dataclass(frozen=True, slots=True)
 class LogProbTables:
-    """Tables of the log-probability head, in the form that torch reads fast.
+    """Tables of the log-probability head."""
 
-    Args:
-        exp2: ``tables.exp2()``.
-        log: ``tables.log()``.
-    """
-
-    def __init__(self, exp2: torch.Tensor, log: torch.Tensor) -> None:
-        self.exp2 = exp2.to(torch.int32)
-        self.log = log
+    exp2: torch.Tensor
+    """``tables.exp2()``, int32."""
+    log: torch.Tensor
+    """``tables.log()``."""
 
 
 def logprobs(logits: torch.Tensor, targets: torch.Tensor, tables: LogProbTables) -> torch.Tensor:

@@ -10,7 +10,7 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.artifact import Artifact, as_artifact
 from greentrain.fpga_backend.batch import Batch, Result, pack
 from greentrain.fpga_backend.device import DeviceInfo, EnergyReading, Handle
-from greentrain.fpga_backend.devices.base import InProcess, Runner, own_uid
+from greentrain.fpga_backend.devices.base import ON_THE_CPU, InProcess, Runner, own_uid
 from greentrain.fpga_backend.emulator.arithmetic import int_mm_is_exact
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.errors import DeviceError
@@ -20,7 +20,6 @@ from greentrain.types import Provenance
 
 DEPTH: Final = 8
 """Batches that may wait: a few micro-batches of finished rollouts."""
-ON_THE_CPU: Final = "computed on the CPU, whose joules the run's ledger has already"
 
 
 class Emulator(InProcess):

@@ -214,8 +214,7 @@ class StageKernel:
 
     def _apply(self, op: Op, registers: dict[int, torch.Tensor], weight: Weights, rows: RowIds) -> torch.Tensor:
         def columns(where: Columns) -> torch.Tensor:
-            held = registers[where.register]
-            return held[:, where.start : where.start + where.width]
+            return _columns(registers, where)
 
         match op:
             case Embed():
@@ -293,7 +292,9 @@ class CompiledStages:
         if into is not None and count == self._rows:
             self._of(stage)(inputs, weights, rows, into)
             return list(into)
-        about = self._filled_rows(rows.block(0, count))  # behind a pool there are more of them, and nobody asks
+        own = rows.block(0, count)  # behind a pool there are more of them, and nobody asks
+        ids, positions, types = (self._filled(x) for x in (own.ids, own.positions, own.types))
+        about = RowIds(ids=ids, positions=positions, types=types)
         made = self._of(stage)([self._filled(x) for x in inputs], weights, about, None)
         return kept_in([value[:count] for value in made or ()], into)
 
@@ -305,11 +306,6 @@ class CompiledStages:
     def _filled(self, x: torch.Tensor) -> torch.Tensor:
         missing = self._rows - len(x)
         return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
-
-    def _filled_rows(self, rows: RowIds) -> RowIds:
-        return RowIds(
-            ids=self._filled(rows.ids), positions=self._filled(rows.positions), types=self._filled(rows.types)
-        )
 
 
 def _own(kernel: StageKernel, stage: EmulatorStage) -> _CompiledStage:

@@ -12,7 +12,7 @@ from rich.text import Text
 from greentrain.errors import ConfigError
 from greentrain.fpga_backend.explore.gpu import GpuRow
 from greentrain.fpga_backend.explore.space import DesignPoint, Subject
-from greentrain.fpga_backend.roofline.cards import CONSTANTS, CardSpec
+from greentrain.fpga_backend.roofline.cards import CONSTANTS, CardSpec, unit_of
 from greentrain.utils.imports import try_import
 
 if TYPE_CHECKING:
@@ -99,13 +99,10 @@ def _assumed(cards: Sequence[CardSpec]) -> list[str]:
     for card in cards:
         names = [name for name in CONSTANTS if getattr(card, name) is not None and card.kind(name) == "assumed"]
         if names:
-            listed = ", ".join(f"{name} {card.value(name):.3g} {_unit(name)}".strip() for name in names)
+            units = {name: unit_of(name).replace("1", "") for name in names}
+            listed = ", ".join(f"{name} {card.value(name):.3g} {units[name]}".strip() for name in names)
             found.append(f"{card.name}, assumed: {listed}.")
     return found
-
-
-def _unit(name: str) -> str:
-    return CONSTANTS[name][0].replace("1", "")
 
 
 def _share(value: float | None, digits: int) -> str:

@@ -19,7 +19,7 @@ from greentrain.errors import ConfigError
 from greentrain.fpga_backend.program import Precision, Program, with_activation_bits
 from greentrain.fpga_backend.roofline.cards import CardSpec
 from greentrain.fpga_backend.roofline.counts import BatchLayout, footprint
-from greentrain.fpga_backend.roofline.latency import Bound, CardService, service
+from greentrain.fpga_backend.roofline.latency import Bound, service
 from greentrain.fpga_backend.roofline.shape import Head, program_of
 from greentrain.utils.validation import nearest
 
@@ -45,10 +45,8 @@ def in_waves(program: Program, card: CardSpec, *, sequence: int, wave: int, sequ
         sequences: Sequences in all.
     """
     full, rest = divmod(sequences, wave)
-    parts: list[tuple[int, CardService]] = []
-    for number, size in ((full, wave), (1 if rest else 0, rest)):
-        if number:
-            parts.append((number, service(program, BatchLayout.equal(size, sequence), card)))
+    waves = ((full, wave), (1 if rest else 0, rest))
+    parts = [(number, service(program, BatchLayout.equal(size, sequence), card)) for number, size in waves if number]
     return GroupRun(
         run_s=sum(number * found.run_s for number, found in parts),
         energy_j=sum(number * found.energy_j for number, found in parts),

@@ -6,15 +6,13 @@ once and writes its result once. A kernel whose operands do not fit on the chip 
 and the times that follow from them, are lower bounds.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from greentrain.fpga_backend.batch import Packed
-from greentrain.fpga_backend.csim.launches import FLOATS, beats
-from greentrain.fpga_backend.csim.layout import LOGITS_BYTES, MOST_CHUNK
+from greentrain.fpga_backend.csim.launches import FLOATS, beats, by_sequence
+from greentrain.fpga_backend.csim.layout import logit_rows
 from greentrain.fpga_backend.errors import ArtifactError, BatchError
 from greentrain.fpga_backend.program import (
     Add,
@@ -31,7 +29,9 @@ from greentrain.fpga_backend.program import (
     Rotary,
     Score,
     digits,
+    group_of,
     read_by,
+    width_of,
     widths,
 )
 
@@ -98,7 +98,8 @@ def _triangle(rows: int) -> int:
     return rows * (rows + 1) // 2
 
 
-SCALE_BYTES = 4
+WORD = 4
+"""Bytes of an index, a scale, a bias, a score or a log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,37 +107,32 @@ class NumberWidths:
     """Sizes of the numbers of one precision on a card."""
 
     weight_bits: int
-    activation_bytes: int
-    """Of a register's element. The integer contract keeps registers in binary32."""
-    embedding_bytes: int
-    product_bits: int
-    """8: two or three products a DSP slice; 16: one."""
-    quantised: bool
-    """True if rows are quantised before a product: a pass of its own over them."""
-    scales: Literal["none", "output", "group"]
+    scales: Literal["none", "output", "group"] = "none"
     """Whether weights carry a scale an output, or one a group of an output's inputs."""
+    activation_bytes: int = 2
+    """Of a register's element. The integer contract keeps registers in binary32."""
+    embedding_bytes: int = 2
+    product_bits: int = 16
+    """8: two or three products a DSP slice; 16: one."""
+    quantised: bool = False
+    """True if rows are quantised before a product: a pass of its own over them."""
 
     def weights(self, outputs: int, inner: int) -> int:
         """Return the bytes of a product's weights and their scales."""
         scales = {"none": 0, "output": 1, "group": math.ceil(inner / group_of(inner))}[self.scales]
-        return math.ceil(outputs * inner * self.weight_bits / 8) + SCALE_BYTES * scales * outputs
+        return math.ceil(outputs * inner * self.weight_bits / 8) + WORD * scales * outputs
+
+    def entry(self, width: int) -> int:
+        """Return the bytes of an embedding's row and its scale."""
+        return width * self.embedding_bytes + (WORD if self.quantised else 0)
 
 
-_FLOAT = NumberWidths(
-    weight_bits=16, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="none"
-)
 _WIDTHS: dict[str, NumberWidths] = {
-    "w8a8": NumberWidths(
-        weight_bits=8, activation_bytes=4, embedding_bytes=2, product_bits=8, quantised=True, scales="output"
-    ),
-    "fp16": _FLOAT,
-    "bf16": _FLOAT,
-    "w8a16": NumberWidths(
-        weight_bits=8, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="output"
-    ),
-    "w4a16": NumberWidths(
-        weight_bits=4, activation_bytes=2, embedding_bytes=2, product_bits=16, quantised=False, scales="group"
-    ),
+    "w8a8": NumberWidths(weight_bits=8, scales="output", activation_bytes=4, product_bits=8, quantised=True),
+    "fp16": NumberWidths(weight_bits=16),
+    "bf16": NumberWidths(weight_bits=16),
+    "w8a16": NumberWidths(weight_bits=8, scales="output"),
+    "w4a16": NumberWidths(weight_bits=4, scales="group"),
 }
 
 
@@ -151,15 +147,6 @@ def widths_of(precision: Precision) -> NumberWidths:
     return _WIDTHS[precision]
 
 
-def group_of(inner: int) -> int:
-    """Return how many inputs share a scale of 4-bit weights, as ``compiler/quantize.py`` groups them."""
-    return 128 if inner >= 1024 and inner % 128 == 0 else 32
-
-
-WORD = 4
-"""Bytes of an index, a scale, a bias, a score or a log-probability."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
     """One operator's part."""
@@ -167,7 +154,7 @@ class OpCount:
     place: int
     """Index of the operator in the program."""
     kind: str
-    launches: int
+    launches: int = 1
     macs8: int = 0
     macs16: int = 0
     weight_bytes: int = 0
@@ -231,8 +218,7 @@ def count(program: Program, batch: Packed | BatchLayout) -> WorkCounts:
         ArtifactError: The precision has no model of a card.
     """
     layout = batch if isinstance(batch, BatchLayout) else BatchLayout.of(batch)
-    widths = widths_of(program.precision)
-    counter = _OpCounter(layout, widths)
+    counter = _OpCounter(program, layout)
     ops = tuple(counter.count(place, op) for place, op in enumerate(program.ops))
     asked = isinstance(program.ops[-1], LogProb)
     table = 3 * layout.rows + 4 * (layout.segments + layout.sequences) + (2 * layout.targets if asked else 0)
@@ -240,151 +226,114 @@ def count(program: Program, batch: Packed | BatchLayout) -> WorkCounts:
     return WorkCounts(ops=ops, tokens=layout.tokens, pcie_in_bytes=WORD * table, pcie_out_bytes=WORD * results)
 
 
-class _OpCounter:
-    """Counts operators in order, and remembers how many rows each register has."""
+def _register_rows(program: Program, layout: BatchLayout) -> dict[int, int]:
+    """Return how many rows each register has."""
+    pooled = by_sequence(program)
+    written = [op.out for op in program.ops if not isinstance(op, LogProb)]
+    return {register: layout.sequences if register in pooled else layout.rows for register in written}
 
-    def __init__(self, layout: BatchLayout, widths: NumberWidths) -> None:
+
+class _OpCounter:
+    """Counts the operators of a program."""
+
+    def __init__(self, program: Program, layout: BatchLayout) -> None:
+        self._program = program
         self._layout = layout
-        self._widths = widths
-        self._rows: dict[int, int] = {}
-        self._kinds: dict[type, Callable[..., OpCount]] = {
-            Embed: self._embed,
-            Add: self._add,
-            Norm: self._norm,
-            Linear: self._linear,
-            Gate: self._gate,
-            Rotary: self._rotary,
-            Attention: self._attention,
-            Pool: self._pool,
-            Score: self._score,
-            LogProb: self._logprob,
-        }
+        self._sizes = widths_of(program.precision)
+        self._rows = _register_rows(program, layout)
 
     def count(self, place: int, op: Op) -> OpCount:
-        """Return an operator's part, without its place."""
-        if isinstance(op, Pool):
-            self._rows[op.out] = self._layout.sequences
-        elif isinstance(op, Embed):
-            self._rows[op.out] = self._layout.rows
-        elif not isinstance(op, LogProb):
-            source = op.q if isinstance(op, Attention) else op.x
-            self._rows[op.out] = self._rows[source.register]
-        return dataclasses.replace(self._kinds[type(op)](op), place=place, kind=type(op).__name__.lower())
+        """Return an operator's part."""
+        return OpCount(place=place, kind=type(op).__name__.lower(), **self._needs(op))
 
-    def _embed(self, op: Embed) -> OpCount:
-        rows = self._layout.rows
-        scale = WORD if self._widths.quantised else 0
-        read = rows * (op.width * self._widths.embedding_bytes + scale)
-        return _part(weight_bytes=read, activation_bytes=self._register(rows, op.width) + WORD * rows)
-
-    def _add(self, op: Add) -> OpCount:
-        return _part(activation_bytes=3 * self._register(self._rows[op.out], op.x.width))
-
-    def _norm(self, op: Norm) -> OpCount:
-        vectors = 2 if op.bias else 1
-        return _part(
-            weight_bytes=vectors * op.x.width * WORD,
-            activation_bytes=2 * self._register(self._rows[op.out], op.x.width),
-        )
-
-    def _linear(self, op: Linear) -> OpCount:
-        return self._product(op, self._rows[op.out], op.outputs)
-
-    def _gate(self, op: Gate) -> OpCount:
-        matrices = 2 if op.up is None else 3
-        return _part(activation_bytes=matrices * self._register(self._rows[op.out], op.x.width))
-
-    def _rotary(self, op: Rotary) -> OpCount:
+    def _needs(self, op: Op) -> dict[str, int]:
+        """Return the fields of an OpCount that differ from its defaults."""
+        if isinstance(op, LogProb):
+            return self._logprob(op)
         rows = self._rows[op.out]
-        angles = WORD * op.x.width // op.heads * rows
-        return _part(weight_bytes=angles, activation_bytes=2 * self._register(rows, op.x.width) + WORD * rows)
+        match op:
+            case Embed():
+                read = rows * self._sizes.entry(op.width)
+                return {"weight_bytes": read, "activation_bytes": self._register(rows, op.width) + WORD * rows}
+            case Add():
+                return {"activation_bytes": 3 * self._register(rows, op.x.width)}
+            case Norm():
+                return {
+                    "weight_bytes": _stored(op, self._program),
+                    "activation_bytes": 2 * self._register(rows, op.x.width),
+                }
+            case Linear():
+                return self._product(op, rows)
+            case Gate():
+                matrices = 2 if op.up is None else 3
+                return {"activation_bytes": matrices * self._register(rows, op.x.width)}
+            case Rotary():
+                angles = WORD * op.x.width // op.heads * rows
+                moved = 2 * self._register(rows, op.x.width) + WORD * rows
+                return {"weight_bytes": angles, "activation_bytes": moved}
+            case Attention():
+                return self._attention(op, rows)
+            case Pool():
+                read = self._layout.rows if op.how == "mean" else self._layout.sequences
+                return {"activation_bytes": self._register(read, op.x.width) + self._register(rows, op.x.width)}
+            case Score():
+                return {
+                    "macs16": rows * op.labels * op.x.width,
+                    "weight_bytes": _stored(op, self._program),
+                    "activation_bytes": self._register(rows, op.x.width) + WORD * rows * op.labels,
+                }
 
-    def _attention(self, op: Attention) -> OpCount:
-        layout = self._layout
-        rows, heads = self._rows[op.out], op.heads
+    def _attention(self, op: Attention, rows: int) -> dict[str, int]:
+        layout, sizes = self._layout, self._sizes
+        outputs = width_of(op)
         pairs = layout.causal_pairs if op.causal else layout.all_pairs
-        outputs = op.v.width // op.kv_heads * heads
-        products = pairs * (op.q.width + outputs)
         passes = [
-            self._quantised(rows, c.width, n) for c, n in ((op.q, heads), (op.k, op.kv_heads), (op.v, op.kv_heads))
+            self._quantised(rows, c.width, n) for c, n in ((op.q, op.heads), (op.k, op.kv_heads), (op.v, op.kv_heads))
         ]
-        size = 1 if self._widths.quantised else self._widths.activation_bytes
-        scales = WORD if self._widths.quantised else 0
-        read = rows * (op.q.width * size + scales * heads)
+        size = 1 if sizes.quantised else sizes.activation_bytes
+        scales = WORD if sizes.quantised else 0
+        read = rows * (op.q.width * size + scales * op.heads)
         read += layout.keys * ((op.k.width + op.v.width) * size + 2 * scales * op.kv_heads)
-        return _part(
-            launches=1 + (len(passes) if self._widths.quantised else 0),
-            activation_bytes=sum(passes) + read + self._register(rows, outputs),
-            **self._macs(products),
-        )
+        return {
+            "launches": 1 + (len(passes) if sizes.quantised else 0),
+            "activation_bytes": sum(passes) + read + self._register(rows, outputs),
+            **self._macs(pairs * (op.q.width + outputs)),
+        }
 
-    def _pool(self, op: Pool) -> OpCount:
-        read = self._layout.rows if op.how == "mean" else self._layout.sequences
-        return _part(activation_bytes=self._register(read, op.x.width) + self._register(self._rows[op.out], op.x.width))
-
-    def _score(self, op: Score) -> OpCount:
-        rows = self._rows[op.out]
-        weights = op.labels * (op.x.width * 2 + WORD * (2 if op.bias else 1))
-        return _part(
-            macs16=rows * op.labels * op.x.width,
-            weight_bytes=weights,
-            activation_bytes=self._register(rows, op.x.width) + WORD * rows * op.labels,
-        )
-
-    def _logprob(self, op: LogProb) -> OpCount:
+    def _logprob(self, op: LogProb) -> dict[str, int]:
         targets = self._layout.targets
         chunks = math.ceil(targets / logit_rows(op.vocabulary))
-        product = self._product(op, targets, op.vocabulary)
+        product = self._product(op, targets)
         logits = self._register(targets, op.vocabulary)
-        return dataclasses.replace(
-            product,
-            launches=chunks * (product.launches + 1),
-            weight_bytes=chunks * product.weight_bytes,
-            activation_bytes=product.activation_bytes + logits + 2 * WORD * targets,
-        )
+        return {
+            **product,
+            "launches": chunks * (product["launches"] + 1),
+            "weight_bytes": chunks * product["weight_bytes"],
+            "activation_bytes": product["activation_bytes"] + logits + 2 * WORD * targets,
+        }
 
-    def _product(self, op: Linear | LogProb, rows: int, outputs: int) -> OpCount:
-        inner = op.x.width
-        times = digits(op) if self._widths.quantised else 1
-        passed = self._quantised(rows, inner, 1, times)
-        read = rows * (times * inner + WORD) if self._widths.quantised else self._register(rows, inner)
-        return _part(
-            launches=2 if self._widths.quantised else 1,
-            weight_bytes=self._widths.weights(outputs, inner) + (WORD * outputs if op.bias else 0),
-            activation_bytes=passed + read + self._register(rows, outputs),
-            **self._macs(times * rows * inner * outputs),
-        )
+    def _product(self, op: Linear | LogProb, rows: int) -> dict[str, int]:
+        inner, quantised = op.x.width, self._sizes.quantised
+        times = digits(op) if quantised else 1
+        read = rows * (times * inner + WORD) if quantised else self._register(rows, inner)
+        return {
+            "launches": 2 if quantised else 1,
+            "weight_bytes": _stored(op, self._program),
+            "activation_bytes": self._quantised(rows, inner, 1, times) + read + self._register(rows, op.outputs),
+            **self._macs(times * rows * inner * op.outputs),
+        }
 
     def _quantised(self, rows: int, width: int, groups: int, times: int = 1) -> int:
         """Bytes of reading a register, and writing it as 8-bit rows, ``times`` digits an element, and scales."""
-        if not self._widths.quantised:
+        if not self._sizes.quantised:
             return 0
         return self._register(rows, width) + rows * (times * width + WORD * groups)
 
     def _register(self, rows: int, width: int) -> int:
-        return rows * width * self._widths.activation_bytes
+        return rows * width * self._sizes.activation_bytes
 
     def _macs(self, products: int) -> dict[str, int]:
-        return {"macs8" if self._widths.product_bits == 8 else "macs16": products}
-
-
-def logit_rows(vocabulary: int) -> int:
-    """Return how many rows of logits are held at a time; the vocabulary's weights are read again for the next."""
-    return max(1, min(MOST_CHUNK, LOGITS_BYTES // (WORD * FLOATS * beats(vocabulary))))
-
-
-def _part(
-    *, launches: int = 1, macs8: int = 0, macs16: int = 0, weight_bytes: int = 0, activation_bytes: int = 0
-) -> OpCount:
-    return OpCount(
-        place=-1,
-        kind="",
-        launches=launches,
-        macs8=macs8,
-        macs16=macs16,
-        weight_bytes=weight_bytes,
-        activation_bytes=activation_bytes,
-    )
+        return {f"macs{self._sizes.product_bits}": products}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,20 +356,20 @@ def footprint(program: Program, layout: BatchLayout) -> MemoryFootprint:
     Raises:
         ArtifactError: The precision has no model of a card.
     """
-    sizes = widths_of(program.precision)
     named = {getattr(op, "weight", None): op for op in program.ops}
-    weights = sum(_stored(op, program, sizes) for op in named.values())
+    weights = sum(_stored(op, program) for op in named.values())
     return MemoryFootprint(weights_bytes=weights, activations_bytes=_peak(program, layout))
 
 
-def _stored(op: Op, program: Program, sizes: NumberWidths) -> int:
+def _stored(op: Op, program: Program) -> int:
+    """Return the bytes of an operator's tensors on a card."""
+    sizes = widths_of(program.precision)
     match op:
         case Embed():
             entries = {"token": program.vocabulary, "type": program.types}.get(op.index, program.max_tokens + op.offset)
-            return entries * (op.width * sizes.embedding_bytes + (WORD if sizes.quantised else 0))
+            return entries * sizes.entry(op.width)
         case Linear() | LogProb():
-            outputs = op.outputs if isinstance(op, Linear) else op.vocabulary
-            return sizes.weights(outputs, op.x.width) + (WORD * outputs if op.bias else 0)
+            return sizes.weights(op.outputs, op.x.width) + (WORD * op.outputs if op.bias else 0)
         case Norm():
             return (2 if op.bias else 1) * op.x.width * WORD
         case Rotary():
@@ -433,18 +382,8 @@ def _stored(op: Op, program: Program, sizes: NumberWidths) -> int:
 
 def _peak(program: Program, layout: BatchLayout) -> int:
     sizes = widths_of(program.precision)
-    rows: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for place, op in enumerate(program.ops):
-        sources = list(read_by(op))
-        for source in sources:
-            last[source.register] = place
-        if isinstance(op, LogProb):
-            continue
-        rows[op.out] = (
-            layout.sequences if isinstance(op, Pool) else rows[sources[0].register] if sources else layout.rows
-        )
-    width = widths(program)
+    rows, width = _register_rows(program, layout), widths(program)
+    last = {source.register: place for place, op in enumerate(program.ops) for source in read_by(op)}
     live: dict[int, int] = {}
     most = 0
     for place, op in enumerate(program.ops):

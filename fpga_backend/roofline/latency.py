@@ -133,8 +133,7 @@ def serve(counts: WorkCounts, card: CardSpec) -> CardService:
     Raises:
         ConfigError: The card lacks a constant; the message names all.
     """
-    used = (*NEEDED, *_products(counts))
-    card.check(used)
+    card.check((*NEEDED, *_products(counts)))
     if card.value("tdp_w") <= card.value("idle_power_w"):
         raise ConfigError(
             f"{card.name}.idle_power_w is {card.value('idle_power_w'):g} W; it must be below tdp_w, "
@@ -143,9 +142,10 @@ def serve(counts: WorkCounts, card: CardSpec) -> CardService:
     link = card.value("pcie_bytes_per_s")
     in_s, out_s = counts.pcie_in_bytes / link, counts.pcie_out_bytes / link
     launch_s = counts.launches * card.value("launch_s")
+    memory_bytes_per_s = card.value("memory_bytes_per_s") * card.value("memory_efficiency")
     compute_s = memory_s = 0.0
     for op in counts.ops:
-        busy_s, moving_s = _compute_s(op, card), _memory_s(op, card)
+        busy_s, moving_s = _compute_s(op, card), op.memory_bytes / memory_bytes_per_s
         if busy_s >= moving_s:
             compute_s += busy_s
         else:
@@ -160,15 +160,10 @@ def serve(counts: WorkCounts, card: CardSpec) -> CardService:
     idle_w = card.value("idle_power_w")
     cooled_s = sum(dynamic.values()) / (card.value("tdp_w") - idle_w)
     held_s = max(0.0, cooled_s - run_s)
-    parts_s = {
-        "launch": launch_s,
-        "pcie": in_s + out_s,
-        "compute": compute_s,
-        "memory": memory_s,
-        "power": held_s,
-    }
+    parts_s = {"launch": launch_s, "pcie": in_s + out_s, "compute": compute_s, "memory": memory_s, "power": held_s}
     parts_j = {"idle": idle_w * (run_s + held_s), **dynamic}
-    bound: Bound = "power" if held_s else _longest(parts_s)
+    busy: tuple[Bound, ...] = ("compute", "memory", "pcie", "launch")
+    bound: Bound = "power" if held_s else max(busy, key=lambda part: parts_s[part])
     return CardService(
         tokens=counts.tokens,
         in_s=in_s,
@@ -195,15 +190,6 @@ def _compute_s(op: OpCount, card: CardSpec) -> float:
     return sum(
         macs / (peak_macs_per_s(card, bits) * efficiency) for bits, macs in ((8, op.macs8), (16, op.macs16)) if macs
     )
-
-
-def _memory_s(op: OpCount, card: CardSpec) -> float:
-    return op.memory_bytes / (card.value("memory_bytes_per_s") * card.value("memory_efficiency"))
-
-
-def _longest(parts_s: Mapping[str, float]) -> Bound:
-    order: tuple[Bound, ...] = ("compute", "memory", "pcie", "launch")
-    return max(order, key=lambda part: parts_s[part])
 
 
 def _assumed(part: str, counts: WorkCounts, card: CardSpec) -> bool:

@@ -20,8 +20,10 @@ from greentrain.fpga_backend.program import (
     Pool,
     Precision,
     Program,
+    RegisterOp,
     Rotary,
     Score,
+    width_of,
 )
 
 Head = Literal["score", "logprob"]
@@ -91,26 +93,24 @@ class _Builder:
 
     def embed(self, index: Literal["token", "position", "type"]) -> Columns:
         """Look rows up."""
-        return self._add(Embed(out=self._next, weight=f"embed.{index}", index=index, width=self.hidden), self.hidden)
+        return self._add(Embed(out=self._next, weight=f"embed.{index}", index=index, width=self.hidden))
 
     def add(self, x: Columns, y: Columns) -> Columns:
         """Add two."""
-        return self._add(Add(out=self._next, x=x, y=y), x.width)
+        return self._add(Add(out=self._next, x=x, y=y))
 
     def norm(self, x: Columns, kind: Literal["layer", "rms"]) -> Columns:
         """Normalise rows."""
-        op = Norm(out=self._next, x=x, weight=f"norm.{self._next}", kind=kind, eps=1e-5, bias=kind == "layer")
-        return self._add(op, x.width)
+        bias = kind == "layer"
+        return self._add(Norm(out=self._next, x=x, weight=f"norm.{self._next}", kind=kind, eps=1e-5, bias=bias))
 
     def linear(self, x: Columns, outputs: int, *, bias: bool) -> Columns:
         """Multiply by a matrix."""
-        return self._add(
-            Linear(out=self._next, x=x, weight=f"linear.{self._next}", outputs=outputs, bias=bias), outputs
-        )
+        return self._add(Linear(out=self._next, x=x, weight=f"linear.{self._next}", outputs=outputs, bias=bias))
 
     def gate(self, x: Columns, table: Any, up: Columns | None = None) -> Columns:
         """Activate."""
-        return self._add(Gate(out=self._next, x=x, table=table, up=up), x.width)
+        return self._add(Gate(out=self._next, x=x, table=table, up=up))
 
     def attend(self, x: Columns, *, bias: bool, rotary: bool, causal: bool) -> Columns:
         """Project to queries, keys and values in one product, and attend."""
@@ -122,17 +122,10 @@ class _Builder:
         )
         if rotary:
             q, k = self._rotate(q, self.heads), self._rotate(k, self.kv_heads)
-        op = Attention(
-            out=self._next,
-            q=q,
-            k=k,
-            v=v,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            scale=self.head_width**-0.5,
-            causal=causal,
+        heads, kv_heads, scale = self.heads, self.kv_heads, self.head_width**-0.5
+        return self._add(
+            Attention(out=self._next, q=q, k=k, v=v, heads=heads, kv_heads=kv_heads, scale=scale, causal=causal)
         )
-        return self._add(op, own)
 
     def end(self, x: Columns, how: Literal["first", "last"], *, pooler: bool = False) -> None:
         """Add the head."""
@@ -142,21 +135,21 @@ class _Builder:
             vocabulary = self.number("vocab_size")
             self.ops.append(LogProb(x=x, weight="head", vocabulary=vocabulary, bias=False))
             return
-        row = self._add(Pool(out=self._next, x=x, how=how), x.width)
+        row = self._add(Pool(out=self._next, x=x, how=how))
         if pooler:
             row = self.gate(self.linear(row, self.hidden, bias=True), "tanh")
-        self._add(Score(out=self._next, x=row, weight="head", labels=self.labels, bias=pooler), self.labels)
+        self._add(Score(out=self._next, x=row, weight="head", labels=self.labels, bias=pooler))
 
     def _rotate(self, x: Columns, heads: int) -> Columns:
-        return self._add(Rotary(out=self._next, x=x, weight="rotary", heads=heads), x.width)
+        return self._add(Rotary(out=self._next, x=x, weight="rotary", heads=heads))
 
     @property
     def _next(self) -> int:
         return len(self.ops)
 
-    def _add(self, op: Op, width: int) -> Columns:
+    def _add(self, op: RegisterOp) -> Columns:
         self.ops.append(op)
-        return Columns(register=self._next - 1, start=0, width=width)
+        return Columns(register=op.out, start=0, width=width_of(op))
 
 
 def _bert(build: _Builder) -> None:

@@ -203,7 +203,7 @@ class CtypesApi:
             handle = self._library.xrtDeviceOpenByBDF(address.encode())
         self._device: int | None = _valid(handle, f"opening card {address}")
         self._uuid = _UUID()
-        self._kernels: dict[str, CtypesKernel] = {}
+        self._kernels: list[CtypesKernel] = []
 
     def load(self, xclbin: Path) -> str:
         """Program the card."""
@@ -213,10 +213,9 @@ class CtypesApi:
 
     def kernel(self, name: str) -> "CtypesKernel":
         """Open a kernel."""
-        if name not in self._kernels:
-            handle = self._library.xrtPLKernelOpen(self._device, self._uuid, name.encode())
-            self._kernels[name] = CtypesKernel(self._library, _valid(handle, f"opening kernel {name}"), name)
-        return self._kernels[name]
+        handle = self._library.xrtPLKernelOpen(self._device, self._uuid, name.encode())
+        self._kernels.append(CtypesKernel(self._library, _valid(handle, f"opening kernel {name}"), name))
+        return self._kernels[-1]
 
     def allocate(self, nbytes: int, group: int) -> "CtypesMemory":
         """Reserve memory."""
@@ -225,9 +224,8 @@ class CtypesApi:
 
     def close(self) -> None:
         """Give the card back."""
-        for kernel in self._kernels.values():
-            kernel.close()
-        self._kernels.clear()
+        while self._kernels:
+            self._kernels.pop().close()
         if self._device is not None:
             self._library.xrtDeviceClose(self._device)
             self._device = None
@@ -367,7 +365,6 @@ class PyxrtApi:
             self._device = self._xrt.device(address)
         self._uuid: Any = None
         self._context: Any = None
-        self._kernels: dict[str, PyxrtKernel] = {}
 
     def load(self, xclbin: Path) -> str:
         """Program the card, by a hardware context where pyxrt has them."""
@@ -381,14 +378,10 @@ class PyxrtApi:
 
     def kernel(self, name: str) -> "PyxrtKernel":
         """Open a kernel."""
-        if name not in self._kernels:
-            with _told(f"opening kernel {name}"):
-                if self._context is not None:
-                    found = self._xrt.kernel(self._context, name)
-                else:
-                    found = self._xrt.kernel(self._device, self._uuid, name, self._xrt.kernel.shared)
-            self._kernels[name] = PyxrtKernel(found, name)
-        return self._kernels[name]
+        with _told(f"opening kernel {name}"):
+            if self._context is not None:
+                return PyxrtKernel(self._xrt.kernel(self._context, name), name)
+            return PyxrtKernel(self._xrt.kernel(self._device, self._uuid, name, self._xrt.kernel.shared), name)
 
     def allocate(self, nbytes: int, group: int) -> "PyxrtMemory":
         """Reserve memory."""
@@ -398,7 +391,6 @@ class PyxrtApi:
 
     def close(self) -> None:
         """Drop everything: pyxrt gives back what nobody refers to."""
-        self._kernels.clear()
         self._context = self._uuid = self._device = None
 
 

@@ -157,11 +157,9 @@ class XrtCard:
         return sum(bank.used for bank in self._banks.values())
 
     def _group(self, bank: int, kernels: Sequence[KernelSpec]) -> int:
-        for kernel in kernels:
-            for i, argument in enumerate(kernel.arguments):
-                if argument.bank == bank:
-                    return self._opened[kernel.name].group(i)
-        raise KeyError(bank)
+        places = ((kernel.name, i) for kernel in kernels for i, a in enumerate(kernel.arguments) if a.bank == bank)
+        name, i = next(places)
+        return self._opened[name].group(i)
 
     def _memory(self, buffer: Buffer) -> tuple[api.BufferObject, int, _Bank]:
         self._alive()

@@ -130,7 +130,7 @@ class BatchShape:
             tokens=batch.tokens,
             types=batch.types is not None,
             prompts=batch.prompt_tokens is not None,
-            values=len(batch.ids) * program.labels if program.labels else sum(targets(batch)),
+            values=len(batch.ids) * program.labels if program.labels else sum(batch.targets),
         )
 
     @property
@@ -152,12 +152,6 @@ class BatchShape:
     def nbytes(self) -> int:
         """Bytes in all."""
         return self.answer + 4 * self.values
-
-
-def targets(batch: Batch) -> list[int]:
-    """Return how many log-probabilities each sequence gets."""
-    prompts: Sequence[int] = batch.prompt_tokens or (1,) * len(batch.ids)
-    return [len(ids) - max(prompt, 1) if len(ids) else 0 for ids, prompt in zip(batch.ids, prompts, strict=True)]
 
 
 def put_batch(batch: Batch, shape: BatchShape, region: SharedRegion) -> None:
@@ -202,7 +196,7 @@ def get_result(
     values = region.array(np.float32, shape.values, shape.answer).copy()
     if program.labels:
         values = values.reshape(shape.sequences, program.labels)
-    made = Result.of(values, targets(batch), labels=program.labels, rows=reply["rows"], run_s=reply["run_s"])
+    made = Result.of(values, batch.targets, labels=program.labels, rows=reply["rows"], run_s=reply["run_s"])
     return replace(made, notes=tuple(reply["notes"]))
 
 

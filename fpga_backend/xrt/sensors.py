@@ -133,20 +133,14 @@ class CardMeter:
         """The card's sensor."""
         if self._device is None:
             return ()
-        if self._source is None:
-            missing = Provenance.MISSING
-            return (
-                Sensor(
-                    device=self._device, provenance=missing, method="none", period_s=self._period_s, note=self._note
-                ),
-            )
+        source, measured = self._source, "board power; the driver refreshes it once a second (Xilinx/XRT, hwmon_sdm.c)"
         return (
             Sensor(
                 device=self._device,
-                provenance=Provenance.MEASURED,
-                method=self._source.method,
+                provenance=Provenance.MEASURED if source else Provenance.MISSING,
+                method=source.method if source else "none",
                 period_s=self._period_s,
-                note="board power; the driver refreshes it once a second (Xilinx/XRT, hwmon_sdm.c)",
+                note=measured if source else self._note,
             ),
         )
 

@@ -201,7 +201,7 @@ def _memories(found: Container) -> tuple[MemoryBank, ...]:
     memories = []
     for i in range(count):
         _, used, size, _, tag = BANK.unpack_from(data, 8 + i * BANK.size)
-        memories.append(MemoryBank(tag=tag.split(b"\0", 1)[0].decode("utf-8", "replace"), nbytes=used and size * KIB))
+        memories.append(MemoryBank(tag=_text(tag), nbytes=used and size * KIB))
     return tuple(memories)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from greentrain.fpga_backend.artifact import weight_of
 from greentrain.fpga_backend.batch import Batch, Packed, Result, pack
-from greentrain.fpga_backend.compiler.quantize import weight_of
 from greentrain.fpga_backend.program import (
     Add,
     Attention,

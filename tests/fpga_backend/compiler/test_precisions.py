@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.artifact import load
+from greentrain.fpga_backend.artifact import load, weight_of
 from greentrain.fpga_backend.batch import Batch
 from greentrain.fpga_backend.compiler import SmoothQuant, compile
 from greentrain.fpga_backend.compiler.compiling import named_parameters
-from greentrain.fpga_backend.compiler.quantize import tensors_of, weight_of
+from greentrain.fpga_backend.compiler.quantize import tensors_of
 from greentrain.fpga_backend.compiler.recipe import ParameterSource, Part, Recipe, TensorRecipe
 from greentrain.fpga_backend.emulator.engine import Engine
 from greentrain.fpga_backend.program import Linear, LogProb, Precision

@@ -2,14 +2,15 @@
 
 import pytest
 
-from greentrain.fpga_backend.compiler import quantize
-from greentrain.fpga_backend.roofline.counts import group_of, widths_of
+from greentrain.fpga_backend import program
+from greentrain.fpga_backend.program import group_of
+from greentrain.fpga_backend.roofline.counts import widths_of
 
 
 @pytest.mark.parametrize("inner", [384, 896, 1024, 1536, 1000, 4096])
 def test_groups(inner: int) -> None:
-    large = inner >= quantize.SMALL_WIDTH and inner % quantize.GROUP == 0
-    assert group_of(inner) == (quantize.GROUP if large else quantize.SMALL_GROUP)
+    large = inner >= program.SMALL_WIDTH and inner % program.GROUP == 0
+    assert group_of(inner) == (program.GROUP if large else program.SMALL_GROUP)
 
 
 def test_bytes_of_a_product() -> None:
