@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from greentrain.errors import ConfigError
 from greentrain.estimate import hardware, hours
@@ -26,7 +27,7 @@ from greentrain.estimate.carbon import (
 )
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.hardware import Accelerator
-from greentrain.estimate.hours import AUTO, Hours, by_auto
+from greentrain.estimate.hours import AUTO, Hours
 from greentrain.estimate.mfu import fp8_speedup, peak_of
 from greentrain.estimate.model_shape import ModelShape
 from greentrain.estimate.money import Money, RunPrices, money
@@ -105,7 +106,10 @@ def estimate(
     catalogue = hardware.catalogue(options.devices_file)
     device = catalogue.find(cluster.device)
     signal = signal_of(cluster)
-    found = _hours(shape, workload, cluster, device, method, pilot, options, catalogue)
+    if pilot is not None:
+        found = hours.by_pilot(shape, workload, cluster, device, pilot, known=catalogue)
+    else:
+        found = _BY[method](shape, workload, cluster, device, year=options.year)
     core = _core(found, workload, cluster, device, signal, options)
 
     modelled = dataclasses.replace(options, node_w=None)
@@ -157,6 +161,14 @@ def estimate(
     )
 
 
+_BY: Final[Mapping[str, Callable[..., Hours]]] = {
+    AUTO: hours.by_auto,
+    "blend": hours.by_blend,
+    "mfu": hours.by_mfu,
+    "roofline": hours.by_roofline,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Core:
     """What follows from device-hours."""
@@ -169,27 +181,6 @@ class _Core:
     grid: str
     assumptions: tuple[Assumption, ...]
     warnings: tuple[str, ...]
-
-
-def _hours(
-    shape: ModelShape,
-    workload: Workload,
-    cluster: Cluster,
-    device: Accelerator,
-    method: str,
-    pilot: Path | None,
-    options: Options,
-    catalogue: hardware.Catalogue,
-) -> Hours:
-    if pilot is not None:
-        return hours.by_pilot(shape, workload, cluster, device, pilot, known=catalogue)
-    by: Mapping[str, Callable[..., Hours]] = {
-        AUTO: by_auto,
-        "blend": hours.by_blend,
-        "mfu": hours.by_mfu,
-        "roofline": hours.by_roofline,
-    }
-    return by[method](shape, workload, cluster, device, year=options.year)
 
 
 def _core(

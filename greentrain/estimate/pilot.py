@@ -160,6 +160,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
         warnings.append(f"{steps} steps after warm-up are few: 50 give an interval that can be trusted")
     warnings.append("checkpoints, evaluations and failures that the pilot had none of are in no rate of it")
     accelerators = _accelerators(record.ranks)
+    used = (entry.gears for rank in record.ranks for entry in rank.entries)
     world = int(record.run.get("world_size") or 0)
     if world > len(record.ranks):
         warnings.append(
@@ -174,7 +175,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
         warmup_s=max(seconds for seconds, _ in lost),
         warmup_j=sum(joules for _, joules in lost),
         by_device=by_device,
-        gears=sorted(_gears(record.ranks)),
+        gears=sorted({gear for gears in used for gear, use in gears.items() if gear and use.steps}),
         source=f"run {record.run_id}",
         warnings=tuple(warnings),
     )
@@ -317,10 +318,6 @@ def _lost(spans: Sequence[_StepSpan], speed: tuple[float, float], watts: tuple[f
 
 def _kinds(ranks: Sequence[RankRecord]) -> Mapping[str, DeviceKind]:
     return {uid: DeviceKind(str(sensor["kind"])) for rank in ranks for uid, sensor in rank.sensors.items()}
-
-
-def _gears(ranks: Sequence[RankRecord]) -> set[str]:
-    return {gear for rank in ranks for entry in rank.entries for gear, use in entry.gears.items() if gear and use.steps}
 
 
 def _accelerators(ranks: Sequence[RankRecord]) -> int:

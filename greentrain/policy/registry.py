@@ -31,7 +31,10 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
         case "lowest_window":
             return LowestWindow(menu, config.window_h)
         case "mpc":
-            return _mpc(config, menu)
+            switch_s, dwell_s = config.switch_s, config.dwell_s
+            if config.switching == "dp" or (config.switching == "auto" and (switch_s > 0 or dwell_s > 0)):
+                return MpcSwitching(menu, switch_s=switch_s, dwell_s=dwell_s)
+            return Mpc(menu)
         case "carbongear":
             return CarbonGear(menu, switch_s=config.switch_s, epoch_s=config.decide_s)
         case "carbongear-printed":
@@ -49,11 +52,6 @@ def open_schedule(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
 def caution(config: PolicyConfig) -> str | None:
     """Return what a real run should be told about its policy before it trains; None where there is nothing."""
     return CAUTION if config.name == "carbongear-printed" else None
-
-
-def _mpc(config: PolicyConfig, menu: Menu) -> SchedulePolicy:
-    counts = config.switching == "dp" or (config.switching == "auto" and (config.switch_s > 0 or config.dwell_s > 0))
-    return MpcSwitching(menu, switch_s=config.switch_s, dwell_s=config.dwell_s) if counts else Mpc(menu)
 
 
 def _row_of(gear: str | None, menu: Menu) -> int | None:

@@ -214,10 +214,7 @@ def _range(found: Mapping[str, Any], unit: float) -> dict[str, float]:
 
 def read_estimate(config: RunConfig) -> Mapping[str, Any] | None:
     """Return the document that ``run.estimate`` names, checked; None where it names none."""
-    if config.estimate is None:
-        return None
-
-    return document(Path(config.estimate))
+    return None if config.estimate is None else document(Path(config.estimate))
 
 
 def keep_estimate(document: Mapping[str, Any] | None, run: ActiveRun) -> None:

@@ -205,7 +205,8 @@ def zone_grids(
 def _typical(zone: str, start_s: float, hours: int) -> ZoneGrid:
     signal = TypicalSignal(zone)
     spread = f"its hours are off by {signal.profile.spread:.0%} (root mean square)"
-    return _expected(signal, signal.zone, _means(signal, start_s, hours), start_s, f"{signal.source}; {spread}")
+    expected = means(signal, start_s + np.arange(hours + 1) * S_PER_HOUR)
+    return _expected(signal, signal.zone, expected, start_s, f"{signal.source}; {spread}")
 
 
 def _live(carbon: CarbonConfig, zone: str, start_s: float, hours: int) -> ZoneGrid:
@@ -287,7 +288,3 @@ def _recorded(grid: Grid, start_s: float, deadline_s: float, hours: int) -> Zone
     values = np.diff(whole.integral(edges)) / np.diff(edges)
     trace = replace(whole, start_unix_s=start_s, step_s=S_PER_HOUR, g_per_kwh=values)
     return ZoneGrid(zone=whole.name, trace=trace, label=grid.label)
-
-
-def _means(signal: CarbonSignal, start_s: float, hours: int) -> Array:
-    return means(signal, start_s + np.arange(hours + 1) * S_PER_HOUR)

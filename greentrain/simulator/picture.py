@@ -178,7 +178,8 @@ def line_colours(names: Sequence[str], against: str) -> Mapping[str, str]:
 def legend_rows(menu: Menu, used: Sequence[int]) -> list[tuple[int, str]]:
     """Return which rows a legend names, and how: each one, or the slowest and the fastest of each gear."""
     names = menu.names()
-    order = sorted(used, key=lambda row: (row != OFF, str(getattr(menu.actions[row], "gear", "")), _speed(menu, row)))
+    gear_of = [str(getattr(action, "gear", "")) for action in menu.actions]
+    order = sorted(used, key=lambda row: (row != OFF, gear_of[row], float(menu.tokens_per_s[row])))
     if len(order) <= _MOST_NAMED:
         return [(row, names[row]) for row in order]
     found = [(OFF, names[OFF])] if OFF in order else []
@@ -187,10 +188,6 @@ def legend_rows(menu: Menu, used: Sequence[int]) -> list[tuple[int, str]]:
         mine = [row for row in order if (a := menu.actions[row]) is not None and a.gear == gear]
         found += [(row, names[row]) for row in dict.fromkeys((mine[0], mine[len(mine) // 2], mine[-1]))]
     return found
-
-
-def _speed(menu: Menu, row: int) -> float:
-    return float(menu.tokens_per_s[row])
 
 
 def intensity(axes: "Axes", edges_unix_s: Array, g_per_kwh: Array, top_g_per_kwh: float | None = None) -> None:

@@ -56,11 +56,8 @@ def references(trace: GridTrace, jobs: Jobs, menu: Menu) -> References:
             f" {iso(jobs.start_unix_s[i] + needed_s[i])}, after trace {trace.name!r} at {iso(trace.end_unix_s)}: take a"
             " longer trace or fewer tokens"
         )
-    found: dict[tuple[float, float, float], float] = {}
-    for job in zip(jobs.start_unix_s.tolist(), jobs.deadline_s.tolist(), jobs.tokens.tolist(), strict=True):
-        if job not in found:
-            found[job] = solve(*trace.window(job[0], job[1]), job[2], menu).grams
-    keys = zip(jobs.start_unix_s.tolist(), jobs.deadline_s.tolist(), jobs.tokens.tolist(), strict=True)
+    keys = list(zip(jobs.start_unix_s.tolist(), jobs.deadline_s.tolist(), jobs.tokens.tolist(), strict=True))
+    found = {key: solve(*trace.window(key[0], key[1]), key[2], menu).grams for key in dict.fromkeys(keys)}
     pace, pace_w = constant_pace(jobs, menu)
     return References(
         static_g=_grams(trace, jobs.start_unix_s, needed_s, power_w),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from greentrain.errors import ConfigError, RunFolderError
 from greentrain.report.fleet.reading import RunReading
-from greentrain.report.fleet.row import RunRow
+from greentrain.report.fleet.row import RunRow, clean
 from greentrain.report.fleet.totals import FleetTotal
 from greentrain.types import Provenance, kwh_from_j
 from greentrain.utils.files import cache_folder
@@ -150,7 +150,7 @@ def _cells(entry: IndexedRun) -> list[tuple[Any, ...]]:
     market = entry.reading.market_g_per_kwh
     for key, cell in entry.reading.cells.cells.items():
         known = key.provenance != Provenance.MISSING
-        zone, kind = (None if text is None else _utf8(text) for text in (key.zone, key.kind))
+        zone, kind = (None if text is None else clean(text) for text in (key.zone, key.kind))
         out.append(
             (
                 entry.folder, key.day, zone, kind, key.provenance,
@@ -165,10 +165,6 @@ def _cells(entry: IndexedRun) -> list[tuple[Any, ...]]:
             )
         )  # fmt: skip
     return out
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _encoded(row: RunRow, name: str, folder: str) -> Any:

@@ -149,7 +149,7 @@ class RunFollow:
             if rank.opened is not None and rank.opened is not opened:
                 check_format(rank.opened.get("format"), path)
         try:
-            now = self._shown(run)
+            now = self._now(run)
             _check_finite(now)
             return now
         except WRONG_DATA as error:
@@ -158,13 +158,10 @@ class RunFollow:
                 " changed by hand"
             ) from error
 
-    def _shown(self, run: Mapping[str, Any]) -> RunNow:
+    def _now(self, run: Mapping[str, Any]) -> RunNow:
         states = sorted((r for _, r in self._ranks.values() if r.opened), key=lambda r: int((r.opened or {})["rank"]))
         if not states:
             raise RunFolderError(f"{self.folder} has no rank-*.jsonl file with a line yet; give the folder of one run")
-        return self._now(run, states)
-
-    def _now(self, run: Mapping[str, Any], states: Sequence[RankState]) -> RunNow:
         now_s = self._unix_s()
         first = states[0]
         shots = [snapshot_of(state, run, t_unix_s=now_s) for state in states]
@@ -176,14 +173,17 @@ class RunFollow:
         active = [i for i, word in enumerate(live) if word == RUNNING and shots[i].rank < world]
         ranks = [_rank(shots[i], states[i], live[i], i in active) for i in range(len(states))]
         powers = [rank.power_w for rank in ranks if rank.power_w is not None]
-        speed = {what: _rate([states[i] for i in active], what) for what in ("tokens", "samples", "energy_j")}
+        recent = [states[i].recent for i in active]
+        speed = {
+            what: _sum([rate_per_s(entries, what) for entries in recent]) for what in ("tokens", "samples", "energy_j")
+        }
         tokens, samples = sum(s.tokens for s in shots) or None, sum(s.samples for s in shots) or None
         joules, speed_of = speed["energy_j"], speed["tokens"] if tokens else speed["samples"]
         asked = ((run.get("config") or {}).get("policy") or {}).get("tokens")
         plan = shots[0].plan
         left = None if asked is None else max(0.0, asked - (tokens or samples or 0))
         paused = plan is not None and plan.paused
-        steps_per_s = max((rate_per_s(states[i].recent, "steps") or 0.0 for i in active), default=None)
+        steps_per_s = max((rate_per_s(entries, "steps") or 0.0 for entries in recent), default=None)
         return RunNow(
             run_id=shots[0].run_id,
             name=shots[0].name,
@@ -317,10 +317,6 @@ def _rank(shot: Snapshot, state: RankState, status: str, draws: bool) -> RankNow
         steps=shot.steps,
         devices=shot.devices if draws else [replace(device, power_w=None) for device in shot.devices],
     )
-
-
-def _rate(states: Sequence[RankState], what: str) -> float | None:
-    return _sum([rate_per_s(state.recent, what) for state in states])
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

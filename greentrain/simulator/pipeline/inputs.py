@@ -109,8 +109,8 @@ def card_bound(subject: Subject, card: CardSpec, work: RolloutBatch) -> CardBoun
     program = compiled_to(subject.program, "int8")
     whole = card.with_(dsp_share=1.0)
     macs = count(program, BatchLayout.equal(work.sequences, work.length)).macs
-    products = [(op, op.outputs if isinstance(op, Linear) else op.vocabulary) for op in _products(program.ops)]
-    weights = sum(op.x.width * outputs for op, outputs in products)
+    products = [op for op in program.ops if isinstance(op, Linear | LogProb)]
+    weights = sum(op.x.width * (op.outputs if isinstance(op, Linear) else op.vocabulary) for op in products)
     return CardBound(
         dsp_s=macs / peak_macs_per_s(whole, 8),
         memory_s=weights / card.value("memory_bytes_per_s"),
@@ -182,10 +182,6 @@ def _floor(stage: Stage, subject: Subject, card: CardSpec, work: RolloutBatch) -
         f"slice in every clock at {card.value('clock_hz') / 1e6:g} MHz, nor than {least.memory_s:.3g} s to read the "
         f"weights once: {least.tokens_per_s:,.0f} tokens/s at most."
     )
-
-
-def _products(ops: object) -> list[Linear | LogProb]:
-    return [op for op in ops if isinstance(op, Linear | LogProb)]  # type: ignore[attr-defined]
 
 
 FILES: Final = (".yaml", ".yml", ".csv")

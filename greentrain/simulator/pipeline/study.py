@@ -198,13 +198,15 @@ def answer_sensitivity(asked: StudyRequest, over: str, values: Sequence[str], mo
 
     if by_model:
         points = [
-            seen(name, open_table(_with(asked.wanted, models={**asked.wanted.models, Stage.REWARD: name})))
+            seen(
+                name, open_table(dataclasses.replace(asked.wanted, models={**asked.wanted.models, Stage.REWARD: name}))
+            )
             for name in names
         ]
     elif over == GRID:
         points = list(over_grids(table, _numbers(values, GRIDS), mode, setting, grid, opened.made))
     elif over == BATCH:
-        points = [seen(x, open_table(_with(asked.wanted, batch=x))) for x in _numbers(values, FACTORS)]
+        points = [seen(x, open_table(dataclasses.replace(asked.wanted, batch=x))) for x in _numbers(values, FACTORS)]
     else:
         points = [seen(x, reward_sized(table, x)) for x in _numbers(values, FACTORS)]
     legend = "what a scheduler would do, by joules; by time where some are unknown"
@@ -225,10 +227,6 @@ def answer_sensitivity(asked: StudyRequest, over: str, values: Sequence[str], mo
         shown=[display.varied(table, OVER[over], points, notes)],
         draw=lambda: display.draw_points(table, OVER[over], points),
     )
-
-
-def _with(wanted: PipelineInputs, **changed: Any) -> PipelineInputs:
-    return dataclasses.replace(wanted, **changed)
 
 
 def _numbers(values: Sequence[str], usual: Sequence[float]) -> Sequence[float]:
