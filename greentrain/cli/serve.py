@@ -3,8 +3,6 @@
 Exit codes: 0 ended by a signal, 1 something is not installed or failed, 2 wrong usage or input.
 """
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,7 +37,7 @@ def serve(
     ] = "refuse",
 ) -> None:
     """Answer until SIGINT or SIGTERM, as in: greentrain serve offload.yaml --token-file token."""
-    with _told():
+    try:
         from greentrain.rlhf.offload import Offload
         from greentrain.rlhf.serve.limits import ServeLimits
         from greentrain.rlhf.serve.server import Server, check_installed
@@ -76,6 +74,8 @@ def serve(
                 while not ended.wait(1.0):
                     if not server.is_alive:
                         raise GreenTrainError("the server ended by itself")
+    except OSError as error:
+        raise GreenTrainError(str(error.strerror or error)) from error
 
 
 def _summary(offload: Any) -> str:
@@ -85,16 +85,3 @@ def _summary(offload: Any) -> str:
         + ("" if one.home is None else f" (home: {one.home.device.probe().name})")
         for kind, one in offload.engine.passes.items()
     )
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Turn exceptions into a line and an exit code."""
-    try:
-        yield
-    except ConfigError as error:
-        typer.echo(f"greentrain serve: {error}", err=True)
-        raise typer.Exit(2) from error
-    except (GreenTrainError, OSError) as error:
-        typer.echo(f"greentrain serve: {error}", err=True)
-        raise typer.Exit(1) from error

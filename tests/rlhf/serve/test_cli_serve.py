@@ -11,15 +11,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from greentrain.cli.serve import serve
+from greentrain.cli.app import app
 from greentrain.testing.offload_models import decoder, encoder
 from tests.helpers.child import in_a_child
-
-APP = typer.Typer()
-APP.command()(serve)
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +75,15 @@ def test_it_answers_until_a_signal(started: Callable[..., "subprocess.Popen[str]
     ],
 )
 def test_wrong_input_is_a_line_and_a_code(settings: Path, options: list[str], code: int, words: str) -> None:
-    done = CliRunner().invoke(APP, [str(settings), *options])
-    assert done.exit_code == code and done.output.startswith("greentrain serve: ")
+    done = CliRunner().invoke(app, ["serve", str(settings), *options])
+    assert done.exit_code == code and done.output.startswith("greentrain: ")
     assert words in done.output and done.output.count("\n") == 1
 
 
 def test_a_port_that_is_taken_is_named(settings: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = CliRunner().invoke(APP, [str(settings), "--no-token", "--port", str(port)])
+        done = CliRunner().invoke(app, ["serve", str(settings), "--no-token", "--port", str(port)])
     assert done.exit_code == 1 and f"127.0.0.1:{port} cannot be listened at: Address already in use" in done.output
     assert "choose another port" in done.output
     assert done.output.count("\n") == 1
@@ -107,7 +103,7 @@ def test_a_signal_while_models_load_ends_the_loading(tmp_path: Path, monkeypatch
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
     file = tmp_path / "offload.yaml"
     file.write_text("reward: {model: somewhere}\n")
-    done = CliRunner().invoke(APP, [str(file), "--no-token", "--port", "0"])
+    done = CliRunner().invoke(app, ["serve", str(file), "--no-token", "--port", "0"])
     assert done.exit_code == 130 and not loaded
 
 
@@ -119,5 +115,5 @@ def test_wrong_settings_are_named(tmp_path: Path) -> None:
     ):
         file = tmp_path / "wrong.yaml"
         file.write_text(text)
-        done = CliRunner().invoke(APP, [str(file), "--no-token"])
+        done = CliRunner().invoke(app, ["serve", str(file), "--no-token"])
         assert done.exit_code == 2 and words in done.output
