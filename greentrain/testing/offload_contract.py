@@ -127,7 +127,7 @@ class OffloadContract:
         if self.shares_prompts:
             assert together.rows == pack(batch, artifact.program).rows < batch.tokens
         for i in range(len(batch.ids)):
-            self._same(together, self._answer(device, handle, picked(batch, [i])), [i])
+            self._same(together, self._answer(device, handle, batch.some([i])), [i])
 
     def test_a_sequence_gives_the_same_in_any_batch(self, device: OffloadDevice) -> None:
         """Alone, with any others, in any order and out of any padding."""
@@ -138,10 +138,8 @@ class OffloadContract:
             batch = sequences(artifact, lengths=LENGTHS, seed=3)
             n = len(batch.ids)
             whole = self._answer(device, handle, batch)
-            for some in ([i] for i in range(n)):
-                self._same(whole, self._answer(device, handle, picked(batch, some)), some)
-            for some in ([*range(n)][::-1], [2, 2, 0], [3, 1], [*range(n), *range(n)]):
-                self._same(whole, self._answer(device, handle, picked(batch, some)), some)
+            for some in (*([i] for i in range(n)), [*range(n)][::-1], [2, 2, 0], [3, 1], [*range(n), *range(n)]):
+                self._same(whole, self._answer(device, handle, batch.some(some)), some)
             for left in (True, False):
                 self._same(whole, self._answer(device, handle, padded(batch, left=left)), list(range(n)))
 
@@ -389,14 +387,17 @@ class OffloadContract:
     def _answers_rightly(self, device: OffloadDevice, artifact: Artifact, *, prompt: int) -> None:
         handle = device.load(artifact)
         for lengths in ((7,), LENGTHS, (6,) * 8):
-            batch = sequences(artifact, lengths=lengths, prompt=prompt)
-            if self.computes:
-                self._right(artifact, batch, self._answer(device, handle, batch))
-            else:
-                assert isinstance(device.submit(handle, batch).exception(self.answer_s), DeviceError)
+            self._lives(device, artifact, handle, lengths, prompt)
 
-    def _lives(self, device: OffloadDevice, artifact: Artifact, handle: Handle) -> None:
-        batch = sequences(artifact, lengths=(4, 11))
+    def _lives(
+        self,
+        device: OffloadDevice,
+        artifact: Artifact,
+        handle: Handle,
+        lengths: tuple[int, ...] = (4, 11),
+        prompt: int = 0,
+    ) -> None:
+        batch = sequences(artifact, lengths=lengths, prompt=prompt)
         if self.computes:
             self._right(artifact, batch, self._answer(device, handle, batch))
         else:
@@ -432,15 +433,6 @@ def rows_of(result: Result) -> list[np.ndarray[Any, np.dtype[np.float32]]]:
     return list(result.logprobs)
 
 
-def picked(batch: Batch, some: Sequence[int]) -> Batch:
-    """Return a batch of some of the sequences."""
-    return Batch(
-        ids=tuple(batch.ids[i] for i in some),
-        types=None if batch.types is None else tuple(batch.types[i] for i in some),
-        prompt_tokens=None if batch.prompt_tokens is None else tuple(batch.prompt_tokens[i] for i in some),
-    )
-
-
 def padded(batch: Batch, *, left: bool) -> Batch:
     """Return the same batch, by way of padded matrices."""
     width = max(len(row) for row in batch.ids) + 3
@@ -464,7 +456,7 @@ def padded(batch: Batch, *, left: bool) -> Batch:
 def wrong_batches(artifact: Artifact) -> list[Batch]:
     """Return batches that the artifact's program cannot take."""
     program = artifact.program
-    wrong = [
+    return [
         Batch.of([]),
         Batch.of([[1], []]),
         Batch.of([[1] * (program.max_tokens + 1)]),
@@ -475,7 +467,6 @@ def wrong_batches(artifact: Artifact) -> list[Batch]:
         Batch.of([[1, 2]], prompt_tokens=[3]),
         Batch.of([[1, 2]], prompt_tokens=[1, 1]),
     ]
-    return wrong
 
 
 def check_energy(reading: EnergyReading) -> None:

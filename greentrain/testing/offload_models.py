@@ -5,7 +5,8 @@ They have every operator between them and run on each exact device in millisecon
     device.load(encoder(seed=1, hidden=24, head="first"))
 """
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -210,39 +211,29 @@ class _ModelMaker:
     def embed(self, index: Literal["token", "position", "type"], width: int, entries: int) -> Columns:
         stem = self._stem("embed")
         self._rows(stem, entries, width, contract.Q16, torch.int16)
-        out = self._out(width)
-        self.ops.append(Embed(out=out.register, weight=stem, index=index, width=width))
-        return out
+        return self._op(Embed, width, weight=stem, index=index, width=width)
 
     def add(self, x: Columns, y: Columns) -> Columns:
-        out = self._out(x.width)
-        self.ops.append(Add(out=out.register, x=x, y=y))
-        return out
+        return self._op(Add, x.width, x=x, y=y)
 
     def norm(self, x: Columns, kind: Literal["layer", "rms"], eps: float) -> Columns:
         stem = self._stem("norm")
         self._vector(f"{stem}.g", x.width, around=1.0)
         if kind == "layer":
             self._vector(f"{stem}.b", x.width)
-        out = self._out(x.width)
-        self.ops.append(Norm(out=out.register, x=x, weight=stem, kind=kind, eps=eps, bias=kind == "layer"))
-        return out
+        return self._op(Norm, x.width, x=x, weight=stem, kind=kind, eps=eps, bias=kind == "layer")
 
     def linear(self, x: Columns, outputs: int, bias: bool) -> Columns:
         stem = self._stem("linear")
         self._rows(stem, outputs, x.width, contract.Q8, torch.int8)
         if bias:
             self._vector(f"{stem}.b", outputs)
-        out = self._out(outputs)
-        self.ops.append(Linear(out=out.register, x=x, weight=stem, outputs=outputs, bias=bias))
-        return out
+        return self._op(Linear, outputs, x=x, weight=stem, outputs=outputs, bias=bias)
 
     def gate(
         self, x: Columns, table: Literal["gelu", "gelu_tanh", "silu", "tanh", "relu"], up: Columns | None = None
     ) -> Columns:
-        out = self._out(x.width)
-        self.ops.append(Gate(out=out.register, x=x, table=table, up=up))
-        return out
+        return self._op(Gate, x.width, x=x, table=table, up=up)
 
     def rotary_tables(self, max_tokens: int, half: int) -> str:
         stem = self._stem("rotary")
@@ -252,37 +243,21 @@ class _ModelMaker:
         return stem
 
     def rotary(self, x: Columns, stem: str, heads: int) -> Columns:
-        out = self._out(x.width)
-        self.ops.append(Rotary(out=out.register, x=x, weight=stem, heads=heads))
-        return out
+        return self._op(Rotary, x.width, x=x, weight=stem, heads=heads)
 
     def attention(self, q: Columns, k: Columns, v: Columns, heads: int, kv_heads: int, *, causal: bool) -> Columns:
-        out = self._out(v.width // kv_heads * heads)
-        self.ops.append(
-            Attention(
-                out=out.register,
-                q=q,
-                k=k,
-                v=v,
-                heads=heads,
-                kv_heads=kv_heads,
-                scale=(q.width // heads) ** -0.5,
-                causal=causal,
-            )
-        )
-        return out
+        width, scale = v.width // kv_heads * heads, (q.width // heads) ** -0.5
+        return self._op(Attention, width, q=q, k=k, v=v, heads=heads, kv_heads=kv_heads, scale=scale, causal=causal)
 
     def pool(self, x: Columns, how: Literal["first", "last", "mean"]) -> Columns:
-        out = self._out(x.width)
-        self.ops.append(Pool(out=out.register, x=x, how=how))
-        return out
+        return self._op(Pool, x.width, x=x, how=how)
 
     def score(self, x: Columns, labels: int, bias: bool) -> None:
         stem = self._stem("score")
         self._rows(stem, labels, x.width, contract.Q16, torch.int16)
         if bias:
             self._vector(f"{stem}.b", labels)
-        self.ops.append(Score(out=self._out(labels).register, x=x, weight=stem, labels=labels, bias=bias))
+        self._op(Score, labels, x=x, weight=stem, labels=labels, bias=bias)
 
     def logprob(self, x: Columns, vocabulary: int) -> None:
         stem = self._stem("logprob")
@@ -292,9 +267,12 @@ class _ModelMaker:
     def _stem(self, kind: str) -> str:
         return f"{kind}{len(self.ops)}"
 
-    def _out(self, width: int) -> Columns:
+    def _op(self, make: Callable[..., Op], columns: int, /, **fields: Any) -> Columns:
+        """Write an operator into a register of its own, and return that."""
+        out = Columns(register=self.registers, start=0, width=columns)
         self.registers += 1
-        return Columns(register=self.registers - 1, start=0, width=width)
+        self.ops.append(make(out=out.register, **fields))
+        return out
 
     def _rows(self, stem: str, n: int, k: int, largest: int, dtype: torch.dtype) -> None:
         integers, scales = quantised((self.rng.standard_normal((n, k)) / np.sqrt(k)).astype(np.float32), largest)
