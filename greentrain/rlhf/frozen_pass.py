@@ -75,17 +75,13 @@ class BestPartSize:
         self._smallest, self._largest = smallest, largest
         self._samples, self._margin, self._again = samples, margin, again
         self._lock = threading.Lock()
-        self._best = self._trial = start
+        self.best = self._trial = start
+        """The best size so far (sequences)."""
         self._best_rate = 0.0
         self._rates: list[float] = []
         self._ways: list[int] = [+1, -1]  # which are still to be tried: larger, smaller
         self._since = 0
         self._most = 1
-
-    @property
-    def best(self) -> int:
-        """The best size so far (sequences)."""
-        return self._best
 
     @property
     def settled(self) -> bool:
@@ -117,25 +113,25 @@ class BestPartSize:
     def failed(self, sequences: int) -> None:
         """A size that the device cannot take is as bad as one on which it is slow; one that is tried out, only."""
         with self._lock:
-            if sequences == self._trial != self._best:
+            if sequences == self._trial != self.best:
                 self._judge(0.0)
 
     def _judge(self, rate: float) -> None:
-        if self._trial == self._best:
+        if self._trial == self.best:
             self._best_rate = rate
         elif rate > self._best_rate * (1 + self._margin):
-            self._best, self._best_rate = self._trial, rate
+            self.best, self._best_rate = self._trial, rate
             self._ways = self._ways[:1]  # it came from the other side
         else:
             self._ways = self._ways[1:]
         self._rates = []
         while self._ways:
-            trial = self._best * 2 if self._ways[0] > 0 else self._best // 2
+            trial = self.best * 2 if self._ways[0] > 0 else self.best // 2
             if self._smallest <= trial <= self._largest and trial <= self._most:
                 self._trial = trial
                 return
             self._ways = self._ways[1:]
-        self._trial = self._best
+        self._trial = self.best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
