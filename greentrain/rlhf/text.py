@@ -45,8 +45,8 @@ class TextEncoder:
         self.special_tokens = special_tokens
         self._lock = threading.Lock()  # a fast tokenizer holds the truncation of the call that runs
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text, at least one and at most ``max_tokens``.
+    def ids(self, texts: Sequence[str], *, cut: bool = True) -> list[list[int]]:
+        """Return the token ids of each text, at least one and, where it is to be ``cut``, at most ``max_tokens``.
 
         An empty text of a tokenizer that puts nothing around it becomes one token of padding, or, where there is none,
         of the end.
@@ -65,10 +65,9 @@ class TextEncoder:
                 )
         if not given:
             return []
+        length: dict[str, Any] = {"truncation": True, "max_length": self.max_tokens} if cut else {}
         with self._lock:
-            encoded = self.tokenizer(
-                given, add_special_tokens=self.special_tokens, truncation=True, max_length=self.max_tokens
-            )
+            encoded = self.tokenizer(given, add_special_tokens=self.special_tokens, **length)
         rows: list[list[int]] = encoded["input_ids"]
         return [row or [self._nothing()] for row in rows]
 
@@ -78,8 +77,5 @@ class TextEncoder:
 
     def _nothing(self) -> int:
         """Return the token that stands for an empty text."""
-        for name in ("pad_token_id", "eos_token_id", "unk_token_id"):
-            found = getattr(self.tokenizer, name, None)
-            if found is not None:
-                return int(found)
-        return 0
+        found = (getattr(self.tokenizer, name, None) for name in ("pad_token_id", "eos_token_id", "unk_token_id"))
+        return next((int(token) for token in found if token is not None), 0)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -281,7 +282,7 @@ class Scorer:
         if encoder is None:
             raise Refusal(400, f"the {self.kind} model's folder holds no tokenizer: send token ids")
         loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self._tokenizing, _uncut, encoder, texts)
+        rows = await loop.run_in_executor(self._tokenizing, partial(encoder.ids, texts, cut=False))
         limit = min(encoder.max_tokens, self.frozen.program.max_tokens)
         long = [i for i, row in enumerate(rows) if len(row) > limit]
         if long and self._too_long == "refuse":
@@ -296,12 +297,6 @@ class Scorer:
             for i, row in zip(long, cut, strict=True):
                 rows[i] = row
         return rows
-
-
-def _uncut(encoder: TextEncoder, texts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each text, however many; of an empty one, what the encoder makes of it."""
-    rows = encoder.tokenizer(list(texts), add_special_tokens=encoder.special_tokens)["input_ids"]
-    return [row or encoder.ids([text])[0] for row, text in zip(rows, texts, strict=True)]
 
 
 def _is_log(row: Row) -> npt.NDArray[np.bool_]:

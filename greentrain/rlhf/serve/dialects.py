@@ -76,15 +76,20 @@ class Usage(BaseModel):
     completion_tokens: int = 0
 
 
-class ClassifyResponse(BaseModel):
+class Answer(BaseModel):
+    """What every answer with a list has."""
+
+    object: str
+    model: str
+    usage: Usage
+
+
+class ClassifyResponse(Answer):
     """As vLLM's."""
 
     id: str
-    object: str
     created: int
-    model: str
     data: list[Classified]
-    usage: Usage
 
 
 class Embedded(BaseModel):
@@ -95,13 +100,10 @@ class Embedded(BaseModel):
     embedding: list[float]
 
 
-class EmbeddingsResponse(BaseModel):
+class EmbeddingsResponse(Answer):
     """As SGLang's."""
 
-    object: str
-    model: str
     data: list[Embedded]
-    usage: Usage
 
 
 def reward_routes(reward: Scorer) -> APIRouter:
@@ -212,15 +214,12 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[str, TokenLogprob] | None]
 
 
-class CompletionResponse(BaseModel):
+class CompletionResponse(Answer):
     """As vLLM's."""
 
     id: str
-    object: str
     created: int
-    model: str
     choices: list[CompletionChoice]
-    usage: Usage
 
 
 def reference_routes(reference: Scorer) -> APIRouter:
