@@ -100,23 +100,29 @@ class ServerConnection:
         self.release = self._http.close
         """Closes the sockets, when no thread asks any more."""
 
-    def ask(self, method: str, path: str, **options: Any) -> HttpAnswer:
-        """Return the answer of the server; asks again while the network fails.
+    def ask(self, method: str, path: str, *, patient: bool = False, **options: Any) -> HttpAnswer:
+        """Return the answer of the server.
 
         Args:
             method: Method of HTTP.
             path: Path behind ``/v1/``.
+            patient: True: ask again while the network fails, for ``lost_s``.
             **options: Options of :meth:`greentrain.utils.http_client.HttpClient.ask`; an iterable body must be able to
                 start anew.
 
         Raises:
-            DeviceLostError: It did not answer for ``lost_s``, or the connection was closed here.
+            DeviceError: There is none, and it was asked without patience, or one that is too large.
+            DeviceLostError: There was none for ``lost_s``, or the connection was closed here.
         """
         failing_s: float | None = None
-        while True:
+        while not self._stop.is_set():
             try:
-                return self._sent(method, path, **options)
+                return self._http.ask(method, f"/v{wire.VERSION}/{path}", **options)
             except HttpError as error:
+                if error.kind == "large":
+                    raise DeviceError(f"{self.place} answered with {error}") from error
+                if not patient:
+                    raise DeviceError(f"{self.place} does not answer ({error})") from error
                 now_s = time.monotonic()
                 failing_s = now_s if failing_s is None else failing_s
                 if now_s - failing_s >= self.patience.lost_s:
@@ -124,35 +130,8 @@ class ServerConnection:
                         f"{self.place} did not answer for {now_s - failing_s:.0f} s ({error}): is it running, "
                         "and can this machine reach it?"
                     ) from error
-            if self._stop.wait(PAUSE_S):
-                raise DeviceLostError("the device is closed")
-
-    def once(self, method: str, path: str, **options: Any) -> HttpAnswer:
-        """Return the answer to one request that is not sent again, as :meth:`ask` would.
-
-        Args:
-            method: Method of HTTP.
-            path: Path behind ``/v1/``.
-            **options: Options of :meth:`greentrain.utils.http_client.HttpClient.ask`.
-
-        Raises:
-            DeviceError: There is none.
-            DeviceLostError: The connection was closed here.
-        """
-        try:
-            return self._sent(method, path, **options)
-        except HttpError as error:
-            raise DeviceError(f"{self.place} does not answer ({error})") from error
-
-    def _sent(self, method: str, path: str, **options: Any) -> HttpAnswer:
-        if self._stop.is_set():
-            raise DeviceLostError("the device is closed")
-        try:
-            return self._http.ask(method, f"/v{wire.VERSION}/{path}", **options)
-        except HttpError as error:
-            if error.kind == "large":
-                raise DeviceError(f"{self.place} answered with {error}") from error
-            raise
+            self._stop.wait(PAUSE_S)
+        raise DeviceLostError(CLOSED)
 
     def json(self, answer: HttpAnswer) -> dict[str, Any]:
         """Return the JSON of an answer that is no failure.
@@ -201,12 +180,13 @@ class RemoteMeter:
         self._problem = ""
         self._latest = PowerSample(device_uid=device.uid, t_s=now_s())
         self._uid = device.uid
+        note = f"of another machine, as {place} tells it; other clients' batches on it are included"
         self._sensor = Sensor(
             device=device,
             provenance=first.provenance,
             method=f"{place}: what its device says",
             period_s=poll_s,
-            note=_note(first, place),
+            note=f"{note}; {first.note}" if first.note else note,
         )
         self.take(first, now_s())
 
@@ -252,11 +232,6 @@ class RemoteMeter:
 
     def close(self) -> None:
         """Do nothing: the device asks the server, and ends with it."""
-
-
-def _note(first: EnergyReading, place: str) -> str:
-    note = f"of another machine, as {place} tells it; other clients' batches on it are included"
-    return f"{note}; {first.note}" if first.note else note
 
 
 class _RemoteModel:
@@ -383,7 +358,7 @@ class RemoteDevice:
         self._lane.close(CLOSED, join=False)
         if not self._problem:
             with contextlib.suppress(OffloadError):
-                self._connection.once("DELETE", "client")
+                self._connection.ask("DELETE", "client")
         self._connection.close()
         self._lane.close(CLOSED)
         self._watch.join()
@@ -404,12 +379,12 @@ class RemoteDevice:
             self._lane.close(self._problem, join=False)
 
     def _about(self) -> dict[str, Any]:
-        return self._connection.json(self._connection.once("GET", "device"))
+        return self._connection.json(self._connection.ask("GET", "device"))
 
     def _load(self, asked: dict[str, Any]) -> int | None:
         """Return the number of the loaded model, or None if the server needs the artifact first."""
         body = json.dumps(asked).encode()
-        answer = self._connection.once("POST", "models", body=body, read_s=self._patience.load_s)
+        answer = self._connection.ask("POST", "models", body=body, read_s=self._patience.load_s)
         if answer.status == 404 and b"UnknownArtifactError" in answer.body:
             return None
         return int(self._connection.json(answer)["number"])
@@ -422,6 +397,7 @@ class RemoteDevice:
             self._connection.ask(
                 "PUT",
                 f"artifacts/{digest}",
+                patient=True,
                 body=upload,
                 headers={"Content-Length": str(upload.nbytes)},
                 read_s=self._patience.load_s,
@@ -446,9 +422,10 @@ class RemoteDevice:
         name = ""
         while True:
             if name:
-                answer = self._connection.ask("GET", f"batches/{name}", params={"hold_s": hold_s})
+                answer = self._connection.ask("GET", f"batches/{name}", patient=True, params={"hold_s": hold_s})
             else:
-                answer = self._connection.ask("POST", "batches", params={"model": number, "hold_s": hold_s}, body=body)
+                asked = {"model": number, "hold_s": hold_s}
+                answer = self._connection.ask("POST", "batches", patient=True, params=asked, body=body)
             if answer.status == 200:
                 try:
                     return wire.read_result(answer.body)
@@ -466,7 +443,7 @@ class RemoteDevice:
                 self._stop.wait(PAUSE_S)
             if time.monotonic() > end_s:
                 if name:
-                    self._connection.ask("DELETE", f"batches/{name}")
+                    self._connection.ask("DELETE", f"batches/{name}", patient=True)
                 raise DeviceError(
                     f"{self._connection.place} had no result after {self._patience.batch_s:g} s: smaller batches, or a "
                     "larger RemoteTimeouts.batch_s"
@@ -476,7 +453,7 @@ class RemoteDevice:
         device = Device(
             uid=self._info.uid, kind=DeviceKind(about["kind"] or DeviceKind.FPGA.value), name=self._info.name
         )
-        first = wire.read_energy(self._connection.json(self._connection.once("GET", "energy")))
+        first = wire.read_energy(self._connection.json(self._connection.ask("GET", "energy")))
         return RemoteMeter(device, first, place=self._connection.place, poll_s=self._patience.poll_s)
 
     def _listen(self) -> None:
@@ -484,7 +461,7 @@ class RemoteDevice:
         while not self._stop.wait(self._patience.poll_s) and not self._problem:
             begun_s = time.monotonic()
             try:
-                reply = self._connection.json(self._connection.once("GET", "energy"))
+                reply = self._connection.json(self._connection.ask("GET", "energy"))
                 reading = wire.read_energy(reply)
             except (OffloadError, wire.MalformedError) as error:
                 self._meter.fail(str(error))

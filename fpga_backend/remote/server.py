@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,17 +106,9 @@ class ServedModels:
                 self._models[known.handle.number] = known
                 known.users[client] += 1
                 if old is not None and old is not victim:
-                    self._drop(old, client)
+                    old.users[client] -= 1
+                    old.users += Counter()  # leaves the positive ones
             return known.handle.number
-
-    def release(self, number: int, client: str) -> None:
-        """End a client's use of a model.
-
-        Raises:
-            DeviceError: It is not the client's.
-        """
-        with self._lock:
-            self._drop(self._of(number, client), client)
 
     def end(self, client: str) -> None:
         """End all that a client uses."""
@@ -145,10 +137,6 @@ class ServedModels:
         if old is not None and old.users == Counter({client: 1}):
             return old
         return next((model for model in self._models.values() if not model.users.total()), None)
-
-    def _drop(self, model: _ServedModel, client: str) -> None:
-        model.users[client] -= 1
-        model.users += Counter()  # leaves the positive ones
 
     def _forget(self, client: str) -> None:
         self._seen_s.pop(client, None)
@@ -391,9 +379,6 @@ class DeviceServer:
                 return self._upload(request, digest)
             case ("POST", "v1", "models"):
                 return self._load(request, client)
-            case ("DELETE", "v1", "models", number):
-                self._models.release(_number(number), client)
-                return _json({})
             case ("POST", "v1", "batches"):
                 return self._submit(request, client)
             case ("GET", "v1", "batches", name):
@@ -424,18 +409,14 @@ class DeviceServer:
         )
 
     def _upload(self, request: HttpRequest, digest: str) -> HttpReply:
-        left = self._length(request, self._limits.artifact_bytes)
         with tempfile.NamedTemporaryFile(dir=self._uploads.name) as file:
-            while left:
-                piece = request.read(min(left, 2**20))
-                file.write(piece)
-                left -= len(piece)
+            file.writelines(_pieces(request, self._limits.artifact_bytes))
             file.flush()
             self._models.upload(received(Path(file.name), digest))
         return _json({})
 
     def _load(self, request: HttpRequest, client: str) -> HttpReply:
-        asked = wire.json_of(self._body(request, self._limits.json_bytes))
+        asked = wire.json_of(b"".join(_pieces(request, self._limits.json_bytes)))
         digest, replacing = asked.get("digest"), asked.get("replacing")
         if not isinstance(digest, str) or not (replacing is None or isinstance(replacing, int)):
             raise MalformedError("a load names a digest, and the number of the model that is replaced or null")
@@ -444,7 +425,7 @@ class DeviceServer:
     def _submit(self, request: HttpRequest, client: str) -> HttpReply:
         number, hold_s = _number(_query(request, "model", "")), self._hold_s(request)
         handle = self._models.handle(number, client)
-        batch = wire.read_batch(self._body(request, self._limits.batch_bytes))
+        batch = wire.read_batch(b"".join(_pieces(request, self._limits.batch_bytes)))
 
         def submit() -> Future[Result]:
             return self._device.submit(handle, batch, wait_s=hold_s)
@@ -463,19 +444,22 @@ class DeviceServer:
             raise RefusedRequest(400, f"hold_s={text[:20]!r} is no number of seconds")
         return min(float(text), self._limits.longest_hold_s)
 
-    def _length(self, request: HttpRequest, most: int) -> int:
-        if request.length is None:
-            raise RefusedRequest(411, "the request must say its Content-Length")
-        if request.length > most:
-            raise RefusedRequest(413, f"the body has {request.length} bytes, this server takes {most}")
-        return request.length
 
-    def _body(self, request: HttpRequest, most: int) -> bytes:
-        left, pieces = self._length(request, most), []
-        while left:
-            pieces.append(request.read(min(left, 2**20)))
-            left -= len(pieces[-1])
-        return b"".join(pieces)
+def _pieces(request: HttpRequest, most: int) -> Iterator[bytes]:
+    """Yield the body of a request as it comes.
+
+    Raises:
+        RefusedRequest: It does not say its length, or is longer than ``most`` bytes.
+    """
+    if request.length is None:
+        raise RefusedRequest(411, "the request must say its Content-Length")
+    if request.length > most:
+        raise RefusedRequest(413, f"the body has {request.length} bytes, this server takes {most}")
+    left = request.length
+    while left:
+        piece = request.read(min(left, 2**20))
+        yield piece
+        left -= len(piece)
 
 
 def _query(request: HttpRequest, name: str, default: str) -> str:
