@@ -66,15 +66,18 @@ def compiled(kind: PassKind, given: PassSettings, *, cache: bool = False) -> Art
         )
     _imports.check()
     kept = _kept(kind, given, folder) if cache else None
-    if kept is not None and (kept / MANIFEST).exists():
-        try:
-            return load(kept)
-        except (ArtifactError, OSError) as error:
-            log.warning("%s is compiled again: %s", folder, error)
+    if kept is not None and (found := _from_cache(kept)) is not None:
+        return found
     artifact = _of_kind(kind, _compiled(kind, given, folder), folder)
     if kept is not None:
         _keep(artifact, kept)
     return artifact
+
+
+def has_tokenizer(given: PassSettings) -> bool:
+    """Return True if the folder of a pass holds a tokenizer."""
+    folder = Path(given.model).expanduser()
+    return any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
 
 
 def text_encoder(given: PassSettings, max_tokens: int | None = None) -> TextEncoder | None:
@@ -87,9 +90,9 @@ def text_encoder(given: PassSettings, max_tokens: int | None = None) -> TextEnco
     Raises:
         ConfigError: It cannot be read.
     """
-    folder = Path(given.model).expanduser()
-    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+    if not has_tokenizer(given):
         return None
+    folder = Path(given.model).expanduser()
     _imports.check()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -138,9 +141,8 @@ def _kept(kind: PassKind, given: PassSettings, folder: Path) -> Path | None:
     versions = [__version__, contract.VERSION, FORMAT, transformers.__version__]
     key = hashlib.sha256(json.dumps([about, versions]).encode())
     try:
-        for path in sorted(
-            p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin") and p.is_file()
-        ):
+        files = [p for p in folder.iterdir() if p.suffix in (".json", ".safetensors", ".bin") and p.is_file()]
+        for path in sorted(files):
             with path.open("rb") as file:
                 key.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
         return cache_folder(part="compiled") / key.hexdigest()[:32]
@@ -155,7 +157,7 @@ def _keep(artifact: Artifact, kept: Path) -> None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as made:
             artifact.save(Path(made) / "artifact")
-            if kept.exists() and not _sound(kept):
+            if kept.exists() and _from_cache(kept) is None:
                 shutil.rmtree(kept, ignore_errors=True)
             if not kept.exists():
                 os.rename(Path(made) / "artifact", kept)
@@ -163,12 +165,13 @@ def _keep(artifact: Artifact, kept: Path) -> None:
         log.warning("the compiled model is not kept: %s", error)
 
 
-def _sound(folder: Path) -> bool:
+def _from_cache(kept: Path) -> Artifact | None:
+    """Return a compiled model; None where there is none, or it is torn."""
     try:
-        load(folder)
-    except (ArtifactError, OSError):
-        return False
-    return True
+        return load(kept) if (kept / MANIFEST).exists() else None
+    except (ArtifactError, OSError) as error:
+        log.warning("a model is compiled again: %s", error)
+        return None
 
 
 class Offload:
@@ -217,9 +220,8 @@ class Offload:
 
     def _placed(self, kind: PassKind) -> FrozenPass:
         given = self.settings.passes[kind]
-        cut: dict[str, Any] = (
-            {"sequences": given.sequences} if not isinstance(given.sequences, str) else {"part_size": BestPartSize()}
-        )
+        auto = isinstance(given.sequences, str)
+        cut: dict[str, Any] = {"part_size": BestPartSize()} if auto else {"sequences": given.sequences}
         artifact = compiled(kind, given, cache=self.settings.cache)
         return place(kind, artifact, self.device, home=self.home, temperature=given.temperature, **cut)
 

@@ -78,8 +78,8 @@ class Stream:
     def under_way(self) -> int:
         """How many groups are handed in and not done: a caller may hold back while it is high."""
         with self._lock:
-            groups = {id(group): group for group, _ in self._known.values()}
-        return sum(group.under_way for group in groups.values())
+            groups = {group for group, _ in self._known.values()}
+        return sum(group.under_way for group in groups)
 
     def __contains__(self, key: Hashable) -> bool:
         """Return True if the rollout was added."""
@@ -97,12 +97,11 @@ class Stream:
             places = [self._known[key] for key in keys]
         self.flush()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        known: dict[int, Result] = {}
-        for group, _ in places:
-            if id(group) not in known:
-                left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
-                known[id(group)] = group.ticket().result(left_s)
-        return Result.joined([known[id(group)].some([row]) for group, row in places])
+        known: dict[_HandIn, Result] = {}
+        for group in dict.fromkeys(group for group, _ in places):
+            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+            known[group] = group.ticket().result(left_s)
+        return Result.joined([known[group].some([row]) for group, row in places])
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Let go of the results of some rollouts, known or not; what they ran on with others goes with the last."""
@@ -113,10 +112,10 @@ class Stream:
     def cancel(self) -> None:
         """Cancel what has not begun to run and forget everything."""
         with self._lock:
-            groups = {id(group): group for group, _ in self._known.values()}
+            groups = {group for group, _ in self._known.values()}
             self._known.clear()
             self._open = self._group()
-        for group in groups.values():
+        for group in groups:
             group.cancel()
 
     def _group(self) -> "_HandIn":

@@ -159,7 +159,6 @@ class Offloading:
     """
 
     _library: Any
-    _config: str
     _completions_at: int
     """Where ``_generate`` returns the completions."""
 
@@ -178,7 +177,8 @@ class Offloading:
         check_contract(self._library)
         config = inspect.signature(self._library).bind_partial(*args, **kwargs).arguments.get("args")
         if config is None:
-            raise ConfigError(f"give args={self._config}(...): its beta says whether there is a reference at all")
+            kind = self._library.__name__.removesuffix("Trainer")
+            raise ConfigError(f"give args={kind}Config(...): its beta says whether there is a reference at all")
         refuse_sync(config)
         beta, config.beta = config.beta, 0.0  # with beta the trainer would load a reference model of its own
         try:

@@ -33,7 +33,6 @@ class OffloadGRPOTrainer(Offloading, GRPOTrainer):
     """
 
     _library = GRPOTrainer
-    _config = "GRPOConfig"
     _completions_at = 3
     _due = False
 

@@ -24,7 +24,6 @@ class OffloadRLOOTrainer(Offloading, RLOOTrainer):
     """
 
     _library = RLOOTrainer
-    _config = "RLOOConfig"
     _completions_at = 2
 
     def _generate(self, prompts: list[Any]) -> Any:

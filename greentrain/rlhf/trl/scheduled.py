@@ -66,5 +66,4 @@ class _Steps(TrainerCallback):
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         self._scheduler.restart()
 
-    def on_save(self, *args: Any, **kwargs: Any) -> None:
-        self._scheduler.restart()
+    on_save = on_evaluate

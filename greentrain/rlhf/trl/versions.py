@@ -30,6 +30,10 @@ _LOGPROBS = {
     "_generate_single_turn": ("call unwrapped_model.generate",),
     "_calculate_rewards": ("call reward_func completion_ids completions prompts",),
 }  # fmt: skip
+_PRECOMPUTED = {
+    "_precompute_ref_logps": ("read self._precompute_model_hash", "call self.compute_ref_log_probs"),
+    "compute_ref_log_probs": ("call model fused_lm_head labels", "attribute log_probs"),
+}
 CONTRACTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "GRPOTrainer": {
         **_LOGPROBS,
@@ -44,14 +48,8 @@ CONTRACTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
             "call self._generate", _FORWARD, _REFERENCE, "call self._calculate_rewards", "use ref_per_token_logps",
         ),
     },
-    "DPOTrainer": {
-        "_precompute_ref_logps": ("read self._precompute_model_hash", "call self.compute_ref_log_probs"),
-        "compute_ref_log_probs": ("call model fused_lm_head labels", "attribute log_probs"),
-    },
-    "KTOTrainer": {
-        "_precompute_ref_logps": ("read self._precompute_model_hash", "call self.compute_ref_log_probs"),
-        "compute_ref_log_probs": ("call model fused_lm_head labels", "attribute log_probs"),
-    },
+    "DPOTrainer": _PRECOMPUTED,
+    "KTOTrainer": _PRECOMPUTED,
 }  # fmt: skip
 """By class and method, landmarks in the order in which they must stand."""
 PARAMETERS: Mapping[str, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from greentrain.errors import ConfigError
 from greentrain.rlhf.kinds import PassKind
-from greentrain.rlhf.offload import Offload
+from greentrain.rlhf.offload import Offload, has_tokenizer
 from greentrain.rlhf.settings import OffloadSettings
 from greentrain.rlhf.trl.reward import OffloadedReward
 
@@ -75,11 +75,10 @@ def settings() -> OffloadSettings:
     found = OffloadSettings.load(path)
     if found.reward is None:
         raise ConfigError(f"{path} (from {VARIABLE}) has no reward: name the model's folder as reward: {{model: ...}}")
-    folder = found.reward.model
-    if not any(os.path.exists(os.path.join(folder, name)) for name in ("tokenizer.json", "tokenizer_config.json")):
+    if not has_tokenizer(found.reward):
         raise ConfigError(
-            f"reward.model is {folder!r} (in {path}, from {VARIABLE}), which holds no tokenizer: save the tokenizer "
-            "into the model's folder"
+            f"reward.model is {found.reward.model!r} (in {path}, from {VARIABLE}), which holds no tokenizer: save the "
+            "tokenizer into the model's folder"
         )
     _label()
     return found
