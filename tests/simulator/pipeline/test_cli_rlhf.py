@@ -105,7 +105,7 @@ def test_sensitivity_over_models_batches_and_grids() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["simulate", "none.yaml"], "none.yaml cannot be read"),
+        (["simulate", "none.yaml"], "cannot read the table of stages none.yaml: No such file"),
         (["simulate", "published", "--mode", "lat"], "--mode is 'lat'; known: gpu, sequential"),
         (["simulate", "published", "--mode", ","], "--mode is empty"),
         (["simulate", "published", "--cards", "0"], "--cards holds '0'; it is a list of whole numbers"),
