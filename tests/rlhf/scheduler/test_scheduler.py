@@ -63,7 +63,7 @@ def test_a_fast_and_frugal_card_gets_both_passes_and_what_it_used_is_known() -> 
 
 
 def test_a_slow_card_gets_nothing() -> None:
-    with Bench(lambda batch: 0.12) as bench:
+    with Bench(lambda batch: 0.4) as bench:  # a step of a busy machine is seldom as long
         bench.run(MEASURED_STEPS)
         assert label(bench.scheduler.plan) == "all on gpu"
         assert not bench.scheduler.profiling
