@@ -210,20 +210,21 @@ def _bar_rows(summary: Mapping[str, Any]) -> dict[str, Any]:
     phases = summary["phases"]
     top_phase = max([row["inclusive_j"] or 0.0 for row in phases] + [row["energy_j"] or 0.0 for row in phases] + [0.0])
     devices = summary["devices"]
-    top_device = max([(d["energy_j"] or 0.0) * (1 + (d["uncertainty"] or 0.0)) for d in devices] + [0.0])
+    top_device = max([max(d["energy_j"] or 0.0, (d["interval_j"] or {}).get("high") or 0.0) for d in devices] + [0.0])
     hosts = {device["host"] for device in devices}
     colours = charts.device_colours(summary)
     rows = []
     for device in devices:
-        spread = (device["energy_j"] or 0.0) * (device["uncertainty"] or 0.0)
+        within = device["interval_j"] or {"low": None, "high": None}
         rows.append(
             {
                 **device,
                 "label": charts.short_name(device, devices) + (f" on {device['host']}" if len(hosts) > 1 else ""),
                 "css": colours[(device["host"], device["uid"])],
                 "bar": _share(device["energy_j"], top_device),
-                "low": _share((device["energy_j"] or 0.0) - spread, top_device),
-                "high": _share((device["energy_j"] or 0.0) + spread, top_device),
+                "energy": quantities.between(device["energy_j"], within, quantities.ENERGY),
+                "low": None if within["high"] is None else _share(within["low"], top_device),
+                "high": _share(within["high"], top_device),
             }
         )
     embodied = summary["carbon"]["embodied_g"]
@@ -231,7 +232,12 @@ def _bar_rows(summary: Mapping[str, Any]) -> dict[str, Any]:
     top_g = max([g for g in grams if g is not None] + [0.0])
     return {
         "phases": [
-            {**row, "bar": _share(row["energy_j"], top_phase), "inclusive": _share(row["inclusive_j"], top_phase)}
+            {
+                **row,
+                "energy": quantities.between(row["energy_j"], row["interval_j"], quantities.ENERGY),
+                "bar": _share(row["energy_j"], top_phase),
+                "inclusive": _share(row["inclusive_j"], top_phase),
+            }
             for row in phases
         ],
         "devices": rows,

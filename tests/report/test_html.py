@@ -16,6 +16,7 @@ import pytest
 
 from greentrain.report import write_report
 from greentrain.report.html import headline
+from greentrain.utils import quantities
 from tests.report.planned_run import planned
 from tests.report.run_folders import GPU, T0_S, Folder, device, entry, one_rank, showcase
 
@@ -63,6 +64,15 @@ def test_the_headline_is_the_summary(tmp_path: Path) -> None:
     assert _text_of(page, "headline-dominates") == "backward"
     sentence = "85.7 % of this energy was read from hardware, 14.3 % is modelled. No reading is missing."
     assert _text_of(page, "headline-provenance") == sentence
+
+
+def test_devices_and_phases_say_how_far_off_they_may_be(tmp_path: Path) -> None:
+    page, summary = _page(one_rank(tmp_path))
+    words = html.unescape(page).replace("\N{NO-BREAK SPACE}", " ")
+    assert 'class="value">15.0 Wh (14.3 to 15.7)<small>' in words and 'x1="91.4%" x2="100.0%"' in page
+    assert 'class="value">2.50 Wh (1.60 to 3.40)<small>' in words and 'x1="10.21%" x2="21.69%"' in page
+    for row in summary["phases"]:
+        assert f'class="value">{quantities.between(row["energy_j"], row["interval_j"], quantities.ENERGY)}<' in words
 
 
 def test_unknown_is_said_and_never_zero(tmp_path: Path) -> None:
