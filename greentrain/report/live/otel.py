@@ -94,6 +94,10 @@ class Otel:
         for make, name, unit, text, points in (
             (counter, "energy", "J", "IT energy of the run", _energy),
             (counter, "sensor.missing", "s", "Time in which a device's energy was not known", self._missing_of),
+            (gauge, "sensor.tick", "s", "Time from one tick of the device's counter to the next", _told("tick_s")),
+            (gauge, "sensor.seen", "s", "What of it the sensor sees", _told("sees_s")),
+            (gauge, "sensor.late", "s", "How long after its end that is told", _told("late_s")),
+            (gauge, "phase.error", "1", "Standard error of a phase's energy over it", _phase_errors),
             (counter, "emissions", "g", "CO2e of the run", _emissions),
             (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
             (counter, "tokens", "{token}", "Tokens of this rank", lambda now: [(now.tokens or None, {})]),
@@ -132,6 +136,18 @@ def _power(now: Snapshot) -> Points:
 
 def _limits(now: Snapshot) -> Points:
     return [(device.limit_w, _of(device)) for device in now.by_uid.values()]
+
+
+def _told(key: str) -> Callable[[Snapshot], Points]:
+    return lambda now: [(device.told.get(key), _of(device)) for device in now.by_uid.values()]
+
+
+def _phase_errors(now: Snapshot) -> Points:
+    return [
+        (row["error"], {**_of(device), "greentrain.phase": phase, "greentrain.attribution": row["how"]})
+        for device in now.by_uid.values()
+        for phase, row in device.told.get("phases", {}).items()
+    ]
 
 
 def _emissions(now: Snapshot) -> Points:

@@ -56,11 +56,18 @@ def test_instruments_have_units_and_the_resource_names_the_job(monkeypatch: pyte
     assert {name.removeprefix("greentrain."): metric.unit for name, metric in metrics.items()} == {
         "energy": "J", "power": "W", "power.limit": "W", "sensor.missing": "s", "emissions": "g", "saved": "g",
         "carbon.intensity": "g/(kW.h)", "pue": "1", "gear": "1", "plan.paused": "1", "steps": "{step}",
-        "tokens": "{token}", "samples": "{sample}",
+        "tokens": "{token}", "samples": "{sample}", "sensor.tick": "s", "sensor.seen": "s", "sensor.late": "s",
+        "phase.error": "1",
     }  # fmt: skip
     (point,) = metrics["greentrain.energy"].data.data_points
     assert metrics["greentrain.energy"].data.is_monotonic and point.value == 1.0
     assert point.attributes["greentrain.provenance"] == "measured" and point.attributes["greentrain.rank"] == "3"
+    errors = {p.attributes["greentrain.phase"]: p for p in metrics["greentrain.phase.error"].data.data_points}
+    told = next(iter(FULL.by_uid.values())).told
+    assert {name: p.value for name, p in errors.items()} == {n: row["error"] for n, row in told["phases"].items()}
+    assert errors["forward"].attributes["greentrain.attribution"] == told["phases"]["forward"]["how"]
+    (seen,) = metrics["greentrain.sensor.seen"].data.data_points
+    assert seen.value == told["sees_s"] and seen.attributes["greentrain.device.kind"] == "gpu"
     otel.close()
     otel.close()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "llm")
