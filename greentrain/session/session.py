@@ -27,6 +27,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import os
 import signal
 import sys
@@ -796,13 +797,16 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         run = self.active()
         if run is not None:
             run.book_now()
-        return {
+        state = {
             "format": STATE_FORMAT,
             "run_id": None if self._last is None else self._last.run_id,
             "rank": None if self._last is None else self._last.topology.rank,
             "totals": self.totals().to_dict(),
             **self._controller.state_dict(),
         }
+        # torch.load(weights_only=True) takes no names that are an enum's, and no number of another library.
+        plain: dict[str, Any] = json.loads(json.dumps(state, default=float))
+        return plain
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the run of a checkpoint at the next start.

@@ -1,5 +1,6 @@
 """GreenSession: books what was used, survives what can go wrong, and never touches the training."""
 
+import io
 import json
 import math
 import time
@@ -19,7 +20,7 @@ from greentrain.ledger.reader import read_run
 from greentrain.ledger.totals import Totals
 from greentrain.report.live.prometheus import Textfile
 from greentrain.session import session
-from greentrain.types import CarbonPoint, DeviceWindow, Provenance, Topology, WindowEnergy
+from greentrain.types import CarbonPoint, DeviceWindow, Phase, Provenance, Topology, WindowEnergy
 from tests.helpers.flat_meter import T0_S, FlatMeter
 from tests.helpers.hanging import Hanging
 
@@ -114,6 +115,19 @@ def test_joules_steps_and_tokens_belong_to_their_gear(tmp_path: Path) -> None:
         later.step(tokens=10)
     assert later.totals().by_gear["fp8"].tokens == 70
     assert read_run(later.folder or "").totals.by_gear["bf16"].energy_j == pytest.approx(bf16.energy_j)
+
+
+def test_a_checkpoint_that_takes_plain_types_alone_takes_its_state(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with _session(tmp_path) as green:
+        for phase in (Phase.PAUSED, Phase.CHECKPOINT, "mine"):
+            with green.phase(phase):
+                green.step(tokens=10)
+    state, file = green.state_dict(), io.BytesIO()
+    assert {Phase.PAUSED, "mine"} <= set(state["totals"]["phase_s"])
+    torch.save({"green": state}, file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == {"green": state}
 
 
 def test_what_is_read_back_is_what_was_booked(tmp_path: Path) -> None:
