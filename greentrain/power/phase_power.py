@@ -146,7 +146,9 @@ class PhasePower:
         return found
 
     def refit(self) -> None:
-        """Fit now, with what there is."""
+        """Fit now, with what there is; of a single load there is nothing to tell apart."""
+        if len(self._label) == 0 or (self._label == self._label[0]).all():
+            return
         rows = self._rows()
         rows = rows.last(min(rows.count, self._seen - self._closed))
         if rows.count >= FIRST_ROWS // 2:
