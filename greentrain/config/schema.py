@@ -287,6 +287,9 @@ class CarbonConfig:
     (``US-CAL-CISO``); ``world`` is the stated world average."""
     g_per_kwh: Annotated[float, Bound(0.0, 5000.0)] | None = None
     """A number instead of a place, for ``constant``."""
+    relative_error: Annotated[float, Bound(0.0, 1.0)] | None = None
+    """Standard error of the intensity, as a share of it (0.1 = 10 %), for the intervals of grams; None: what the source
+    states itself. It counts whoever says the intensity, a signal of yours and ``fallback`` too."""
     trace_csv: str | None = None
     """File for ``trace``: columns timestamp_utc, g_per_kwh."""
     trace_max_gap_h: Annotated[float, Bound(0.0, 48.0)] = 0.0
@@ -308,6 +311,9 @@ class CarbonConfig:
     """URL of the facility's Prometheus server, to be asked for ``pue_prometheus_query``."""
     pue_prometheus_query: str | None = None
     """PromQL whose result is one number: the PUE now."""
+    pue_relative_error: Annotated[float, Bound(0.0, 1.0)] | None = None
+    """Standard error of the PUE, as a share of it (0.02 = 2 %), whoever says it; None: 30 % of what is above 1 in a
+    configured number, at most, and 2 % in records."""
     market_g_per_kwh: Annotated[float, Bound(0.0, 5000.0)] | None = None
     """Contracted (market-based, GHG scope 2) intensity; None where there is no contract."""
     embodied_kg: Mapping[str, Annotated[float, Bound(0.0, 1e7)]] = field(default_factory=dict)

@@ -308,7 +308,7 @@ def cpu_power(cpuinfo: str, threads: int, *, tdp_w: float | None = None) -> CpuP
         threads: Hardware threads online.
         tdp_w: Known TDP of all packages (W), to override the table.
     """
-    model = _field(cpuinfo, "model name") or _field(cpuinfo, "Model") or "unknown CPU"
+    model = cpu_field(cpuinfo, "model name") or cpu_field(cpuinfo, "Model") or "unknown CPU"
     if tdp_w is not None:
         return CpuPower(
             model=model, tdp_w=tdp_w, uncertainty=UNCERTAINTY_TABLE, note=f"TDP {tdp_w:g} W from power.cpu_tdp_w"
@@ -323,7 +323,7 @@ def cpu_power(cpuinfo: str, threads: int, *, tdp_w: float | None = None) -> CpuP
         return CpuPower(model=model, tdp_w=fallback_w, uncertainty=UNCERTAINTY_UNKNOWN, note=note)
     name, part_w = found
     source = f"TDP {part_w:g} W of {name} (codecarbon's CPU table)"
-    if "hypervisor" not in _field(cpuinfo, "flags").split():
+    if "hypervisor" not in cpu_field(cpuinfo, "flags").split():
         packages = max(1, len(set(re.findall(r"^physical id\s*:\s*(\d+)", cpuinfo, re.MULTILINE))))
         note = f"{source}, {packages} package{'s' if packages > 1 else ''}"
         return CpuPower(model=model, tdp_w=part_w * packages, uncertainty=UNCERTAINTY_TABLE, note=note)
@@ -383,7 +383,8 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9][a-z0-9.+\-]*", text))
 
 
-def _field(cpuinfo: str, key: str) -> str:
+def cpu_field(cpuinfo: str, key: str) -> str:
+    """Return what /proc/cpuinfo says of its first processor; empty where it says nothing."""
     match = re.search(rf"^{key}\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
     return match.group(1).strip() if match else ""
 
@@ -455,14 +456,18 @@ class CpuModelMeter:
             raise MeterError(f"cpu model: {what}")
         threads = os.cpu_count() or 1
         power = cpu_power(_text(f"{proc}/cpuinfo"), threads, tdp_w=tdp_w)
-        share = 1.0
+        usable, share = float(threads), 1.0
         if scope == "process_tree":
-            share = allowed_cpus(pid) / threads / max(1, local_world_size)
+            usable = allowed_cpus(pid)
+            share = usable / threads / max(1, local_world_size)
         idle_w = IDLE_SHARE * power.tdp_w
         self._idle_w = idle_w * share
         self._j_per_cpu_s = (power.tdp_w - idle_w) / threads
         self._t0_s = self._clock.monotonic_s()
-        self._sensors = [s for s in _sensors(power.model, scope, power.uncertainty) if s.device.kind in kinds]
+        full_w = self._idle_w + self._j_per_cpu_s * min(usable, threads)
+        all_bytes = _memory_bytes(proc).get("MemTotal")
+        full = {DeviceKind.CPU: full_w, DeviceKind.DRAM: RAM_W_PER_GB * all_bytes / 1e9 if all_bytes else None}
+        self._sensors = [s for s in _sensors(power.model, scope, power.uncertainty, full) if s.device.kind in kinds]
         used = "resident memory, shared pages once a process" if scope == "process_tree" else "used memory"
         about = {
             DeviceKind.CPU: f"{power.note}; idle {self._idle_w:.3g} W charged here, {self._j_per_cpu_s:.3g} J per CPU"
@@ -585,8 +590,10 @@ def allowed_cpus(pid: int) -> float:
     return count
 
 
-def _sensors(model: str, scope: str, uncertainty: float) -> list[Sensor]:
+def _sensors(model: str, scope: str, uncertainty: float, full_w: Mapping[DeviceKind, float | None]) -> list[Sensor]:
+    """Return the sensors; ``full_w``: what the model says of a full load (W), more by its error is the most."""
     machine = scope == "machine"
+    cpu_w, memory_w = full_w[DeviceKind.CPU], full_w[DeviceKind.DRAM]
     load = "machine load" if machine else "CPU seconds of the process tree"
     cpu = Sensor(
         device=Device(uid=CPU_UID, kind=DeviceKind.CPU, name=model),
@@ -594,6 +601,7 @@ def _sensors(model: str, scope: str, uncertainty: float) -> list[Sensor]:
         method=f"TDP x {load}",
         period_s=PERIOD_S,
         uncertainty=uncertainty,
+        limit_w=cpu_w and cpu_w * (1 + uncertainty),
         shared=machine,
     )
     dram = Sensor(
@@ -602,21 +610,27 @@ def _sensors(model: str, scope: str, uncertainty: float) -> list[Sensor]:
         method="used memory x W/GB" if machine else "resident memory x W/GB",
         period_s=PERIOD_S,
         uncertainty=RAM_UNCERTAINTY,
+        limit_w=memory_w and memory_w * (1 + RAM_UNCERTAINTY),
         shared=machine,
     )
     return [cpu, dram]
 
 
 def _used_memory_bytes(proc: str) -> float | None:
+    values = _memory_bytes(proc)
+    if "MemTotal" in values and "MemAvailable" in values:
+        return values["MemTotal"] - values["MemAvailable"]
+    return None
+
+
+def _memory_bytes(proc: str) -> dict[str, float]:
     values = {}
     for line in _text(f"{proc}/meminfo", 256).splitlines()[:3]:
         key, _, rest = line.partition(":")
         number = rest.split()
         if number and number[0].isdigit():
             values[key] = int(number[0]) * 1024.0
-    if "MemTotal" in values and "MemAvailable" in values:
-        return values["MemTotal"] - values["MemAvailable"]
-    return None
+    return values
 
 
 def _text(path: str, size: int = 1 << 20) -> str:

@@ -76,14 +76,15 @@ class DeviceClock(Generic[T]):
         self._clock, self._on_event = clock, on_event
         self._numbered = numbered
         self._next_look_s = -float("inf")
-        self._looking = threading.Lock()
+        self._looking = False
         self._pid = os.getpid()
 
     def look(self) -> bool:
         """Look which devices are used; return True if any is. Costs a microsecond where torch has none."""
         now_s = self._clock.monotonic_s()
-        if self.uids and now_s >= self._next_look_s and self._looking.acquire(blocking=False):
-            try:
+        if self.uids and now_s >= self._next_look_s and not self._looking:
+            try:  # no lock: Ctrl-C between taking it and this block would leave it taken, and nobody would look again
+                self._looking = True
                 torch = sys.modules.get("torch")
                 kind = None if torch is None else torch.accelerator.current_accelerator()
                 if torch is not None and kind is None:
@@ -96,7 +97,7 @@ class DeviceClock(Generic[T]):
             except Exception:  # torch is the training's, and may be only half imported
                 pass
             finally:
-                self._looking.release()
+                self._looking = False
         return bool(self.devices)
 
     def record(self) -> Stamps:

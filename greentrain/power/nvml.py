@@ -640,14 +640,17 @@ def _choose(gpu: NvmlGpu, nvml: Any, note: str) -> tuple[Sensor, Callable[[], fl
                 continue
             if failures:
                 notes.append(f"better methods do not answer ({'; '.join(failures)})")
-            sensor = _sensor(device, method, _averaging_s(nvml, gpu.handle, method), "; ".join(notes))
+            averaging_s = _averaging_s(nvml, gpu.handle, method)
+            if averaging_s:
+                notes.append(f"it tells the mean of {averaging_s:g} s: phases that come with each step are blurred")
+            sensor = _sensor(device, method, averaging_s, "; ".join(notes))
             seen = PART_SEEN if _capability(nvml, gpu.handle) in PART_TIME else None
             return dataclasses.replace(sensor, seen_share=seen, limit_w=_limit_w(nvml, gpu.handle)), value
     reason = f"cannot be read ({'; '.join(failures)})"
     if gpu.slices:
         reason += f". {_MIG_REMEDY}"
     sensor = Sensor(device=device, provenance=Provenance.MISSING, method="none", period_s=10.0, note=reason)
-    return sensor, None
+    return dataclasses.replace(sensor, limit_w=_limit_w(nvml, gpu.handle) if gpu.handle is not None else None), None
 
 
 def _sensor(device: Device, method: str, averaging_s: float, note: str) -> Sensor:

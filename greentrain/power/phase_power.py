@@ -15,8 +15,9 @@ Two minutes of ticks are looked at; what older ones have said of the powers is k
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,15 +39,23 @@ WIDTHS: Final = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0,
 """Widths of what is seen that are tried first (share of a tick); cards are known with 0.25 and 1 (arXiv 2312.02741)."""
 LAGS: Final = (-0.1, -0.05, 0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4)
 """How late it is told, tried first (share of a tick); negative where ticks are dated late."""
-SEARCHED: Final = 400
-"""Readings on which these are tried; what is best is then refined on all."""
+FEW: Final = 400
+"""New readings below which width and lag stay what older ones said."""
 SURE: Final = 1000
 """Readings of a fit whose width and lag the next one begins with."""
 FINEST: Final = 1e-3
 """How finely width and lag are searched (share of a tick)."""
-PLAIN: Final = 12.0
-"""By how much one that sees a part must fit better than one that sees all, in units of the variance left: two
-parameters more, by Schwarz's criterion for a few hundred readings 11 to 14 (1978, doi:10.1214/aos/1176344136)."""
+FARTHEST: Final = 0.05
+"""How far a step of the search goes at most (share of a tick)."""
+VALLEYS: Final = 4
+"""Places of width and lag that are searched from, of each kind: a load that repeats nearly in step with the ticks may
+look the same through another window, with other powers."""
+DOUBT: Final = 6.0
+"""By how much such a place may fit worse (twice the logarithm of the likelihood) and still be in doubt: beyond it has
+less than 5 %, which an interval of 95 % may leave out."""
+PLAIN: Final = 2
+"""Parameters that one that sees a part has more than one that sees all; each is to be paid by the logarithm of the
+number of readings (Schwarz 1978, doi:10.1214/aos/1176344136)."""
 OUTLIER: Final = 3.0
 """Standard deviations from which on a tick counts less (Huber 1964, doi:10.1214/aoms/1177703732)."""
 RESOLUTION: Final = 1e-3
@@ -78,6 +87,8 @@ class PhaseFit:
     """How long after its end that is told (share of a tick)."""
     rows: int
     """Readings that it rests on."""
+    sure: bool = True
+    """Whether no other width and lag fit nearly as well."""
     kept: float
     """Share of a tick's own deviation that holds for all of it: 1 where all of it is seen."""
     information: Floats
@@ -180,6 +191,11 @@ class PhasePower:
         Returns:
             Joules, from 0 to ``total_j``, shape (n,); None where nothing is known of its phases.
         """
+        said_j = self.said(t_s)
+        return None if said_j is None else said_j * (total_j / said_j[-1])
+
+    def said(self, t_s: Floats) -> Floats | None:
+        """Return the same as the powers say it, whatever the counter says of the sum; None also where they say none."""
         fit = self.fit
         if fit is None:
             return None
@@ -192,7 +208,7 @@ class PhasePower:
             own_j = np.concatenate([[0.0], np.cumsum(own_w * rows.lengths_s)])
             used_j = used_j + np.interp(t_s, np.concatenate([ends_s[:1] - rows.lengths_s[0], ends_s]), own_j)
         used_j = np.maximum.accumulate(used_j - used_j[0])
-        return used_j * (total_j / used_j[-1]) if used_j[-1] > 0 else None
+        return used_j if used_j[-1] > 0 else None
 
     def _rows(self) -> "_Rows":
         seconds = LabelSeconds(self._bounds_s, self._label, self._labels)
@@ -293,68 +309,121 @@ class _Fitting:
         left = self.solved(width, lag)[2]
         return float(left * left @ self.weight / self.weight.sum()), width, lag
 
-    def near(self, width: float, lag: float, *, free: bool = True) -> tuple[float, float, float]:
-        """Search the neighbourhood of width and lag; of the lag alone where the width is not free."""
-        best, step = self.missed(width, lag), 0.04
-        while step > FINEST:
-            tried = [
-                self.missed(best[1] + a * step, best[2] + b * step / 2)
-                for a, b in (_AROUND if free else ((0, 1), (0, -1)))
-                if best[1] + a * step > LEAST_WIDTH
-            ]
-            better = min(tried)
-            if better[0] < best[0] * (1 - 1e-9):
-                best = better
+    def near(self, width: float, lag: float, *, free: bool = True) -> "_Place":
+        """Follow width and lag, or the lag alone, to where they fit best (Gauss and Newton, by halved steps)."""
+        best = self.missed(width, lag)
+        for _ in range(MOST_STEPS):
+            by = self._downhill(best[1], best[2], free=free)
+            by *= min(1.0, FARTHEST / max(float(np.abs(by).max()), 1e-12))
+            tried = best
+            while np.abs(by).max() > FINEST / 4:
+                tried = self.missed(max(best[1] + by[1], LEAST_WIDTH), best[2] + by[0])
+                if tried[0] < best[0] * (1 - 1e-9):
+                    break
+                by /= 2
             else:
-                step /= 2
-        return best
+                break
+            best = tried
+        return _Place(*best, free)
+
+    def places(self, starts: Sequence[tuple[float, float]] | None) -> "list[_Place]":
+        """Return what may be seen of a tick, the likeliest first.
+
+        Args:
+            starts: Widths and lags to search from; None: all over.
+        """
+        if starts is None:
+            starts = _valleys([[self.missed(width, lag) for lag in LAGS] for width in WIDTHS])
+        found = [self.near(*start) for start in starts]
+        whole = _valleys([[self.missed(1.0, lag) for lag in LAGS]])
+        found += [self.near(*start, free=False) for start in whole]
+        return sorted({(round(p.width, 2), round(p.lag, 2), p.free): p for p in found}.values(), key=self.unlike)
+
+    def unlike(self, place: "_Place") -> float:
+        """Return -2 times the logarithm of a place's likelihood, with that of its powers, and a constant."""
+        apart = self.solved(place.width, place.lag)[1] / self.mean_w - 1
+        unlikely = float(np.sum((apart / PRIOR) ** 2))
+        count = self.rows.count
+        left = max(place.missed, (RESOLUTION * self.mean_w) ** 2)
+        return float(count * np.log(left) + PLAIN * np.log(count) * place.free) + unlikely
+
+    def _downhill(self, width: float, lag: float, *, free: bool) -> Floats:
+        """Return by how much lag and width should turn, were the shares linear in them, shape (2,)."""
+        shares, power_w, left = self.solved(width, lag)
+        columns = np.hstack([_turns(self.rows, power_w, width, lag, free=free), shares])
+        weighted = columns * self.weight[:, None]
+        gram = weighted.T @ columns
+        found = np.linalg.solve(gram + WEAK * np.diag(np.diag(gram) + 1e-9), weighted.T @ left)
+        return np.array([found[0], found[1] if free else 0.0])
 
 
-_AROUND: Final = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1), (1, -1), (-1, 1))
+class _Place(NamedTuple):
+    """A width and lag that fit better than those around them."""
+
+    missed: float
+    """Mean square that is left (W^2)."""
+    width: float
+    lag: float
+    free: bool
+    """Whether the width was searched for."""
+
+
+MOST_STEPS: Final = 12
+SAME: Final = 1.1
+"""By how much errors may grow by other places that are not in doubt."""
 LEAST_WIDTH: Final = 0.02
+
+
+def _valleys(missed: Sequence[Sequence[tuple[float, float, float]]]) -> list[tuple[float, float]]:
+    """Return width and lag of the deepest places that no neighbour on a grid is deeper than."""
+    depth = np.pad([[each[0] for each in line] for line in missed], 1, constant_values=np.inf)
+    around = np.lib.stride_tricks.sliding_window_view(depth, (3, 3)).min(axis=(2, 3))
+    low = np.argwhere(depth[1:-1, 1:-1] <= around).tolist()
+    return [found[1:] for found in sorted(missed[i][j] for i, j in low)[:VALLEYS]]
 
 
 def _powers(gram: Floats, told: Floats, prior: float, mean_w: float) -> Floats:
     """Return the powers (W), none negative, that fit best; what is not told is drawn to the mean by the prior."""
     gram, told = gram + prior * np.eye(len(gram)), told + prior * mean_w
-    kept, power_w = np.ones(len(gram), dtype=bool), np.zeros(len(gram))
-    while kept.any():
-        power_w[:] = 0.0
+    kept = np.ones(len(gram), dtype=bool)
+    while True:
+        power_w = np.zeros(len(gram))
         power_w[kept] = np.linalg.solve(gram[np.ix_(kept, kept)], told[kept])
         if (power_w >= 0).all():
-            break
+            return power_w
         kept &= power_w > 0
-    return power_w
 
 
 def _fit(rows: _Rows, before: PhaseFit | None, older: PhaseFit | None) -> PhaseFit:
     fitting = _Fitting(rows)
-    if before is not None and before.rows >= SURE:
-        start = before.width, before.lag
+    known = before if older is not None and rows.count < FEW else None  # it says what is seen better than these rows
+    if known is not None:
+        places = [_Place(*fitting.missed(known.width, known.lag), known.width != 1.0)]
     else:
-        few = _Fitting(rows.last(SEARCHED))
-        start = min(few.missed(width, lag) for width in WIDTHS for lag in LAGS)[1:]
-    few_new = older is not None and rows.count < SEARCHED  # what is seen of a tick is known better than from these
-    width, lag = start if few_new else fitting.near(*start)[1:]
-    left = np.abs(fitting.solved(width, lag)[2])
+        sure = before is not None and before.sure and before.rows >= SURE
+        places = fitting.places([(before.width, before.lag)] if before is not None and sure else None)
+    left = np.abs(fitting.solved(*places[0][1:3])[2])
     usual_w = OUTLIER * (1.4826 * float(np.median(left)) + 1e-9)
     fitting = _Fitting(rows, fitting.weight * np.minimum(1.0, usual_w / np.maximum(left, 1e-12)))
-    free = width != 1.0
-    if not few_new:
-        (missed, width, lag), free = fitting.near(width, lag), True
-        whole = fitting.near(*min(fitting.missed(1.0, lag) for lag in LAGS)[1:], free=False)
-        if whole[0] < missed * (1 + PLAIN / rows.count):
-            (_, width, lag), free = whole, False
+    if known is None:
+        places = sorted((fitting.near(*place[1:3], free=place.free) for place in places), key=fitting.unlike)
+    _, width, lag, free = places[0]
     shares, power_w, left = fitting.solved(width, lag)
-    turns = [_turn(rows, power_w, width, lag, (0.0, 0.01))[:, None]]
-    if free:
-        turns.append(_turn(rows, power_w, width, lag, (0.01, 0.0))[:, None])
-    information = _information(shares, np.hstack(turns), left, fitting.weight, fitting.mean_w)
-    scores, count, prior = information @ power_w, float(rows.count), 1 / (PRIOR * fitting.mean_w) ** 2
+    turns = _turns(rows, power_w, width, lag, free=free)
+    information = _information(shares, turns, left, fitting.weight, fitting.mean_w)
+    count, prior = float(rows.count), 1 / (PRIOR * fitting.mean_w) ** 2
+    unlike = np.array([fitting.unlike(place) for place in places])
+    likely = np.exp((unlike[0] - unlike) / 2) * (unlike < unlike[0] + DOUBT)
+    each_w = np.array([fitting.solved(*place[1:3])[1] for place in places])
+    power_w = likely @ each_w / likely.sum()
+    doubt = likely @ (each_w - power_w) ** 2 / likely.sum()
+    grown = np.sqrt(1 + doubt / np.diag(np.linalg.inv(information + prior * np.eye(len(power_w)))))
+    information /= np.outer(grown, grown)
+    scores = information @ power_w
     if older is not None and not _contradicts(information, power_w, older, prior):
-        known = len(older.scores)
-        information[:known, :known] += FADES * older.information
-        scores[:known] += FADES * older.scores
+        labels = len(older.scores)
+        information[:labels, :labels] += FADES * older.information
+        scores[:labels] += FADES * older.scores
         count += FADES * older.rows
     alike = float(left[1:] @ left[:-1] / max(float(left @ left), 1e-12))
     kept = 1.0 if width >= 1 else width + (1 - width) * min(max(alike, 0.0), 1.0)
@@ -365,16 +434,20 @@ def _fit(rows: _Rows, before: PhaseFit | None, older: PhaseFit | None) -> PhaseF
         width=width,
         lag=lag,
         rows=round(count),
+        sure=bool((grown < SAME).all()) if known is None else known.sure,
         kept=kept,
         information=information,
         scores=scores,
     )
 
 
-def _turn(rows: _Rows, power_w: Floats, width: float, lag: float, by: tuple[float, float]) -> Floats:
-    """Return how the rows move with width or lag, per tick."""
-    more, less = (rows.shares(width + sign * by[0], lag + sign * by[1]) for sign in (1, -1))
-    return (more - less) @ power_w / (2 * max(by))
+def _turns(rows: _Rows, power_w: Floats, width: float, lag: float, *, free: bool) -> Floats:
+    """Return how the rows move with the lag, and with the width where it is free, per tick, shape (n, 1 or 2)."""
+    turns = []
+    for by in ((0.0, 0.01), (0.01, 0.0))[: 1 + free]:
+        more, less = (rows.shares(width + sign * by[0], lag + sign * by[1]) for sign in (1, -1))
+        turns.append((more - less) @ power_w / (2 * max(by)))
+    return np.stack(turns, axis=1)
 
 
 def _information(shares: Floats, turns: Floats, left: Floats, weight: Floats, mean_w: float) -> Floats:

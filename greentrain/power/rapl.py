@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from greentrain.errors import MeterError
+from greentrain.power.cpu_model import cpu_field, find_tdp
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
 
@@ -31,6 +32,10 @@ TICK_S: Final = 0.001
 UNCERTAINTY: Final = {DeviceKind.CPU: 0.05, DeviceKind.DRAM: 0.2}
 """Package: a few percent since Haswell, Khan et al., RAPL in Action, ACM ToMPECS 3(2), 2018. DRAM: within 20 %,
 Desrochers et al., A Validation of DRAM RAPL Power Measurements, MEMSYS 2016."""
+PPT_PER_TDP: Final = 1.35
+"""Most that an AMD package draws, of its TDP, as its own limiter holds it: AMD on the sockets of Zen, 2022-05-26
+(https://www.tomshardware.com/news/amd-corrects-socket-am5-for-ryzen-7000-power-specs-230w-peak-power-170w-tdp). Its
+counters state no limit in the tree, as Intel's do."""
 REMEDY: Final = (
     "Linux lets only root read RAPL since 5.10 because of CVE-2020-8694 (power side channel). Ask an administrator"
     " for: sudo groupadd -f rapl; sudo usermod -aG rapl $USER; sudo chgrp rapl {root}/*/energy_uj; sudo chmod 0440"
@@ -55,6 +60,8 @@ class RaplZone:
     device: Device
     range_j: float
     """The counter wraps here (J)."""
+    limit_w: float | None = None
+    """Most that the processor lets itself draw (W); None where it states none."""
     problem: str = ""
     """Why the counter cannot be read and what to do; empty if it can."""
 
@@ -93,6 +100,7 @@ class RaplMeter:
         root: The powercap tree.
         strict: True: raise if a counter cannot be read. False: it becomes a MISSING sensor that names the remedy.
         kinds: Kinds of device whose counters are opened.
+        cpuinfo: File of the processors' names, by which AMD's limits are known.
         clock: Time.
 
     Raises:
@@ -105,6 +113,7 @@ class RaplMeter:
         *,
         strict: bool = True,
         kinds: Collection[DeviceKind] = (DeviceKind.CPU, DeviceKind.DRAM),
+        cpuinfo: str | Path = "/proc/cpuinfo",
         clock: Clock | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
@@ -119,6 +128,10 @@ class RaplMeter:
             for zone in zones:
                 if zone.problem:
                     raise MeterError(zone.problem)
+        amd_w = _amd_limit_w(_text(Path(cpuinfo)))
+        if amd_w is not None:
+            packages = [zone for zone in zones if zone.device.kind is DeviceKind.CPU]
+            zones = [dataclasses.replace(zone, limit_w=amd_w) if zone in packages else zone for zone in zones]
         self._counters = [_Counter(zone, self._clock.monotonic_s()) for zone in zones]
 
     @property
@@ -215,6 +228,7 @@ def _sensor(zone: RaplZone, safe_gap_s: float) -> Sensor:
         period_s=0.01,
         tick_s=None if zone.problem else TICK_S,
         uncertainty=None if zone.problem else UNCERTAINTY[kind],
+        limit_w=zone.limit_w,
         note=note,
     )
 
@@ -234,7 +248,28 @@ def _zone(path: Path, uid: str, kind: DeviceKind, name: str, root: Path) -> Rapl
         problem = f"cannot read {file}: permission denied. {REMEDY.format(root=root)}"
     except (OSError, ValueError) as error:
         problem = f"cannot read {file}: {error}"
-    return RaplZone(path=path, device=device, range_j=range_j, problem=problem)
+    return RaplZone(path=path, device=device, range_j=range_j, limit_w=_limit_w(path), problem=problem)
+
+
+def _limit_w(zone: Path) -> float | None:
+    """Return the highest limit that the processor keeps over seconds (W): its long or its short one.
+
+    None where it keeps none: limits are switched off, or above what any package draws, as some mainboards set them.
+    """
+    if _text(zone / "enabled") != "1":
+        return None
+    stated_w = [0.0]
+    for name in zone.glob("constraint_*_name"):
+        limit_uw = _text(zone / name.name.replace("_name", "_power_limit_uw"))
+        if _text(name) in ("long_term", "short_term") and limit_uw.isdigit():
+            stated_w.append(int(limit_uw) / UJ_PER_J)
+    return max(stated_w) if 0 < max(stated_w) <= MAX_ZONE_W else None
+
+
+def _amd_limit_w(cpuinfo: str) -> float | None:
+    """Return what an AMD package of the name in /proc/cpuinfo draws at most (W); None for others and unknown ones."""
+    found = find_tdp(cpu_field(cpuinfo, "model name")) if cpu_field(cpuinfo, "vendor_id") == "AuthenticAMD" else None
+    return None if found is None else PPT_PER_TDP * found[1]
 
 
 def _mirrored(zone: RaplZone, packages: list[tuple[str, int]]) -> bool:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from greentrain.power.detect import EARLY, MAX_PACE_S, MAX_SHARE, CompositeMeter, MeterPart
 from greentrain.power.nvml import LONG_READ_S
-from greentrain.types import Counter, PowerMeter, PowerSample, Sensor
+from greentrain.types import Counter, PowerMeter, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock
 
 VERNIER = 0.97
@@ -118,6 +118,8 @@ AHEAD_S: Final = 0.1
 """How far ahead of the clock a reading's time may lie (s)."""
 MAX_DEVICE_W: Final = 1e6
 """A counter that rises faster has jumped: a thousand times the power limit of a B200 (utils/devices.toml)."""
+MOST_J: Final = 2.0**63
+"""No counter has come so far, and NVML's, of 64 bits, cannot: such a value is no reading."""
 TIMES_LIMIT: Final = 10.0
 """The same, in power limits of a device that states one: far above it also where a lowered one is raised later."""
 STRAY_S: Final = 1.0
@@ -150,6 +152,7 @@ class EnergyCurve:
         self._counter_j: float | None = None
         self._power_w: float | None = None
         self.pace_s = sensor.period_s
+        self._last_pace_s = sensor.period_s
         """How often it is read by now (s)."""
         self._first_read_s = t0_s
         self._gap = False
@@ -217,13 +220,16 @@ class EnergyCurve:
             now_s: A time by which it had been taken (s); one of a later time is bad.
         """
         value: Any = sample.energy_j if sample.energy_j is not None else sample.power_w
+        t_s = math.nan
         try:
-            bad = not math.isfinite(value) or (sample.power_w is not None and not 0 <= value <= self._most_w)
+            bad = not abs(value) < MOST_J or (sample.power_w is not None and not 0 <= value <= self._most_w)
             bad = bad or not -math.inf < sample.t_s <= now_s + AHEAD_S
-        except TypeError:
+            value, t_s = float(value), float(sample.t_s)  # a meter may tell any kind of number
+        except (TypeError, ValueError, ArithmeticError):
             bad = True
-        if not bad and sample.t_s < self._last_read_s and self._n:
-            self._on_event("warning", f"{self._name}: a reading is older than the one before and was dropped")
+        if not bad and t_s <= self._last_read_s and self._n:
+            if t_s < self._last_read_s:  # of the same time, where a clock is coarse, is no news
+                self._on_event("warning", f"{self._name}: a reading is older than the one before and was dropped")
             return
         if bad:
             if not self._gap:
@@ -232,16 +238,16 @@ class EnergyCurve:
             self._gap = True
             return
         if self._n == 0:
-            self._first_read_s = sample.t_s
-            self._push(min(self._t0_s, sample.t_s - self.sensor.averaging_s / 2), 0.0, 0.0)
+            self._first_read_s = t_s
+            self._push(min(self._t0_s, t_s - self.sensor.averaging_s / 2), 0.0, 0.0)
             if self._gap:
                 self._gap = False
-                self._push(sample.t_s, 0.0, sample.t_s - self._t0_s)
+                self._push(t_s, 0.0, t_s - self._t0_s)
         if sample.energy_j is not None:
-            self._append_counter(sample.t_s, sample.energy_j)
-        elif sample.power_w is not None:
-            self._append_power(sample.t_s - self.sensor.averaging_s / 2, sample.power_w)
-        self._last_read_s = sample.t_s
+            self._append_counter(t_s, value)
+        else:
+            self._append_power(t_s - self.sensor.averaging_s / 2, value)
+        self._last_read_s = t_s
 
     def use_tick(self, tick_s: float, edge_s: float | None = None) -> None:
         """From now on, date counter values by their tick.
@@ -307,7 +313,9 @@ class EnergyCurve:
 
     @property
     def _most_w(self) -> float:
-        return TIMES_LIMIT * self.sensor.limit_w if self.sensor.limit_w else MAX_DEVICE_W
+        if self.sensor.limit_w is None or self.sensor.provenance is Provenance.MODELLED:  # no model starts over
+            return MAX_DEVICE_W
+        return TIMES_LIMIT * self.sensor.limit_w
 
     def _last_power_w(self) -> float | None:
         """Return the mean power of what is known of the last quarter of a second (W); None where nothing is."""
@@ -339,20 +347,21 @@ class EnergyCurve:
             edge_s = t_s - self._ticks.tick_s
         edge_s = t_s if edge_s is None else edge_s
         if self._n == 1:
-            self._begin(edge_s, t_s, value_j - last_j)
+            self._begin(edge_s, t_s, rise_j)
         missing_s = self._missing[self._n - 1]
         if self._gap:
             if self._provisional_s:
                 self._on_event(
                     "recovered",
-                    f"{self._name}: reads again; its counter delivers {value_j - last_j:.1f} J of"
+                    f"{self._name}: reads again; its counter delivers {rise_j:.1f} J of"
                     f" {self._provisional_s:.1f} s late",
                 )
             missing_s -= self._provisional_s
             self._gap, self._provisional_s = False, 0.0
             edge_s = max(edge_s, float(self._t[self._n - 1]) + 1e-6)
             self._told.append((edge_s, math.nan))
-        self._push(edge_s, self._energy[self._n - 1] + value_j - last_j, missing_s)
+        # By the rise: a sum with a counter's own value, if that is large, would take back what was booked.
+        self._push(edge_s, self._energy[self._n - 1] + rise_j, missing_s)
         if self._ticks is not None:
             self._told.append((float(self._t[self._n - 1]), float(self._energy[self._n - 1])))
             self._open_points = 1
@@ -414,7 +423,9 @@ class EnergyCurve:
         first = self._power_w is None
         if dt_s <= 0 and not first:
             return
-        limit_s = max(2.0, 5 * self.sensor.period_s, 2 * self.pace_s)
+        # Where the pace has just become quicker, this reading still came at the old one.
+        limit_s = max(2.0, 5 * self.sensor.period_s, 2 * self.pace_s, 2 * self._last_pace_s)
+        self._last_pace_s = self.pace_s
         if (self._gap or dt_s > limit_s) and not first:
             if not self._gap:
                 self._on_event("gap", f"{self._name}: no reading for {dt_s:.1f} s; its energy is missing")
@@ -677,6 +688,8 @@ class Sampler:
         sensors, wake_s, ticking, pace = self._paced()
         monotonic_s, push = self._clock.monotonic_s, self._unsorted.append
         counters: Sequence[tuple[MeterPart, Counter]] = ()
+        quick: Sequence[MeterPart] = ()
+        count_s = 0.0  # when to read counters again, where others are read in between
         start_s = read_s = settle_s = users_s = monotonic_s()
         due_s = read_s + wake_s
         while (reader.sleep(due_s - monotonic_s()) or not reader.ended) and not reader.is_left():
@@ -685,7 +698,12 @@ class Sampler:
             asked, reader.asked = reader.asked, False
             if asked:
                 read_s = due_s = now_s
-            if now_s < read_s:
+            counting = asked or not quick or now_s >= count_s
+            if quick and (now_s < read_s or not counting):
+                self._read(reader, quick)
+                if reader.is_left():
+                    return
+            if counting and now_s < read_s:
                 try:
                     for part, (uid, read_j, delay_s) in counters:
                         reader.since_s, reader.part = t_s, part
@@ -702,15 +720,18 @@ class Sampler:
                 reader.part = None
                 if reader.is_left():
                     return
-            if now_s >= read_s:
+            if counting and now_s >= read_s:
                 wanted, self._wanted = self._wanted, None
                 if wanted is not None:
                     self._meter.select(wanted)
                 samples = self._read(reader, all_parts=asked)
                 values_j = [s.energy_j for s in samples if s.device_uid in ticking and isinstance(s.energy_j, float)]
                 energy_j, seen = sum(values_j), len(values_j)
-                counters, read_s = self._direct(ticking, now_s)
-            due_s += wake_s * pace.after(now_s, energy_j, seen)
+                counters, read_s, quick = self._direct(ticking, now_s, wake_s)
+            if counting:
+                ticks = pace.after(now_s, energy_j, seen)
+                count_s = due_s + (ticks - 0.5) * wake_s
+            due_s += wake_s * (1 if quick else ticks)
             if due_s < now_s:
                 due_s = now_s + wake_s
             if now_s >= users_s:
@@ -731,10 +752,12 @@ class Sampler:
             time.sleep(min(TICK_WAIT_S, self._settled_s))
             self._read(reader, all_parts=True)
 
-    def _read(self, reader: _Reader, all_parts: bool = False) -> Sequence[PowerSample]:
-        """Read the parts that are due, or all that are wanted, but for those that hang."""
+    def _read(
+        self, reader: _Reader, parts: Sequence[MeterPart] = (), *, all_parts: bool = False
+    ) -> Sequence[PowerSample]:
+        """Read the parts that are due, of some or of all, or all that are wanted, but for those that hang."""
         samples: list[PowerSample] = []
-        for part in self._meter.parts:
+        for part in parts or self._meter.parts:
             if self._hangs(part) or not (part.due() or (all_parts and not part.idle)):
                 continue
             found = self._watched(reader, part, part.read)
@@ -744,17 +767,24 @@ class Sampler:
             self._unsorted.extend(found)
         return samples
 
-    def _direct(self, ticking: Collection[str], now_s: float) -> tuple[Sequence[tuple[MeterPart, Counter]], float]:
-        """Return the counters that can be read without their meter, and until when (s): others must not wait."""
-        counters, until_s = [], self._tick_s
+    def _direct(
+        self, ticking: Collection[str], now_s: float, wake_s: float
+    ) -> tuple[Sequence[tuple[MeterPart, Counter]], float, Sequence[MeterPart]]:
+        """Return the counters that can be read without their meter, and until when (s): others must not wait.
+
+        And parts without counters that are to be read each time, also while counters rest as their power stands.
+        """
+        counters, until_s, quick = [], self._tick_s, []
         for part in self._meter.parts:
             if self._hangs(part) or part.idle:
                 continue
             found = [counter for counter in part.counters() if counter.device_uid in ticking]
             counters += [(part, counter) for counter in found]
-            if len(found) < len(part.uids):
+            if ticking and part.uids and part.pace_s <= wake_s and not any(uid in ticking for uid in part.uids):
+                quick.append(part)
+            elif len(found) < len(part.uids):
                 until_s = min(until_s, part.pace_s)
-        return counters, now_s + EARLY * until_s
+        return counters, now_s + EARLY * until_s, quick
 
     def _users(self, reader: _Reader) -> Mapping[str, Collection[int]]:
         found: dict[str, Collection[int]] = {}

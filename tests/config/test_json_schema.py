@@ -79,9 +79,15 @@ def _is_rule(error: ConfigError) -> bool:
     return trace.tb_frame.f_globals["__name__"] != "greentrain.utils.validation" or name in ("moment", "folder_name")
 
 
+def _yes_or_no(error: Any) -> bool:
+    """Return whether a schema of YAML 1.2 minds what YAML 1.1 takes for true or false."""
+    text = isinstance(error.instance, str) and error.instance.lower() in ("yes", "no", "on", "off")
+    return bool(text and error.validator == "type" and "boolean" in error.validator_value)
+
+
 def _agree(document: Any) -> bool:
     """Check that schema and code judge a document alike, rules apart; return whether it is right."""
-    schema_says = JUDGE.is_valid(document)
+    schema_says = all(_yes_or_no(error) for error in JUDGE.iter_errors(document))
     try:
         GreenConfig.load(document)
     except ConfigError as error:

@@ -90,6 +90,8 @@ def test_a_schedule_may_come_from_json() -> None:
         ({"carbn": {}}, ["carbn", "Did you mean 'carbon'"]),
         ({"carbon": {"zon": "FR"}}, ["carbon.zon", "zone"]),
         ({"carbon": {"pue": 0.5}}, ["carbon.pue", "0.5", "between 1 and 5"]),
+        ({"carbon": {"relative_error": 10}}, ["carbon.relative_error", "10", "between 0 and 1"]),
+        ({"carbon": {"pue_relative_error": -0.1}}, ["carbon.pue_relative_error", "-0.1", "between 0 and 1"]),
         ({"carbon": {"pue": float("nan")}}, ["carbon.pue", "nan"]),
         ({"carbon": {"signal": "trace"}}, ["trace_csv"]),
         ({"carbon": {"signal": "typical", "g_per_kwh": 100}}, ["g_per_kwh", "typical"]),

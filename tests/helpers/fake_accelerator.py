@@ -142,6 +142,10 @@ def fake_torch(gpus: Sequence[FakeGpu], monkeypatch: pytest.MonkeyPatch) -> type
     def of(device: str) -> FakeGpu:
         return gpus[int(device.partition(":")[2])]
 
+    def event(device: str, enable_timing: bool = False) -> Event:
+        assert enable_timing, "elapsed_time is an error of an event without"
+        return Event(of(device))
+
     kind = types.SimpleNamespace(
         is_initialized=lambda: True,
         device_count=lambda: len(gpus),
@@ -156,7 +160,7 @@ def fake_torch(gpus: Sequence[FakeGpu], monkeypatch: pytest.MonkeyPatch) -> type
         ),
         fake=kind,
         cuda=kind,
-        Event=lambda device, enable_timing: Event(of(device)),
+        Event=event,
         Stream=lambda device: Stream(of(device)),
     )
     monkeypatch.setitem(__import__("sys").modules, "torch", torch)

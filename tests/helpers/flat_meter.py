@@ -1,11 +1,20 @@
 """A meter of constant power, without hardware."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 
 T0_S = time.monotonic()
+
+
+def _linear_j(power_w: float, t_s: float) -> float:
+    return power_w * (t_s - T0_S)
+
+
+def _nothing() -> None:
+    pass
 
 
 class FlatMeter:
@@ -18,9 +27,9 @@ class FlatMeter:
             Sensor(device=gpu, provenance=Provenance.MEASURED, method="counter", period_s=0.02, shared=shared),
             Sensor(device=cpu, provenance=Provenance.MODELLED, method="model", period_s=0.02, shared=False),
         )
-        self.gpu_j: Callable[[float], float] = lambda t_s: gpu_w * (t_s - T0_S)
+        self.gpu_j: Callable[[float], float] = functools.partial(_linear_j, gpu_w)
         self.cpu_w = cpu_w
-        self.fail: Callable[[], None] = lambda: None
+        self.fail: Callable[[], None] = _nothing
         self.closed = 0
 
     def read(self) -> list[PowerSample]:

@@ -11,6 +11,8 @@ from greentrain.types import PowerSample
 Floats = npt.NDArray[np.float64]
 NAMES = ("data", "forward", "backward", "optimizer")
 FINE_S = 0.001
+MEMORY_S = 0.03
+"""Time over which the noise within phases hangs together (s)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class PhasedDevice:
         length_s: How long it runs (s).
         step_s: Mean length of a step (s).
         jitter: Deviation of the logarithm of a phase's length.
-        noise_w: Deviation of the power within phases (W), which hangs together over 30 ms.
+        noise_w: Deviation of the power within phases (W), which hangs together over ``MEMORY_S``.
         sees: Share of a tick that the sensor sees, at its end.
         late_s: How late it tells (s).
     """
@@ -48,7 +50,7 @@ class PhasedDevice:
         bounds_s = np.concatenate([[0.0], np.cumsum(lengths_s)])
         t_s = np.arange(0.0, self.length_s, FINE_S) + FINE_S / 2
         phase = (np.searchsorted(bounds_s, t_s, side="right") - 1) % len(mean_s)
-        memory = np.exp(-FINE_S / 0.03)
+        memory = np.exp(-FINE_S / MEMORY_S)
         shocks = chance.normal(0.0, self.noise_w * np.sqrt(1 - memory**2), len(t_s))
         own_w = np.empty(len(t_s))
         last = 0.0

@@ -129,6 +129,18 @@ def test_full_load_draws_the_tdp(tmp_path: Path) -> None:
     meter.close()
 
 
+def test_a_model_says_of_a_full_load_what_it_is_at_most(tmp_path: Path) -> None:
+    machine = CpuModelMeter(scope="machine", tdp_w=80.0, proc=str(fake_proc(tmp_path)))
+    total_gb = next(int(line.split()[1]) for line in (tmp_path / "meminfo").read_text().splitlines()) * 1024 / 1e9
+    assert machine.sensors[0].limit_w == pytest.approx(80.0 * 1.3)
+    assert machine.sensors[1].limit_w == pytest.approx(RAM_W_PER_GB * total_gb * 1.6)
+    machine.close()
+    tree = CpuModelMeter(tdp_w=80.0, local_world_size=2)
+    usable = allowed_cpus(os.getpid()) / THREADS
+    assert tree.sensors[0].limit_w == pytest.approx(80.0 * usable * (0.1 / 2 + 0.9) * 1.3)
+    tree.close()
+
+
 def test_a_process_that_begins_later_is_charged_from_its_first_moment() -> None:
     children: list[subprocess.Popen[str]] = []
     meter = CpuModelMeter(root_pid=lambda: children[0].pid if children else None, tdp_w=10.0 * THREADS)

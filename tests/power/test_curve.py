@@ -3,6 +3,9 @@
 import dataclasses
 import math
 import random
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -271,6 +274,17 @@ def test_a_sensor_that_is_read_rarely_by_choice_has_no_gaps() -> None:
     assert [name for name, _ in events] == ["gap"]
 
 
+def test_a_pace_that_becomes_quicker_makes_no_gap_of_the_reading_that_was_under_way() -> None:
+    curve, events = _curve(period_s=0.1)
+    curve.pace_s = 5.0
+    _power(curve, (0.0, 100.0), (5.0, 100.0))
+    curve.pace_s = 1.0
+    _power(curve, (10.2, 100.0), (11.2, 100.0))
+    assert not events and curve.between(0.0, 11.2) == pytest.approx((1120, 0.0))
+    _power(curve, (16.4, 100.0))
+    assert [name for name, _ in events] == ["gap"] and curve.between(11.2, 16.4) == pytest.approx((0.0, 5.2))
+
+
 def test_a_counter_that_jumps_ahead_is_a_gap_but_what_a_gap_delivers_late_counts() -> None:
     curve, events = _curve()
     _counter(curve, (0.0, 0.0), (1.0, 300.0), (2.0, 5e8), (3.0, 5e8 + 300.0))
@@ -278,6 +292,46 @@ def test_a_counter_that_jumps_ahead_is_a_gap_but_what_a_gap_delivers_late_counts
     assert [name for name, _ in events] == ["gap"] and "jumped by 5e+08 J" in events[0][1]
     _counter(curve, (103.0, 5e8 + 300.0 + 70_000.0))
     assert curve.between(3.0, 103.0) == pytest.approx((70_000, 0.0))
+
+
+@pytest.mark.parametrize("leap_j", [5e6, 1e15, 4e18])
+def test_a_counter_that_leaps_far_and_back_takes_nothing_back(leap_j: float) -> None:
+    curve, _ = _curve()
+    _counter(curve, *((t_s, 1e4 + 200.0 * t_s) for t_s in (0.0, 1.0, 2.0)))
+    _counter(curve, (3.0, leap_j), (4.0, leap_j), (5.0, leap_j))
+    assert curve.between(0.0, 2.0) == pytest.approx((400.0, 0.0))
+    assert curve.between(2.0, 5.0) == pytest.approx((0.0, 1.0)), "once it has leapt it stands still"
+    _counter(curve, (6.0, 1e4), (7.0, 1e4 + 200.0))
+    assert curve.between(5.0, 7.0) == pytest.approx((200.0, 1.0))
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 2.0**63, 10**400, Decimal("1e999"), "12", None, [1], math.nan])
+def test_what_no_counter_can_tell_is_no_reading_and_the_next_one_delivers_what_was_used(value: object) -> None:
+    curve, events = _curve()
+    _counter(curve, (0.0, 1e4), (1.0, 1e4 + 200.0))
+    for t_s in (2.0, 3.0, 4.0):
+        curve.append(PowerSample(device_uid="GPU-1", t_s=t_s, energy_j=value, power_w=None))  # type: ignore[arg-type]
+    assert curve.frontier_s == 1.0
+    _counter(curve, (5.0, 1e4 + 1000.0))
+    assert curve.between(0.0, 5.0) == pytest.approx((1000.0, 0.0))
+    assert [name for name, _ in events] == ["gap"]
+
+
+def test_a_meter_may_tell_any_kind_of_number() -> None:
+    curve, events = _curve()
+    kinds: tuple[Any, ...] = (int, Decimal, Fraction, np.float32, float)
+    for t_s, kind in enumerate(kinds):
+        curve.append(PowerSample(device_uid="GPU-1", t_s=kind(t_s), energy_j=kind(100 * t_s)))
+    assert curve.between(0.0, 4.0) == pytest.approx((400.0, 0.0)) and events == []
+
+
+def test_readings_of_one_time_are_one() -> None:
+    for add, first, second in ((_counter, 100.0, 150.0), (_power, 100.0, 100.0)):
+        curve, events = _curve()
+        for _ in range(3):
+            add(curve, (0.5, first))
+        add(curve, (1.0, second), (1.0, 2 * second), (2.0, second + 100.0 * (add is _counter)))
+        assert curve.between(0.0, 2.0) == pytest.approx((200.0, 0.0)) and events == []
 
 
 def test_a_device_that_comes_later_counts_from_when_it_came() -> None:
@@ -348,6 +402,13 @@ def test_a_counter_that_rises_by_more_than_ten_limits_has_jumped(rise_j: float, 
     curve.sensor = dataclasses.replace(curve.sensor, limit_w=700.0)
     _counter(curve, (0.0, 0.0), (1.0, rise_j))  # a second more may have been counted: the read was held up
     assert curve.between(0.0, 1.0) == pytest.approx((rise_j, 0.0) if believed else (0.0, 1.0))
+
+
+def test_a_model_has_no_counter_that_could_jump() -> None:
+    curve, events = _curve()
+    curve.sensor = dataclasses.replace(curve.sensor, limit_w=10.0, provenance=Provenance.MODELLED)
+    _counter(curve, (0.0, 0.0), (1.0, 5000.0))  # a child's processor time, which its parent tells when it ends
+    assert curve.between(0.0, 1.0) == pytest.approx((5000.0, 0.0)) and not events
 
 
 def test_power_that_no_device_draws_is_no_reading() -> None:

@@ -123,6 +123,7 @@ def test_the_best_method_that_answers_is_taken(
     meter = NvmlMeter({})
     sensor = only(meter)
     assert (sensor.method, sensor.averaging_s, sensor.provenance) == (method, averaging_s, Provenance.MEASURED)
+    assert ("the mean of 1 s: phases that come with each step are blurred" in sensor.note) == (averaging_s == 1.0)
     (sample,) = meter.read()
     if method == COUNTER:
         assert sample.energy_j == pytest.approx(1e6, rel=1e-2)

@@ -314,3 +314,52 @@ def test_close_frees_the_files(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
     assert {sample.note for sample in meter.read()} == {"the meter is closed"}
     assert len(os.listdir("/proc/self/fd")) == before, "nothing is opened again"
+
+
+def limits(path: Path, enabled: str = "1", **limit_w: float) -> None:
+    """Give a zone limits, as Intel's have them."""
+    (path / "enabled").write_text(f"{enabled}\n")
+    for number, (name, watts) in enumerate(limit_w.items()):
+        (path / f"constraint_{number}_name").write_text(f"{name}\n")
+        (path / f"constraint_{number}_power_limit_uw").write_text(f"{watts * 1e6:.0f}\n")
+
+
+def test_a_package_draws_at_most_its_own_limit_and_where_it_has_none_nobody_says_so(tmp_path: Path) -> None:
+    limits(zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000), long_term=205.0, short_term=246.0, peak_power=400.0)
+    limits(zone(tmp_path, "intel-rapl:1", "package-1", 9_000_000), enabled="0", long_term=205.0)
+    limits(zone(tmp_path, "intel-rapl:2", "package-2", 13_000_000), long_term=125.0, short_term=4095.9)
+    limits(zone(tmp_path, "intel-rapl:0:0", "dram", 700_000), long_term=0.0)
+    zone(tmp_path, "intel-rapl:3", "package-3", 17_000_000)
+    meter = RaplMeter(tmp_path, cpuinfo=tmp_path / "absent", clock=HandClock())
+    assert {s.device.uid: s.limit_w for s in meter.sensors} == {
+        "rapl:package-0": 246.0,
+        "rapl:dram-0": None,
+        "rapl:package-1": None,
+        "rapl:package-2": None,
+        "rapl:package-3": None,
+    }
+    meter.close()
+
+
+def test_an_amd_package_draws_at_most_what_its_socket_allows_for_its_tdp(tmp_path: Path) -> None:
+    zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000)
+    zone(tmp_path, "intel-rapl:0:0", "dram", 700_000)
+    for model, limit_w in {
+        "AMD EPYC 7763 64-Core Processor": 1.35 * 280.0,
+        "AMD EPYC 0000 1-Core Processor": None,
+    }.items():
+        (tmp_path / "cpuinfo").write_text(f"vendor_id\t: AuthenticAMD\nmodel name\t: {model}\n")
+        meter = RaplMeter(tmp_path, cpuinfo=tmp_path / "cpuinfo", clock=HandClock())
+        assert [s.limit_w for s in meter.sensors] == [limit_w and pytest.approx(limit_w), None]
+        meter.close()
+
+
+def test_a_counter_that_cannot_be_read_has_a_limit_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits(zone(tmp_path, "intel-rapl:0", "package-0", 5_000_000), long_term=205.0)
+    deny(monkeypatch, "intel-rapl:0")
+    meter = RaplMeter(tmp_path, strict=False, cpuinfo=tmp_path / "absent", clock=HandClock())
+    (sensor,) = meter.sensors
+    assert (sensor.provenance, sensor.limit_w) == (Provenance.MISSING, 205.0)
+    meter.close()

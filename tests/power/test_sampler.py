@@ -515,6 +515,21 @@ def test_a_sensor_beside_them_that_cannot_wait_is_read_as_often_as_it_wants() ->
     assert np.diff(meter.at("meter")[:-1]) == pytest.approx(0.097)
 
 
+def test_a_gpu_that_tells_power_alone_has_its_own_pace_beside_counters_that_rest() -> None:
+    reads: list[tuple[list[float], list[float]]] = []
+    for beside in (False, True):
+        clock = FakeClock()
+        still = Cards(clock, card("GPU-0"), direct=["GPU-0"])
+        alone = Cards(clock, card("GPU-1", period_s=0.02, tick_s=None))
+        sampler, _ = sampler_of(CompositeMeter([still, alone] if beside else [still], clock=clock), clock)
+        play(sampler, clock, 6.0)
+        reads.append((sorted(still.at("GPU-0") + still.at("meter")), alone.at("meter")))
+    counter_s, power_s = reads[1]
+    assert np.diff(power_s[1:-1]) == pytest.approx(0.097), "no rest, as nobody knows what it draws between two readings"
+    assert np.median(np.diff(counter_s[15:-1])) == pytest.approx(3 * 0.097)
+    assert len(counter_s) == pytest.approx(len(reads[0][0]), abs=3), "no more often than without it"
+
+
 def test_a_meter_that_cannot_list_its_counters_is_read_instead() -> None:
     clock = FakeClock()
     meter = Cards(clock, card("GPU-0"), direct=["GPU-0"])
