@@ -56,7 +56,7 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
         self._lead: Callable[[], Any] = lambda: None  # the run's model, held weakly
         self._ended = False
         super().__init__(*args, **kwargs)
-        self.register_load_state_pre_hook(self._load)
+        self.register_load_state_pre_hook(_weakly(self._load))
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         optimizers = [item for item in args if isinstance(item, Optimizer)]
@@ -112,13 +112,13 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
             return
         self._followed.append(item)
         if isinstance(item, Module):
-            self._driver.tap(item, counts=counts, after=None, first=self._begin)
+            self._driver.tap(item, counts=counts, after=None, first=_weakly(self._begin))
             if hasattr(item, "global_steps") and hasattr(item, "step"):  # a DeepSpeed engine steps in backward()
                 self._driver.wrap(item, "step", Phase.OPTIMIZER, then=self._engine_step(item))
         elif isinstance(item, Optimizer) and self.distributed_type != DistributedType.DEEPSPEED:  # an engine's is told
             inner = getattr(item, "optimizer", item)  # its hooks run only when it really steps
             if hasattr(inner, "register_step_pre_hook"):
-                enter, ended = self._driver.enter, self._after_step
+                enter, ended = self._driver.enter, _weakly(self._after_step)
                 self._driver.hook(inner.register_step_pre_hook, functools.partial(enter, Phase.OPTIMIZER))
                 self._driver.hook(inner.register_step_post_hook, functools.partial(ended, counts))
         elif isinstance(item, torch.utils.data.DataLoader):
@@ -131,19 +131,19 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
             self._driver.step()
 
     def _engine_step(self, engine: Any) -> Callable[[], None]:
-        steps = engine.global_steps
+        steps, driver = engine.global_steps, self._driver
 
         def then() -> None:
             nonlocal steps
             before, steps = steps, engine.global_steps
             if steps > before:
-                self._driver.boundary()
-                self._driver.step()
+                driver.boundary()
+                driver.step()
 
         return then
 
     def _timed(self, kind: Any) -> Any:
-        driver, begin = self._driver, self._begin
+        driver, begin = self._driver, _weakly(self._begin)
 
         class Timed(kind):  # type: ignore[misc]
             def __iter__(self) -> Iterator[Any]:
@@ -209,6 +209,18 @@ class GreenAccelerator(Accelerator):  # type: ignore[misc]
                 state = json.loads(path.read_text(encoding="utf-8"))
                 self._driver.load(state, 0 if rank == self.process_index else self.process_index)
                 return
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """Return what calls a method for as long as its object lives, and does not keep it alive: hooks stay on models."""
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        living = held()
+        if living is not None:
+            living(*args)
+
+    return call
 
 
 def _state_path(folder: Any, rank: int) -> Path:

@@ -7,7 +7,6 @@ How many tokens and samples a batch holds is counted from shapes alone: nothing 
 import contextlib
 import functools
 import socket
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from greentrain.config.schema import GreenConfig
-from greentrain.control.precision.gearbox import unwrap
+from greentrain.control.precision.gearbox import around_calls, unwrap
 from greentrain.errors import GreenTrainError
 from greentrain.report.live.terminal import name_report
 from greentrain.session.session import GreenSession
@@ -103,6 +102,10 @@ class Driver:
         self._alone = 0
         self.shards = self.ulysses = 1
         """Parts of every sequence, of which a rank's forwards get one each, and its data loader (Ulysses)."""
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle without hooks, for a training of its own."""
+        return Driver, (self.session,)
 
     def start(
         self,
@@ -237,55 +240,25 @@ class Driver:
         """Hook a module: its forward is a phase, and what it is given in training is counted.
 
         Args:
-            module: The outermost module that training calls (as wrapped by DDP or torch.compile): hooks inside a
-                compiled module would be compiled with it. One that is compiled in place is called through.
+            module: The outermost module that training calls (as wrapped by DDP or torch.compile): what is inside a
+                compiled module is part of its graph.
             counts: Count its inputs.
             after: Phase to enter when a training forward ends.
             first: Called before each forward.
         """
 
         def before(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.compiler.is_compiling():
-                return
             first()
             if counts and module.training and torch.is_grad_enabled():
                 self.add(kwargs if "input_ids" in kwargs else (*args, *kwargs.values()))
             if not self._alone:
                 self.enter(Phase.FORWARD if module.training else Phase.EVAL)
 
-        def behind(module: torch.nn.Module, args: Any, output: Any) -> None:
-            if not torch.compiler.is_compiling() and module.training and not self._alone:
+        def behind(module: torch.nn.Module, output: Any) -> None:
+            if module.training and not self._alone:
                 self.enter(after)
 
-        def through() -> None:
-            compiled: Any = module._compiled_call_impl
-
-            def called(*args: Any, **kwargs: Any) -> Any:
-                before(module, args, kwargs)
-                try:
-                    return compiled(*args, **kwargs)
-                finally:
-                    behind(module, args, None)
-
-            self.replace(module, "_compiled_call_impl", called)
-
-        def compiling(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-            type(self).compile(self, *args, **kwargs)
-            if self is module and self._compiled_call_impl is not None:
-                for remove in hooks:
-                    remove()
-                through()
-
-        if module._compiled_call_impl is not None:
-            through()
-            return
-        hooks = [
-            module.register_forward_pre_hook(before, with_kwargs=True).remove,
-            module.register_forward_hook(behind, always_call=True).remove,
-        ]
-        self._undo.extend(hooks)
-        if "_orig_mod" not in module._modules:  # what is set on torch.compile's wrapper is set on its model
-            self.replace(module, "compile", types.MethodType(compiling, module))  # a copy of the model gets its own
+        self._undo.append(around_calls(module, before, behind))
 
     def hook(self, register: Callable[[Any], Any], call: Callable[[], object]) -> None:
         """Have an optimizer call something before or after each step, until ``release``.

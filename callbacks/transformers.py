@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from greentrain.callbacks.driver import Driver, SessionLike
 from greentrain.errors import ConfigError
@@ -36,6 +36,10 @@ with try_import("transformers") as _imports:
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import DefaultFlowCallback, ExportableState
 _imports.check()
+
+
+STAGES: Final = {"_generate": Phase.GENERATE, "_calculate_rewards": Phase.REWARD}
+"""Stages of TRL's online trainers (GRPO, RLOO) that no event tells: trl/trainer/grpo_trainer.py."""
 
 
 class GreenCallback(TrainerCallback, ExportableState):
@@ -158,11 +162,23 @@ class GreenCallback(TrainerCallback, ExportableState):
             others = [callback for callback in handler.callbacks if callback is not self]
             flow = sum(isinstance(callback, DefaultFlowCallback) for callback in others[:1])
             handler.callbacks = [*others[:flow], self, *others[flow:]]  # the loggers then see what we add to a log
+            if not hasattr(trainer, "offload_mode"):  # it marks its stages itself
+                for name, stage in STAGES.items():
+                    if hasattr(trainer, name):
+                        self._driver.replace(trainer, name, self._staged(getattr(trainer, name), stage))
         self._driver.tap(model, counts=True, after=Phase.BACKWARD)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = False
         self._driver.stop("finished")
+
+    def _staged(self, method: Callable[..., Any], stage: Phase) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def staged(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(stage):
+                return method(*args, **kwargs)
+
+        return staged
 
     def _next(self, control: Any) -> None:
         rest = Phase.CHECKPOINT if control.should_save else Phase.DATA

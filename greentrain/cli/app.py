@@ -93,6 +93,8 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     findings = survey(settings.power)
     ticks = _ticks_of_last_run(Path(settings.run.dir))
     signal_facts = dict(open_signal(settings.carbon).describe())
+    if settings.carbon.relative_error is not None:
+        signal_facts["error"] = f"{settings.carbon.relative_error:.1%} (carbon.relative_error)"
     if as_json:
         sensors = [dataclasses.asdict(f) for f in findings]
         told = {"sensors": sensors, "carbon": signal_facts, "caps": list(survey_caps()), "ticks": ticks}
@@ -146,6 +148,7 @@ def measure(
     import dataclasses
 
     from greentrain.config.schema import GreenConfig
+    from greentrain.report.live.terminal import name_report
 
     settings = GreenConfig.load(config)
     run = dataclasses.replace(settings.run, name=name or Path(command[0]).name.lstrip(".") or "measure")
@@ -169,22 +172,23 @@ def measure(
             _cannot_start(command[0], error)
         children.append(child)
         # Until the books are closed the child stays a zombie, whose CPU time can still be read.
-        _await(child)
+        code = _await(child)
         if green is not None:
-            green.close("finished")
-        code = child.wait()
+            green.close("finished" if code == 0 else "failed", exit_code=code)
+        child.wait()
     if green is not None and green.report_path is not None:
-        say(f"greentrain: report {green.report_path}")
+        name_report(green.report_path)
         if summary is not None:
             figures = green.report_path.with_name("summary.json")
             try:
                 summary.write_text(figures.read_text(encoding="utf-8"), encoding="utf-8")
             except OSError as error:  # the program has ended: its exit code counts
                 say(f"greentrain: cannot write {summary}: {error.strerror}; the figures are in {figures}")
-    sys.exit(code if code >= 0 else 128 - code)  # as shells do for a process that signal n killed
+    sys.exit(code)
 
 
 app.command()(runs.report)
+app.command(cls=runs.TwoGroups)(runs.compare)
 app.command()(runs.audit)
 app.command()(schedule.simulate)
 app.command()(schedule.plan)
@@ -233,12 +237,14 @@ def _cannot_start(name: str, error: OSError) -> NoReturn:
     sys.exit(127 if isinstance(error, FileNotFoundError) else 126)  # as shells do
 
 
-def _await(child: "subprocess.Popen[bytes]") -> None:
-    """Wait for the end of a child and leave it a zombie, where the platform can."""
+def _await(child: "subprocess.Popen[bytes]") -> int:
+    """Wait for the end of a child and leave it a zombie, where the platform can; return its exit code, as shells do."""
     if sys.platform != "win32" and hasattr(os, "waitid"):  # macOS has it from Python 3.13 on
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    else:
-        child.wait()
+        ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        if ended is not None:
+            return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+    code = child.wait()
+    return code if code >= 0 else 128 - code
 
 
 @contextlib.contextmanager

@@ -222,15 +222,19 @@ def _introduce(state: "JobState", words: list[str], folder: Path) -> None:
 
 def _show(folder: Path, *, as_json: bool) -> None:
     from greentrain.control.launch import timeline
-    from greentrain.control.launch.outcome import read_state
+    from greentrain.control.launch.outcome import is_held, read_state
 
     state = read_state(folder)
+    held = is_held(folder)
     if as_json:
-        typer.echo(json.dumps(asdict(state), indent=1))
+        typer.echo(json.dumps({**asdict(state), "held": held}, indent=1))
         return
     until = "" if state.not_before_unix_s is None else f" until {iso(state.not_before_unix_s)}"
     typer.echo(f"{state.phase}{until}, attempt {state.attempt}, {state.ranks} ranks, begun {iso(state.created_unix_s)}")
-    typer.echo(json.dumps(asdict(state), indent=1))
+    if state.said:
+        typer.echo(state.said)
+    if not held and state.phase in ("running", "waiting"):
+        typer.echo("nobody holds this job, as its launcher was killed: the same command, given again, goes on with it")
     table = timeline.table(timeline.read(folder))
     if table:
         typer.echo(table)

@@ -1,4 +1,4 @@
-"""``greentrain report | watch | export | audit``: what is read from run folders, of a run that goes on or of many.
+"""``greentrain report | compare | watch | export | audit``: what is read from run folders, of a run or of many.
 
 ``audit`` ends with 1 where something differs from the document or cannot be read.
 """
@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from greentrain.cli import completion as complete
 from greentrain.cli.terminal import FAILED, JsonOption, OutOption, console, progress, put
@@ -103,7 +104,7 @@ def _report(runs: list[Path], *, as_json: bool) -> None:
         if as_json:
             typer.echo(json.dumps(comparison, indent=1))
         else:
-            console().print(compare.render(comparison))
+            console().print(comparison)
         return
     found = RunReport.read(runs[0])
     html = found.write()
@@ -112,6 +113,58 @@ def _report(runs: list[Path], *, as_json: bool) -> None:
         return
     console().print(table.render(found.summary))
     console().print(f"Report: {html}", highlight=False, markup=False, soft_wrap=True)
+
+
+_BETWEEN: Final = "\0--"
+"""Stands for ``--`` among the folders; no name of a folder holds a NUL."""
+
+
+class TwoGroups(TyperCommand):
+    """A command whose folders are two groups with ``--`` between them; options may stand anywhere."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the ``--``, which click would drop."""
+        return super().parse_args(ctx, [_BETWEEN if arg == "--" else arg for arg in args])
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run folders of A, then --, then those of B.",
+            metavar="A... -- B...",
+            show_default=False,
+            autocompletion=complete.run_folders,
+        ),
+    ],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="What to compare, as j_per_token; several may be named. Energy, grams and speed by default."),
+    ] = None,
+    pair: Annotated[str | None, typer.Option(help="Tag that pairs a run of A with one of B, as seed.")] = None,
+    margin: Annotated[float, typer.Option(help="Largest relative difference that does not matter.")] = 0.01,
+    values: Annotated[
+        Path | None,
+        typer.Option(help="CSV with a column run (folder or id) and further figures, as loss: a row for each column."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell which of two groups of runs is better, as often as one likes, as in: greentrain compare a1 a2 -- b1 b2."""
+    from greentrain.report import RunReport
+    from greentrain.report.compare import compare_groups, read_values
+
+    if runs.count(_BETWEEN) != 1:
+        raise typer.BadParameter(
+            "give two groups of run folders with -- between them: greentrain compare a1 a2 -- b1 b2"
+        )
+    middle = runs.index(_BETWEEN)
+    figures = None if values is None else read_values(values)
+    groups = [[RunReport.read(run).summary for run in group] for group in (runs[:middle], runs[middle + 1 :])]
+    comparison = compare_groups(*groups, metrics=metric or (), pair=pair, margin=margin, values=figures)
+    if as_json:
+        typer.echo(json.dumps(comparison, indent=1))
+    else:
+        console().print(comparison)
 
 
 def watch(

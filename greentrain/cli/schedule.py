@@ -3,6 +3,7 @@
 Exit codes: 0 fine, 1 something is not installed, 2 wrong usage or input, with one line that says what to do.
 """
 
+import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -118,8 +119,11 @@ def simulate(
 
 
 def plan(
-    tokens: Annotated[float, typer.Option(help="Tokens of the job, such as 2e9.")],
     deadline: Annotated[str, typer.Option(help="Hours from the start, or a time with its offset (ISO 8601).")],
+    tokens: Annotated[float | None, typer.Option(help="Tokens of the job, such as 2e9.")] = None,
+    grams: Annotated[
+        float | None, typer.Option(help="In place of tokens: as many as these grams of CO2e are enough for.")
+    ] = None,
     zones: Annotated[
         str, typer.Option(help="Grid zones, as in US-CAL-CISO,US-MIDA-PJM.", autocompletion=complete.grid_zones)
     ] = "",
@@ -137,26 +141,29 @@ def plan(
     """Say when and where to start a job, what that saves, and draw it."""
     from greentrain.config.schema import GreenConfig
     from greentrain.policy.action_sources import REFERENCE
-    from greentrain.simulator.advice import advise, render
+    from greentrain.simulator.advice import advise, most_tokens, render
     from greentrain.simulator.grids import recordings, zone_grids
     from greentrain.simulator.jobs import terms_of
 
+    if (tokens is None) == (grams is None):
+        raise typer.BadParameter("give --tokens, or --grams for as many tokens as those are enough for")
     settings = GreenConfig.load(config)
     named = [zone.strip() for zone in zones.split(",") if zone.strip()]
     file = None if picture == NONE or (picture is None and as_json) else Path(picture or "plan.png")
     if file is not None:
         _check_pictures(file.suffix.removeprefix("."))
     recorded = recordings(settings.carbon, trace or [], named)
-    terms = terms_of(tokens, deadline, start, [grid.trace for grid in recorded])
-    advice = advise(
+    terms = terms_of(1.0 if tokens is None else tokens, deadline, start, [grid.trace for grid in recorded])
+    plan_of = functools.partial(
+        advise,
         zone_grids(settings.carbon, named, recorded, terms.start_s, terms.deadline_s),
-        tokens=terms.tokens,
         start_s=terms.start_s,
         deadline_s=terms.deadline_s,
         actions=_actions(actions, settings, REFERENCE),
         policy=settings.policy,
         precision=settings.precision,
     )
+    advice = plan_of(tokens=terms.tokens) if grams is None else most_tokens(lambda n: plan_of(tokens=n), grams)
     if file is not None:
         from greentrain.simulator.advice import draw_advice
         from greentrain.simulator.picture import save

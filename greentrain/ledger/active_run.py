@@ -22,15 +22,15 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from greentrain.config.schema import CarbonConfig, GreenConfig
 from greentrain.errors import GreenTrainWarning, NewerFormatError, RunFolderError
 from greentrain.ledger.bookkeeper import Bookkeeper, Mark, folded
 from greentrain.ledger.embodied import EmbodiedRate, embodied_rates, why_unknown
-from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, RUN_JSON, Journal, rank_path, read_object
+from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, RUN_JSON, SHARED, Journal, rank_path, read_object
 from greentrain.ledger.pue import in_run_time, open_facility
-from greentrain.ledger.reader import OtherRanksTotals, RankBooks, read_books, read_run_json, sums_of_others
+from greentrain.ledger.reader import OtherRanksTotals, RankBooks, RankRecord, read_books, read_run_json, sums_of_others
 from greentrain.ledger.run_folder import run_json
 from greentrain.ledger.totals import EnergyLedger, Totals
 from greentrain.power.claims import Claims, claims_dir, gpus_in_use, has_ended, preferred
@@ -282,6 +282,7 @@ def _name(sensor: Sensor) -> str:
 
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 MAX_MARKS: Final = 1 << 20
 """Marks that wait for the bookkeeper, 0.15 GB: older ones fall out where its thread is stuck, and are counted."""
@@ -365,7 +366,7 @@ class ActiveRun:
         """Its PUE, in the grid's own time."""
         self.run_id = run_id
         self.parameters = parameters
-        self.folder = Path(config.run.dir) / run_id
+        self.folder = Path(config.run.dir).absolute() / run_id  # wherever the program goes meanwhile
         self.last_entry: LedgerEntry | None = None
         self.closed = False
         self.marks: deque[tuple[Any, ...]] = deque(maxlen=MAX_MARKS)
@@ -383,12 +384,14 @@ class ActiveRun:
         self._clocks_told: dict[str, dict[str, str]] = {}
         self._attributed: dict[str, int] = {}
         """By device, readings on which what was last told of its phases rests."""
+        self._shared_next_s = 0.0
         self._counted = 0
         self._asked = self._started = self._ended = self._facts_new = self._sensors_new = False
         self._closing: tuple[str, float, Stamps] | None = None
         self._brought_back = 0
         self._journal, earlier, note = self._open_journal(carried)
-        try:
+        with contextlib.ExitStack() as undo:  # a run that does not come about holds no file, and no device
+            undo.callback(self._journal.close)
             self.ledger = EnergyLedger(self._journal, carried if earlier is None else earlier)
             self._carried = carried if earlier is None else None
             self.t0_s = clock.monotonic_s()
@@ -396,6 +399,7 @@ class ActiveRun:
             owner: dict[str, str | int] = {"run_id": self.run_id, "rank": topology.rank}
             named = config.power.gpus is not None
             self._devices = ClaimedDevices(meter.sensors, topology, owner, config.carbon, self.event, named)
+            undo.callback(self._devices.release)
             uids = self._devices.gpus if config.power.device_clock == "auto" else ()
             self._device_clock: DeviceClock[Mark] = DeviceClock(uids, clock, self.event, numbered=not named)
             self._books = self._open_books()
@@ -411,18 +415,18 @@ class ActiveRun:
                 tick_s=tick_s,
                 on_probe=self._probed,
             )
-        except BaseException:
-            self._journal.close()
-            raise
-        if note:
-            self.event("warning", note)
-        # Each tick of the sampler asks for a pass; where a driver holds that thread, the books look by themselves.
-        self._books_thread = BackgroundWork("greentrain-books", self._pass, tick_s + LATE_TICK_S)
-        self._books_thread.start()
+            if note:
+                self.event("warning", note)
+            # Each tick of the sampler asks for a pass; where a driver holds that thread, the books look by themselves.
+            self._books_thread = BackgroundWork("greentrain-books", self._pass, tick_s + LATE_TICK_S)
+            undo.callback(self._books_thread.stop, 0.0)
+            self._books_thread.start()
+            undo.pop_all()
 
     def start(self) -> None:
         """Write the opening line, take the first reading and start the sampler."""
         self._write_run_json()
+        pue_error = self.config.carbon.pue_relative_error
         self._journal.append(
             {
                 "kind": "open",
@@ -433,6 +437,7 @@ class ActiveRun:
                 "t": self._clock.unix_s(),
                 "sensors": self._devices.records(),
                 "carried": self._carried.to_dict() if self._carried else None,
+                **({} if pue_error is None else {"pue_error": pue_error}),
             }
         )
         self._journal.flush(SAVE_S)
@@ -449,7 +454,13 @@ class ActiveRun:
 
     def _open_books(self) -> Bookkeeper:
         facility = in_run_time(self.facility, self.signal)
-        return Bookkeeper(t0_s=self.t0_s, unix_offset_s=self._offset_s, signal=self.signal, facility=facility)
+        return Bookkeeper(
+            t0_s=self.t0_s,
+            unix_offset_s=self._offset_s,
+            signal=self.signal,
+            facility=facility,
+            carbon_error=self.config.carbon.relative_error,
+        )
 
     @property
     def sensors(self) -> list[Sensor]:
@@ -516,15 +527,43 @@ class ActiveRun:
         Returns:
             None while the curves are not known up to ``t1_s``, or no longer from ``t0_s``; also in a forked child.
         """
-        t0_s, t1_s = float(t0_s), float(t1_s)
-        found: list[WindowEnergy | None] = []
+        return self._of_books(lambda: self._window(float(t0_s), float(t1_s), exact), wait_s)
+
+    def rank_record(self, wait_s: float = SAVE_S) -> RankRecord | None:
+        """Return what a reader of this rank's journal would know of it by now, but for entries and most events.
+
+        Args:
+            wait_s: Longest wait for the thread of the books (s); it returns None where that takes longer.
+        """
+        return self._of_books(self._rank_record, wait_s)
+
+    def _of_books(self, look: Callable[[], _T], wait_s: float) -> _T | None:
+        found: list[_T] = []
         if threading.get_ident() == self._books_ident:
-            return self._window(t0_s, t1_s, exact)
+            return look()
         # Whoever is interrupted here, or is a forked child, leaves no lock behind that the books wait for.
-        self._windows.append(lambda: found.append(self._window(t0_s, t1_s, exact)))
+        self._windows.append(lambda: found.append(look()))
         if self._books_thread.ask(wait_s) and self._ended and not found:
-            return self._window(t0_s, t1_s, exact)
+            return look()
         return found[0] if found else None
+
+    def _rank_record(self) -> RankRecord:
+        carried, sums = self.ledger.parts()
+        clocks = self._books.clocks().items()
+        return RankRecord(
+            rank=self.topology.rank,
+            host=self.topology.host,
+            opens=[{"pue_error": self.config.carbon.pue_relative_error, **dataclasses.asdict(self.topology)}],
+            sensors={record["uid"]: record for record in self._devices.records()},
+            excluded=self._devices.excluded,
+            entries=(),
+            events=[{"name": CLOCKS, "device": uid, "phases": phases} for uid, phases in clocks],
+            close=None,
+            carried=carried,
+            sums=sums,
+            told=self._books.attributions(),
+            shared=self._books.shared(),
+        )
 
     def _window(self, t0_s: float, t1_s: float, exact: bool) -> WindowEnergy | None:
         devices: dict[str, DeviceWindow] = {}
@@ -721,6 +760,11 @@ class ActiveRun:
             seen_ms, tick_ms, late_ms = (1e3 * told[key] for key in ("sees_s", "tick_s", "late_s"))
             text = f"{uid}: its counter tells {seen_ms:.0f} ms of each {tick_ms:.0f} ms, {late_ms:.0f} ms late"
             self.event(ATTRIBUTION, text, device=uid, **told)
+        if last or entry.t1_unix_s - self._offset_s - self.t0_s >= self._shared_next_s:
+            self._shared_next_s = 2 * (entry.t1_unix_s - self._offset_s - self.t0_s)
+            for uid, phases in self._books.shared().items():
+                parts = ", ".join(f"{name} {share:.0%}" for name, share in phases.items())
+                self.event(SHARED, f"{uid}: in readings with other phases: {parts}", device=uid, phases=phases)
         for uid, clocks in self._books.clocks().items():
             if clocks != self._clocks_told.get(uid, {}):
                 self._clocks_told[uid] = clocks

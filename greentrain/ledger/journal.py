@@ -100,16 +100,22 @@ class Journal:
                 f"cannot write the run file {path}: {error.strerror}. Make the folder writable or set run.dir to one"
                 " that is"
             ) from error
-        self.alone = _locked(self._fd)
-        self._torn, self._number = self._end()
         self._writer = BackgroundWork("greentrain-journal", self._write, fsync_s)
         # In a thread beside it, as a device that hangs in fsync still takes lines.
         self._syncer = BackgroundWork("greentrain-fsync", self._sync, fsync_s)
-        self._writer.start()
-        self._syncer.start()
         if hasattr(os, "register_at_fork"):  # a worker that outlives the training would keep the file locked
             forget = weakref.WeakMethod(self._forget)
             os.register_at_fork(after_in_child=lambda: (call := forget()) and call())
+        try:
+            self.alone = _locked(self._fd)
+            self._torn, self._number = self._end()
+            self._writer.start()
+            self._syncer.start()
+        except BaseException:  # Ctrl-C, or no thread is left: nothing holds the file that nobody writes to
+            self._writer.stop(0.0)
+            self._syncer.stop(0.0)
+            self._forget()
+            raise
 
     @property
     def unwritten(self) -> int:
@@ -467,13 +473,16 @@ def object_of(lines: Iterable[bytes], path: Path) -> dict[str, Any]:
 
 ATTRIBUTION: Final = "attribution"
 """Name of the event that says how phases are told apart on a device whose counter ticks."""
+SHARED: Final = "shared"
+"""Name of the event that says, of a device whose counter does not tick slowly, how much of each phase lies in readings
+with other phases. The last one of a device holds; without one, all of it does."""
 CLOCKS: Final = "clocks"
 """Name of the event that says by whose times a device's joules are cut in each phase: ``device``, ``host`` or
 ``mixed``. The last one of a device holds; without one, it is the host's."""
 NOTE: Final = "note"
 """Name of the event that a reader adds where it left something out."""
 _WRITTEN: Final = {
-    "open": "format run_id rank world_size local_rank local_world_size host pid t sensors carried excluded",
+    "open": "format run_id rank world_size local_rank local_world_size host pid t sensors carried excluded pue_error",
     "sensors": "sensors excluded",
     "entry": "t0 t1 steps tokens samples devices phase_s phase_incl_j carbon pue pue_from op_g emb_g gears sum"
     " step_groups",

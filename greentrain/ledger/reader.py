@@ -24,6 +24,7 @@ from greentrain.errors import RunFolderError
 from greentrain.ledger.journal import (
     ATTRIBUTION,
     RUN_JSON,
+    SHARED,
     WRONG_DATA,
     LineNumbers,
     UnknownRecords,
@@ -162,6 +163,8 @@ class RankBooks:
         """Latest sensor record by device uid."""
         self.told: dict[str, Mapping[str, Any]] = {}
         """Last ``attribution`` event by device uid, of those that make sense."""
+        self.shared: dict[str, Mapping[str, float]] = {}
+        """By device uid, the ``phases`` of its last ``shared`` event."""
         self.excluded: Sequence[Mapping[str, str]] = ()
         self.close: Mapping[str, Any] | None = None
         """Last record of a clean end after the last start."""
@@ -211,6 +214,10 @@ class RankBooks:
                     self.carried = self.carried + Totals.from_dict(record["carried"])
         elif kind == "close":
             self.close = record
+        elif kind == "event" and record.get("name") == SHARED:
+            with contextlib.suppress(*WRONG_DATA):
+                if all(0 <= share <= 1 for share in record["phases"].values()):
+                    self.shared[str(record["device"])] = record["phases"]
         elif kind == "event" and record.get("name") == ATTRIBUTION:
             with contextlib.suppress(*WRONG_DATA):
                 figures = [record["tick_s"], record["sees_s"], record["late_s"]]
@@ -244,6 +251,8 @@ class RankRecord:
     """Sums over the entries."""
     told: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Last ``attribution`` event by device uid, of those that make sense."""
+    shared: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By device uid, the ``phases`` of its last ``shared`` event."""
 
     @property
     def totals(self) -> Totals:
@@ -326,6 +335,7 @@ def read_run(folder: Path | str, *, most: int | None = None) -> RunRecord:
                 opens=books.opens,
                 sensors=books.sensors,
                 told=books.told,
+                shared=books.shared,
                 excluded=books.excluded,
                 entries=entries,
                 events=events if note is None else [*events, note],

@@ -4,6 +4,7 @@
 it the entries of journals and ask it for sums. ``Totals`` is what it comes to, frozen, as checkpoints carry it.
 """
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -465,6 +466,10 @@ class EnergyLedger:
         self.totals = self._carried = carried or Totals()
         self._sums = EntrySums()
 
+    def parts(self) -> tuple[Totals, EntrySums]:
+        """Return totals of what is in no entry here, and copied sums of the entries; for the thread that records."""
+        return self._carried, copy.deepcopy(self._sums)
+
     def record(self, entry: LedgerEntry) -> None:
         """Add an entry to the totals and to the journal."""
         self._sums.add(entry_to_json(entry, exact=True))
@@ -474,8 +479,20 @@ class EnergyLedger:
         self.journal.append({**record, "sum": self.totals.sums(), "step_groups": groups})
 
 
-def books_view(title: str, totals: Totals, note: str = "", page: Path | None = None) -> View:
-    """Return what is shown of totals under a title, with a note and the path of a report page if there are any."""
+def books_view(
+    title: str, totals: Totals, note: str = "", page: Path | None = None, told: Mapping[str, Any] | None = None
+) -> View:
+    """Return what is shown of totals under a title.
+
+    Args:
+        title: What they are of.
+        totals: The totals.
+        note: A note on them.
+        page: The path of a report page, if there is one.
+        told: Of their summary ``interval_j``, and by device uid and by phase, ``devices``
+            and ``phases``, interval and how the joules are told.
+    """
+    told = told or {}
     known = bool(totals.by_device) or totals.energy_j > 0
     if not known and totals.duration_s <= 0:
         return View(line="nothing is booked yet", title=title, notes=["Nothing is booked yet."], page=page)
@@ -484,7 +501,11 @@ def books_view(title: str, totals: Totals, note: str = "", page: Path | None = N
     from_, missing = _provenance(totals), _missing(totals)
     emissions = ("at least " if grams is not None and totals.unpriced_j > 0 else "") + quantities.carbon(grams)
     rows = [
-        ("Energy", quantities.joules(energy_j), f"{quantities.energy(energy_j)}; {from_}" if known else from_),
+        (
+            "Energy",
+            quantities.between(energy_j, told.get("interval_j"), quantities.JOULE),
+            f"{quantities.energy(energy_j)}; {from_}" if known else from_,
+        ),
         ("Emissions", emissions, _emissions(totals, known, grams)),
         ("Time", quantities.duration(totals.duration_s), f"mean power {quantities.power(_power(totals, known))}"),
     ]
@@ -495,16 +516,18 @@ def books_view(title: str, totals: Totals, note: str = "", page: Path | None = N
         rows.append(("Missing", "", missing))
     grids = [Table(rows=rows)]
     if totals.by_device:
-        grids.append(_of_whole("Device", "Energy by device", totals.by_device))
+        grids.append(_of_whole("Device", "Energy by device", totals.by_device, told.get("devices", {})))
     if totals.by_phase:
-        grids.append(_of_whole("Phase", "Energy by phase", totals.by_phase))
+        grids.append(_of_whole("Phase", "Energy by phase", totals.by_phase, told.get("phases", {})))
     shown = [f"{quantities.joules(energy_j)} ({from_})", emissions, quantities.duration(totals.duration_s)]
     shown += [": ".join(text for text in work if text)] if work else []
     line = ", ".join(shown) + (f"; missing: {missing}" if missing else "")
     return View(line=line, title=title, grids=grids, notes=[note] if note else [], page=page)
 
 
-def session_view(totals: Totals, *, state: str, folder: Path | None, page: Path | None) -> View:
+def session_view(
+    totals: Totals, *, state: str, folder: Path | None, page: Path | None, told: Mapping[str, Any] | None = None
+) -> View:
     """Return what is shown of a session.
 
     Args:
@@ -512,12 +535,13 @@ def session_view(totals: Totals, *, state: str, folder: Path | None, page: Path 
         state: ``not started``, ``running`` or ``closed``.
         folder: The folder of its run; None before the first start.
         page: The path of the run's report; None where there is none.
+        told: As for ``books_view``.
     """
     if folder is None:
         title = f"GreenSession, {state}"
         return View(line=title, title=title, notes=["start() or a with block begins to measure."])
     note = "" if state == "closed" else "As of the last booking, a few seconds ago; close() makes them final."
-    return books_view(f"{folder.name}, {state}", totals, note, page)
+    return books_view(f"{folder.name}, {state}", totals, note, page, told)
 
 
 def cell_view(name: str, totals: Totals | None) -> View:
@@ -573,10 +597,14 @@ def _counted(count: int, one: str) -> str:
     return f"{quantities.count(count)} {one}" + ("" if count == 1 else "s")
 
 
-def _of_whole(what: str, title: str, energy_j: Mapping[str, float]) -> Table:
+def _of_whole(
+    what: str, title: str, energy_j: Mapping[str, float], told: Mapping[str, tuple[Mapping[str, Any] | None, str]]
+) -> Table:
     whole_j = sum(energy_j.values())
-    rows = [
-        (name, quantities.joules(value), quantities.percent(value / whole_j) if whole_j > 0 else "")
-        for name, value in sorted(energy_j.items(), key=lambda item: -item[1])
-    ]
-    return Table(rows=rows, head=(what, "Energy", "Share"), title=title, folded=True)
+    how = any(text for _, text in told.values())
+    rows = []
+    for name, value in sorted(energy_j.items(), key=lambda item: -item[1]):
+        interval, text = told.get(name, (None, ""))
+        share = quantities.percent(value / whole_j) if whole_j > 0 else ""
+        rows.append((name, quantities.between(value, interval, quantities.JOULE), share, *([text] if how else [])))
+    return Table(rows=rows, head=(what, "Energy", "Share", *(["Told"] if how else [])), title=title, folded=True)

@@ -11,11 +11,12 @@ calibration, model   rectangular, as far as the sensor states (GUM 4.3.7): one d
 ends of the run      rectangular, half a tick, or half of what a sensor averages over, at the highest power
 between readings     normal: how power varies over the phases, or the most it can between 0 and its limit, in the part
                      of a tick that the sensor does not see, over the root of the number of ticks
-phases               normal, the standard error of the regression; of what nothing tells apart only the sum is known,
-                     and each part is exponential (JCGM 101, 6.4.10)
+phases               normal, the standard error of the regression; of what nothing tells apart, and of readings that
+                     several phases share, only the sum is known: each part's power is exponential (JCGM 101, 6.4.10),
+                     ending at the device's limit where that is known, as maximum entropy has it with a mean and bounds
 missing time         rectangular, from 0 W to the device's limit
-PUE                  rectangular, by ``OVERHEAD`` and ``METERS``
-carbon intensity     normal, with the standard error that the source states, for the whole run
+PUE                  rectangular, by ``OVERHEAD`` and ``METERS``; normal where the user states its standard error
+carbon intensity     normal, with the standard error that the source or the user states, for the whole run
 embodied             rectangular, from low to mid and from mid to high, at once for all devices
 
 Where a source of error has no figure, the bounds that it would move are None, and a sentence says why. An interval
@@ -35,7 +36,7 @@ import numpy.typing as npt
 
 from greentrain.ledger.reader import RankBooks, RankRecord
 from greentrain.ledger.totals import DeviceSums, EntrySums
-from greentrain.types import Attribution, DeviceKind, PueSource
+from greentrain.types import DeviceKind, PueSource
 
 DRAWS: Final = 2000
 """Draws of each source: the bounds of a normal error are then within 2 % of its width."""
@@ -51,8 +52,8 @@ MISSING: Final = "missing time"
 Draws = npt.NDArray[np.float64]
 Place = tuple[str, str]
 """Host and uid of a device."""
-_Facts = tuple[Mapping[str, Any], Mapping[str, Any], int]
-"""Of a device: its sensor, its last attribution, and how many processes booked it."""
+_Facts = tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, float], int]
+"""Of a device: its sensor, its last attribution, what its readings share, and how many processes booked it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +145,13 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
         host = str(rank.opens[0]["host"])
         sums.merge(rank.sums, host)
         for uid, sensor in rank.sensors.items():
-            known[host, uid] = sensor, rank.told.get(uid, {}), len(rank.opens)
+            known[host, uid] = sensor, rank.told.get(uid, {}), rank.shared.get(uid, {}), len(rank.opens)
     whole, devices, phases = _Figure(), dict[Place, _Figure](), dict[str, _Figure]()
     for place, device in sums.devices.items():
-        facts = known.get(place, ({}, {}, 1))
+        facts = known.get(place, ({}, {}, {}, 1))
         devices[place] = _device(place, device, facts, sums.phase_s, notes)
         whole.plus(devices[place])
-        split = _phases(place, device, devices[place], facts[1], sums.phase_s) if parts else {}
+        split = _phases(place, device, devices[place], facts, sums.phase_s) if parts else {}
         for name, part in split.items():
             phases.setdefault(name, _Figure()).plus(part)
     if whole.value <= 0:
@@ -158,7 +159,7 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
     if any(seconds > 0 for rank in ranks for seconds in rank.carried.missing_s.values()):
         whole.no_high = True
         notes.append("No upper bound: readings of an earlier part of the run are missing.")
-    factors = _factors(sums)
+    factors = _factors(sums, ranks)
     if sums.unstated_g > 0:
         notes.append("No interval of grams: nobody states how far the grid's intensity may be off.")
 
@@ -178,7 +179,7 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
     total = whole.times(1 + before["energy_j"] / whole.value, {})
     emissions = operational = priced(total, sums.operational_g + before["operational_g"])
     if operational is not None and sums.embodied_g > 0:
-        emissions = _embodied(sums, {place: sensor for place, (sensor, _, _) in known.items()}, ranks)
+        emissions = _embodied(sums, {place: sensor for place, (sensor, *_) in known.items()}, ranks)
         emissions.plus(operational)
     by_device = {
         place: pair(devices[place], sum(part.operational_g for part in device.known.values()))
@@ -196,7 +197,7 @@ def intervals(ranks: Sequence[RankBooks | RankRecord], *, parts: bool = True) ->
 
 def _device(place: Place, device: DeviceSums, facts: _Facts, phase_s: Mapping[str, float], notes: list[str]) -> _Figure:
     """Return the energy of a device (J)."""
-    sensor, told, starts = facts
+    sensor, told, _, starts = facts
     energy_j, missing_s = device.energy_j or 0.0, max(device.missing_s or 0.0, 0.0)
     figure, where, name = _Figure(value=energy_j), "/".join(place), sensor.get("name") or place[1]
     stated, limit_w = _number(sensor, "uncertainty"), _number(sensor, "limit_w") or 0.0
@@ -242,19 +243,33 @@ def _spread_w(mean_w: float, most_w: float, told: Mapping[str, Any], phase_s: Ma
 
 
 def _phases(
-    place: Place, device: DeviceSums, whole: _Figure, told: Mapping[str, Any], phase_s: Mapping[str, float]
+    place: Place, device: DeviceSums, whole: _Figure, facts: _Facts, phase_s: Mapping[str, float]
 ) -> dict[str, _Figure]:
     """Return the energy of each phase on a device (J)."""
     figures = {name: _Figure(value=energy_j) for name, energy_j in device.phases.items()}
-    apart = {name: row for name, row in told.get("phases", {}).items() if row["how"] != Attribution.BLURRED}
-    pool = {name: figure.value for name, figure in figures.items() if name not in apart and figure.value > 0}
-    weights = {name: -value * np.log((1 - _even(f"{place} {name}")) / 2) for name, value in pool.items()}
+    sensor, told, shared, _ = facts
+    errors = {name: row["error"] for name, row in told.get("phases", {}).items() if row["error"] < 1}
+    apart = {
+        name: figures[name].value * errors[name] * _normal(f"{place} {name}") for name in figures if name in errors
+    }
+    pool = {
+        name: figure.value * (1.0 if told else shared.get(name, 1.0))
+        for name, figure in figures.items()
+        if name not in apart and figure.value > 0
+    }
+    pool_j, limit_w = sum(pool.values()), _number(sensor, "limit_w") or np.inf
+    on_s = device.known_s / (sum(phase_s.values()) or 1.0)
+    weights = {
+        name: pool[name] * _up_to(limit_w * on_s * phase_s.get(name, 0.0) / figures[name].value, f"{place} {name}")
+        for name in pool
+    }
     summed = sum(weights.values(), np.zeros(DRAWS))
+    rest_j = -sum(apart.values(), np.zeros(DRAWS))  # what the others have too much, these have too little
     for name, figure in figures.items():
         if name in apart:
-            figure.add("phases", figure.value * apart[name]["error"] * _normal(f"{place} {name}"))
-        elif name in pool:
-            figure.add("phases", sum(pool.values()) * weights[name] / summed - figure.value)
+            figure.add("phases", apart[name])
+        elif pool_j > 0 and name in pool:
+            figure.add("phases", np.maximum(pool_j + rest_j, 0.0) * weights[name] / summed - pool[name])
         for source, error in whole.errors.items():
             share = figure.value / whole.value if whole.value > 0 else 0.0
             if source == MISSING:
@@ -264,11 +279,14 @@ def _phases(
     return figures
 
 
-def _factors(sums: EntrySums) -> dict[str, Draws]:
+def _factors(sums: EntrySums, ranks: Sequence[RankBooks | RankRecord]) -> dict[str, Draws]:
     """Return the relative errors of PUE and intensity."""
     factors = {"PUE": np.zeros(DRAWS), "carbon intensity": np.zeros(DRAWS)}
+    stated = [error for rank in ranks for error in [_number(rank.opens[-1], "pue_error")] if error is not None]
+    if stated:  # a facility uses no less than its devices
+        factors["PUE"] = np.maximum(stated[0] * _normal("pue"), sums.energy_j / sums.facility_j - 1)
     overhead = OVERHEAD * (1 - sums.energy_j / sums.facility_j) if sums.facility_j > 0 else 0.0
-    for source, energy_j in sums.pue_j.items():
+    for source, energy_j in () if stated else sums.pue_j.items():
         recorded = source in (PueSource.TRACE, PueSource.PROMETHEUS)
         share = energy_j / sum(sums.pue_j.values())
         factors["PUE"] += share * (METERS if recorded else overhead) * _even(f"pue {recorded}")
@@ -301,6 +319,17 @@ def _strata(name: str) -> npt.NDArray[np.int64]:
 def _even(name: str) -> Draws:
     """Return draws between -1 and 1, all equally likely."""
     return (2 * _strata(name) + 1) / DRAWS - 1
+
+
+def _up_to(most: float, name: str) -> Draws:
+    """Return draws from 0 to ``most``, of mean 1 and else as spread out as can be: exponential without a bound."""
+    even = (1 + _even(name)) / 2
+    if not 1.03 < most < 30:
+        return -np.log1p(-even) if most > 1.03 else np.ones(DRAWS)
+    rates = np.linspace(-30.0, 30.0, 600)  # of the density exp(-rate x) from 0 to 1; none is 0
+    rate = np.interp(-1 / most, 1 / np.expm1(rates) - 1 / rates, rates) or 1e-6
+    drawn: Draws = most * -np.log1p(even * np.expm1(-rate)) / rate
+    return drawn
 
 
 def _normal(name: str) -> Draws:

@@ -138,20 +138,17 @@ class PhaseHooks:
         session = self._session
         session.parameters = sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters())  # ZeRO-3's, sharded
         open_tokens: list[tuple[str, int]] = []
-        from torch.compiler import is_compiling  # a graph holds no clock: what is compiled after this has no phase
+        from greentrain.control.precision.gearbox import around_calls  # imports torch
 
-        def before(module: Any, args: Any) -> None:
-            if is_compiling():
-                return
+        def before(module: Any, args: Any, kwargs: Any) -> None:
             name = Phase.FORWARD.value if module.training else Phase.EVAL.value
             open_tokens.append((name, session.begin(name)))
 
-        def after(module: Any, args: Any, output: Any) -> None:
-            if not is_compiling() and open_tokens:
+        def after(module: Any, output: Any) -> None:
+            if open_tokens:
                 session.end(*open_tokens.pop())
 
-        self._undo.append(module.register_forward_pre_hook(before).remove)
-        self._undo.append(module.register_forward_hook(after, always_call=True).remove)
+        self._undo.append(around_calls(module, before, after))
 
     def _watch_optimizer(self, optimizer: Any) -> None:
         session = self._session
@@ -247,6 +244,7 @@ class ShutdownHook:
         Args:
             closed: All is done; otherwise whoever closed was interrupted, and the interpreter's exit does the rest.
         """
+        self._held = False  # first: who is interrupted in here leaves no process behind that a SIGTERM cannot end
         if closed:
             atexit.unregister(self._at_exit)
         if self._installed and threading.current_thread() is threading.main_thread():
@@ -255,7 +253,6 @@ class ShutdownHook:
             # then finds the session closed and passes the signal on.
             if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
                 signal.signal(signal.SIGTERM, self._living())
-        self._held = False
         if self._waiting:  # the signal that came meanwhile goes to the handler that stands there now
             self._waiting = False
             signal.raise_signal(signal.SIGTERM)
@@ -277,7 +274,14 @@ class ShutdownHook:
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
             # Set where the interpreter ends with an uncaught exception.
-            self._close("exception" if getattr(sys, "last_type", None) is not None else "exit")
+            error = getattr(sys, "last_type", None)
+            self._close("exception" if error is not None else "exit")
+            if error is KeyboardInterrupt:
+                # The interpreter ends by SIGINT, as shells expect, where a flag says that nobody has caught it. Each
+                # exec() of a text, as of a dataclass, clears that flag (run_eval_code_obj in CPython's pythonrun.c),
+                # and one that is interrupted sets it.
+                with contextlib.suppress(KeyboardInterrupt):
+                    exec("raise KeyboardInterrupt")
 
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         previous = self._living()
@@ -414,6 +418,10 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         """Numbers steps, so that the books know if one fell out."""
         self._run: ActiveRun | None = None
         self._last: ActiveRun | None = None
+        self._copied: tuple[Totals, Path | None] = Totals(), None
+        """Figures of the session that this is a copy of."""
+        self._closing: ActiveRun | None = None
+        """Being closed, or left half closed by an interrupt."""
         self._hook: ShutdownHook | None = None
         self._viewers = Viewers()
         self._phase_hooks = PhaseHooks(self)
@@ -425,6 +433,21 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         """Number of parameters of the watched model, for carbon per parameter."""
         self.report_path: Path | None = None
         """report.html of the last closed run (rank 0)."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle gets: how the session was made, and its figures, but no run, thread or hook.
+
+        Frameworks copy their trainers, and send them to the processes that they spawn.
+        """
+        made: dict[str, Any] = {"config": self.config, "topology": self._topology, "clock": self._clock}
+        made |= {"meter": self._meter, "extra_meters": self._extra_meters, "data_parallel": self._data_parallel}
+        made["signal"] = None if self._own_signal else self._signal
+        figures = {"_copied": (self.totals(), self.folder), "report_path": self.report_path}
+        return {"made": made, "figures": figures | {"parameters": self.parameters, "_resume": self._resume}}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        GreenSession.__init__(self, **state["made"])
+        vars(self).update(state["figures"])
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -444,6 +467,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
         """
         if self.active() is not None:
             raise SessionError("this GreenSession is running already; close() it before start(), or make a second one")
+        self.close("exception")  # what an interrupt has left of it
         place = topology or self._topology or current_topology()
         self._work = WorkCount(place, data_parallel if self._data_parallel is None else self._data_parallel)
         for watched in self._phase_hooks.watched:  # before start
@@ -475,50 +499,55 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
             run.know(grid=None if grid_time.is_real else dataclasses.asdict(grid_time))
             keep_estimate(self._estimate, run)
             self._controller.started(run, self._signal, grid_time, resumed=self._resume is not None)
+            self._resume = None
+            self._run = self._last = run
+            self._pid = os.getpid()
+            self._queue_marks_into(run)
+            self._hook = ShutdownHook(self.close, self._on_handled_sigterm)
+            self._hook.install()
         except BaseException:
+            self._run = None
+            self._queue_marks_into(None)
+            if self._hook is not None:
+                self._hook.remove()
+            never_raises(self._controller.gpu_limits.close)()
             self._viewers.close()
             meter.close() if run is None else run.close("exception")
             if self._own_signal:
                 _call_if_present(self._signal, "close")
             raise
-        self._resume = None
-        self._run = run
-        self._last = run
-        self._pid = os.getpid()
-        self._queue_marks_into(run)
-        self._hook = ShutdownHook(self.close, self._on_handled_sigterm)
-        self._hook.install()
         self._controller.show()
         return self
 
-    def close(self, reason: str = "finished") -> None:
+    def close(self, reason: str = "finished", exit_code: int | None = None) -> None:
         """End the run: book the rest and, on rank 0, write the report. Idempotent; never raises.
 
+        What Ctrl-C has cut short, another call does, or the interpreter's exit.
+
         Args:
-            reason: ``finished``, ``left``, ``exception``, ``sigterm`` or ``exit``; kept in the journal.
+            reason: ``finished``, ``left``, ``exception``, ``failed``, ``sigterm`` or ``exit``; kept in the journal.
+            exit_code: Of the program that was measured from outside.
         """
-        run = self.active()
-        if run is None:
-            if self._last is not None and self._pid == os.getpid():
-                self._last.close(reason)  # a second Ctrl-C may have ended the wait for it
+        run = self._run or self._closing
+        if run is None or self._pid != os.getpid():
             return
-        if self._hook is not None:
-            self._hook.hold()
-        closed = False
+        self._closing = run
         try:
+            if self._hook is not None:
+                self._hook.hold()
             self._run = None
             self._queue_marks_into(None)
             self._phase_hooks.release()
             self._controller.closed()
-            run.know(parameters=self.parameters)
+            run.know(parameters=self.parameters, exit_code=exit_code)
             run.close(reason)
             _at_most(run, "last figures", CLOSE_S, lambda: self._viewers.close(run))
             if self._own_signal:
                 _call_if_present(self._signal, "close")
-            closed = True
+            self._closing = None
         finally:
             if self._hook is not None:
-                self._hook.remove(closed=closed)
+                self._hook.remove(closed=self._closing is None)
         if run.topology.rank == 0 and self.config.run.report and reason != "left":
             self._report(run, reason)
 
@@ -544,7 +573,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
     @property
     def folder(self) -> Path | None:
         """Folder of the current or last run; None before the first start."""
-        return None if self._last is None else self._last.folder
+        return self._copied[1] if self._last is None else self._last.folder
 
     # -- marks: each call only queues one ------------------------------------------------------------------------
 
@@ -724,7 +753,7 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
         After ``close`` they are final.
         """
-        return Totals() if self._last is None else self._last.ledger.totals
+        return self._copied[0] if self._last is None else self._last.ledger.totals
 
     def metrics(self) -> dict[str, float]:
         """Return figures for a logger: ``green/energy_j`` and so on. What is not known is left out.
@@ -830,9 +859,12 @@ class GreenSession(Displayable, contextlib.ContextDecorator):
 
     def _view(self) -> View:
         from greentrain.ledger.totals import session_view
+        from greentrain.report.summary import told_of
 
         state = "running" if self.running else "not started" if self._last is None else "closed"
-        return session_view(self.totals(), state=state, folder=self.folder, page=self.report_path)
+        record = None if self._last is None else self._last.rank_record()
+        told = None if record is None else told_of(record)
+        return session_view(self.totals(), state=state, folder=self.folder, page=self.report_path, told=told)
 
     @never_raises
     def _name_report(self) -> None:

@@ -96,6 +96,22 @@ class Displayable:
     def __str__(self) -> str:
         return plain(self._view().line)
 
+    def __rich__(self) -> "RenderableType":
+        from rich.console import Group
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        view = self._view()
+        parts: list[RenderableType] = [Text(view.title, style="bold")]
+        for grid in view.grids:
+            table = RichTable(box=None, pad_edge=False, show_header=bool(grid.head))
+            for i, name in enumerate(grid.head):
+                table.add_column(Text(name), justify="right" if i else "left")
+            for row in grid.rows:
+                table.add_row(*map(Text, row))  # not as markup: words come from anybody
+            parts.append(table)
+        return Group(*parts, *(Text(note, style="dim") for note in view.notes))
+
     def _repr_html_(self) -> str:
         return to_html(self._view())
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 HAS_OWNERS = hasattr(os, "geteuid")
 MOST_BYTES = 2**16
 """More of a file is not read; records and claims have some hundred bytes."""
+OLD_S = 3600.0
+"""What is half written for so long (s) was left by a process that was killed: no disk is that slow."""
 
 
 def foreign(path: str) -> str:
@@ -109,7 +112,8 @@ def replace(path: str, text: str) -> None:
 def put(folder: "int | None", name: str, data: bytes, *, private: bool = True, durable: bool = False) -> None:
     """Put a file in the place of another, whole; a link that lies there is replaced, and never followed.
 
-    The new one is written beside it under a name that nobody can have guessed.
+    The new one is written beside it under a name that nobody can have guessed. What killed processes have left half
+    written in the folder is removed (``OLD_S``).
 
     Args:
         folder: Descriptor of the folder; None where the system opens nothing by one: the name is a path then.
@@ -121,7 +125,8 @@ def put(folder: "int | None", name: str, data: bytes, *, private: bool = True, d
     Raises:
         OSError: The file cannot be written.
     """
-    part = os.path.join(os.path.dirname(name), f".{os.urandom(8).hex()}.part")
+    place = os.path.dirname(name)
+    part = os.path.join(place, part_name())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     try:
         with open(os.open(part, flags, 0o600 if private else 0o666, dir_fd=folder), "wb") as file:
@@ -134,6 +139,22 @@ def put(folder: "int | None", name: str, data: bytes, *, private: bool = True, d
         with contextlib.suppress(OSError):
             os.unlink(part, dir_fd=folder)
         raise
+    with contextlib.suppress(OSError):
+        for left in os.listdir(place or "." if folder is None else folder):
+            _remove_old_part(folder, place, left)
+
+
+def part_name() -> str:
+    """Return a name that nobody can have guessed, of a file that takes another's place once it is whole."""
+    return f".{os.urandom(8).hex()}.part"
+
+
+def _remove_old_part(folder: "int | None", place: str, name: str) -> None:
+    word, path = name[1:-5], os.path.join(place, name)
+    if name == f".{word}.part" and len(word) == 16 and set(word) <= set("0123456789abcdef"):
+        with contextlib.suppress(OSError):  # somebody else did
+            if time.time() - os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime > OLD_S:
+                os.unlink(path, dir_fd=folder)
 
 
 def remove(path: str) -> None:

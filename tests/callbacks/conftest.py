@@ -82,6 +82,11 @@ class TinyLM(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+def followed(model: nn.Module) -> int:
+    """Return how many watch a model's calls."""
+    return len(getattr(vars(model).get("_compiled_call_impl"), "_watchers", ()))
+
+
 class Text(Dataset[dict[str, Tensor]]):
     """Fixed random text."""
 

@@ -1,9 +1,11 @@
 """GreenAccelerator, in real loops on the CPU."""
 
 import contextlib
+import gc
 import pickle
 import shutil
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch import Tensor
 from greentrain.callbacks.accelerate import GreenAccelerator
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
-from tests.callbacks.conftest import CONTEXT, Gears, Recorder, TinyLM, Told, text_loader
+from tests.callbacks.conftest import CONTEXT, Gears, Recorder, TinyLM, Told, followed, text_loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -153,7 +155,7 @@ class Memory(GeneralTracker):  # type: ignore[misc]
         pass
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.logged.append({**values, "step": step})
+        self.logged.append({**values, "step": step, **kwargs})
 
     def finish(self) -> None:
         self.logged.append({"finished": True})
@@ -341,7 +343,7 @@ def test_what_is_prepared_twice_is_followed_once_and_the_second_optimizer_counts
     model, optimizer = _model()
     model, optimizer = accelerator.prepare(model, optimizer)
     model, second = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert len(model._forward_hooks) == 1
+    assert followed(model) == 1
     for one in (optimizer, second):
         accelerator.backward(model(IDS, IDS))
         one.step()
@@ -358,7 +360,7 @@ def test_a_run_that_was_closed_by_hand_starts_no_other_and_what_is_freed_may(
     assert len(_runs(told)) == 1
     accelerator.free_memory()
     assert accelerator._lead() is None and not accelerator._followed
-    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert not followed(model)
     assert accelerator.prepare(model) is model and accelerator._lead() is model
 
 
@@ -414,6 +416,32 @@ def test_the_first_batch_starts_the_run_and_no_phase_outlasts_what_it_names(
     assert len(list(batches)) == 1 and marks() == ["+data", "-data"] * 2, "a batch, and that there is no other"
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_prepared_model_is_saved_and_all_is_freed_with_its_last_reference(recorder: Make, ended: bool) -> None:
+    accelerator = GreenAccelerator(cpu=True, green=recorder())
+    model: Any = TinyLM()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, text_loader(4, 2))
+    for batch in loader:
+        accelerator.backward(model(**batch))
+        optimizer.step()
+    inner = accelerator.unwrap_model(model)
+    saved = pickle.loads(pickle.dumps(inner))
+    assert torch.equal(saved.out.weight, inner.out.weight) and saved._compiled_call_impl is None
+    session = accelerator.green
+    if ended:
+        accelerator.end_training()
+    gone = [weakref.ref(item) for item in (accelerator, model, loader)]
+    gc.collect()
+    gc.disable()
+    try:
+        del accelerator, model, optimizer, loader, batch, inner
+        assert [ref() for ref in gone] == [None] * 3
+    finally:
+        gc.enable()
+        session.close()
+
+
 def test_what_is_used_after_the_end_of_training_starts_no_run(accelerator: GreenAccelerator, told: list[Any]) -> None:
     model, loader = accelerator.prepare(TinyLM(), text_loader(4, 2))
     accelerator.end_training()
@@ -448,5 +476,5 @@ def test_a_log_is_written_whatever_happens_to_ours(accelerator: GreenAccelerator
     accelerator.trackers = [tracker]
     accelerator.green.metrics = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.warns(GreenTrainWarning, match="ZeroDivisionError"):
-        accelerator.log({"loss": 1.0}, step=3, log_kwargs={"memory": {}})
-    assert tracker.logged == [{"loss": 1.0, "step": 3}]
+        accelerator.log({"loss": 1.0}, step=3, log_kwargs={"memory": {"commit": True}})
+    assert tracker.logged == [{"loss": 1.0, "step": 3, "commit": True}]

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from greentrain.callbacks.driver import Driver
+from greentrain.control.precision.gearbox import compiled_call
 from greentrain.errors import ConfigError, GreenTrainWarning, RunFolderError
 from greentrain.types import Phase
 from greentrain.utils.never_raise import never_raises
-from tests.callbacks.conftest import VOCAB, Gears, Recorder, TinyLM, Told
+from tests.callbacks.conftest import VOCAB, Gears, Recorder, TinyLM, Told, followed
 
 Make = Callable[..., Recorder]
 
@@ -131,7 +132,7 @@ def test_tap_counts_training_and_leaves_no_hook(recorder: Make) -> None:
     assert session.entered == ["forward", "backward", "forward", "backward", "eval", "step"]
     assert (session.totals().tokens, session.totals().samples) == (10, 2)
     assert session.parameters == sum(p.numel() for p in model.parameters())
-    assert not model._forward_hooks and not model._forward_pre_hooks
+    assert not followed(model)
 
 
 def test_forwards_of_a_phase_of_its_own_are_part_of_it(recorder: Make) -> None:
@@ -182,7 +183,7 @@ def test_a_model_that_is_compiled_in_place_keeps_its_counts_and_its_graph_is_who
     driver.tap(model, counts=True, after=Phase.BACKWARD, first=lambda: begun.append("begun"))
     if when == "after":
         copy.deepcopy(model).compile(backend="eager")
-        assert model._compiled_call_impl is None, "a copy is compiled by itself"
+        assert compiled_call(model) is None, "a copy is compiled by itself"
         model.compile(backend="eager", fullgraph=True)
     for _ in range(2):
         assert torch.equal(model(ids, labels=ids), plain)
@@ -194,7 +195,7 @@ def test_a_model_that_is_compiled_in_place_keeps_its_counts_and_its_graph_is_who
     assert session.entered == ["forward", "backward"] * 2 + ["step"] + ["forward", "backward"]
     assert session.totals().tokens == 20 and begun == ["begun"] * 3
     assert torch.equal(model(ids, labels=ids), plain) and session.totals().tokens == 20
-    assert not model._forward_hooks and "compile" not in vars(model)
+    assert not followed(model) and "compile" not in vars(model)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -1,6 +1,7 @@
 """GreenCallback for Lightning, in real Trainers."""
 
 import contextlib
+import copy
 import os
 import pickle
 import shutil
@@ -101,6 +102,14 @@ def test_training_is_bit_identical(tmp_path: Path, recorder: Make) -> None:
     _trainer(tmp_path, gradient_clip_val=0.5).fit(plain, text_loader())
     _trainer(tmp_path, GreenCallback(recorder()), gradient_clip_val=0.5).fit(green, text_loader())
     assert torch.equal(_weights(plain), _weights(green))
+
+
+def test_a_trainer_that_has_fitted_is_copied_with_its_callback(tmp_path: Path, recorder: Make) -> None:
+    trainer, module = _trainer(tmp_path, GreenCallback(recorder())), Module()
+    trainer.fit(module, text_loader())
+    (callback,) = (c for c in copy.deepcopy(trainer).callbacks if isinstance(c, GreenCallback))  # type: ignore[attr-defined]
+    for other in (callback, pickle.loads(pickle.dumps(trainer.callbacks))[0]):  # type: ignore[attr-defined]
+        assert other.session.totals().tokens == 16 * CONTEXT and not other.session.running
 
 
 def test_metrics_reach_the_logger(tmp_path: Path, recorder: Make) -> None:

@@ -1,5 +1,6 @@
 """GreenCallback for the Hugging Face Trainer, in real Trainers."""
 
+import pickle
 import shutil
 import time
 import types
@@ -25,7 +26,7 @@ from transformers.trainer_callback import DefaultFlowCallback
 from greentrain.callbacks.transformers import GreenCallback, calling
 from greentrain.errors import ConfigError, GreenTrainWarning
 from greentrain.ledger.reader import read_run
-from tests.callbacks.conftest import CONTEXT, VOCAB, Gears, Recorder, Text, TinyLM, Told
+from tests.callbacks.conftest import CONTEXT, VOCAB, Gears, Recorder, Text, TinyLM, Told, followed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -45,6 +46,16 @@ class Slow(TrainerCallback):
         time.sleep(self.sleep_s)
         if state.global_step == self.fail_at:
             raise RuntimeError("a bug in the user's code")
+
+
+class Books(TrainerCallback):
+    """Brings the books up to each step, on a machine of any speed."""
+
+    def __init__(self, session: Recorder) -> None:
+        self.session = session
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.session.state_dict()
 
 
 def _trainer(folder: Path, *callbacks: TrainerCallback, **changed: Any) -> Trainer:
@@ -85,6 +96,24 @@ def test_phases_steps_and_tokens_with_accumulation(tmp_path: Path, recorder: Mak
     assert session.parameters == len(_weights(trainer))
 
 
+def test_the_callback_and_the_model_are_saved_while_they_train(tmp_path: Path, recorder: Make) -> None:
+    copies: list[Any] = []
+
+    class Saves(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            copies.append(pickle.loads(pickle.dumps((green, kwargs["model"]))))
+
+    green = GreenCallback(recorder())
+    trainer = _trainer(tmp_path, green, Saves(), max_steps=2)
+    trainer.train()
+    callback, model = copies[-1]
+    assert not callback.session.running and callback.session.folder == green.session.folder
+    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), _weights(trainer))
+    tokens = green.session.totals().tokens
+    model(torch.zeros(1, CONTEXT, dtype=torch.int64))
+    assert tokens == green.session.totals().tokens == 2 * 2 * CONTEXT
+
+
 def test_tokens_as_the_trainer_counts_them(tmp_path: Path, recorder: Make) -> None:
     session = recorder()
     _trainer(tmp_path, GreenCallback(session), include_num_input_tokens_seen="all").train()
@@ -104,7 +133,7 @@ def test_metrics_reach_the_history_and_the_loggers(
 ) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     session = recorder()
-    trainer = _trainer(tmp_path, Slow(0.15), GreenCallback(session), report_to="tensorboard")
+    trainer = _trainer(tmp_path, Slow(0.15), Books(session), GreenCallback(session), report_to="tensorboard")
     trainer.train()
     history = trainer.state.log_history
     assert set(history[0]) >= KEYS
@@ -319,7 +348,7 @@ def test_it_comes_behind_the_flow_and_before_the_loggers(callback: GreenCallback
     flow = caller.callback_handler.callbacks[0]
     _begin(caller)
     assert caller.callback_handler.callbacks == [flow, callback, logger]
-    assert len(caller.model_wrapped._forward_hooks) == 1, "what training calls is what is followed"
+    assert followed(caller.model_wrapped) == 1, "what training calls is what is followed"
 
 
 def test_a_training_that_was_left_is_over_before_the_next_begins(callback: GreenCallback, told: list[Any]) -> None:
@@ -328,7 +357,7 @@ def test_a_training_that_was_left_is_over_before_the_next_begins(callback: Green
     _begin(caller)
     runs = [mark for mark in told if mark == "exception" or isinstance(mark, tuple)]
     assert runs == [(0, 1, 0, 1, None), "exception", (0, 1, 0, 1, None)]
-    assert len(caller.model_wrapped._forward_hooks) == 1
+    assert followed(caller.model_wrapped) == 1
     with pytest.raises(KeyboardInterrupt):
         callback._ended(lambda: (_ for _ in ()).throw(KeyboardInterrupt))()
     assert told[-1] == "exception" and not callback._training

@@ -50,6 +50,7 @@ def test_the_commands_and_options_are_these() -> None:
             "--all", "--by", "--cache", "--export", "--export-totals", "--json", "--since", "--until", "--where",
             "runs",
         ],
+        "compare": ["--json", "--margin", "--metric", "--pair", "--values", "runs"],
         "audit": ["--json", "--key-file", "--verify", "--write", "root"],
         "simulate": [
             "--actions", "--history-h", "--json", "--out", "--pictures", "--policy", "--run", "--seeds", "--slack",
@@ -62,8 +63,8 @@ def test_the_commands_and_options_are_these() -> None:
             ]
         ),
         "plan": [
-            "--actions", "--config", "--deadline", "--json", "--picture", "--start", "--tokens", "--trace", "--zones",
-            "-c",
+            "--actions", "--config", "--deadline", "--grams", "--json", "--picture", "--start", "--tokens", "--trace",
+            "--zones", "-c",
         ],
         "serve": [
             "--drain-s", "--host", "--max-batch", "--max-batch-tokens", "--max-body-mib", "--max-sequences",
@@ -166,8 +167,10 @@ def test_doctor_says_what_is_there_and_what_not_without_colours(tmp_path: Path) 
 
 
 def test_doctor_as_json(tmp_path: Path) -> None:
-    done = _greentrain("doctor", "--json", cwd=tmp_path)
+    (tmp_path / "green.yaml").write_text("carbon: {zone: FR, relative_error: 0.05}\n")
+    done = _greentrain("doctor", "--json", "--config", "green.yaml", cwd=tmp_path)
     facts = json.loads(done.stdout)
+    assert facts["carbon"]["error"] == "5.0% (carbon.relative_error)"
     assert {"meter", "device", "usable", "provenance", "detail"} <= facts["sensors"][0].keys()
     assert facts["carbon"]["zone"] and all(s["detail"] for s in facts["sensors"])
 
@@ -216,6 +219,18 @@ def test_measure_runs_the_program_where_sensors_do_not_open(tmp_path: Path) -> N
     assert not list((tmp_path / "runs").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("code", "word", "exit_code"),
+    [("raise SystemExit(3)", "failed", 3), ("import os; os.kill(os.getpid(), 9)", "failed", 137), ("", "finished", 0)],
+)
+def test_how_a_measured_program_ended_is_kept(tmp_path: Path, code: str, word: str, exit_code: int) -> None:
+    done = _greentrain("measure", "--summary", "s.json", "--", sys.executable, "-c", code, cwd=tmp_path)
+    assert done.returncode == exit_code, done.stderr
+    state = json.loads((tmp_path / "s.json").read_text())["state"]
+    assert (state["word"], state["exit_code"]) == (word, exit_code)
+    assert re.search(r"^greentrain: report runs/python\S+/report.html$", done.stderr, re.MULTILINE), done.stderr
+
+
 def test_measure_passes_options_of_the_program_on(tmp_path: Path) -> None:
     code = "import sys; print(sys.argv[1:])"
     done = _greentrain("measure", "--", sys.executable, "-c", code, "--name", "x", "--", "-c", "y", cwd=tmp_path)
@@ -262,7 +277,7 @@ def test_measure_forwards_sigterm_and_books_to_the_end(tmp_path: Path) -> None:
     assert out == "saved\n", errors
     assert process.returncode == 5, errors
     (record,) = _runs(tmp_path).values()
-    assert record.ranks[0].close is not None and record.ranks[0].close["reason"] == "finished"
+    assert record.ranks[0].close is not None and record.ranks[0].close["reason"] == "failed"
     assert record.totals.duration_s > 0.5
 
 

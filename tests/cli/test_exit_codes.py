@@ -6,8 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import typer
 
 from greentrain.cli.app import main
+from greentrain.cli.terminal import Commands
+from greentrain.errors import (
+    CarbonSignalError,
+    ConfigError,
+    GreenTrainError,
+    MeterError,
+    MissingExtraError,
+    NewerFormatError,
+    RunFolderError,
+    SessionError,
+    TraceError,
+    UnknownZoneError,
+)
+from greentrain.fpga_backend.errors import (
+    ArtifactError,
+    BatchError,
+    DeviceError,
+    DeviceLostError,
+    OffloadError,
+    QueueFullError,
+    UnsupportedModelError,
+)
+from greentrain.rlhf.errors import PassTimeoutError
 from tests.helpers.command_line import every_command, greentrain
 
 ESTIMATE = ["estimate", "--tokens", "1e9", "--count", "8", "--zone", "FRA"]
@@ -15,6 +39,7 @@ WRONG = {
     "doctor": [["-c", "absent.yaml"], ["-c", "zone.yaml"]],
     "measure": [["-c", "wrong.yaml", "--", "true"], ["-c", "zone.yaml", "--", "true"], ["--name", "a/b", "--", "true"]],
     "report": [["absent"], ["empty"], ["--all", "absent"], ["--all", "empty", "--by", "colour"]],
+    "compare": [["absent", "--", "empty"], ["empty", "--", "absent", "--values", "absent.csv"]],
     "audit": [["--verify", "absent.json"], ["empty", "--key-file", "absent"]],
     "simulate": [["absent.yaml"], ["--run", "absent"], ["zone.yaml", "--trace", "absent.csv"]],
     "plan": [["--tokens", "1e9", "--deadline", "48", "--zones", "Atlantis"], ["--tokens", "-1", "--deadline", "48"]],
@@ -31,11 +56,14 @@ WRONG = {
     "watch": [["absent"], ["empty"], ["empty", "--every-s", "0"]],
     "export dashboard": [["--out", "absent/dashboard.json"]],
     "export alerts": [["--out", "absent/alerts.yaml"]],
-    "fpga explore": [["no-such-model", "--assume"], ["llama-3-8b", "--card", "U1"], ["llama-3-8b", "--batch", "0"]],
+    "fpga explore": [
+        ["no-such-model", "--assume"], ["llama-3-8b", "--card", "U1"], ["llama-3-8b", "--batch", "0"],
+        ["torn", "--assume"], ["foreign", "--assume"], ["unsupported", "--assume"], ["negative", "--assume"],
+    ],
     "rlhf simulate": [["absent.yaml"], ["published", "--mode", "soon"]],
     "rlhf waterfall": [["absent.yaml"]],
     "rlhf sensitivity": [["published", "--over", "colour"]],
-    "serve": [["absent.yaml", "--no-token"], ["absent.yaml"]],
+    "serve": [["absent.yaml", "--no-token"], ["absent.yaml"], ["torn.yaml", "--no-token", "--port", "0"]],
     "ui": [["absent", "--no-open"], ["empty", "--no-open", "--every-s", "0"]],
 }  # fmt: skip
 NO_INPUT = {"fpga devices"}
@@ -54,6 +82,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "wrong.yaml").write_text("pwer: {}\n", encoding="utf-8")
     (path / "zone.yaml").write_text("carbon: {zone: Atlantis}\n", encoding="utf-8")
     (path / "empty").mkdir()
+    models = {
+        "torn/artifact.json": '{"contract": 1, "program": {"operators": [',
+        "foreign/artifact.json": '{"contract": 1, "program": {"operators": 7}}',
+        "unsupported/config.json": '{"model_type": "abacus"}',
+        "negative/config.json": '{"model_type": "llama", "hidden_size": -64}',
+        "torn.yaml": "device: emulator\nreward: {model: foreign}\n",
+    }
+    for name, text in models.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text(text, encoding="utf-8")
     return path
 
 
@@ -91,6 +129,30 @@ def test_an_option_that_is_not_there_is_2(
 ) -> None:
     code, out, err = _ended([*command.split(), "--nonsense"], folder, monkeypatch, capfd)
     assert (code, out) == (2, "") and "--nonsense" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(2, error) for error in (ConfigError, UnknownZoneError, TraceError, CarbonSignalError, RunFolderError)]
+    + [(2, error) for error in (NewerFormatError, ArtifactError, BatchError, UnsupportedModelError)]
+    + [(1, error) for error in (GreenTrainError, MeterError, MissingExtraError, SessionError)]
+    + [(1, error) for error in (OffloadError, DeviceError, DeviceLostError, QueueFullError, PassTimeoutError)],
+)
+def test_an_error_ends_any_command_with_its_code_and_a_sentence(
+    code: int, error: type[GreenTrainError], capfd: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer(cls=Commands)
+
+    @app.command()
+    def fails() -> None:
+        raise error("batch 3 of\n\x1b[2Jnothing")
+
+    app.callback()(lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        app(["fails"])
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out) == (code, "")
+    assert err.startswith("greentrain: batch 3 of") and err.count("\n") == 1 and "\x1b" not in err
 
 
 def test_the_process_ends_with_the_code(folder: Path) -> None:

@@ -30,6 +30,7 @@ ESTIMATE = [
 CALLS = {
     "doctor": ["doctor"],
     "report": ["report", "runs/A"],
+    "compare": ["compare", "runs/A", "--", "runs/B"],
     "audit": ["audit", "--verify", "runs/audit.json"],
     "simulate": [
         "simulate", "plan.yaml", "--trace", "one.csv", "--windows", "2", "--pictures", "none", "--out", "simulated"

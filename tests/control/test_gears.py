@@ -474,7 +474,7 @@ def test_the_probe_comes_with_the_optimizer_and_its_findings_outlive_it() -> Non
     assert saved == probe.state_dict() and saved["step"] == 7
     gears.release()
     released = [gears.probe, gears.recorder]
-    assert released == [None, None] and not model._forward_pre_hooks
+    assert released == [None, None] and model._compiled_call_impl is None
     assert gears.state_dict()["probe"] == saved
     gears.bind(optimizer)
     again = gears.probe

@@ -52,8 +52,8 @@ FROZEN = ROOT / "tests" / "data" / "run-format-1"
 FOLDERS = ("greentrain", "callbacks", "fpga_backend", "optim", "recipes")
 SOURCES = sorted({path.resolve() for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")})
 SECRET = "s3cr3t-Value-0123456789"
-OWN_CELLS = {("notebook.py", "exec"), ("notebook.py", "eval")}
-"""The cell that its user has just asked to be run."""
+OWN_CELLS = {("notebook.py", "exec"), ("notebook.py", "eval"), ("session.py", "exec")}
+"""The cell that its user has just asked to be run; two words of our own, that set a flag of the interpreter."""
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'{{7*7}}[/bold][red]"
 
 
@@ -338,7 +338,7 @@ def test_tables_show_hostile_names_as_they_are(hostile: Path) -> None:
     told = io.StringIO()
     console = Console(width=600, file=told)
     console.print(table.render(summaries[1]))
-    console.print(compare.render(compare.compare(summaries)))
+    console.print(compare.compare(summaries))
     assert "[/bold][red]" in told.getvalue()
 
 

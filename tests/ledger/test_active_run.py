@@ -30,7 +30,9 @@ from greentrain.ledger.reader import OtherRanksTotals, RankRecord, read_run
 from greentrain.ledger.totals import Totals
 from greentrain.power import device_clock
 from greentrain.power.sampler import EnergyCurve, Sampler
+from greentrain.report.summary import told_of
 from greentrain.types import Device, DeviceKind, LedgerEntry, PowerSample, Provenance, Sensor, Topology
+from greentrain.utils import quantities
 from tests.helpers.child import in_a_child
 from tests.helpers.fake_accelerator import FakeGpu, fake_torch
 from tests.helpers.flat_meter import FlatMeter
@@ -59,6 +61,41 @@ class _HungOs:
     def __getattr__(self, name: str) -> object:
         real = getattr(os, name)
         return (lambda *args: self.go_on.wait(WAIT_S) and real(*args)) if name == self._call else real
+
+
+def test_errors_that_a_user_states_are_in_the_books(tmp_path: Path) -> None:
+    carbon = {"g_per_kwh": 400.0, "relative_error": 0.1, "pue": 1.5, "pue_relative_error": 0.02}
+    config = {"run": {"dir": str(tmp_path), "report": False}, "carbon": carbon}
+    with GreenSession(config, meter=FlatMeter()) as green:
+        green.step(tokens=1)
+    rank = _rank(green)
+    assert {entry.carbon.relative_error for entry in rank.entries} == {0.1}
+    assert rank.opens[0]["pue_error"] == 0.02
+    assert {uid: set(shares) for uid, shares in rank.shared.items()} == {
+        uid: {"other"} for uid, sensor in rank.sensors.items()
+    }
+    with GreenSession(config | {"carbon": {"g_per_kwh": 400.0}}, meter=FlatMeter()) as plain:
+        plain.step(tokens=1)
+    assert "pue_error" not in _rank(plain).opens[0] and _rank(plain).entries[0].carbon.relative_error is None
+
+
+def test_a_session_shows_in_a_notebook_what_its_report_says(tmp_path: Path) -> None:
+    meter = FlatMeter()
+    meter.sensors = [dataclasses.replace(sensor, uncertainty=0.05) for sensor in meter.sensors]
+    config = {"run": {"dir": str(tmp_path), "report": False}, "power": {"sample_s": 0.02}}
+    with GreenSession(config, meter=meter) as green:
+        with green.phase("forward"):
+            green.step(tokens=1)
+        green.checkpoint()
+        assert green.running and green._view().title.endswith("running")
+    rank, shown = _rank(green), green._view()
+    known = told_of(rank)
+    assert green._last is not None and (record := green._last.rank_record()) is not None
+    assert told_of(record) == known and record.sums.energy_j == pytest.approx(rank.sums.energy_j)
+    texts = {row[0]: row[1] for grid in shown.grids for row in grid.rows}
+    for name, (interval, _) in (known["devices"] | known["phases"]).items():
+        assert interval is not None and " to " in texts[name]
+    assert texts["Energy"] == quantities.between(green.totals().energy_j, known["interval_j"], quantities.JOULE)
 
 
 @pytest.mark.parametrize("call", ["write", "fsync"])
@@ -385,6 +422,15 @@ def test_a_kill_costs_ten_seconds_at_most_and_a_long_run_few_lines(bench: Bench)
     assert min(lengths_s[-10:]) >= 7.0 and len(lengths_s) < 60
     assert run.ledger.totals.energy_j == pytest.approx(250.0 * (ends[-1] - 1000.0))
     assert [entry["t0"] for entry in bench.records(run, "entry")] == pytest.approx([1e9 + t_s for t_s in ends[:-1]])
+
+
+def test_what_readings_share_is_told_the_more_rarely_the_longer_a_run_goes_on(bench: Bench) -> None:
+    run = bench.started()
+    bench.passes(run, 1300.0)
+    told = [record for record in bench.records(run, "event") if record["name"] == "shared" and record["device"] == "a"]
+    after_s = [record["t"] - 1e9 - 1000.0 for record in told]
+    assert 4 <= len(after_s) <= 10 and after_s[-1] >= 100.0
+    assert all(later >= 1.8 * earlier for earlier, later in itertools.pairwise(after_s))
 
 
 def test_short_intervals_that_the_user_wants_are_kept(bench: Bench) -> None:
@@ -762,7 +808,7 @@ def test_a_second_process_goes_on_where_the_first_one_was_killed(bench: Bench) -
     assert second.ledger.totals.tokens == 9 and second.ledger.totals.energy_j == pytest.approx(250.0 * 5.0)
     bench.passes(second, 1012.0)
     assert [opened["carried"] for opened in bench.records(second, "open")] == [None, None], "its lines are all there"
-    assert [event["name"] for event in bench.records(second, "event")] == ["resume"]
+    assert {event["name"] for event in bench.records(second, "event")} == {"resume", "shared"}
     assert second.ledger.totals.energy_j == pytest.approx(250.0 * (5.0 + second._books.t_s - 1010.0))
 
 
@@ -770,7 +816,8 @@ def test_totals_of_a_run_whose_folder_is_gone_come_from_the_checkpoint(bench: Be
     run = bench.started(carried=Totals(energy_j=500.0, tokens=4, by_device={"a": 500.0}))
     bench.passes(run, 1003.0)
     (opened,) = bench.records(run, "open")
-    assert opened["carried"]["energy_j"] == 500.0 and not bench.records(run, "event")
+    assert opened["carried"]["energy_j"] == 500.0
+    assert {event["name"] for event in bench.records(run, "event")} == {"shared"}, "nothing to warn of"
     assert run.ledger.totals.tokens == 4
     assert read_run(run.folder).totals.energy_j == pytest.approx(run.ledger.totals.energy_j)
 

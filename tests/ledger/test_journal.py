@@ -34,6 +34,7 @@ from greentrain.ledger.journal import (
 )
 from greentrain.types import CarbonPoint, DeviceEnergy, GearUse, LedgerEntry, Provenance
 from tests.helpers.child import in_a_child
+from tests.helpers.interrupts import interrupted
 
 WAIT_S = 60.0
 """Longest wait for a thread that is not held up (s)."""
@@ -664,6 +665,22 @@ def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(
     with pytest.raises(RunFolderError, match="is no regular file"):
         module.open_regular(path)
     assert len(closed) == 1
+
+
+def test_an_interrupt_while_it_opens_leaves_the_file_to_the_next(tmp_path: Path) -> None:
+    """Ctrl-C at each place: a notebook starts again, in the same process, and must not find the run in use."""
+    path = tmp_path / "rank-00000.jsonl"
+    for place in range(1, 200):
+        opened: list[Journal] = []
+        cut = interrupted(lambda opened=opened: opened.append(Journal(path)), place, "ledger/journal.py")  # type: ignore[misc]
+        for journal in opened:
+            journal.close()
+        again = Journal(path)
+        again.close()
+        assert again.alone, f"after Ctrl-C at {cut}"
+        if not cut:
+            break
+    assert place > 10 and not cut
 
 
 def test_where_a_system_has_no_locks_a_journal_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,6 +345,27 @@ def test_totals_of_nothing_are_not_shown_as_zero() -> None:
     assert books_view("Totals", unpriced).grids[0].rows[1][2] == "the grid's intensity is not known"
 
 
+def test_intervals_and_how_phases_are_told_are_shown_where_they_are_known() -> None:
+    totals = Totals(
+        energy_j=1000.0, duration_s=10.0, by_device={"GPU-1": 1000.0}, by_phase={"forward": 900.0, "other": 100.0}
+    )
+    told = {
+        "interval_j": {"low": 950.0, "high": 1050.0},
+        "devices": {"GPU-1": ({"low": 950.0, "high": 1050.0}, "")},
+        "phases": {"forward": ({"low": 800.0, "high": None}, "regressed, ± 3.1 %, host time"), "other": (None, "")},
+    }
+    whole, devices, phases = session_view(totals, state="running", folder=Path("runs/a"), page=None, told=told).grids
+    assert whole.rows[0][1] == "1.00 kJ (0.950 to 1.05)"
+    assert (devices.head, devices.rows[0]) == (
+        ("Device", "Energy", "Share"), ("GPU-1", "1.00 kJ (0.950 to 1.05)", "100 %")
+    )  # fmt: skip
+    assert phases.head == ("Phase", "Energy", "Share", "Told")
+    assert phases.rows == [
+        ("forward", "900 J (at least 800)", "90.0 %", "regressed, ± 3.1 %, host time"),
+        ("other", "100 J", "10.0 %", ""),
+    ]
+
+
 def test_what_is_shown_of_a_session_and_of_a_cell() -> None:
     running = session_view(SHOWN, state="running", folder=Path("runs/train-1"), page=None)
     assert running.title == "train-1, running" and "close() makes them final" in running.notes[0]

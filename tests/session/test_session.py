@@ -1,12 +1,15 @@
 """GreenSession: books what was used, survives what can go wrong, and never touches the training."""
 
+import copy
 import io
 import json
 import math
+import pickle
+import signal
 import time
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from greentrain.session import session
 from greentrain.types import CarbonPoint, DeviceWindow, Phase, Provenance, Topology, WindowEnergy
 from tests.helpers.flat_meter import T0_S, FlatMeter
 from tests.helpers.hanging import Hanging
+from tests.helpers.interrupts import interrupted
 
 SIGNAL = ConstantSignal(360.0, zone="test", source="test")
 
@@ -157,6 +161,24 @@ def test_two_runs_in_a_row_are_separate(tmp_path: Path) -> None:
     assert meter.closed == 2
 
 
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda session: pickle.loads(pickle.dumps(session))])
+def test_a_copy_has_the_figures_and_no_run(tmp_path: Path, made: Callable[[GreenSession], GreenSession]) -> None:
+    green = _session(tmp_path)
+    never = made(green)
+    assert never.folder is None and never.totals() == Totals() and never.config == green.config
+    with green:
+        green.parameters = 7
+        running = made(green)
+        green.step(tokens=5)
+        assert not running.running and green.running and running.folder == green.folder
+    closed = made(made(green))
+    assert closed.totals() == green.totals() and closed.totals().tokens == 5 and closed.parameters == 7
+    with closed:  # of its own, measured alike
+        closed.step(tokens=3)
+    assert closed.folder != green.folder and (closed.totals().tokens, green.totals().tokens) == (3, 5)
+    assert closed.totals().energy_j > 0
+
+
 def test_it_is_a_decorator(tmp_path: Path) -> None:
     green = _session(tmp_path)
 
@@ -167,6 +189,18 @@ def test_it_is_a_decorator(tmp_path: Path) -> None:
 
     assert train(1) == 2
     assert green.totals().energy_j > 0
+
+
+def test_a_program_that_changes_its_folder_keeps_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = {"run": {"name": "moves"}, "power": {"sample_s": 0.02}}
+    with GreenSession(config, meter=FlatMeter(), signal=SIGNAL) as green:
+        monkeypatch.chdir("elsewhere")
+        green.step(tokens=3)
+    assert green.folder is not None and green.folder.parent == tmp_path / "runs"
+    assert green.report_path == green.folder / "report.html" and green.report_path.exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_an_exception_is_booked_and_passed_on(tmp_path: Path) -> None:
@@ -196,7 +230,7 @@ def test_a_checkpoint_continues_the_folder(tmp_path: Path) -> None:
     assert second.totals().energy_j == pytest.approx(first.totals().energy_j + 250.0 * added_s, rel=0.02)
     run = read_run(second.folder or "")
     assert run.totals.energy_j == pytest.approx(second.totals().energy_j)
-    assert {event["name"] for event in run.ranks[0].events} == {"checkpoint", "resume"}
+    assert {event["name"] for event in run.ranks[0].events} == {"checkpoint", "resume", "shared"}
 
 
 def test_a_checkpoint_without_its_folder_carries_the_totals(tmp_path: Path) -> None:
@@ -550,6 +584,9 @@ class StandIn:
     def event(self, name: str, text: str, **more: Any) -> None:
         self.heard.append((name, more))
 
+    def rank_record(self) -> None:
+        """Nothing is booked yet."""
+
     def window(self, t0_s: float, t1_s: float, wait_s: float) -> Any:
         self.heard.append(("window", t0_s, t1_s))
         assert wait_s <= 1.0
@@ -619,6 +656,30 @@ def test_each_call_of_the_training_is_one_mark_with_its_time(played: Played) -> 
         (8.0, "step", "", 3, 0, 3),
     ]
     assert played.run.changes_s == [6.0, 7.0], "a reading of two gears would give each the other's power"
+
+
+def test_a_step_that_tells_no_work_counts_none(played: Played) -> None:
+    played.step()
+    played.count()
+    assert [mark[4:] for mark in played.run.marks] == [(0, 0), (0, 0)]
+
+
+def test_a_device_that_comes_into_use_late_stamps_the_marks_of_its_own_run(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played._controller, "each_second", lambda run: None)
+    monkeypatch.setattr(played._viewers, "update", lambda run, cap: None)
+    run, other, stamped = played.run, StandIn(), list[Any]()
+    for one in (run, other):
+        one.queue_stamped = stamped.append  # type: ignore[attr-defined]
+    other.has_device_clock = True
+    for _ in range(session.EARLY_MARKS):
+        played.begin("data")
+    for looked, in_use, count in ((run, False, 0), (other, False, 0), (run, True, 1)):
+        run.has_device_clock = in_use
+        played._each_second(looked)  # type: ignore[arg-type]
+        played.begin("data")
+        assert len(stamped) == count
 
 
 def _used(energy_j: float, missing_s: float = 0.0) -> WindowEnergy:
@@ -762,16 +823,30 @@ def test_a_sigterm_that_the_program_handles_brings_the_books_up_to_date_and_ends
     assert len(played.run.heard) == 3
 
 
-def test_closing_again_waits_for_the_run_that_is_closing_and_not_in_a_forked_child(played: Played) -> None:
+def test_closing_again_ends_nothing_twice_and_not_in_a_forked_child(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
     played.close("exception")
-    assert played.run.heard == [("know", {"parameters": None}), ("close", "exception")]
+    assert played.run.heard == [("know", {"parameters": None, "exit_code": None}), ("close", "exception")]
     played.step(tokens=5)
     assert not played.run.marks, "marks after the end belong to no run"
     played.close()
-    assert played.run.heard[2:] == [("close", "finished")]
-    played._pid += 1
-    played.close()
-    assert len(played.run.heard) == 3
+    assert len(played.run.heard) == 2
+    child = Played()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(child._controller, "closed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            child.close()
+    child._pid += 1
+    child.close()
+    assert child.run.heard == []
+    child._pid -= 1
+    child.close("exit")
+    assert child.run.heard == [("know", {"parameters": None, "exit_code": None}), ("close", "exit")]
 
 
 def test_a_forked_child_has_no_run(played: Played) -> None:
@@ -907,7 +982,7 @@ def test_a_sigterm_waits_while_a_session_closes_and_comes_after_it(played: Playe
     )
     played._hook = hook
     played.close()
-    assert heard == ["hold", ("know", {"parameters": None}), ("close", "finished"), ("remove", True)]
+    assert heard == ["hold", ("know", {"parameters": None, "exit_code": None}), ("close", "finished"), ("remove", True)]
 
 
 def test_the_interpreters_exit_closes_what_an_interrupt_left_open(
@@ -922,13 +997,99 @@ def test_the_interpreters_exit_closes_what_an_interrupt_left_open(
 
     green = _session(tmp_path).start()
     green.step()
-    monkeypatch.setattr(green._controller, "closed", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        green.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(green._controller, "closed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            green.close()
     (at_exit,) = exits
     at_exit()
     assert green.folder is not None and green.totals().steps == 1
     assert [record["kind"] for record in read_journal(green.folder / "rank-00000.jsonl")][-1] == "close"
+
+
+class Ends:
+    """Notes what a session ends, which it may do twice."""
+
+    def __init__(self, green: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.at_exit: list[Any] = []
+        self.handler: Any = signal.SIG_DFL
+        exits = types.SimpleNamespace(register=self.at_exit.append, unregister=self._unregister)
+        monkeypatch.setattr(session, "atexit", exits)
+        for name in ("release", "closed"):
+            owner = green._phase_hooks if name == "release" else green._controller
+            monkeypatch.setattr(owner, name, lambda name=name: green.run.heard.append(name))
+        monkeypatch.setattr(green._viewers, "close", lambda run: green.run.heard.append("viewers"))
+        table = types.SimpleNamespace(
+            SIGTERM=signal.SIGTERM,
+            SIG_DFL=signal.SIG_DFL,
+            getsignal=lambda number: self.handler,
+            signal=lambda number, handler: setattr(self, "handler", handler),
+        )
+        monkeypatch.setattr(session, "signal", table)
+        green._hook = session.ShutdownHook(green.close)
+        green._hook.install()
+
+    def _unregister(self, call: Any) -> None:
+        self.at_exit[:] = []
+
+
+def test_what_an_interrupt_leaves_of_a_close_the_next_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at each place of close(): a second call, or the interpreter's exit, ends all of it, and SIGTERM kills."""
+    all_of_it = [
+        "release",
+        "closed",
+        ("know", {"parameters": None, "exit_code": None}),
+        ("close", "finished"),
+        "viewers",
+    ]
+    for place in range(1, 200):
+        with monkeypatch.context() as patch:
+            green = Played(run={"report": False})
+            ends = Ends(green, patch)
+            cut = interrupted(green.close, place, "session/session.py")
+            hook = green._hook
+            assert hook is not None and (not hook._held or green.running), f"SIGTERM waits after {cut}"
+            green.close()
+            heard = green.run.heard[:]
+            assert heard[-5:] == all_of_it, f"after Ctrl-C at {cut}"
+            assert not hook._held and not ends.at_exit and not green.running
+            green.close()
+            assert green.run.heard == heard, "once it has ended there is nothing to end"
+        if not cut:
+            break
+    assert place > 15 and not cut
+
+
+@pytest.mark.parametrize("late", ["_queue_marks_into", "install", "started"])
+def test_an_interrupt_at_the_end_of_a_start_leaves_nothing_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: str
+) -> None:
+    meter, green = FlatMeter(), _session(tmp_path)
+    green._meter = meter
+    limits = types.SimpleNamespace(close=lambda: told.append("limits"))
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        owner: Any = {"install": session.ShutdownHook, "started": green._controller}.get(late, green)
+        does = getattr(owner, late)
+
+        def cut(*given: Any, **named: Any) -> None:
+            does(*given, **named)
+            green._controller.gpu_limits = limits  # type: ignore[assignment]
+            patch.undo()
+            raise KeyboardInterrupt
+
+        patch.setattr(owner, late, cut)
+        with pytest.raises(KeyboardInterrupt):
+            green.start()
+    assert (green.running, meter.closed, told, signal.getsignal(signal.SIGTERM)) == (False, 1, ["limits"], before)
+    (folder,) = tmp_path.iterdir()
+    close = read_run(folder).ranks[0].close
+    assert close is not None and close["reason"] == "exception"
+    green._meter = FlatMeter()
+    with green:
+        green.step()
+    assert green.totals().steps == 1
 
 
 def test_runs_of_a_process_are_counted_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+import subprocess
 import sys
 import threading
 from types import FrameType
@@ -259,3 +260,20 @@ def test_at_exit_the_books_say_whether_an_exception_ended_the_program(
     assert listener.heard == ["exit", "exception"]
     hook.remove()
     assert called == []
+
+
+INTERRUPTED = """
+import signal
+from greentrain.session.session import ShutdownHook
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ShutdownHook(lambda reason: (print(reason, flush=True), exec("pass"))).install()
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_an_interrupted_program_ends_as_interrupted() -> None:
+    """A shell's loop, make and a launcher go on where a program that was interrupted ends with an exit code."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "exception\n"), done.stderr
+    assert done.stderr.count("KeyboardInterrupt") == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from greentrain import GreenSession
 from greentrain.errors import ConfigError, GreenTrainWarning
@@ -243,15 +244,14 @@ def test_four_ranks_find_their_device_mesh_in_the_model(tmp_path: Path) -> None:
 
 def test_a_model_that_was_watched_before_the_start_is_asked_too(tmp_path: Path) -> None:
     weight = types.SimpleNamespace(device_mesh=Mesh(1, (1, 2), "dp", "tp"), numel=lambda: 1)
-    handle = types.SimpleNamespace(remove=lambda: None)
-    model = types.SimpleNamespace(
-        parameters=lambda: [weight],
-        register_forward_pre_hook=lambda hook: handle,
-        register_forward_hook=lambda hook, **how: handle,
-    )
+
+    class Sharded(torch.nn.Module):
+        def parameters(self, recurse: bool = True) -> Any:
+            return [weight]
+
     config = {"run": {"dir": str(tmp_path), "id": "job", "report": False}, "power": {"meters": ["null"]}}
     green = GreenSession(config, topology=_place(1, 2))
-    green.watch(model)
+    green.watch(Sharded())
     with green:
         green.step(tokens=7)
         assert [green._work.own(tokens) for tokens in (7, None)] == [4, None]

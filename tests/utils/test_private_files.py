@@ -101,6 +101,24 @@ def test_a_link_is_not_followed_and_a_fifo_is_not_waited_for(folder: Path, tmp_p
     assert private_files.read(str(folder / "pipe")) is None
 
 
+def test_what_a_kill_left_half_written_goes_with_the_next_write(folder: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim.part"
+    victim.write_text("mine", encoding="utf-8")
+    left, young = folder / ".0123456789abcdef.part", folder / ".fedcba9876543210.part"
+    others = [folder / name for name in (".report.html.part", "0123456789abcdef.part", ".0123456789abcdeF.part")]
+    for path in (left, young, *others):
+        path.write_text("half", encoding="utf-8")
+    link = folder / ".aaaaaaaaaaaaaaaa.part"
+    link.symlink_to(victim)
+    for path in (left, link, *others, victim):
+        os.utime(path, (1e9, 1e9), follow_symlinks=False)
+    private_files.replace(str(folder / "claim.json"), "whole")
+    assert not left.exists() and not link.is_symlink()
+    assert young.exists(), "somebody may be writing it"
+    assert all(path.exists() for path in (*others, victim))
+    assert private_files.read(str(folder / "claim.json")) == "whole"
+
+
 def test_a_cache_that_everybody_can_write_to_is_not_believed(tmp_path: Path) -> None:
     env = {ENV_DIR: str(tmp_path / "cache")}
     (tmp_path / "cache" / "csim").mkdir(parents=True)

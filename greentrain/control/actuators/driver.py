@@ -329,7 +329,8 @@ class Opened:
         self.guardian = guardian
         self._visible = visible
         self._named = named
-        self._closed = False
+        self.closed = False
+        """True once :meth:`close` was called."""
         guardian.join()
 
     def now_own(self) -> Sequence[GpuKnobs]:
@@ -341,8 +342,8 @@ class Opened:
 
     def close(self) -> None:
         """Leave the guardian and release NVML. Idempotent; never raises."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self.guardian.leave()
             with contextlib.suppress(Exception):
                 self.nvml.nvmlShutdown()
@@ -527,8 +528,11 @@ class GpuSetting(ABC):
             self._beside(self._reset, CLOSE_S)
 
     def close(self) -> None:
-        """Reset, let the guardian go and release the driver. Idempotent; never raises."""
-        if self._closed or not self._is_owner:
+        """Reset, let the guardian go and release the driver. Idempotent; never raises.
+
+        What an interrupt has cut short, another call does.
+        """
+        if self._opened.closed or not self._is_owner:
             return
         self._closed = True  # a change that is under way sets nothing any more
         self._beside(lambda: self._reset(last=True), CLOSE_S)

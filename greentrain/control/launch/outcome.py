@@ -156,6 +156,18 @@ def read_state(folder: Path) -> JobState:
         raise ConfigError(f"{folder} holds no job of greentrain launch ({error}); name its --dir") from error
 
 
+def is_held(folder: Path) -> bool:
+    """Return whether a supervisor holds the folder of a job."""
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # none was ever made here
+        pass
+    return False
+
+
 LEAVES: Final = 5
 """Exits with 75 in a row, none with a step more, after which a job is called a loop. One without progress is usual: a
 resize that the grid called back."""

@@ -386,7 +386,7 @@ class Supervisor:
             self._save(phase="waiting", failures=0, leaves=0, not_before_unix_s=None)
             self._tell(f"tried again after: {state.said}")
         elif state.attempt > 0:
-            self._tell(f"goes on after attempt {state.attempt}: {state.said}")
+            self._tell(f"goes on after attempt {state.attempt}: {state.said or 'its launcher was killed'}")
         return None
 
     def _save(self, **changes: object) -> None:

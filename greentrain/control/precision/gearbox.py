@@ -14,6 +14,11 @@ A copy or a pickle of the model is the plain model: it has its own weights, the 
 Gears that cannot work with a model, its wrapper or its device are refused before training. torch.compile makes one
 graph a gear; dynamo keeps at most ``recompile_limit`` of them, 8 by default (torch/_dynamo/config.py, torch 2.13). Four
 gears, two modes and two shapes are more, and what is beyond would run uncompiled without a word.
+
+Who watches calls of a model (:func:`around_calls`) stands outside of all that. A forward hook travels:
+``copy.deepcopy`` gives a running average of the model the hook, ``pickle`` stops at what the hook holds,
+``torch.jit.script`` compiles it, and so does dynamo. Each module has one place that torch itself neither copies nor
+compiles, where ``module.compile()`` leaves the compiled call; what is put there sees whole calls.
 """
 
 import contextlib
@@ -22,7 +27,7 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -110,7 +115,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def is_compiled(model: nn.Module) -> bool:
     """Return whether torch.compile has the model, in its wrappers, or a part of it."""
-    return any(m._compiled_call_impl is not None or hasattr(m, "_orig_mod") for m in model.modules())
+    return any(compiled_call(m) is not None or hasattr(m, "_orig_mod") for m in model.modules())
 
 
 def check_gears(model: nn.Module, gears: Sequence[Gear], device: torch.device) -> None:
@@ -404,3 +409,123 @@ def _to_fp32(output: Any) -> Any:
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
     return tree_map_only(torch.Tensor, _to_fp32, output)
+
+
+Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], object]
+After = Callable[[nn.Module, Any], object]
+_IGNORED = "__jit_ignored_attributes__"
+
+
+def around_calls(module: nn.Module, before: Before, after: After) -> Callable[[], None]:
+    """Call something before and after each call of a module from outside of a compiled graph.
+
+    Args:
+        module: The module, as training calls it: one inside a compiled module is part of its graph and is not seen.
+        before: Takes the module, its positional and its keyword arguments.
+        after: Takes the module and what it returned; None where it raised.
+
+    Returns:
+        What takes both off again. Idempotent.
+    """
+    calls = vars(module).get("_compiled_call_impl")
+    if not isinstance(calls, _Calls):
+        calls = _Calls(module)
+        calls.put(module)
+    return calls.add(before, after)
+
+
+def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the call that ``module.compile()`` made; None where the module is not compiled in place."""
+    call = module._compiled_call_impl
+    return call.compiled if isinstance(call, _Calls) else call
+
+
+def in_graph(module: nn.Module) -> bool:
+    """Return whether a module whose calls are watched has become part of a larger compiled graph, which hides them."""
+    call = module._compiled_call_impl
+    return isinstance(call, _Calls) and call.traced
+
+
+class _Calls:
+    """Stands where torch looks for the compiled call of a module, and comes to no copy.
+
+    Args:
+        module: The module; only referred to.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.compiled = module._compiled_call_impl
+        self.traced = False
+        self._module = weakref.ref(module)
+        self._watchers: tuple[tuple[Before, After], ...] = ()
+
+    def put(self, module: nn.Module) -> None:
+        """Stand in front of whatever the module's call is now."""
+        # Not by setattr: what is set on torch.compile's wrapper is set on its model.
+        vars(module)["_compiled_call_impl"] = self
+        ignored = {"_compiled_call_impl", *getattr(module, _IGNORED, ())}  # torch.jit.script does not know its type
+        vars(module)[_IGNORED] = sorted(ignored)
+        if "_orig_mod" not in module._modules and "compile" not in vars(module):
+            vars(module)["compile"] = _Compile(module)
+
+    def add(self, before: Before, after: After) -> Callable[[], None]:
+        """Add a pair of callables; return what removes it."""
+        pair = (before, after)
+        self._watchers += (pair,)
+
+        def remove() -> None:
+            self._watchers = tuple(other for other in self._watchers if other is not pair)
+            module = self._module()
+            if not self._watchers and module is not None and vars(module).get("_compiled_call_impl") is self:
+                del vars(module)["_compiled_call_impl"], vars(module)[_IGNORED]
+                if self.compiled is not None:
+                    vars(module)["_compiled_call_impl"] = self.compiled
+                if isinstance(vars(module).get("compile"), _Compile):
+                    del vars(module)["compile"]
+
+        return remove
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self._module()
+        if torch.compiler.is_compiling():
+            self.traced = True  # reads nothing that changes: each guard on it would compile the graph again
+            return module._call_impl(*args, **kwargs)
+        # torch calls without saying which module. A replica of nn.DataParallel and a script share this attribute, and
+        # must run on their own parameters.
+        caller = sys._getframe(1).f_locals.get("self")
+        if caller is not module and isinstance(caller, nn.Module) and caller._compiled_call_impl is self:
+            return caller._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        watchers, output = self._watchers, None
+        for before, _ in watchers:
+            before(module, args, kwargs)
+        try:
+            output = (self.compiled or module._call_impl)(*args, **kwargs)
+            return output
+        finally:
+            for _, after in reversed(watchers):
+                after(module, output)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+class _Compile:
+    """``module.compile`` of a module whose calls are watched: the compiled call is watched from outside.
+
+    Args:
+        module: The module; only referred to.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        module: Any = self._module()
+        calls = module._compiled_call_impl
+        type(module).compile(module, *args, **kwargs)
+        if isinstance(calls, _Calls) and module._compiled_call_impl is not calls:  # an engine compiles its model alone
+            calls.compiled = module._compiled_call_impl
+            calls.put(module)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._module(), "compile")  # a copy's own

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from greentrain.control.precision.gearbox import around_calls, in_graph
 from greentrain.utils.never_raise import never_raises
 
 
@@ -195,14 +196,20 @@ class CallRecorder:
     """
 
     def __init__(self, model: nn.Module, loss_scale: Callable[[], float] = lambda: 1.0) -> None:
-        self.problem = ""
-        """Why this model's calls cannot be made again; empty if they can, as far as is known."""
+        self._problem = ""
         self._model = model
         self._loss_scale = loss_scale
         self._keep = 2
         self._armed = False
         self._call: _Call | None = None
         self._undo: list[Callable[[], None]] = []
+
+    @property
+    def problem(self) -> str:
+        """Why this model's calls cannot be made again; empty if they can, as far as is known."""
+        if in_graph(self._model):  # a probe would be part of the graph, or break it
+            return "it was compiled after it was watched: watch what torch.compile returned"
+        return self._problem
 
     @property
     def rows(self) -> int:
@@ -224,17 +231,11 @@ class CallRecorder:
         self.disarm()
         self._call = None
         self._keep = keep
-        self.problem = self.problem or _sharded(self._model)
-        if self.problem:
+        self._problem = self._problem or _sharded(self._model)
+        if self._problem:
             return
         self._armed = True
-        compiled = self._model._compiled_call_impl
-        if compiled is not None:  # model.compile() in place: hooks would be compiled
-            self._model._compiled_call_impl = functools.partial(self._around, compiled)
-            self._undo.append(lambda: setattr(self._model, "_compiled_call_impl", compiled))
-            return
-        self._undo.append(self._model.register_forward_pre_hook(self._before, with_kwargs=True).remove)
-        self._undo.append(self._model.register_forward_hook(self._after).remove)
+        self._undo.append(around_calls(self._model, self._before, self._after))
 
     def disarm(self) -> None:
         """Take the hooks off. Idempotent."""
@@ -271,29 +272,21 @@ class CallRecorder:
             return None
         return CallReplay(call, rows)
 
-    def _around(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._before(self._model, args, kwargs)
-        output = compiled(*args, **kwargs)
-        self._after(self._model, args, output)
-        return output
-
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # a probe would be part of the graph, or break it
-            self.problem = "it was compiled after it was watched: watch what torch.compile returned"
-        elif module.training and torch.is_grad_enabled():
+        if module.training and torch.is_grad_enabled():
             self._call = self._begin((args, kwargs), None)
             if self._call is None:
                 self.disarm()
 
     @never_raises
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after(self, module: nn.Module, output: Any) -> None:
         call = self._call
         if call is None:
             return
         self.disarm()
         if _versions(module) != call.versions:
             self._call = None
-            self.problem = "its forward changes parameters in place, and called again it would do so again"
+            self._problem = "its forward changes parameters in place, and called again it would do so again"
             return
         for index, tensor in enumerate(tensors(output)):
             if tensor.requires_grad:
@@ -302,10 +295,10 @@ class CallRecorder:
     def _begin(self, tree: Any, function: Callable[..., Any] | None) -> _Call | None:
         try:
             call = _Call(KeptSamples(tree, self._keep), function, self._loss_scale(), _versions(self._model))
-            self.problem = "" if call.samples.size else "what it is called with holds no tensor with a batch dimension"
+            self._problem = "" if call.samples.size else "what it is called with holds no tensor with a batch dimension"
         except Exception as error:  # a read-only mapping, a nested tensor: training's own call must not fail for it
-            self.problem = f"what it is called with cannot be kept ({error!r})"
-        return None if self.problem else call
+            self._problem = f"what it is called with cannot be kept ({error!r})"
+        return None if self._problem else call
 
 
 def _ends(outputs: list[Tensor]) -> list[bool]:

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from greentrain.control.coordination import RankZeroChannel
-from greentrain.control.precision.gearbox import GearBox
+from greentrain.control.precision.gearbox import GearBox, compiled_call
 from greentrain.control.profiling.profiler import ASK_S, SENSORS_S, BlockRecord, GearProfiler, add_ranks
 from greentrain.errors import ConfigError, SessionError
 from greentrain.policy.action_table import Action, ActionCache, ActionObjective, ActionTable, cache_key
@@ -354,7 +354,7 @@ class ProfilingRun:
             tokens_per_step=tokens,
             settings={
                 "threads": torch.get_num_threads(),
-                "compiled": any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()),
+                "compiled": any(compiled_call(m) is not None for m in model.modules()),
                 "sensors": sorted(sensor.method for sensor in self._sensors),
                 **({} if len(self.fractions) == 1 else self._goal()),
             },

@@ -19,6 +19,7 @@ def test_the_upper_end_goes_down_and_up_again(node: Node) -> None:
     driver, said = node(FakeGpu(), FakeGpu()), Said()
     with clocking(said) as clocks:
         assert driver.state(0).gpu_clock_sets == 0, "an unlock at the opening would undo somebody's lock"
+        assert clocks.share_below_max == 0.0
         assert clocks.apply(0.3) and clocks.share_below_max == 0.3
         assert driver.state(0).gpu_clocks_mhz == driver.state(1).gpu_clocks_mhz == (210, 990)
         assert clocks.apply(0.15) and driver.state(1).gpu_clocks_mhz == (210, 1200)

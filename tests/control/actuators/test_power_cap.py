@@ -75,6 +75,25 @@ def test_close_is_idempotent_and_ends_the_guardian(node: Node) -> None:
     assert wait_until(lambda: not alive(guardian)) and said == []
 
 
+def test_what_an_interrupt_leaves_of_a_close_the_next_one_does(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
+    with capping(said) as cap:
+        cap.apply(0.6)
+        guardian = cap.guardian.pid
+
+        def interrupt(*_: object) -> bool:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(cap, "_beside", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                cap.close()
+        assert not cap.apply(0.8)
+        cap.close()
+        assert limit_w(driver) == ADMIN_W
+    assert wait_until(lambda: not alive(guardian)) and said == []
+
+
 def test_a_limit_lowered_before_the_first_change_is_the_one_to_put_back(node: Node) -> None:
     driver, said = node(FakeGpu(limit_w=ADMIN_W)), Said()
     with capping(said) as cap:

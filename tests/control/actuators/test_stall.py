@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from greentrain.config.schema import ClocksConfig
+from greentrain.control.actuators import clocks
 from greentrain.control.actuators.clocks import FORGET, MOST, StallControl, StallWindow
 
 CONFIG = ClocksConfig()
@@ -227,3 +228,61 @@ def test_windows_are_made_of_what_is_booked() -> None:
     assert control.observe(10.0, {"data": 5.0}, 50, ordinary=False) is None
     assert control.observe(0.0, {}, 50) is None
     assert [booked(10.0, 5.0, 50) for _ in range(MOST - 2)] == [0.0] * (MOST - 3) + [0.15]
+
+
+def _changes(levels: list[float]) -> list[tuple[int, float]]:
+    return [(i, levels[i]) for i in range(1, len(levels)) if levels[i] != levels[i - 1]]
+
+
+def test_what_was_too_low_is_tried_again_and_what_is_kept_is_checked_ever_more_rarely() -> None:
+    serial = _changes(_run(StallControl(CONFIG), Pipeline(data_s=0.8, ahead=0.0), 4000))
+    down, up = [i for i, level in serial if level > 0.0], [i for i, level in serial if level == 0.0]
+    assert [end - start for start, end in zip(down, up, strict=True)] == [3] * 7, "the change, and two that say enough"
+    assert [start - end for start, end in zip(down[1:], up, strict=False)] == [
+        n * FORGET + 1 for n in (2, 4, 8, 16, 16, 16)
+    ]
+    beside = _changes(_run(StallControl(CONFIG), Pipeline(data_s=2.5), 3500))
+    low, full = [i for i, level in beside if level == 0.3], [i for i, level in beside if level == 0.0]
+    assert low[0] == 2 * MOST + 1
+    assert [end - start - 4 for start, end in zip(low, full, strict=False)] == [
+        n * FORGET for n in (1, 2, 4, 8, 16, 16)
+    ]
+
+
+@pytest.mark.parametrize(("share", "below"), [(0.3, 0.15), (0.299, 0.0)])
+def test_clocks_go_down_from_the_share_on_that_is_asked_for(share: float, below: float) -> None:
+    control = StallControl(CONFIG)
+    for _ in range(MOST):
+        control.after(StallWindow(data_share=share, steps_per_s=1.0))
+    assert control.below == below
+
+
+@pytest.mark.parametrize(("share", "changes"), [(0.1, 2), (0.0999, 3)])
+def test_clocks_go_up_below_the_share_that_is_calm(share: float, changes: int) -> None:
+    control = StallControl(CONFIG)
+    _run(control, Pipeline(data_s=2.5), 30)
+    assert (control.below, control.changes) == (0.3, 2)
+    for _ in range(clocks.NEED):
+        control.after(StallWindow(data_share=share, steps_per_s=control._recent[-1].steps_per_s))
+    assert control.changes == changes and control.below == (0.3 if changes == 2 else 0.15)
+
+
+def test_what_lasts_no_time_counts_no_steps_and_what_waits_for_nothing_no_data() -> None:
+    control = StallControl(ClocksConfig(window_s=10.0))
+    assert control.observe(0.0, {}, 50) is None
+    assert control.observe(10.0, {"data": 4.0}, 5) is None, "five steps are too few"
+    for _ in range(MOST):
+        assert control.observe(10.0, {"forward": 10.0}, 20) == 0.0
+    assert [window.data_share for window in control._recent][1:] == [0.0] * (MOST - 1)
+    assert control._recent[0].data_share == pytest.approx(4.0 / 20.0)
+    assert control._recent[0].steps_per_s == pytest.approx(25 / 20.0)
+    assert [control.observe(0.5, {}, 1) for _ in range(20)] == [None] * 19 + [0.0], "short intervals count as well"
+
+
+def test_two_means_are_compared_by_student_s_t() -> None:
+    base, speeds = [10.0, 12.0, 11.0, 11.0], [9.0, 10.0, 8.0]
+    ratio, half = clocks._compared(speeds, base)
+    pooled = (2.0 + 2.0) / 5  # sums of squares, 3 + 2 degrees of freedom
+    assert ratio == pytest.approx(9.0 / 11.0)
+    assert half == pytest.approx(2.571 * (pooled * (1 / 3 + 1 / 4)) ** 0.5 / 11.0, rel=1e-3)  # t of 5 at 97.5 %
+    assert clocks._compared(speeds, [0.0, 0.0]) == (1.0, float("inf"))

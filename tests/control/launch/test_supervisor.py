@@ -118,9 +118,11 @@ def test_a_killed_supervisor_takes_its_children_and_goes_on_where_it_was(job: La
     )
     with job.start("--", PY, "train.py") as process:
         until(lambda: "2 two" in job.said)
+        assert "nobody holds this job" not in job.run("--status", str(job.dir))[1]
         process.kill()
     until(lambda: not job.processes())
     assert job.state["phase"] == "running"
+    assert "nobody holds this job" in job.run("--status", str(job.dir))[1]
     code, out = job.run("--", PY, "train.py")
     assert code == 0 and "whose launcher was killed" in out, out
     assert job.said[-1] == "3 end" and job.processes() == []
@@ -290,7 +292,9 @@ def test_status_shows_the_job(job: Launched) -> None:
     job.script("if n == 1: hand.mark('request', 1); hand.mark('left', 1); leave(steps=3)\nhand.mark('step', 2)")
     job.run("--", PY, "train.py")
     code, out = job.run("--status", str(job.dir))
-    assert code == 0 and '"phase": "done"' in out and "first step" in out
+    assert code == 0 and out.startswith("done, attempt 2") and "first step" in out and "{" not in out
+    code, out = job.run("--status", str(job.dir), "--json")
+    assert code == 0 and json.loads(out)["phase"] == "done" and not json.loads(out)["held"]
     assert job.state["resize_s"] is None or 0 < job.state["resize_s"] < 5
     code, out = job.run("--status", str(job.folder))
     assert code == 2 and "holds no job" in out

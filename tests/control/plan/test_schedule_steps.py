@@ -331,6 +331,13 @@ def test_while_gears_are_measured_nothing_is_decided_but_steps_count(clock: Cloc
     assert [event["step"] for event in job.run.events] == [8]
 
 
+def test_a_job_that_goes_on_has_as_many_steps_as_one_that_begins(clock: Clock) -> None:
+    job = Job(clock, declared=None)
+    job.tokens = job.plan.tokens = 400_000.0
+    job.step()
+    assert job.told("measure") == [(1e6 / 1000.0,)], "by the tokens of a step, not by those of before"
+
+
 def test_a_job_that_counts_no_tokens_yet_is_one_of_as_many_steps_as_tokens(clock: Clock) -> None:
     job = Job(clock, declared=None)
     job.plan.stepped(0.0)

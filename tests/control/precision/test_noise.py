@@ -35,6 +35,11 @@ WIDTH, BATCH = 32, 8
 ALWAYS = 1e9  # a share that allows a probe whenever ``every`` does
 
 
+def recorded(net: nn.Module) -> bool:
+    """Return whether somebody watches the calls of a model."""
+    return net._compiled_call_impl is not None
+
+
 class Net(nn.Module):
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
@@ -179,7 +184,7 @@ def test_gradients_are_not_touched_and_no_hook_is_left() -> None:
         assert len(fired) == count
         assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before, strict=True) if p.grad is not None)
     assert noise is not None
-    assert not net._forward_hooks and not net._forward_pre_hooks
+    assert not recorded(net)
     assert net.training and not [m for m in net.modules() if m._forward_hooks]
 
 
@@ -406,7 +411,7 @@ def test_a_fault_of_ours_while_it_records_leaves_no_hook(monkeypatch: pytest.Mon
     for step in range(WARM_UP + 1):
         net(batch(step)).backward()
         probe.step(step + 1)
-    assert net._forward_pre_hooks, "armed"
+    assert recorded(net), "armed"
 
     def broken() -> Any:
         raise ZeroDivisionError("a bug of ours")
@@ -414,7 +419,7 @@ def test_a_fault_of_ours_while_it_records_leaves_no_hook(monkeypatch: pytest.Mon
     monkeypatch.setattr(probe, "_tell_what_is_recorded", broken)
     with pytest.warns(GreenTrainWarning, match="not measured any more: ZeroDivisionError: a bug of ours"):
         probe.step(WARM_UP + 2)
-    assert not net._forward_pre_hooks and not net._forward_hooks and probe.next_step is None
+    assert not recorded(net) and probe.next_step is None
 
 
 def test_on_a_gpu_no_step_is_disturbed_that_a_graph_captures_and_the_step_before_is_not_the_probes(
@@ -442,7 +447,7 @@ def test_no_probe_in_the_first_steps_of_a_process_nor_without_any() -> None:
     assert [n.step for n in found][:3] == [12, 15, 18]
     _, probe = build(net := Net(), every=0)
     assert probe.next_step is None
-    assert train(net, 15, probe)[1] == [] and not net._forward_hooks
+    assert train(net, 15, probe)[1] == [] and not recorded(net)
 
 
 def test_a_step_without_a_probe_costs_less_than_a_microsecond() -> None:
@@ -480,7 +485,7 @@ def test_a_new_run_starts_from_nothing() -> None:
     other.load_state_dict(probe.state_dict())
     probe._recorder.arm()
     probe.restart()
-    assert probe.noise is None and probe.next_step == 2 != other.next_step and not net._forward_pre_hooks
+    assert probe.noise is None and probe.next_step == 2 != other.next_step and not recorded(net)
     empty = probe.state_dict()
     other.load_state_dict(json.loads(json.dumps(empty, allow_nan=False)))
     assert other.noise is None and other.state_dict() == empty
@@ -499,7 +504,7 @@ def test_a_probe_that_raises_ends_probing_and_not_training() -> None:
     with pytest.warns(GreenTrainWarning, match="not measured any more: OutOfMemoryError: CUDA out of memory") as seen:
         losses, found = train(net, WARM_UP + 10, probe)
     assert len(seen) == 1 and found == [] and probe.next_step is None and probe.noise is None
-    assert box.gear is Gear.BF16 and not net._forward_hooks
+    assert box.gear is Gear.BF16 and not recorded(net)
     assert losses == train(plain, WARM_UP + 10, None)[0]
 
 
@@ -538,10 +543,10 @@ def test_a_model_that_is_never_called_ends_probing() -> None:
     _, probe = build(net)
     for step in range(WARM_UP + PATIENCE):
         probe.step(step + 1)
-    assert not probe.problem and net._forward_pre_hooks, "armed after the step that follows the warm-up"
+    assert not probe.problem and recorded(net), "armed after the step that follows the warm-up"
     with pytest.warns(GreenTrainWarning, match=f"no forward and backward pass of the model was seen in {PATIENCE}"):
         probe.step(WARM_UP + PATIENCE + 1)
-    assert not net._forward_hooks and not net._forward_pre_hooks
+    assert not recorded(net)
 
 
 def test_compiled_models_are_probed_in_eager_and_not_compiled_again() -> None:
@@ -757,7 +762,7 @@ def test_a_rank_whose_model_is_never_called_ends_probing_on_all(rank: int, monke
     with pytest.warns(GreenTrainWarning, match="not measured any more") as told:
         ranks.run(WARM_UP + PATIENCE + 20, trains=(rank != 0, rank != 1))
     assert ranks.problems == {f"no forward and backward pass of the model was seen in {PATIENCE} steps"}
-    assert len(told) == 2 and not any(net._forward_pre_hooks for net in ranks.nets)
+    assert len(told) == 2 and not any(recorded(net) for net in ranks.nets)
 
 
 def test_a_rank_that_tells_nothing_is_waited_for_a_while_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -777,7 +782,7 @@ def test_a_store_that_is_gone_ends_probing_and_not_training(monkeypatch: pytest.
     with pytest.warns(GreenTrainWarning, match="not measured any more: not all ranks take part") as told:
         ranks.run(80)
     assert len(told) == 2 and ranks.problems == {"not all ranks take part"}
-    assert not any(net._forward_pre_hooks for net in ranks.nets)
+    assert not any(recorded(net) for net in ranks.nets)
 
 
 RANKS = """
