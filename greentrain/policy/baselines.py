@@ -4,8 +4,8 @@
   awhile" (Wiesner et al., Middleware 2021, https://doi.org/10.1145/3464298.3493399) with a threshold that follows the
   work: a job that needs a share q of the time it has left runs while the intensity is within the lowest q of the last
   seven days.
-* :class:`Spot` buys rank-hours while they are cheap: the same rule with the price of a rank and hour in place of the
-  intensity. Prices are from a file, or made up and labelled so.
+* :class:`Spot` buys rank-hours while they are cheap, the more the cheaper they are (SPOT-ONLY of CarbonGearRL: width
+  follows the price). Prices are from a file, or made up and labelled so.
 * :class:`LowestWindow` takes the cheapest hours of the next day, the interruptible rule of the same paper on a rolling
   window: the work is spread evenly over the time left, and within each window it goes where the forecast is lowest.
 * :class:`StaticSchedule` and :class:`CarbonBlind` do not look at the grid: the usual training, and the constant pace of
@@ -14,6 +14,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
@@ -25,6 +26,7 @@ from greentrain.errors import ConfigError, TraceError
 from greentrain.policy.decision_kernel import ROUNDING
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Choice, Outlook
+from greentrain.policy.waterfill import deadline_price, row_at
 from greentrain.types import S_PER_HOUR
 
 PRICE: Final = Column(
@@ -167,12 +169,16 @@ _THRESHOLD_REASONS = (
 
 
 class Spot:
-    """Runs one row, or nothing.
+    """Runs one gear at the width at which the rest of the job costs least, if prices stay like the last week's.
+
+    A rank more buys less speed than the one before, so that the best width falls as the price rises, down to nothing.
+    That is the best plan of :mod:`greentrain.policy.waterfill` with ranks in place of watts and prices in place of
+    intensities. Where a job has one width, it runs or waits.
 
     Args:
         menu: Menu of the choices of a job.
         prices: Source of prices; None makes them up, and says so in name and reasons.
-        row: The row; None: the usual training, ``menu.static``.
+        row: The row whose gear and power limit are used, at all widths; None: the usual training, ``menu.static``.
     """
 
     past_s = 0.0
@@ -183,25 +189,41 @@ class Spot:
         self.name = "spot (synthetic prices)" if isinstance(self._prices, SyntheticPrices) else "spot"
         self._row = menu.static if row is None else row
         self._speed = float(menu.tokens_per_s[self._row])
+        full = menu.actions[self._row]
+        alike = [full is not None and a is not None and (a.gear, a.cap) == (full.gear, full.cap) for a in menu.actions]
+        self._rows = np.append(OFF, np.flatnonzero(np.array(alike) & (menu.width <= menu.width[self._row])))
+        bought = menu.only(self._rows)
+        self._bought = replace(bought, power_w=bought.width.astype(np.float64))
         source = self._prices.name.replace("{", "{{").replace("}", "}}")
         unit = f" {self._prices.currency}".rstrip()
         paid = f"{{paid:.3g}}{unit} a rank and hour ({source}): "
         self._reasons = (
-            paid + "only {rank:.0%} of the last 7 days were cheaper, and {duty:.0%} of the time left is needed: run",
+            paid + "{rank:.0%} of the last 7 days were cheaper, and {duty:.0%} of the time left is needed: {row}",
             paid + "{rank:.0%} of the last 7 days were cheaper, and {duty:.0%} of the time left is needed: wait",
             paid + "{duty:.0%} of the time left is needed: run",
         )
 
     def choose(self, seen: Outlook) -> Choice:
-        """Return the row where a rank is cheap enough now, or nobody knows its price; else off."""
+        """Return the row whose width pays at the price of now, the widest where nobody knows a price, or off."""
         paid = seen.price_per_h[:, 0] if seen.price_per_h is not None else self._prices.at(seen.t_unix_s)
         trailing = self._prices.at(_hours_before(seen.t_unix_s))
         known = np.isfinite(trailing)
-        cheaper = (trailing < paid[:, None]) & known
-        rank = cheaper.sum(axis=1) / np.maximum(1, known.sum(axis=1))
+        rank = ((trailing < paid[:, None]) & known).sum(axis=1) / np.maximum(1, known.sum(axis=1))
         duty, urgent = _needed(seen, self._speed)
-        figures = {"paid": paid, "rank": rank, "duty": duty}
-        return _run_or_wait(self._row, (rank <= duty) | np.isnan(paid), urgent, self._reasons, figures)
+        weights_s = np.where(known, (seen.left_s / np.maximum(1, known.sum(axis=1)))[:, None], 0.0)
+        worth = deadline_price(np.maximum(trailing, _CHEAPEST), weights_s, seen.tokens_left, self._bought)
+        worth[~known.any(axis=1)] = np.inf
+        rows = np.where(paid <= 0, self._row, self._rows[row_at(self._bought, np.maximum(paid, _CHEAPEST), worth)])
+        return Choice(
+            rows=np.where(urgent, self._row, rows),
+            reasons=self._reasons,
+            reason=np.where(urgent, 2, np.where(rows == OFF, 1, 0)),
+            figures={"paid": paid, "rank": rank, "duty": duty},
+        )
+
+
+_CHEAPEST: Final = 1e-9
+"""A price of 0 or below counts as this in the week that was; now, it buys the widest row."""
 
 
 def _hours_before(t_unix_s: Array) -> Array:

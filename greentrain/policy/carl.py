@@ -1,4 +1,8 @@
-"""CARL of Eco-Orchestrator: pass a job through, throttle it by 15 to 30 %, or defer it, with a soft deadline.
+"""CARL of Eco-Orchestrator: pass a job through, throttle it, or defer it, with a soft deadline.
+
+Its throttle lowers core clocks by 15 to 30 % while a job is bound by memory. A menu's rows hold for an hour and know no
+phases of a step, so that here a throttled job is the row that draws 15 to 30 % less power throughout. Clocks within a
+step are :mod:`greentrain.control.actuators.clocks`.
 
 A small network maps what the paper's agent sees (utilisation, remaining steps, intensity now, 6 hours of forecast) to
 one of three rows of the menu: the fastest, one that draws 15 to 30 % less, and off. It was trained in our environment
@@ -26,7 +30,7 @@ SHIPPED: Final = Path(__file__).with_name("carl.npz")
 AHEAD_H: Final = 6
 """Hours of forecast that it sees (Eco-Orchestrator)."""
 THROTTLED: Final = (0.15, 0.30)
-"""How much less a throttled job draws, as a share (Eco-Orchestrator, likewise)."""
+"""How much less a throttled job draws, as a share. Eco-Orchestrator has these figures for clocks, not for power."""
 FEATURES: Final = 4 + AHEAD_H
 LIMIT: Final = 5.0
 """Features are clipped to -LIMIT..LIMIT."""

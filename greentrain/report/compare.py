@@ -1,18 +1,19 @@
-"""Two or more runs side by side: what each used relative to the first, and what makes that unfair."""
+"""Runs side by side: what each used relative to the first, and what makes that unfair; and two groups of runs."""
 
-from collections.abc import Mapping, Sequence
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from greentrain.errors import GreenTrainError
+from greentrain.errors import ConfigError, GreenTrainError
+from greentrain.report.confidence_sequence import GroupDifference
 from greentrain.report.summary import pue_text
 from greentrain.types import Attribution
 from greentrain.utils import quantities
 from greentrain.utils.display import Displayable, Table, View
+from greentrain.utils.validation import bound, choice
 
 _FIGURES = (
     ("energy", "energy", "energy_j", quantities.energy),
@@ -32,7 +33,7 @@ _INTERVALS: Final = {
     "emissions": ("carbon", "emissions_interval_g", quantities.MASS),
     "electricity's emissions": ("carbon", "operational_interval_g", quantities.MASS),
 }
-_HEADS = {"gear": "energy per token by gear"}
+_HEADS = {"total": "", "gear": "energy per token by gear: "}
 _FAR = 0.02
 """Relative difference from which a share or factor is worth a caveat."""
 
@@ -41,7 +42,20 @@ class Comparison(Displayable, dict[str, Any]):
     """Runs side by side: the dict of ``compare``, shown as a table."""
 
     def _view(self) -> View:
-        return comparison_view(self)
+        names = self["names"]
+        rows = [
+            (
+                _HEADS.get(row["section"], f"energy by {row['section']}: ") + row["name"],
+                *row["texts"],
+                *(_times(ratio) for ratio in row["ratios"][1:]),
+            )
+            for row in self["rows"]
+        ]
+        head = ["", *names, *(f"{name} / {names[0]}" for name in names[1:])]
+        words = " ".join(self["sentences"])
+        runs = Table(rows=list(zip(names, self["runs"], strict=True)))
+        notes = [f"Caveat: {text}" for text in self["caveats"]]
+        return View(line=words, title=words, grids=[runs, Table(rows=rows, head=head)], notes=notes)
 
 
 def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
@@ -81,51 +95,6 @@ def compare(summaries: Sequence[Mapping[str, Any]]) -> Comparison:
             "caveats": [text for i in range(1, len(summaries)) for text in _caveats(summaries, i)],
         }
     )
-
-
-def comparison_view(comparison: Mapping[str, Any]) -> View:
-    """Return what is shown of a comparison."""
-    names = comparison["names"]
-    several = [*names, *(f"{name} / {names[0]}" for name in names[1:])]
-    rows = [
-        (
-            row["name"] if row["section"] == "total" else f"{row['section']}: {row['name']}",
-            *row["texts"],
-            *(_times(ratio) for ratio in row["ratios"][1:]),
-        )
-        for row in comparison["rows"]
-    ]
-    return View(
-        line=" ".join(comparison["sentences"]),
-        title=" ".join(comparison["sentences"]),
-        grids=[
-            Table(rows=list(zip(names, comparison["runs"], strict=True))),
-            Table(rows=rows, head=["", *several]),
-        ],
-        notes=[f"Caveat: {text}" for text in comparison["caveats"]],
-    )
-
-
-def render(comparison: Mapping[str, Any]) -> RenderableType:
-    """Return a rich renderable: the relation first, then the table, then caveats."""
-    names = comparison["names"]
-    parts: list[Any] = [Text(text, style="bold") for text in comparison["sentences"]]
-    parts += [Text(f"{name} = {run}", style="dim") for name, run in zip(names, comparison["runs"], strict=True)]
-    table = RichTable(box=None, pad_edge=False)
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right")
-    for name in names[1:]:
-        table.add_column(f"{name} / {names[0]}", justify="right", style="bold")
-    section = ""
-    for row in comparison["rows"]:
-        if row["section"] != section and row["section"] != "total":
-            table.add_row(f"[dim]{_HEADS.get(row['section'], 'energy by ' + row['section'])}[/]")
-        section = row["section"]
-        table.add_row(escape(row["name"]), *row["texts"], *[_times(ratio) for ratio in row["ratios"][1:]])
-    parts.append(table)
-    parts += [Text(f"Caveat: {text}", style="yellow") for text in comparison["caveats"]]
-    return Group(*parts)
 
 
 def _row(section: str, name: str, values: Sequence[float | None], text: Any) -> dict[str, Any]:
@@ -217,10 +186,9 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
     pues = [pue_text(summary["energy"]) for summary in (first, other)]
     if pues[0] != pues[1]:
         out.append(f"PUE is {pues[0]} in A and {pues[1]} in {name}: grams differ by it")
-    zones = [sorted({source["zone"] for source in s["carbon"]["sources"]}) for s in (first, other)]
+    zones = [_zones(first), _zones(other)]
     if zones[0] != zones[1]:
-        texts = [", ".join(zone) or "unknown" for zone in zones]
-        out.append(f"the grid is {texts[0]} in A and {texts[1]} in {name}: compare joules, not grams")
+        out.append(f"the grid is {zones[0]} in A and {zones[1]} in {name}: compare joules, not grams")
     a, b = (s["energy"]["missing_share_of_device_time"] for s in (first, other))
     if a is not None and b is not None and abs(a - b) > _FAR:
         out.append(
@@ -241,6 +209,194 @@ def _caveats(summaries: Sequence[Mapping[str, Any]], i: int) -> list[str]:
     return out
 
 
+def _zones(summary: Mapping[str, Any]) -> str:
+    return ", ".join(sorted({source["zone"] for source in summary["carbon"]["sources"]})) or "unknown"
+
+
 def _ways(summary: Mapping[str, Any]) -> str:
     ways = sorted({f"{d['kind']} {d['provenance']} ({d['method']})" for d in summary["devices"]})
     return ", ".join(ways) or "no device"
+
+
+GROUP_METRICS: Final[Mapping[str, tuple[str, str, Callable[[float], str]]]] = {
+    "j_per_token": ("energy per token", "work", quantities.joules),
+    "g_per_ktoken": ("emissions per 1\N{THIN SPACE}000 tokens", "work", quantities.carbon),
+    "tokens_per_s": ("tokens per second", "work", quantities.significant),
+    "j_per_sample": ("energy per sample", "work", quantities.joules),
+    "g_per_ksample": ("emissions per 1\N{THIN SPACE}000 samples", "work", quantities.carbon),
+    "samples_per_s": ("samples per second", "work", quantities.significant),
+    "energy_j": ("energy", "energy", quantities.energy),
+    "emissions_g": ("emissions", "carbon", quantities.carbon),
+    "wall_s": ("time", "time", quantities.duration),
+}
+"""Words, group in the summary and text of what groups are compared by; the first three in a row that all runs know."""
+ALPHA: Final = 0.05
+"""Probability of an error in any row at any look."""
+
+
+class GroupComparison(Displayable, dict[str, Any]):
+    """Two groups of runs: the dict of ``compare_groups``, shown as a table."""
+
+    def _view(self) -> View:
+        words = " ".join(self["sentences"])
+        head = ("", "A", "B", "B against A", "spread of A", "of B", "verdict on B", "more runs a group")
+        rows = [(row["name"], *row["texts"]) for row in self["rows"]]
+        return View(line=words, title=words, grids=[Table(rows=rows, head=head)], notes=self["notes"])
+
+
+def compare_groups(
+    a: Sequence[Mapping[str, Any]],
+    b: Sequence[Mapping[str, Any]],
+    *,
+    metrics: Sequence[str] = (),
+    pair: str | None = None,
+    margin: float = 0.01,
+    values: Mapping[str, Mapping[str, float]] | None = None,
+) -> GroupComparison:
+    """Tell how B differs from A, by intervals that hold at every look (``greentrain.report.confidence_sequence``).
+
+    So one may look after each run, and stop as soon as a verdict says which is better or that no difference matters.
+
+    Args:
+        a: Summaries of the runs of A, from ``summarize``; those that have not finished are left out.
+        b: Those of B.
+        metrics: Keys of GROUP_METRICS or of ``values``; empty: energy, grams and speed by token (or by sample, or of
+            the run), and all of ``values``.
+        pair: Tag that pairs a run of A with one of B, as ``seed``; None: they are not paired.
+        margin: Largest relative difference that does not matter.
+        values: Further figures of runs, above 0, as a loss: by name, then by run id (``read_values``).
+
+    Returns:
+        ``runs``, the ids of A and of B; ``rows`` of name, key, geometric means (``values``), ``ratio`` with ``low`` and
+        ``high`` (null: so few runs bound nothing), ``spreads`` (standard deviations of logarithms; null: of one run),
+        ``verdict`` on B (lower, higher, no difference above the margin, undecided), ``more_runs`` (a group, to a
+        verdict, if means and spreads stay; null: not foreseen) and ``texts``; ``sentences``; ``notes``.
+
+    Raises:
+        ConfigError: No finished run in a group, a run that is given twice, no pairs, no figure that all runs have, or
+            a value out of its bounds.
+    """
+    values = values or {}
+    bound("--margin", margin, 1e-6, 1.0)
+    for name in metrics:
+        choice("--metric", name, (*GROUP_METRICS, *values))
+    ids = [_id(s) for s in (*a, *b)]
+    if twice := [one for i, one in enumerate(ids) if one in ids[:i]]:
+        raise ConfigError(f"run {twice[0]} is given twice: a run counts once, for A or for B")
+    a, b = ([s for s in group if s["state"]["finished"]] for group in (a, b))
+    if pair is not None:
+        tagged = [_tagged(group, pair) for group in (a, b)]
+        both = sorted(tagged[0].keys() & tagged[1].keys())
+        a, b = ([of_group[tag] for tag in both] for of_group in tagged)
+    used = [[_id(s) for s in group] for group in (a, b)]
+    left_out = [one for one in ids if one not in used[0] + used[1]]
+    if not a or not b:
+        what = "finished runs" if pair is None else f"finished runs with the same tag {pair}"
+        raise ConfigError(f"A and B need {what}; left out: {', '.join(left_out) or 'none'}")
+    found = {name: _logarithms(a, b, name, values) for name in metrics or _usual(a, b, values)}
+    known = {name: logs for name, logs in found.items() if logs is not None}
+    if not known:
+        raise ConfigError(f"{', '.join(found)}: not known of all runs, or not above 0")
+    rows = [_group_row(name, *logs, pair is not None, margin, ALPHA / len(known)) for name, logs in known.items()]
+    normal = "runs are normal, with one variance in both groups" if pair is None else "pairs differ by normal amounts"
+    notes = [
+        f"Ratios of geometric means. Intervals hold for all rows and at all looks together with"
+        f" {100 - 100 * ALPHA:g} %, if logarithms of {normal}. What all runs share, as a sensor's error, is in none.",
+        *([f"Left out: {', '.join(left_out)} (not finished, or without a partner)."] if left_out else []),
+        *(f"No row: {name} is not known of every run, or not above 0." for name in found if name not in known),
+        *(f"Caveat: {text}" for text in _group_caveats([*a, *b])),
+    ]
+    sentences = [f"B ({len(b)} runs) against A ({len(a)}).", *(f"{r['name'].capitalize()}: {r['told']}." for r in rows)]
+    return GroupComparison({"runs": used, "rows": rows, "sentences": sentences, "notes": notes})
+
+
+def read_values(path: Path) -> dict[str, dict[str, float]]:
+    """Return further figures of runs, by column and run id, of a CSV with a column ``run`` (folder or id).
+
+    Raises:
+        ConfigError: It cannot be read, has no such columns, or a cell is no number; an empty one is not known.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file, restval=""))
+        names = [name for name in lines[0] if name != "run"]
+        return {name: {Path(s["run"]).name: float(s[name]) for s in lines if s[name].strip()} for name in names}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, csv.Error) as error:
+        raise ConfigError(f"{path} is no CSV with a column run and numbers in others, as run,loss: {error}") from error
+
+
+def _id(summary: Mapping[str, Any]) -> str:
+    return str(summary["run"]["run_id"])
+
+
+def _tagged(group: Sequence[Any], tag: str) -> dict[str, Any]:
+    found = [(summary["run"]["tags"][tag], summary) for summary in group if tag in summary["run"]["tags"]]
+    if len(dict(found)) < len(found):
+        raise ConfigError(f"two runs of a group have the same tag {tag}: a pair is one of A and one of B")
+    return dict(found)
+
+
+def _usual(a: Sequence[Any], b: Sequence[Any], values: Mapping[str, Any]) -> list[str]:
+    names = list(GROUP_METRICS)
+    first = next((i for i in (0, 3) if _logarithms(a, b, names[i], {}) is not None), 6)
+    return [*names[first : first + 3], *values]
+
+
+def _logarithms(
+    a: Sequence[Any], b: Sequence[Any], name: str, values: Mapping[str, Mapping[str, float]]
+) -> tuple[list[float], list[float]] | None:
+    """Return logarithms of a figure of all runs; None where one of them is not known or not above 0."""
+    found: tuple[list[float], list[float]] = ([], [])
+    for group, logs in zip((a, b), found, strict=True):
+        for summary in group:
+            of_run = values[name].get(_id(summary)) if name in values else summary[GROUP_METRICS[name][1]][name]
+            if of_run is None or not 0 < of_run < math.inf:
+                return None
+            logs.append(math.log(of_run))
+    return found
+
+
+def _group_row(name: str, a: list[float], b: list[float], paired: bool, margin: float, alpha: float) -> dict[str, Any]:
+    words, _, text = GROUP_METRICS.get(name, (name, "", quantities.significant))
+    found, most = GroupDifference.of(a, b, paired=paired), math.log1p(margin)
+    low, high = found.interval(alpha)
+    verdict = "higher" if low > 0 else "lower" if high < 0 else "undecided"
+    if -most < low <= 0 <= high < most:
+        verdict = f"no difference above {100 * margin:g} %"
+    more = found.runs_needed(alpha, most)
+    more_text = "unknown" if more is None else f"about {more}" if more else "0"
+    ratio, *bounds = (math.exp(x) if math.isfinite(x) else None for x in (found.mean, low, high))
+    percent, *within = (quantities.signed(x - 1, plus=True) for x in (ratio, *bounds) if x is not None)
+    shown = f"{percent} ({' to '.join(within)})" if within else percent
+    spreads = [stdev(logs) if len(logs) > 1 else None for logs in (a, b)]
+    means = [math.exp(fmean(logs)) for logs in (a, b)]
+    return {
+        "name": words,
+        "key": name,
+        "values": means,
+        "ratio": ratio,
+        "low": bounds[0],
+        "high": bounds[1],
+        "spreads": spreads,
+        "verdict": verdict,
+        "more_runs": more,
+        "texts": [*map(text, means), shown, *map(quantities.percent, spreads), verdict, more_text],
+        "told": f"{verdict}, {shown}"
+        + (f", {more_text} more run{'s' * (more != 1)} a group" if verdict == "undecided" else ""),
+    }
+
+
+def _group_caveats(summaries: Sequence[Any]) -> list[str]:
+    facts: tuple[tuple[str, Callable[[Any], str], str], ...] = (
+        ("sensors", lambda s: ", ".join(sorted(f"{d['host']} {d['uid']}" for d in s["devices"])), "errors differ"),
+        ("ways of reading", _ways, "a model's error is in the ratio"),
+        ("PUEs", lambda s: pue_text(s["energy"]), "grams differ by them"),
+        ("grids", _zones, "compare joules, not grams"),
+    )
+    out = []
+    for what, fact, why in facts:
+        if len(several := sorted({fact(summary) for summary in summaries})) > 1:
+            out.append(f"runs have several {what}: {why} ({' | '.join(several):.200})")
+    if any((summary["energy"]["missing_share_of_device_time"] or 0.0) > _FAR for summary in summaries):
+        out.append("device time of some runs has no reading: their energy is too low")
+    return out

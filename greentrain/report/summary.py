@@ -59,7 +59,7 @@ from urllib.parse import urlsplit
 
 from greentrain.errors import RunFolderError
 from greentrain.ledger.bookkeeper import BLURRED, RESOLVED
-from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, WRONG_DATA
+from greentrain.ledger.journal import ATTRIBUTION, CLOCKS, SHARED, WRONG_DATA
 from greentrain.ledger.reader import RankRecord, RunRecord
 from greentrain.ledger.run_folder import ESTIMATE
 from greentrain.ledger.sci import sci_scores, scope2
@@ -83,6 +83,7 @@ MAX_SHIFTS: Final = 200
 _STATE_TEXT: Final = {
     "finished": "The run finished.",
     "exception": "The run ended with an exception; everything up to it is booked.",
+    "failed": "The program failed; everything up to its end is booked.",
     "sigterm": "The run was ended by SIGTERM; everything up to it is booked.",
     "exit": "The process exited before the session was closed; everything up to it is booked.",
     "killed": "The run was killed: at most the last interval (10 s) before that is lost.",
@@ -213,7 +214,7 @@ def _rank_state(rank: RankRecord, now_s: float) -> str:
 
 def _state(record: RunRecord, now_s: float) -> dict[str, Any]:
     words = [_rank_state(rank, now_s) for rank in record.ranks]
-    worst = next((word for word in ("exception", "sigterm", "killed", "exit", "left") if word in words), None)
+    worst = next((word for word in ("exception", "failed", "sigterm", "killed", "exit", "left") if word in words), None)
     word = worst or ("running" if set(words) == {"running"} else "finished")
     missing = (record.run.get("world_size") or len(words)) - len(words)
     text = _STATE_TEXT.get(word, f"The run ended: {word}.")
@@ -225,6 +226,7 @@ def _state(record: RunRecord, now_s: float) -> dict[str, Any]:
         "finished": word == "finished",
         "resumes": max(len(rank.opens) for rank in record.ranks) - 1,
         "ranks_without_file": max(missing, 0),
+        "exit_code": record.run.get("exit_code"),
     }
 
 
@@ -451,7 +453,7 @@ def _events(record: RunRecord) -> dict[str, list[dict[str, Any]]]:
             if event["name"] == "gear":
                 times[event.get("text")] += 1
                 shifts.setdefault((event.get("text"), times[event.get("text")]), row)
-            elif event["name"] not in (ATTRIBUTION, CLOCKS) or event in rank.told.values():
+            elif event["name"] not in (ATTRIBUTION, CLOCKS, SHARED) or event in rank.told.values():
                 (decisions if event["name"] == DECISION else rows).append(row)
         for opened in rank.opens[1:]:
             if "t" in opened:
@@ -508,6 +510,21 @@ def cue_kg_per_kwh(operational_g: float | None, priced_j: float) -> float | None
         priced_j: IT energy whose intensity is known (J).
     """
     return None if operational_g is None or priced_j <= 0 else operational_g / G_PER_KG / kwh_from_j(priced_j)
+
+
+def told_of(rank: RankRecord) -> dict[str, Any]:
+    """Return what a summary says of one rank's books beside their totals: how phases are told, and intervals.
+
+    Returns:
+        ``interval_j`` of the energy, and by device uid and by phase, ``devices`` and ``phases``, its interval with how
+        the joules are told in the words of people.
+    """
+    summary = summarize(RunRecord(folder=Path(), run={}, ranks=[rank]))
+    return {
+        "interval_j": summary["energy"]["interval_j"],
+        "devices": {row["uid"]: (row["interval_j"], "") for row in summary["devices"]},
+        "phases": {row["name"]: (row["interval_j"], how_told(row)) for row in summary["phases"]},
+    }
 
 
 def how_told(phase: Mapping[str, Any]) -> str:
@@ -873,6 +890,11 @@ def assumptions(summary: Mapping[str, Any], run: Mapping[str, Any]) -> list[dict
     config = run.get("config") or {}
     carbon_config = config.get("carbon") or {}
     rows = [*facility_rows(summary, carbon_config), *_intensity(summary["carbon"])]
+    for key, name in (("relative_error", "carbon intensity"), ("pue_relative_error", "PUE")):
+        if (error := carbon_config.get(key)) is not None:
+            rows.append(
+                (f"Standard error of the {name}", quantities.percent(error), f"carbon.{key} in the configuration")
+            )
     market = carbon_config.get("market_g_per_kwh")
     if market is not None:
         source = "carbon.market_g_per_kwh in the configuration; GHG Protocol scope 2, market-based"

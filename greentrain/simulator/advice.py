@@ -4,7 +4,7 @@ The advice is a table with a sentence, and a picture: each zone's intensity, and
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 """Version of :meth:`Advice.to_dict`; keys are only ever added."""
 _ROUNDING_S: Final = 1.0
+_MOST_TOKENS: Final = 1e18
+_NEAR: Final = 1e-4
+"""Share by which tokens for a budget of grams may be too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +214,35 @@ def advise(
         menu=menu,
         zones=zones,
     )
+
+
+def most_tokens(plan: Callable[[float], Advice], grams: float) -> Advice:
+    """Return the advice for most tokens whose plan emits no more than so many grams, in whichever zone: plans' dual.
+
+    More tokens never take fewer grams, so tokens are bisected, to a hundredth of a percent.
+
+    Args:
+        plan: Advice for so many tokens, as of ``advise``, which raises ConfigError where they cannot be done in time.
+        grams: Grams (CO2e) that may be emitted.
+
+    Raises:
+        ConfigError: One token takes more.
+    """
+    found, low, high = plan(1.0), 1.0, _MOST_TOKENS
+    if not found.best.plan_g <= grams:
+        raise ConfigError(f"--grams is {grams:g}; a plan of one token takes {found.best.plan_g:.3g}: give more")
+    while high > low * (1 + _NEAR):
+        tokens = math.sqrt(low * high)
+        try:
+            tried = plan(tokens)
+        except ConfigError:  # not in time
+            high = tokens
+            continue
+        if tried.best.plan_g <= grams:
+            found, low = tried, tokens
+        else:
+            high = tokens
+    return found
 
 
 def check_feasible(tokens: float, start_s: float, deadline_s: float, actions: Actions, menu: Menu) -> None:

@@ -47,8 +47,6 @@ class GridTrace:
         cls,
         path: Path | str,
         *,
-        zone: str | None = None,
-        source: str | None = None,
         max_gap_h: float = 0.0,
         basis: CarbonBasis = CarbonBasis.AVERAGE,
         accounting: str = "unspecified",
@@ -57,8 +55,6 @@ class GridTrace:
 
         Args:
             path: Path of the CSV file.
-            zone: Zone of the values; None takes the file's name.
-            source: Publication of the values, with year; None names the file.
             max_gap_h: Longest hole that is bridged (h); 0: none.
             basis: Average or marginal.
             accounting: ``production`` or ``consumption``, ``direct`` or ``life cycle``, as the source states it.
@@ -66,7 +62,7 @@ class GridTrace:
         Raises:
             TraceError: It is malformed, has a time without a zone, or a hole longer than ``max_gap_h``.
         """
-        signal = TraceSignal(path, zone=zone, source=source, max_gap_h=max_gap_h, basis=basis, accounting=accounting)
+        signal = TraceSignal(path, max_gap_h=max_gap_h, basis=basis, accounting=accounting)
         count = round((signal.end_unix_s - signal.start_unix_s) / signal.step_s)
         edges = signal.start_unix_s + np.arange(count + 1) * signal.step_s
         points = [signal.mean(float(a), float(b)) for a, b in pairwise(edges)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from greentrain.policy.carbongear_printed import MOST, CarbonGearPrinted
+from greentrain.policy.carbongear_printed import DISCOUNT, MOST, RATE, WARM_UP, CarbonGearPrinted
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Outlook
@@ -48,7 +48,7 @@ def outlook(
 @pytest.mark.parametrize("eq13", [False, True])
 @pytest.mark.parametrize(("slack", "low", "high"), [(1.0, 0.45, 0.72), (1.25, 0.6, 0.88), (1.5, 0.75, 0.999)])
 def test_it_misses_every_deadline_by_far(eq13: bool, slack: float, low: float, high: float) -> None:
-    done = done_at_the_deadline(CarbonGearPrinted(MENU, eq13=eq13), slack)
+    done = done_at_the_deadline(CarbonGearPrinted(MENU, eq13=eq13, robust=eq13), slack)
     assert (done < 1.0).all(), "62, 77 and 93 % where it was tried first"
     assert low < done.mean() < high
 
@@ -62,12 +62,30 @@ def test_what_it_draws_is_next_to_uniform_over_the_table() -> None:
     assert share.max() < 2.2 / len(MENU) and (share > 0).all()
 
 
-def test_its_price_goes_to_the_limit_at_once_and_changes_nothing() -> None:
+@pytest.mark.parametrize("robust", [False, True])
+def test_its_price_goes_to_the_limit_at_once_and_changes_nothing(robust: bool) -> None:
     g = grid(np.random.default_rng(2), 1, HOURS)
     tokens = np.full(1, 1e11)
-    policy = CarbonGearPrinted(MENU)
+    policy = CarbonGearPrinted(MENU, robust=robust)
     prices = [policy.choose(outlook(g, k, tokens, tokens, np.array([3]))).figures["dual"][0] for k in range(4)]
     assert prices == [0.0, MOST, MOST, MOST]
+
+
+def test_its_target_is_the_hard_minimum_and_its_step_warms_up_and_falls() -> None:
+    """By hand, in one state: Q of the row in use moves by rate x (cost + discount x least Q - Q), and no other does."""
+    policy, tokens, flat = CarbonGearPrinted(MENU), np.full(1, 1e15), np.full((1, HOURS), 300.0)
+    row, others = MENU.fastest, np.arange(len(MENU)) != MENU.fastest
+    cost = float(MENU.power_w[row] / MENU.power_w.max())
+    q, policy_q = 0.0, []
+    for k in range(400):
+        policy.choose(outlook(flat, min(k, 1), tokens, tokens, np.array([row])))
+        policy_q.append(float(policy._q[0, policy._state[0], row]))
+        if k:
+            q += RATE * min(k / WARM_UP, (WARM_UP / k) ** 0.5) * (cost + DISCOUNT * 0.0 - q)
+            assert policy_q[-1] == pytest.approx(q)
+            assert (policy._q[0, policy._state[0], others] == 0.0).all()
+    steps = np.diff(policy_q)
+    assert int(np.argmax(steps)) in range(WARM_UP // 2, WARM_UP + 2) and steps.max() <= RATE * cost
 
 
 def test_all_it_learns_is_that_off_costs_least() -> None:

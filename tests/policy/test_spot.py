@@ -10,6 +10,7 @@ from greentrain.policy.baselines import PriceFile, Prices, Spot, SyntheticPrices
 from greentrain.policy.decision_kernel import DecisionKernel
 from greentrain.policy.menu import OFF, Menu
 from greentrain.policy.outlook import Array, Outlook
+from greentrain.types import Gear
 from tests.policy.cases import action_table
 from tests.policy.drive import outlook
 
@@ -52,10 +53,36 @@ def test_dear_hours_are_not_bought() -> None:
 
 
 def test_cheap_hours_are_bought(tmp_path: Path) -> None:
-    rows = "".join(f"{np.datetime64(int(T0 + h * HOUR), 's')}Z,{200 - h}\n" for h in range(600))
+    rows = "".join(f"{np.datetime64(int(T0 + h * HOUR), 's')}Z,{600 - h}\n" for h in range(600))
     prices = PriceFile(write(tmp_path, rows), currency="EUR")
     policy = Spot(MENU, prices)
-    assert policy.name == "spot" and policy.choose(seen(0.01)).rows.tolist() == [MENU.static]
+    assert policy.name == "spot" and policy.choose(seen(0.5)).rows.tolist() == [MENU.static]
+    assert 0 < MENU.width[policy.choose(seen(0.01)).rows][0] < 8, "the cheapest of all hours, and little is needed"
+
+
+def test_the_width_falls_as_the_price_rises() -> None:
+    """One week of prices from 1 to 168, and half of the time needed: the dearer the hour, the fewer the ranks."""
+
+    class Week:
+        name, currency = "a week", ""
+
+        def at(self, t_unix_s: Array) -> Array:
+            return (t_unix_s - T0) / HOUR % 168 + 1
+
+    policy = Spot(MENU, Week())
+    rows = [int(policy.choose(seen(0.5, T0 + (1000 * 168 + hour) * HOUR)).rows[0]) for hour in range(168)]
+    widths = MENU.width[rows]
+    assert (np.diff(widths) <= 0).all() and widths[0] == 8 and len(set(widths.tolist())) >= 5
+    assert {MENU.actions[row].gear for row in rows if row != OFF} == {Gear.BF16}  # type: ignore[union-attr]
+    assert {MENU.actions[row].cap for row in rows if row != OFF} == {1.0}  # type: ignore[union-attr]
+    assert MENU.tokens_per_s[rows].mean() == pytest.approx(0.5 * SPEED, rel=0.02), "the week does the half that is due"
+    narrower = (widths * np.arange(1, 169)).sum()
+    assert narrower < 8 * np.arange(1, 85).sum(), "and costs less than eight ranks in the cheapest half of it"
+
+
+def test_hours_that_cost_nothing_or_less_are_bought_in_full(tmp_path: Path) -> None:
+    rows = "".join(f"{np.datetime64(int(T0 + h * HOUR), 's')}Z,{-1.0 if h >= 400 else 5.0}\n" for h in range(600))
+    assert Spot(MENU, PriceFile(write(tmp_path, rows))).choose(seen(0.3)).rows.tolist() == [MENU.static]
 
 
 def test_where_nobody_knows_a_price_the_job_runs(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ class Folder:
         events: Sequence[Mapping[str, Any]] = (),
         excluded: Sequence[Mapping[str, str]] = (),
         t_s: float | None = None,
+        opened: Mapping[str, Any] | None = None,
     ) -> "Folder":
         """Append one process of a rank: open, entries, events and, if it has a reason, close."""
         journal = Journal(rank_path(self.path, rank))
@@ -152,6 +153,7 @@ class Folder:
                 "t": entries[0].t0_unix_s if t_s is None and entries else t_s or T0_S,
                 "sensors": list(sensors),
                 "carried": carried.to_dict() if carried else None,
+                **(opened or {}),
             }
         )
         if excluded:

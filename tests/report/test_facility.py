@@ -122,6 +122,15 @@ def test_a_constant_reads_as_before(tmp_path: Path) -> None:
     assert s["carbon"]["cue_kg_per_kwh"] == pytest.approx(1.2 * 0.4)
 
 
+def test_errors_that_the_user_states_are_among_the_assumptions(tmp_path: Path) -> None:
+    config = {"carbon": {"relative_error": 0.1, "pue_relative_error": 0.02}}
+    rows = _assumed(_summary(Folder(tmp_path, config=config).rank(0, [GPU, CPU], DAY_AND_NIGHT).path), "Standard error")
+    assert rows == [
+        ("Standard error of the carbon intensity", "10.0 %", "carbon.relative_error in the configuration"),
+        ("Standard error of the PUE", "2.0 %", "carbon.pue_relative_error in the configuration"),
+    ]
+
+
 def test_pue_and_cue_are_shown(tmp_path: Path) -> None:
     folder = _folder(tmp_path)
     s = _summary(folder)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from greentrain.carbon.polled import PolledSignal
 from greentrain.config.schema import CarbonConfig, GreenConfig, PolicyConfig
 from greentrain.errors import CarbonSignalError, ConfigError, TraceError, UnknownZoneError
 from greentrain.simulator import grids as module
-from greentrain.simulator.advice import Advice, advise, render, sentence
+from greentrain.simulator.advice import Advice, advise, most_tokens, render, sentence
 from greentrain.simulator.grid_trace import Array
 from greentrain.simulator.grids import ZoneGrid, next_hour, recorded_grid, zone_grids
 from greentrain.simulator.jobs import terms_of
@@ -297,3 +298,28 @@ def test_a_server_is_asked_for_its_forecast(monkeypatch: pytest.MonkeyPatch, tmp
         (found,) = zone_grids(CarbonConfig(signal="gb", zone="GB"), [], [], start_s, start_s + 30 * HOUR)
     assert found.trace.g_per_kwh.tolist() == [grid_g(start_s + h * HOUR) + 3 for h in range(30)]
     assert found.trace.accounting == "consumption, direct" and "own forecast for 30 h" in found.label
+
+
+# -- most tokens for grams ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_dual_gives_back_the_tokens_that_a_plan_took_its_grams_for(seed: int) -> None:
+    grids = [_grid(wandering(36, seed), "one"), _grid(wandering(36, seed + 10), "two")]
+    plan = _advise(*grids)
+    found = most_tokens(lambda tokens: _advise(*grids, tokens=tokens), plan.best.plan_g)
+    assert found.best.plan_g <= plan.best.plan_g and found.best.grid.zone == plan.best.grid.zone
+    assert found.tokens == pytest.approx(TOKENS, rel=2e-4)
+    less = most_tokens(lambda tokens: _advise(*grids, tokens=tokens), plan.best.plan_g / 2)
+    assert TOKENS / 2 < less.tokens < TOKENS, "the second half of the tokens takes the dearer hours"
+    assert _advise(*grids, tokens=less.tokens * 1.001).best.plan_g > plan.best.plan_g / 2
+
+
+def test_where_grams_are_plenty_the_deadline_ends_the_tokens() -> None:
+    grid = _grid(wandering(36, 1))
+    found = most_tokens(lambda tokens: _advise(grid, hours=12.0, tokens=tokens), 1e12)
+    fastest = float(found.menu.tokens_per_s[found.menu.fastest]) * 12 * HOUR
+    assert found.tokens == pytest.approx(fastest, rel=2e-4) and found.tokens <= fastest
+    for grams in (0.0, -1.0, math.nan):
+        with pytest.raises(ConfigError, match=r"--grams is .*: give more"):
+            most_tokens(lambda tokens: _advise(grid, tokens=tokens), grams)

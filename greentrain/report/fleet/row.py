@@ -112,7 +112,7 @@ class RunRow:
 MOST_INT: Final = 2**53
 """Figures are below it: a thousand runs with the largest still add up in a table's 64 bits."""
 _FRAMEWORKS: Final = ("torch", "lightning", "accelerate", "transformers", "deepspeed")
-_BEFORE_UNKNOWN: Final = ("exception", "sigterm")
+_BEFORE_UNKNOWN: Final = ("exception", "failed", "sigterm")
 """Ends that say more than that another rank has none; in this order, as in ``summarize``."""
 
 

@@ -25,6 +25,7 @@ from greentrain.report.fleet.totals import FleetTotal
 from greentrain.types import Provenance, kwh_from_j
 from greentrain.utils.files import cache_folder
 from greentrain.utils.imports import try_import
+from greentrain.utils.private_files import part_name
 from greentrain.utils.version import __version__
 
 if TYPE_CHECKING:
@@ -255,9 +256,8 @@ class TablesFile:
         import duckdb
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        part = self.path.with_name(part_name())
         try:
-            part.unlink(missing_ok=True)
             try:
                 connection.execute(f"ATTACH {quoted(part)} AS part")
                 try:
@@ -370,7 +370,7 @@ def _write(connection: "DuckDBPyConnection", path: Path) -> None:
     import duckdb
 
     check_path("the file", path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(part_name())
     source = _harmless(connection) if path.suffix.lower() == ".csv" else "SELECT * FROM out"
     try:
         try:

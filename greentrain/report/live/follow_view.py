@@ -16,7 +16,13 @@ MOST_DEVICES: Final = 24
 """Rows of devices; of more, those of the first ranks are shown, and how many are not."""
 LABEL: Final = 8
 """Characters of the names of figures."""
-_STYLES: Final = {"running": "bold green", "finished": "bold green", "killed": "bold red", "exception": "bold red"}
+_STYLES: Final = {
+    "running": "bold green",
+    "finished": "bold green",
+    "killed": "bold red",
+    "exception": "bold red",
+    "failed": "bold red",
+}
 
 
 def line(now: RunNow) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from greentrain.config.schema import OtelConfig
-from greentrain.report.live.snapshot import DeviceNow, MissingSeconds, Snapshot
+from greentrain.report.live.snapshot import TICKS, DeviceNow, MissingSeconds, Snapshot
 from greentrain.types import Topology
 from greentrain.utils.imports import try_import
 from greentrain.utils.never_raise import once, warn
@@ -94,9 +94,7 @@ class Otel:
         for make, name, unit, text, points in (
             (counter, "energy", "J", "IT energy of the run", _energy),
             (counter, "sensor.missing", "s", "Time in which a device's energy was not known", self._missing_of),
-            (gauge, "sensor.tick", "s", "Time from one tick of the device's counter to the next", _told("tick_s")),
-            (gauge, "sensor.seen", "s", "What of it the sensor sees", _told("sees_s")),
-            (gauge, "sensor.late", "s", "How long after its end that is told", _told("late_s")),
+            *((gauge, f"sensor.{tick}", "s", told, _told(key)) for tick, key, told in TICKS),
             (gauge, "phase.error", "1", "Standard error of a phase's energy over it", _phase_errors),
             (counter, "emissions", "g", "CO2e of the run", _emissions),
             (counter, "steps", "{step}", "Optimizer steps", lambda now: [(now.steps, {})]),
@@ -144,9 +142,8 @@ def _told(key: str) -> Callable[[Snapshot], Points]:
 
 def _phase_errors(now: Snapshot) -> Points:
     return [
-        (row["error"], {**_of(device), "greentrain.phase": phase, "greentrain.attribution": row["how"]})
-        for device in now.by_uid.values()
-        for phase, row in device.told.get("phases", {}).items()
+        (error, {**_of(device), "greentrain.phase": phase, "greentrain.attribution": how})
+        for device, phase, how, error in now.phase_errors
     ]
 
 

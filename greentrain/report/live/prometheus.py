@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from greentrain.config.schema import PrometheusConfig
 from greentrain.errors import ConfigError
-from greentrain.report.live.snapshot import OFF, DeviceNow, MissingSeconds, PlanNow, Snapshot
+from greentrain.report.live.snapshot import OFF, TICKS, DeviceNow, MissingSeconds, PlanNow, Snapshot
 from greentrain.utils.files import replace_file
 from greentrain.utils.http_access import Access, kept_token
 from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen
@@ -77,18 +77,10 @@ class SnapshotMetrics:
         yield _gauge("power_limit_watts", "Power limit that the run has set.", watts, _DEVICE[:4])
         shares = [([*job, d.uid, d.kind], d.limit_share) for d in firsts]
         yield _gauge("power_limit_ratio", "The same, over the limit found.", shares, _DEVICE[:4])
-        for name, key, text in (
-            ("tick", "tick_s", "Time from one tick of the device's counter to the next."),
-            ("seen", "sees_s", "What of it the sensor sees."),
-            ("late", "late_s", "How long after its end that is told."),
-        ):
+        for name, key, text in TICKS:
             ticks = [([*job, d.uid, d.kind], d.told.get(key)) for d in firsts]
-            yield _gauge(f"sensor_{name}_seconds", text, ticks, _DEVICE[:4])
-        errors = [
-            ([*job, d.uid, phase, row["how"]], row["error"])
-            for d in firsts
-            for phase, row in d.told.get("phases", {}).items()
-        ]
+            yield _gauge(f"sensor_{name}_seconds", f"{text}.", ticks, _DEVICE[:4])
+        errors = [([*job, d.uid, phase, how], error) for d, phase, how, error in now.phase_errors]
         text = "Standard error of a phase's energy over it: resolved, regressed, or blurred, which is not told."
         yield _gauge("phase_error_ratio", text, errors, (*_JOB, "device", "phase", "attribution"))
 

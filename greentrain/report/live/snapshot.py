@@ -1,6 +1,6 @@
 """The figures of one rank now, as exporters show them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -9,6 +9,12 @@ from greentrain.report.live.rank_state import RankState, SavedGrams
 from greentrain.types import J_PER_KWH
 
 OFF: Final = "off"
+TICKS: Final = (
+    ("tick", "tick_s", "Time from one tick of the device's counter to the next"),
+    ("seen", "sees_s", "What of it the sensor sees"),
+    ("late", "late_s", "How long after its end that is told"),
+)
+"""Of a sensor's ticks: what a metric is called, its key in ``DeviceNow.told`` (s), and what it says."""
 
 
 class PowerLimits(Protocol):
@@ -127,6 +133,13 @@ class Snapshot:
     def by_uid(self) -> dict[str, DeviceNow]:
         """One record a device: with its provenance of now, its missing time and its limit."""
         return {device.uid: device for device in reversed(self.devices)}
+
+    @property
+    def phase_errors(self) -> Iterator[tuple[DeviceNow, str, str, float | None]]:
+        """Each device and phase whose counter tells it: attribution, and standard error of its energy over it."""
+        for device in self.by_uid.values():
+            for phase, row in device.told.get("phases", {}).items():
+                yield device, phase, row["how"], row["error"]
 
     @property
     def missing_s(self) -> float:

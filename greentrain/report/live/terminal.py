@@ -134,6 +134,8 @@ def name_report(path: Path | None) -> None:
     if path is not None:
         tqdm = sys.modules.get("tqdm")
         say = print if tqdm is None else tqdm.tqdm.write
+        with contextlib.suppress(OSError, ValueError):  # the working folder is gone, or another
+            path = path.relative_to(Path.cwd())
         say(f"greentrain: report {path}", file=sys.stderr)
 
 

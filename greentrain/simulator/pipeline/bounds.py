@@ -154,9 +154,7 @@ def footprint(card: str, given_kg: Sequence[float] | None = None) -> CardFootpri
     )
 
 
-def break_even(
-    home: StepOutcome, away: StepOutcome, card: CardFootprint, *, cards: int | None = None
-) -> BreakEven | None:
+def break_even(home: StepOutcome, away: StepOutcome, card: CardFootprint) -> BreakEven | None:
     """Return when cards are paid for; None where the grams of a step are unknown.
 
     Both outcomes do the same step, so the work is the same. Nothing is credited for the GPUs' own embodied carbon, of
@@ -166,20 +164,18 @@ def break_even(
         home: Step without cards.
         away: Step with the cards.
         card: Embodied carbon of one card.
-        cards: Number of cards; None: as many as in ``away``.
     """
     if home.g is None or away.g is None:
         return None
-    number = away.cards if cards is None else cards
-    kg = (number * card.low_kg, number * card.mid_kg, number * card.high_kg)
+    kg = (away.cards * card.low_kg, away.cards * card.mid_kg, away.cards * card.high_kg)
     saved_g = home.g - away.g
     steps = None
-    if saved_g > 1e-12 * max(home.g, away.g) and number:
+    if saved_g > 1e-12 * max(home.g, away.g) and away.cards:
         low, mid, high = (math.ceil(value * G_PER_KG / saved_g) for value in kg)
         steps = (float(low), float(mid), float(high))
     hours = None if steps is None else tuple(count * away.line.step_s / S_PER_HOUR for count in steps)
     return BreakEven(
-        cards=number,
+        cards=away.cards,
         saved_g_per_step=saved_g,
         embodied_kg=kg,
         steps=steps,

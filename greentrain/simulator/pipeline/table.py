@@ -1,7 +1,7 @@
 """What the stages of a step take on the GPUs and on a card, figure by figure."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from greentrain.errors import ConfigError
@@ -103,12 +103,12 @@ class PipelineTable:
             rows[stage] = dataclasses.replace(rows[stage], card_s=card_s, card_w=card_w)
         return dataclasses.replace(self, rows=rows, **card)  # type: ignore[arg-type]
 
-    def slowed(self, factor: float, passes: Iterable[Stage] = (Stage.REWARD, Stage.REFERENCE)) -> "PipelineTable":
-        """Return the table with a card that takes so many times the GPUs' time; watts are not touched, but kept."""
+    def slowed(self, factor: float) -> "PipelineTable":
+        """Return the table with a card that takes so many times the GPUs' time for both passes; watts are kept."""
         why = f"{factor:g} x the GPUs' time"
         taken = {
             stage: (self.rows[stage].gpu_s.times(factor, why, SourceKind.ASSUMED), self.rows[stage].card_w)
-            for stage in passes
+            for stage in (Stage.REWARD, Stage.REFERENCE)
             if stage in self.rows
         }
         return self.with_card(taken)

@@ -181,11 +181,10 @@ def scheduled(
     table: PipelineTable,
     setting: Setting | None = None,
     grid: GridIntensity | None = None,
-    modes: Sequence[Mode] = ON_POLICY,
     *,
     card_stays: bool = False,
 ) -> StepOutcome:
-    """Return the best of all plans in all of these modes.
+    """Return the best of all plans in all on-policy modes.
 
     Raises:
         ConfigError: The cards cannot be shared out.
@@ -195,7 +194,7 @@ def scheduled(
     own = (Mode.GPU, Mode.SEQUENTIAL)  # their names say where the passes run; PARALLEL has the same barriers
     return best(
         simulate(table, mode, setting, grid, plan=plan, card_stays=card_stays)
-        for mode in modes
+        for mode in ON_POLICY
         for plan in ([plan_of(table, mode)] if mode in own else legal)
     )
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import duckdb
@@ -93,6 +94,26 @@ def test_totals_of_nothing(tmp_path: Path) -> None:
         empty.export(tmp_path / "r.csv")
     assert _lines(tmp_path / "t.csv") == _lines(tmp_path / "r.csv") == []
     assert (tmp_path / "t.csv").read_text().startswith("project,runs,energy_j,")
+
+
+def test_links_that_somebody_planted_beside_an_export_lead_it_nowhere(fleet: Index, tmp_path: Path) -> None:
+    victim, shared = tmp_path / "victim", tmp_path / "shared"
+    victim.write_text("mine", encoding="utf-8")
+    shared.mkdir()
+    for name in ("runs.csv", "runs.parquet", "totals.csv", "cache.duckdb"):
+        part = f".{name}.{os.getpid()}.part"  # a process's number is no secret
+        for planted in (part, f"tmp_{part}", f".{name}.part", f"tmp_{name}"):  # tmp_: DuckDB's own, beside what exists
+            (shared / planted).symlink_to(victim)
+    before = {path.name for path in shared.iterdir()}
+    with fleet:
+        fleet.export(shared / "runs.csv")
+        fleet.export(shared / "runs.parquet")
+        fleet.export_totals(shared / "totals.csv", ["project"])
+    with Index(tmp_path / "runs", shared / "cache.duckdb") as index:
+        index.refresh()
+    assert victim.read_text(encoding="utf-8") == "mine"
+    made = {path.name for path in shared.iterdir()} - before
+    assert made == {"runs.csv", "runs.parquet", "totals.csv", "cache.duckdb"}
 
 
 def test_what_cannot_be_written_is_said(fleet: Index, tmp_path: Path) -> None:

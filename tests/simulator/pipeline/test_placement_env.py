@@ -19,6 +19,7 @@ pytest.importorskip("gymnasium", reason="extra rl is not installed")
 
 from gymnasium.utils.env_checker import check_env
 
+from tools.offload_policies import PublishedReward, published_reward
 from tools.placement_env import DECISIONS, WORST, PlacementEnv, gain
 
 ON_GPU = np.zeros(len(MOVABLE), np.int64)
@@ -48,6 +49,26 @@ def test_everything_on_the_gpu_earns_nothing_and_the_oracle_something() -> None:
             steps += 1
         assert steps == DECISIONS
     assert min(earned) >= -1e-9 and max(earned) > 0.05
+
+
+def test_the_published_reward_is_its_weighted_sum_and_can_be_learned_from() -> None:
+    env, best = PlacementEnv(rewarded=published_reward), PublishedReward()
+    for seed in range(12):
+        env.reset(seed=seed)
+        view = env.true
+        chosen = best.choose(view)
+        step, home = view.step(chosen), view.step(all_gpu(view.table))
+        assert step.energy_j is not None and home.energy_j is not None
+        by_hand = 0.4 * home.step_s / step.step_s - 0.4 * step.energy_j / home.energy_j - 0.2 * step.bubble
+        assert published_reward(view, chosen) == pytest.approx(by_hand + 0.2 * home.bubble)
+        assert published_reward(view, all_gpu(view.table)) == 0.0 <= published_reward(view, chosen)
+        _, reward, *_ = env.step(ON_GPU)
+        assert reward == pytest.approx(0.0)
+        places = np.array([CHOICES.index(chosen.get(stage, Where.GPU)) for stage in MOVABLE])
+        env.reset(seed=seed)
+        moved = sum(where is not Where.GPU for where in chosen.values())
+        reward = env.step(places)[1]
+        assert reward == pytest.approx(10 * published_reward(view, chosen) - 0.01 * moved)
 
 
 def test_a_step_beyond_the_bound_costs_and_reward_has_a_floor() -> None:
