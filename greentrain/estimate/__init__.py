@@ -8,5 +8,4 @@
 * search, layouts, roofline      the best layout, what it holds in memory, and the time of its step
 * power_model, carbon, money     watts, grams and prices
 * relations                      the same run otherwise
-* scaling_laws, sweeps           loss by compute; what its points take on a device in a place
 """

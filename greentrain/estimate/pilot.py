@@ -113,14 +113,13 @@ class _StepSpan:
     joules: float
 
 
-def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: int | None = None) -> Pilot:
+def read_pilot(folder: Path | str, *, warmup_steps: int | None = None) -> Pilot:
     """Return what a run folder says of its steady state.
 
     Args:
         folder: Folder of one run.
         warmup_steps: Steps to leave out; None: found from the steps' times (least standard error of the rest's mean,
             White 1997, Simulation 69:323, where they are slower than the rest), at least 1, within the first quarter.
-        devices: Number of accelerators; None: those in the folder.
 
     Raises:
         RunFolderError: The folder cannot be read.
@@ -169,7 +168,7 @@ def read_pilot(folder: Path | str, *, warmup_steps: int | None = None, devices: 
     return Pilot(
         tokens_per_s=_around(tokens_per_s, spread),
         joules_per_token=energy,
-        devices=devices or accelerators or len(record.ranks),
+        devices=accelerators or len(record.ranks),
         steps=steps,
         warmup_steps=left_out,
         warmup_s=max(seconds for seconds, _ in lost),

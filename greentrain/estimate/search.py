@@ -107,7 +107,6 @@ def smallest_count(
     workload: Workload,
     accelerator: Accelerator,
     limit_s: float,
-    practice: Practice | None = None,
     *,
     takes: Takes = optimum_s,
 ) -> Optimum:
@@ -120,7 +119,6 @@ def smallest_count(
         workload: Tokens, sequence, batch, precision.
         accelerator: The device.
         limit_s: Time limit (s).
-        practice: Constants; None: those of the device's family.
         takes: Function from devices and the optimum's seconds to those of real runs, which keep the limit.
 
     Raises:
@@ -128,7 +126,7 @@ def smallest_count(
     """
     if not (math.isfinite(limit_s) and limit_s > 0):
         raise ConfigError(f"limit_s is {limit_s!r}; give seconds above 0")
-    used = practice or practice_of(accelerator, workload.precision)
+    used = practice_of(accelerator, workload.precision)
     task = _Task(shape, workload, accelerator, used)
     counts = _upward(_enough(task.ideal_step_s(1) * workload.steps, limit_s, takes), min(accelerator.node, 8))
     quickest_s, last = math.inf, counts[:_SWEEP]

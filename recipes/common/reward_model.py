@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from greentrain.fpga_backend.batch import Ids
-from greentrain.fpga_backend.quality.pairs import Pairs
+from greentrain.fpga_backend.quality.flips import Pairs
 from greentrain.utils.imports import try_import
 from recipes.common.rated_snippets import Snippet
 

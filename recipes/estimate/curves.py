@@ -10,11 +10,13 @@ import numpy as np
 from greentrain.estimate import hardware
 from greentrain.estimate.carbon import signal_of
 from greentrain.estimate.cluster import Cluster
-from greentrain.estimate.hardware import project
+from greentrain.estimate.hardware import GrowthRate, GrowthRates, project
 from greentrain.estimate.mfu import FP8_SPEEDUP
 from greentrain.estimate.relations import ZONES
-from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
-from greentrain.estimate.sweeps import (
+from greentrain.estimate.values import Assumption, Range
+from greentrain.types import Gear
+from greentrain.utils.quantities import SourceKind
+from recipes.estimate.footprints import (
     FP8_PRODUCTS,
     GAMMA_WEIGHTS,
     PointFootprint,
@@ -23,9 +25,7 @@ from greentrain.estimate.sweeps import (
     footprint,
     in_few_bits,
 )
-from greentrain.estimate.values import Assumption, Range
-from greentrain.types import Gear
-from greentrain.utils.quantities import SourceKind
+from recipes.estimate.scaling_laws import DENSE, FINE_GRAINED, ScalingLaw, curve
 
 LAWS: Final[tuple[tuple[str, ScalingLaw, str], ...]] = (
     ("dense", DENSE, DENSE.source),
@@ -39,6 +39,32 @@ FEW_BITS_ON: Final = "H100-SXM"
 """The FP8 gains in the table were published for it."""
 GRIDS_FOR: Final = ("A100-80GB", "H100-SXM", "B200", "TPUv5p")
 BUDGET_FLOP: Final = 1e24
+_TABLE_2: Final = "CarbonScaling (arXiv 2508.06524), table 2"
+_AREA: Final = 1.05
+"""Growth of a die a year."""
+
+
+def _published(per_year: float, said: str) -> GrowthRate:
+    return GrowthRate(per_year=per_year, source=f"{_TABLE_2}: {said}")
+
+
+CARBONSCALING: Final = GrowthRates(
+    peak=_published(1.30, "throughput"),
+    memory=_published(1.25, "HBM, first of its three rates, taken as capacity"),
+    memory_bandwidth=_published(1.24, "HBM, last of its three rates, taken as bandwidth"),
+    link=_published(1.11, "NVLink"),
+    power=_published(1.03, "power"),
+    embodied=_published(_AREA * 1.10, "area, times 10 % a year of carbon per area"),
+)
+"""Where it has no rate (network between nodes) that of GreenTrain's table; SRAM 1.40 has no place in this model."""
+RATES: Final = {
+    "epoch": GrowthRates(),
+    "carbonscaling": CARBONSCALING,
+    "carbonscaling-flat": dataclasses.replace(
+        CARBONSCALING, embodied=_published(_AREA, "area, at the carbon per area of today")
+    ),
+}
+"""By the name that ``sweeps.py --rates`` takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +106,13 @@ def generations(flops: Sequence[float], where: Cluster) -> list[Curve]:
     return found
 
 
-def projections(flops: Sequence[float], where: Cluster) -> list[Curve]:
+def projections(flops: Sequence[float], where: Cluster, rates: GrowthRates) -> list[Curve]:
     """Return loss over carbon on today's device and on what may follow it, by both laws."""
     found, grid = [], signal_of(where)
     for law_name, law, source in LAWS:
         points = curve(law, flops)
         for years in AHEAD_YEARS:
-            later = project(hardware.find(TODAY), years)
+            later = project(hardware.find(TODAY), years, rates)
             device = hardware.find(TODAY) if years == 0 else later.device
             found.append(
                 Curve(

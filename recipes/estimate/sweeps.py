@@ -5,7 +5,8 @@
 Any machine, a few seconds; needs the extra [simulate] for the figures. It draws the questions of CarbonScaling
 (arXiv 2508.06524) with GreenTrain's own tables: device_generations, technology_scaling, few_bits and grid_intensity,
 each as SVG, PNG and a CSV with every value and what it rests on. Nothing in them is measured. --effective-share takes
-what your own runs in FP8 showed; --small draws few points.
+what your own runs in FP8 showed; --rates takes the growth of later devices from CarbonScaling's table 2, with carbon
+per area that grows by 10 % a year or stays (-flat); --small draws few points.
 """
 
 import sys
@@ -45,12 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--zone", default="world")
     parser.add_argument("--pue", type=float)
     parser.add_argument("--effective-share", type=float)
+    parser.add_argument("--rates", choices=list(curves.RATES), default="epoch")
     given = parser.parse_args(argv)
     try:
         check_pictures()
         if given.effective_share is not None:
             bound("--effective-share", given.effective_share, 0.5, 1.0)
-        written = sweep(given.out, small=given.small, zone=given.zone, pue=given.pue, share=given.effective_share)
+        rates = curves.RATES[given.rates]
+        share = given.effective_share
+        written = sweep(given.out, small=given.small, zone=given.zone, pue=given.pue, share=share, rates=rates)
     except GreenTrainError as error:
         print(f"{Path(__file__).name}: {error}", file=sys.stderr)
         return 2
@@ -58,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def sweep(out: Path, *, small: bool, zone: str, pue: float | None, share: float | None) -> list[Path]:
+def sweep(
+    out: Path, *, small: bool, zone: str, pue: float | None, share: float | None, rates: GrowthRates
+) -> list[Path]:
     """Write all four figures and return their files."""
     where = curves.place(zone, pue)
     flops = np.geomspace(*FLOPS, 7 if small else 49).tolist()
@@ -73,10 +79,12 @@ def sweep(out: Path, *, small: bool, zone: str, pue: float | None, share: float 
         ),
         older,
     )
-    later = curves.projections(flops, where)
+    later = curves.projections(flops, where, rates)
     title = f"Technology scaling from the {curves.TODAY}: loss against carbon, modelled; later devices are assumed"
     found += _write(
-        out / "technology_scaling", drawing.draw_losses(later, title, f"{_rates()}\n{there} {_RANGES} {_LAWS}"), later
+        out / "technology_scaling",
+        drawing.draw_losses(later, title, f"{_rates(rates)}\n{there} {_RANGES} {_LAWS}"),
+        later,
     )
     bits, equal, taken = curves.few_bits(5 if small else 25, share, where)
     said = f"{taken:.3f}, given" if share is not None else f"{taken:.3f} by Kumar et al.,\narXiv 2411.04330"
@@ -106,8 +114,7 @@ def _said(of: Range) -> str:
     return f"{of.mid:.3g}" + ("" if of.low == of.high else f" ({of.low:.3g} to {of.high:.3g})")
 
 
-def _rates() -> str:
-    rates = GrowthRates()
+def _rates(rates: GrowthRates) -> str:
     grown = ", ".join(
         f"{name} {rate.per_year - 1:+.0%}"
         for name, rate in (
@@ -116,10 +123,8 @@ def _rates() -> str:
             ("embodied carbon of the card", rates.embodied),
         )
     )
-    return (
-        f"Assumed a year: {grown} (Epoch AI 2023; embodied as CarbonScaling takes it); share of the peak reached and"
-        " server as today."
-    )
+    whose = "Epoch AI 2023; embodied as CarbonScaling takes it" if rates == GrowthRates() else rates.peak.source
+    return f"Assumed a year: {grown} ({whose.split(':')[0]}); share of the peak reached and server as today."
 
 
 def _few_bits_caption(given: bool) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from greentrain.types import Gear
 from recipes.estimate import curves, sheet, sweeps
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra 'simulate')")
@@ -110,6 +111,23 @@ def test_later_devices_take_less_carbon_and_what_is_assumed_of_them_is_written(o
     for growth in ("growth of peak", "growth of power", "growth of embodied"):
         assert f"{growth} [assumed]" in text
     assert "B200 +5 years (assumed): growth of peak" in text
+
+
+def test_the_published_growth_rates_can_be_chosen(tmp_path: Path) -> None:
+    """Factors of ten years by hand: table 2's rates, and carbon per area that grows or stays."""
+    where = curves.place("world", None)
+    found = {name: curves.projections([1e24], where, rates) for name, rates in curves.RATES.items()}
+    today, _, ten = (curve.samples[0].found for curve in found["carbonscaling"][:3])
+    flat = found["carbonscaling-flat"][2].samples[0].found
+    assert ten.device.peak_flop_s[Gear.BF16].value / today.device.peak_flop_s[Gear.BF16].value == pytest.approx(1.3**10)
+    assert ten.device.tdp_w.value / today.device.tdp_w.value == pytest.approx(1.03**10)
+    grown, same, now = (of.device.embodied_kg.mid for of in (ten, flat, today) if of.device.embodied_kg)
+    assert [grown / now, same / now] == pytest.approx([1.155**10, 1.05**10])
+    assert found["epoch"][2].samples[0].found.total_g != ten.total_g
+    sheet.write(tmp_path / "technology_scaling.csv", found["carbonscaling"])
+    assert "+30.0% a year over 10 years (CarbonScaling (arXiv 2508.06524), table 2" in said(
+        tmp_path, "technology_scaling"
+    )
 
 
 def test_few_bits_trade_speed_for_loss(out: Path) -> None:

@@ -24,12 +24,12 @@ from greentrain.estimate.hardware import Accelerator
 from greentrain.estimate.mfu import estimate_mfu, one_over
 from greentrain.estimate.model_shape import sized
 from greentrain.estimate.power_model import watts
-from greentrain.estimate.scaling_laws import DenseLaw, ScalingPoint
 from greentrain.estimate.values import Assumption, Range
 from greentrain.estimate.workload import Workload
 from greentrain.types import Gear
 from greentrain.utils.quantities import SourcedNumber, SourceKind
 from greentrain.utils.validation import bound
+from recipes.estimate.scaling_laws import DenseLaw, ScalingPoint
 
 _KUMAR: Final = (
     "Kumar et al., Scaling Laws for Precision, arXiv 2411.04330, appendix K, table 2, as a public implementation quotes"

@@ -12,8 +12,9 @@ from greentrain.estimate.api import Options, estimate
 from greentrain.estimate.carbon import signal_of
 from greentrain.estimate.cluster import Cluster
 from greentrain.estimate.model_shape import sized
-from greentrain.estimate.scaling_laws import DENSE, FINE_GRAINED
-from greentrain.estimate.sweeps import (
+from greentrain.estimate.workload import Workload
+from greentrain.types import Gear
+from recipes.estimate.footprints import (
     FP8_PRODUCTS,
     Bits,
     as_good,
@@ -21,8 +22,7 @@ from greentrain.estimate.sweeps import (
     footprint,
     in_few_bits,
 )
-from greentrain.estimate.workload import Workload
-from greentrain.types import Gear
+from recipes.estimate.scaling_laws import DENSE, FINE_GRAINED
 
 HERE = Cluster(device="H100-SXM", count=1, zone="FRA")
 POINT = DENSE.best(1e23)

@@ -4,7 +4,7 @@ import pytest
 
 from greentrain.errors import ConfigError
 from greentrain.estimate.model_shape import ModelShape
-from greentrain.estimate.scaling_laws import (
+from recipes.estimate.scaling_laws import (
     CHINCHILLA,
     CHINCHILLA_REFITTED,
     DENSE,
