@@ -123,6 +123,8 @@ def _nodes(node: ast.AST, statement: int = 1) -> Iterator[tuple[ast.AST, int]]:
                 continue  # -1 as a place in a list, or for "none"
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
+                continue  # of zip, whose parts are of one length anyway
             first = child.lineno if isinstance(child, ast.stmt) else statement
             yield child, first
             yield from _nodes(child, first)

@@ -5,6 +5,7 @@ costs as a running mean of noisy steps would show them, not as they are. Rewarde
 everything on the GPU, in tenths of its cost; a step beyond the bound costs as much again as it is late.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ with try_import("rl") as _imports:
 
 Seen = NDArray[np.float32]
 Action = NDArray[np.int64]
+Rewarded = Callable[[OffloadView, Plan], float]
 
 DECISIONS: Final = 8
 """Of an episode."""
@@ -46,13 +48,15 @@ class PlacementEnv(gymnasium.Env[Seen, Action]):
     Args:
         task: Always this one; None: one of the mix each time.
         decisions: How many an episode has.
+        rewarded: What a plan is worth; None: ``gain``, the joules saved. ``published_reward`` is EcoRL-Sched's.
     """
 
-    def __init__(self, task: Task | None = None, decisions: int = DECISIONS) -> None:
+    def __init__(self, task: Task | None = None, decisions: int = DECISIONS, rewarded: Rewarded | None = None) -> None:
         self.observation_space = spaces.Box(-LIMIT, LIMIT, (FEATURES,), np.float32)
         self.action_space = spaces.MultiDiscrete([len(CHOICES)] * len(MOVABLE))
         self._task = task
         self._decisions = decisions
+        self._rewarded: Rewarded = gain if rewarded is None else rewarded
         self._left = 0
         self._true: OffloadView | None = None
         self._seen: OffloadView | None = None
@@ -71,7 +75,7 @@ class PlacementEnv(gymnasium.Env[Seen, Action]):
         true, seen = self._views()
         plan = plan_of(action.astype(np.float64), seen)
         moved = sum(plan[stage] is not true.kept[stage] for stage in plan)
-        reward = max(WORST, gain(true, plan) * SCALE - SWITCH * moved)
+        reward = max(WORST, self._rewarded(true, plan) * SCALE - SWITCH * moved)
         self._left -= 1
         factor = float(np.exp(self.np_random.normal(0.0, DRIFT)))
         self._true = replace(true, table=stretched(true.table, factor))

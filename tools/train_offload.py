@@ -15,7 +15,8 @@ from greentrain.policy.carl import Network
 from greentrain.policy.offload.ppo import HIDDEN, SHIPPED
 from greentrain.utils.imports import try_import
 from tools.networks import save
-from tools.placement_env import DECISIONS, DRIFT, NOISE, PlacementEnv
+from tools.offload_policies import published_reward
+from tools.placement_env import DECISIONS, DRIFT, NOISE, PlacementEnv, gain
 from tools.placement_tasks import TASKS
 from tools.train_carl import network_of
 
@@ -41,13 +42,18 @@ LEARNING_RATE: Final = 5e-4
 """At the start; it falls to 0."""
 
 
-def train(*, steps: int = STEPS, seed: int = SEED, runs: int = RUNS) -> "PPO":
+REWARDS: Final = {"saved": gain, "published": published_reward}
+"""By the name that ``--reward`` takes."""
+
+
+def train(*, steps: int = STEPS, seed: int = SEED, runs: int = RUNS, reward: str = "saved") -> "PPO":
     """Return the trained agent.
 
     Args:
         steps: Decisions of all runs together.
         seed: Of everything that is drawn.
         runs: Side by side.
+        reward: A key of REWARDS.
 
     Raises:
         MissingExtraError: Stable-Baselines3 is not installed.
@@ -55,7 +61,7 @@ def train(*, steps: int = STEPS, seed: int = SEED, runs: int = RUNS) -> "PPO":
     _imports.check()
     agent = PPO(
         "MlpPolicy",
-        DummyVecEnv([PlacementEnv] * runs),
+        DummyVecEnv([lambda: PlacementEnv(rewarded=REWARDS[reward])] * runs),
         learning_rate=lambda left: LEARNING_RATE * left,
         policy_kwargs={"net_arch": list(HIDDEN)},  # with tanh, which is its default
         seed=seed,
@@ -65,13 +71,14 @@ def train(*, steps: int = STEPS, seed: int = SEED, runs: int = RUNS) -> "PPO":
     return agent.learn(steps)
 
 
-def about(*, steps: int, seed: int) -> dict[str, Any]:
+def about(*, steps: int, seed: int, reward: str = "saved") -> dict[str, Any]:
     """Return where the network is from."""
     return {
         "made_by": MADE_BY,
         "tasks": {task.name: task.weight for task in TASKS},
         "seed": seed,
         "steps": steps,
+        "reward": reward,
         "algorithm": "PPO",
         "settings": {
             **PPO_SETTINGS,
@@ -101,9 +108,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=SHIPPED)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--reward", choices=list(REWARDS), default="saved", help="joules saved, or EcoRL-Sched's")
     arguments = parser.parse_args()
-    agent = train(steps=arguments.steps, seed=arguments.seed)
-    network = network_of(agent, about(steps=arguments.steps, seed=arguments.seed))
+    agent = train(steps=arguments.steps, seed=arguments.seed, reward=arguments.reward)
+    network = network_of(agent, about(steps=arguments.steps, seed=arguments.seed, reward=arguments.reward))
     save(shrunk(network), arguments.output)
 
 

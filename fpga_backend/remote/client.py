@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,26 +159,16 @@ class RemoteMeter:
         first: First reading; what the device used before is not this run's.
         place: Name of the server, for people.
         poll_s: Time between two readings (s).
-        now_s: Gives the monotonic time (s).
     """
 
-    def __init__(
-        self,
-        device: Device,
-        first: EnergyReading,
-        *,
-        place: str,
-        poll_s: float,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, device: Device, first: EnergyReading, *, place: str, poll_s: float) -> None:
         self._stale_s = 5 * poll_s
-        self._now_s = now_s
         self._lock = threading.Lock()
         self._start_j = first.energy_j or 0.0
         self._provenance = first.provenance
         self._place = place
         self._problem = ""
-        self._latest = PowerSample(device_uid=device.uid, t_s=now_s())
+        self._latest = PowerSample(device_uid=device.uid, t_s=time.monotonic())
         self._uid = device.uid
         note = f"of another machine, as {place} tells it; other clients' batches on it are included"
         self._sensor = Sensor(
@@ -188,7 +178,7 @@ class RemoteMeter:
             period_s=poll_s,
             note=f"{note}; {first.note}" if first.note else note,
         )
-        self.take(first, now_s())
+        self.take(first, time.monotonic())
 
     @property
     def sensors(self) -> Sequence[Sensor]:
@@ -217,11 +207,13 @@ class RemoteMeter:
         """Return the newest reading; one too old to be true is a failed one."""
         with self._lock:
             latest, problem = self._latest, self._problem
-        age_s = self._now_s() - latest.t_s
+        age_s = time.monotonic() - latest.t_s
         if not latest.missing and age_s <= self._stale_s:
             return (latest,)
         note = self._sensor.note if latest.missing else f"{self._place} was last heard {age_s:.0f} s ago"
-        return (PowerSample(device_uid=self._uid, t_s=self._now_s(), note=f"{note}; {problem}" if problem else note),)
+        return (
+            PowerSample(device_uid=self._uid, t_s=time.monotonic(), note=f"{note}; {problem}" if problem else note),
+        )
 
     def reading(self) -> EnergyReading:
         """Return the energy since the device was opened here."""

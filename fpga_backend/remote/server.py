@@ -30,6 +30,9 @@ from greentrain.fpga_backend.remote.wire import MalformedError, received
 from greentrain.utils.http_access import Access
 from greentrain.utils.http_server import HostLimits, HttpReply, HttpRequest, ThreadHost, listen
 
+MOST_UPLOADED = 2
+"""Uploaded artifacts that are kept until they are loaded."""
+
 
 class UnknownArtifactError(LookupError):
     """The artifact must be uploaded first."""
@@ -47,22 +50,11 @@ class ServedModels:
     Args:
         device: Device that the artifacts are loaded to.
         lease_s: A client that is silent for longer has ended without saying so (s).
-        most_waiting: Uploaded artifacts that are kept until they are loaded.
-        now_s: Monotonic time (s).
     """
 
-    def __init__(
-        self,
-        device: OffloadDevice,
-        *,
-        lease_s: float,
-        most_waiting: int = 2,
-        now_s: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, device: OffloadDevice, *, lease_s: float) -> None:
         self._device = device
         self._lease_s = lease_s
-        self._most_waiting = most_waiting
-        self._now_s = now_s
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._uploaded: dict[str, Artifact] = {}
@@ -72,13 +64,13 @@ class ServedModels:
     def seen(self, client: str) -> None:
         """Note that a client lives."""
         with self._lock:
-            self._seen_s[client] = self._now_s()
+            self._seen_s[client] = time.monotonic()
 
     def upload(self, artifact: Artifact) -> None:
         """Keep an artifact until it is loaded; of too many, the oldest is forgotten."""
         with self._lock:
             self._uploaded[artifact.digest] = artifact
-            while len(self._uploaded) > self._most_waiting:
+            while len(self._uploaded) > MOST_UPLOADED:
                 del self._uploaded[next(iter(self._uploaded))]
 
     def load(self, digest: str, client: str, replacing: int | None = None) -> int:
@@ -132,7 +124,7 @@ class ServedModels:
 
     def _victim(self, old: _ServedModel | None, client: str) -> _ServedModel | None:
         """Return a model whose place can be taken: the client's old one, or one that nobody uses."""
-        for gone in [c for c, seen_s in self._seen_s.items() if self._now_s() - seen_s > self._lease_s]:
+        for gone in [c for c, seen_s in self._seen_s.items() if time.monotonic() - seen_s > self._lease_s]:
             self._forget(gone)
         if old is not None and old.users == Counter({client: 1}):
             return old
@@ -157,13 +149,11 @@ class PendingBatches:
     Args:
         most: Number of batches that are kept.
         keep_s: A batch that nobody asks after for longer is cancelled and forgotten (s).
-        now_s: Gives the monotonic time (s).
     """
 
-    def __init__(self, *, most: int, keep_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, most: int, keep_s: float) -> None:
         self._most = most
         self._keep_s = keep_s
-        self._now_s = now_s
         self._lock = threading.Lock()
         self._waiting: dict[str, _PendingBatch] = {}
         self._closed = threading.Event()
@@ -176,7 +166,7 @@ class PendingBatches:
             OffloadError: What ``submit`` raises.
         """
         with self._lock:
-            old_s = self._now_s() - self._keep_s
+            old_s = time.monotonic() - self._keep_s
             self._drop(lambda _, one: one.asked_s < old_s)
             if self._closed.is_set():
                 raise DeviceLostError("the server is closed")
@@ -184,7 +174,7 @@ class PendingBatches:
                 raise QueueFullError(f"{self._most} batches of this server are not fetched yet")
         future, name = submit(), uuid4().hex
         with self._lock:
-            self._waiting[name] = _PendingBatch(future, client, self._now_s())
+            self._waiting[name] = _PendingBatch(future, client, time.monotonic())
             if self._closed.is_set():
                 future.cancel()
         return name
@@ -201,7 +191,7 @@ class PendingBatches:
                 raise DeviceError(
                     f"batch {name} is not here: it was fetched, cancelled or not asked after for too long"
                 )
-            waiting.asked_s = self._now_s() + hold_s
+            waiting.asked_s = time.monotonic() + hold_s
         if not wait([waiting.future], hold_s).done:
             return None
         with self._lock:

@@ -18,7 +18,6 @@ from greentrain.fpga_backend.program import (
     Norm,
     Op,
     Pool,
-    Precision,
     Program,
     RegisterOp,
     Rotary,
@@ -34,17 +33,13 @@ def program_of(
     *,
     head: Head = "score",
     max_tokens: int | None = None,
-    precision: Precision = "w8a8",
-    labels: int = 1,
 ) -> Program:
-    """Return the program of a model.
+    """Return the program of a model, in w8a8 and with one score where its head is one.
 
     Args:
         config: Keys of ``config.json``; ``model_type`` is bert, llama, qwen2 or gpt2.
         head: A score a sequence, or log-probabilities of its tokens.
         max_tokens: Longest sequence; the model's own limit if None.
-        precision: Precision that the model would be compiled to.
-        labels: Scores a sequence.
 
     Raises:
         UnsupportedModelError: Another kind of model, a key that is missing, or a head that it has not.
@@ -52,7 +47,7 @@ def program_of(
     kind = str(config.get("model_type"))
     if kind not in _KINDS:
         raise UnsupportedModelError(f"model_type is {kind!r}; known: {', '.join(_KINDS)}")
-    build = _Builder(kind, config, head, labels)
+    build = _Builder(kind, config, head)
     _KINDS[kind](build)
     return Program(
         ops=tuple(build.ops),
@@ -62,18 +57,17 @@ def program_of(
         hidden=build.hidden,
         layers=build.layers,
         causal=kind != "bert",
-        precision=precision,
+        precision="w8a8",
     )
 
 
 class _Builder:
     """Operators so far."""
 
-    def __init__(self, kind: str, config: Mapping[str, Any], head: Head, labels: int) -> None:
+    def __init__(self, kind: str, config: Mapping[str, Any], head: Head) -> None:
         self.kind = kind
         self.config = config
         self.head = head
-        self.labels = labels
         self.ops: list[Op] = []
         gpt2 = kind == "gpt2"
         self.hidden = self.number("n_embd" if gpt2 else "hidden_size")
@@ -138,7 +132,7 @@ class _Builder:
         row = self._add(Pool(out=self._next, x=x, how=how))
         if pooler:
             row = self.gate(self.linear(row, self.hidden, bias=True), "tanh")
-        self._add(Score(out=self._next, x=row, weight="head", labels=self.labels, bias=pooler))
+        self._add(Score(out=self._next, x=row, weight="head", labels=1, bias=pooler))
 
     def _rotate(self, x: Columns, heads: int) -> Columns:
         return self._add(Rotary(out=self._next, x=x, weight="rotary", heads=heads))

@@ -131,21 +131,21 @@ _SIGNATURES: Mapping[str, tuple[Any, list[Any] | None]] = {
 }
 
 
-def load_library(name: str = LIBRARY) -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """Load the library and declare what is used of it.
 
     Raises:
         DeviceError: It is not installed, or lacks a function.
     """
     try:
-        library = ctypes.CDLL(name, use_errno=True)
+        library = ctypes.CDLL(LIBRARY, use_errno=True)
     except OSError as error:
         raise DeviceError(f"XRT is not installed ({error}): install AMD's xrt package, or Debian's libxrt1") from error
     for function, (result, arguments) in _SIGNATURES.items():
         try:
             found = getattr(library, function)
         except AttributeError as error:
-            raise DeviceError(f"{name} has no {function}: it is no XRT of 2.13 or later") from error
+            raise DeviceError(f"{LIBRARY} has no {function}: it is no XRT of 2.13 or later") from error
         found.restype, found.argtypes = result, arguments
     return library
 
@@ -174,10 +174,10 @@ def check_environment(environ: Mapping[str, str], minor: int | None) -> None:
         raise DeviceError(f"XILINX_XRT={root} holds no XRT: {path} is missing; source the setup.sh of XRT")
 
 
-def minor_release(maps: Path = Path("/proc/self/maps")) -> int | None:
+def minor_release() -> int | None:
     """Return the minor release of the library that is loaded in this process, from the name of its file."""
     try:
-        found = re.search(r"libxrt_coreutil\.so\.2\.(\d+)", maps.read_text(encoding="utf-8"))
+        found = re.search(r"libxrt_coreutil\.so\.2\.(\d+)", Path("/proc/self/maps").read_text(encoding="utf-8"))
     except OSError:
         return None
     return int(found[1]) if found else None
@@ -188,14 +188,13 @@ class CtypesApi:
 
     Args:
         address: PCI address of the card (``0000:c1:00.1``), or XRT's number of it.
-        library: Library that :func:`load_library` returned.
 
     Raises:
         DeviceError: XRT is not set up, or there is no such card.
     """
 
-    def __init__(self, address: str | int = 0, *, library: ctypes.CDLL | None = None) -> None:
-        self._library = load_library() if library is None else library
+    def __init__(self, address: str | int = 0) -> None:
+        self._library = load_library()
         check_environment(os.environ, minor_release())
         if isinstance(address, int):
             handle = self._library.xrtDeviceOpen(address)

@@ -173,19 +173,6 @@ class XrtDevice:
         """Process id of the worker; another one after a restart."""
         return self._keeper.pid
 
-    def round_trip_s(self, nbytes: int = 131072, repeats: int = 200) -> float:
-        """Return the median time of handing bytes to the worker and hearing that it has them (s).
-
-        Args:
-            nbytes: Size of the message (bytes); 131072 are the ids of 64 sequences of 512 tokens.
-            repeats: Number of rounds.
-
-        Raises:
-            DeviceLostError: The device is closed or gone.
-        """
-        self._alive()
-        return self._queued(lambda: self._keeper.round_trip_s(nbytes, repeats), None).result()
-
     def close(self) -> None:
         """Give the card back; a batch that runs gets ``CLOSE_S`` to finish. Idempotent, never raises."""
         if os.getpid() != self._owner_pid:

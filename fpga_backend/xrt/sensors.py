@@ -16,6 +16,7 @@ from typing import Protocol
 
 from greentrain.errors import MeterError
 from greentrain.fpga_backend.device import EnergyReading
+from greentrain.fpga_backend.roofline.cards import CARDS
 from greentrain.fpga_backend.xrt.pci import PciFunction
 from greentrain.types import Device, DeviceKind, PowerSample, Provenance, Sensor
 from greentrain.utils.clock import Clock, SystemClock
@@ -140,6 +141,7 @@ class CardMeter:
                 provenance=Provenance.MEASURED if source else Provenance.MISSING,
                 method=source.method if source else "none",
                 period_s=self._period_s,
+                limit_w=_limit_w(self._device.name),
                 note=measured if source else self._note,
             ),
         )
@@ -206,6 +208,12 @@ class CardMeter:
                 self._energy_j += (watts + self._good.power_w) / 2 * (t_s - self._good.t_s)
                 self._known_s += t_s - self._good.t_s
             self._good = PowerSample(device_uid=self._device.uid, t_s=t_s, power_w=watts)
+
+
+def _limit_w(name: str) -> float | None:
+    """Return the board power that a card's cooling is laid out for (W); None where no table has it."""
+    card = CARDS.get(name.removeprefix("Alveo "))
+    return None if card is None or card.tdp_w is None else card.tdp_w.value
 
 
 def meter_of(card: PciFunction | None) -> CardMeter:

@@ -13,7 +13,6 @@ import logging
 import os
 import select
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -21,8 +20,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import numpy as np
 
 from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Result
@@ -287,18 +284,6 @@ class WorkerClient:
         message = {"do": "run", "model": model.number, "digest": model.digest, "shape": asdict(shape)}
         reply = self._call(message, timeout_s=self._timeout_s)
         return ipc.get_result(batch, model.program, shape, region, reply)
-
-    def round_trip_s(self, nbytes: int, repeats: int) -> float:
-        """Return the median time of handing ``nbytes`` to the worker and hearing that it has read them (s)."""
-        self._ready()
-        region, data = self._room(nbytes), np.zeros(nbytes, np.uint8)
-        found = []
-        for _ in range(repeats):
-            start_s = time.perf_counter()
-            region.array(np.uint8, nbytes, 0)[:] = data
-            self._call({"do": "ping", "nbytes": nbytes}, timeout_s=self._timeout_s)
-            found.append(time.perf_counter() - start_s)
-        return statistics.median(found)
 
     def close(self, patience_s: float) -> None:
         """End the worker; from another thread, a batch that runs gets some time. Idempotent, never raises."""

@@ -255,7 +255,7 @@ class ServeClient:
             self.close()
 
     def _all(self, items: Sequence[Item], ask: Callable[[Sequence[Item]], list[Answer]]) -> list[Answer]:
-        some = list(_cut(items, self._batch))
+        some = list(in_parts(items, self._batch, _LARGEST))
         if len(some) <= 1 or self._parallel == 1:
             return _joined(map(ask, some))
         with ThreadPoolExecutor(min(self._parallel, len(some)), thread_name_prefix="greentrain-client") as threads:
@@ -401,12 +401,12 @@ def _numbers(found: Sequence[Any], count: int, route: str) -> list[float]:
     return [float(number) for number in found]
 
 
-def _cut(items: Sequence[Item], batch: int) -> Iterator[list[Item]]:
-    """Yield requests: so many items at most, and no longer than a server takes if one alone is not."""
+def in_parts(items: Sequence[Item], most: int, most_size: int) -> Iterator[list[Item]]:
+    """Yield items in order: so many at a time, and no longer together than a size, if one alone is not."""
     some: list[Item] = []
     size = 0
     for item in items:
-        if some and (len(some) == batch or size + len(item) > _LARGEST):
+        if some and (len(some) == most or size + len(item) > most_size):
             yield some
             some, size = [], 0
         some.append(item)

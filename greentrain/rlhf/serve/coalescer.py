@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from greentrain.fpga_backend.batch import Batch, Ids
 from greentrain.fpga_backend.errors import BatchError, DeviceError
+from greentrain.rlhf.client import in_parts
 from greentrain.rlhf.engine import OffloadEngine
 from greentrain.rlhf.frozen_pass import FrozenPass
 from greentrain.rlhf.kinds import PassKind
@@ -31,7 +32,7 @@ Row = npt.NDArray[np.float32]
 class _QueuedSequences:
     """Sequences that stay together."""
 
-    rows: tuple[Ids, ...]
+    rows: Sequence[Ids]
     tokens: int
     future: "asyncio.Future[list[Row]]"
     since_s: float
@@ -95,7 +96,7 @@ class Coalescer:
         loop = asyncio.get_running_loop()
         entries = [
             _QueuedSequences(rows=part, tokens=sum(map(len, part)), future=loop.create_future(), since_s=loop.time())
-            for part in self._cut(rows)
+            for part in in_parts(rows, self.limits.batch_sequences, self.limits.batch_tokens)
         ]
         for entry in entries:
             self._add(entry)
@@ -118,19 +119,6 @@ class Coalescer:
         """Answer those whose batch still runs that the server is being closed."""
         for task in self._tasks:
             task.cancel()
-
-    def _cut(self, rows: Sequence[Ids]) -> Iterator[tuple[Ids, ...]]:
-        part: list[Ids] = []
-        tokens = 0
-        for row in rows:
-            full = len(part) >= self.limits.batch_sequences or tokens + len(row) > self.limits.batch_tokens
-            if part and full:
-                yield tuple(part)
-                part, tokens = [], 0
-            part.append(row)
-            tokens += len(row)
-        if part:
-            yield tuple(part)
 
     def _add(self, entry: _QueuedSequences) -> None:
         self._queue[entry] = None

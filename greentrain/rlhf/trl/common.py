@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -143,7 +143,11 @@ class OffloadMode(StrEnum):
     """As late, and what has ended begins while the rest is still generated."""
 
 
-class Offloading:
+_Trainer: Any = object
+"""In whose place TRL's trainer stands, behind the mixin."""
+
+
+class Offloading(_Trainer):  # type: ignore[misc]  # any trainer: its attributes are TRL's
     """Mixed into a trainer of TRL, before it.
 
     Args:
@@ -190,13 +194,12 @@ class Offloading:
         self._ahead = ahead
         self._stream: Stream | None = None
         self._prompts: list[Any] | None = None
-        trainer: Any = self
-        trainer.beta = beta
-        self.ref_model: Any = check_reference(trainer, engine) if beta else None
+        self.beta = beta
+        self.ref_model: Any = check_reference(self, engine) if beta else None
         if self.offload_mode is OffloadMode.STREAM:
-            _refuse_stream(trainer)
-        self._rewards = [one for one in trainer.reward_funcs if isinstance(one, OffloadedReward)]
-        for prompt in known_prompts(trainer, 1):  # what cannot be read is said before training
+            _refuse_stream(self)
+        self._rewards = [one for one in self.reward_funcs if isinstance(one, OffloadedReward)]
+        for prompt in known_prompts(self, 1):  # what cannot be read is said before training
             for reward in self._rewards:
                 reward.ids([prompt], ["" if isinstance(prompt, str) else [{"role": "assistant", "content": ""}]])
         self._figures = [OffloadMetrics(engine, [PassKind.REFERENCE])] if beta else []
@@ -205,15 +208,15 @@ class Offloading:
     # -- what TRL calls ----------------------------------------------------------------------------------------
 
     def _generate(self, prompts: list[Any]) -> Any:
-        late, trainer = self._late, cast(Any, self)
+        late = self._late
         for figures in self._figures:
-            figures.begin(trainer.state.global_step)
+            figures.begin(self.state.global_step)
         for reward in self._rewards:  # of a step that an exception ended
             reward.forget()
         self._stream = Stream(self.engine, PassKind.REFERENCE, sequences=WHEN_TOLD) if late and self.ref_model else None
         self._prompts = prompts
         with self._phase(Phase.GENERATE):
-            made = super()._generate(prompts)  # type: ignore[misc]
+            made = super()._generate(prompts)
         if late:
             completions = made[self._completions_at]
             for reward in self._rewards:
@@ -222,23 +225,21 @@ class Offloading:
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         if not self._late or self.offload_mode is not OffloadMode.STREAM:
-            return super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
-        trainer: Any = self
-        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        with observed(model, trainer.eos_token_ids, self._ended):
-            return super()._generate_single_turn(*args, **kwargs)  # type: ignore[misc]
+            return super()._generate_single_turn(*args, **kwargs)
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        with observed(model, self.eos_token_ids, self._ended):
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
         with self._phase(Phase.REWARD):
-            return super()._calculate_rewards(*args, **kwargs)  # type: ignore[misc]
+            return super()._calculate_rewards(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, with ``offload/<pass>/hidden``, ``busy_s``, ``wait_s`` and ``redone``: of this process, a step."""
-        trainer: Any = self
-        if trainer.model.training:
+        if self.model.training:
             for figures in self._figures:
-                logs.update(figures.since(trainer.state.global_step))
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+                logs.update(figures.since(self.state.global_step))
+        super().log(logs, *args, **kwargs)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
@@ -247,7 +248,7 @@ class Offloading:
         if ours and self._late:
             return self._later(input_ids, attention_mask, logits_to_keep), None, None
         with self._phase(Phase.REFERENCE) if ours else contextlib.nullcontext():
-            return super()._get_per_token_logps_and_entropies(  # type: ignore[misc]
+            return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
 
@@ -260,8 +261,7 @@ class Offloading:
     @property
     def _late(self) -> bool:
         """True where passes may overlap: in training. An evaluation takes each number at once."""
-        trainer: Any = self
-        return self.offload_mode is not OffloadMode.EAGER and bool(trainer.model.training)
+        return self.offload_mode is not OffloadMode.EAGER and bool(self.model.training)
 
     def _begin(self, ids: torch.Tensor, mask: torch.Tensor, keep: int) -> Callable[[], torch.Tensor]:
         """Hand in the reference pass of padded rollouts [sequences, tokens].
@@ -288,17 +288,15 @@ class Offloading:
 
     def _phase(self, phase: Phase) -> AbstractContextManager[Any]:
         """Return the block of a phase of the GreenCallback's session, where the trainer has one."""
-        trainer: Any = self
-        for callback in trainer.callback_handler.callbacks:
+        for callback in self.callback_handler.callbacks:
             if isinstance(callback, GreenCallback):
                 return callback.phase(phase)
         return contextlib.nullcontext()
 
     def _ended(self, rows: Mapping[int, tuple[list[int], list[int]]]) -> None:
         """Begin with rollouts that have ended: the device scores first, since scores are due first."""
-        trainer: Any = self
         prompts = [(self._prompts or [])[i] for i in rows]
-        answers: list[Any] = trainer.processing_class.batch_decode(
+        answers: list[Any] = self.processing_class.batch_decode(
             [ids for _, ids in rows.values()], skip_special_tokens=True
         )
         if prompts and not isinstance(prompts[0], str):

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.quality.flips import flips
-from greentrain.fpga_backend.quality.gate import gate
-from greentrain.fpga_backend.quality.pairs import every
+from greentrain.fpga_backend.quality.flips import every, flips
+from recipes.common.rank_gate import gate
 
 REFERENCE = np.arange(101.0)
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from greentrain.fpga_backend.quality.flips import by_margin, flip_rate, flips
-from greentrain.fpga_backend.quality.pairs import Pairs, every, scored
+from greentrain.fpga_backend.quality.flips import Pairs, by_margin, every, flip_rate, flips, scored
 
 SCORES = st.lists(st.integers(-1000, 1000), min_size=2, max_size=40)
 """Integers, so that a monotone transform of them is exact and keeps their order."""

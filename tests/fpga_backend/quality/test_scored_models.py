@@ -16,9 +16,8 @@ from greentrain.fpga_backend.artifact import Artifact
 from greentrain.fpga_backend.batch import Batch, Ids, Result
 from greentrain.fpga_backend.compiler import compile as compile_model
 from greentrain.fpga_backend.emulator.engine import Engine
-from greentrain.fpga_backend.quality.flips import flip_rate
-from greentrain.fpga_backend.quality.gate import gate
-from greentrain.fpga_backend.quality.pairs import Floats
+from greentrain.fpga_backend.quality.flips import Floats, flip_rate
+from recipes.common.rank_gate import gate
 from recipes.common.rated_snippets import Snippet
 from recipes.common.reward_model import (
     GROUP,

@@ -228,3 +228,11 @@ def test_a_cards_power_is_what_the_driver_shows(tmp_path: Path) -> None:
     assert sensor.period_s == 1.0
     assert meter.read()[0].power_w == 23.5
     meter.close()
+
+
+def test_a_card_of_the_table_draws_at_most_what_its_cooling_is_laid_out_for() -> None:
+    for name, limit_w in {"Alveo U55C": 115.0, "XRT card 5fff": None}.items():
+        device = Device(uid="xrt:0000:c1:00.1", kind=DeviceKind.FPGA, name=name)
+        meter = CardMeter(device, None, note="no driver")
+        assert [s.limit_w for s in meter.sensors] == [limit_w]
+        meter.close()

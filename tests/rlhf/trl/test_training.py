@@ -15,6 +15,10 @@ import torch
 import yaml
 from datasets import Dataset
 from peft import LoraConfig
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.rloo_config import RLOOConfig
+from trl.trainer.rloo_trainer import RLOOTrainer
 
 from benchmarks.paced_device import Wrapped
 from greentrain import GreenSession
@@ -122,6 +126,29 @@ def test_conversations_adapters_and_other_rewards_are_streamed(parts: Any, tmp_p
         assert (made.ref_model.engine.stats()[PassKind.REWARD].calls > 3) == (mode == "stream")
     assert len(digests) == 1
     assert {"generate", "reward", "reference"} <= phases["stream"]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+def test_a_trainer_of_trls_own_shows_what_it_generates_and_scores(tmp_path: Path, algorithm: str) -> None:
+    kinds = {"grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig)}
+    kind, config = kinds[algorithm]
+    weights: dict[bool, Any] = {}
+    for measured in (False, True):
+        session = GreenSession({"run": {"dir": str(tmp_path), "report": False}}, meter=FlatMeter())
+        made: Any = kind(
+            tiny.policy(),
+            lambda completions, **_: [float(len(one)) for one in completions],
+            config(**tiny.options(tmp_path, beta=0.0, max_steps=2)),
+            tiny.prompts(),
+            processing_class=tiny.tokenizer(),
+            callbacks=[GreenCallback(session)] if measured else [],
+        )
+        made.train()
+        weights[measured] = tiny.digest(made)
+    totals = session.totals()
+    assert weights[False] == weights[True]
+    assert {"generate", "reward", "forward", "backward"} <= set(totals.by_phase) and totals.steps == 2
+    assert totals.tokens > 0 and not {"_generate", "_calculate_rewards"} & set(vars(made))
 
 
 def every_third(completions: Any, **columns: Any) -> list[float | None]:
